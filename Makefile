@@ -1,0 +1,59 @@
+# `make run` and `make test` work on a fresh clone: they make .venv first, and bring it up to date
+# when pyproject.toml or requirements.lock change.
+PYENV   := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
+fits     = -c 'import sys, $(1); sys.exit(sys.version_info < (3, 12))' 2>/dev/null
+PYTHON  ?= $(shell for p in python3.12 python3.13 python3 $(PYENV)/3.1[2-9]*/bin/python; do \
+             "$$p" $(call fits,ensurepip) && echo "$$p" && break; done)
+PYTHON311 ?= $(firstword $(wildcard $(PYENV)/3.11*/bin/python) python3.11)
+PROMPTS := "Once upon a time" "The cat" "A long time ago, in a small village"
+# Test processes. XLA starts threads of its own in each.
+WORKERS ?= 2
+BIN     := .venv/bin
+PIP     := -m pip install -qq --disable-pip-version-check
+
+.PHONY: help run test check fmt nightly parity tiny lock
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+run: .venv/installed  ## generate text with the embedded model
+	$(BIN)/jswa generate --stats $(PROMPTS)
+
+test: .venv/installed  ## run the tests on WORKERS=2 processes
+	$(BIN)/python -m pytest -q -n $(WORKERS)
+
+check: .venv/installed  ## formatting, lint, types, import rules
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: .venv/installed  ## format and apply the safe lint fixes
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+nightly: .venv/installed  ## long property runs
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n $(WORKERS) -m "nightly or not gpu"
+
+parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, torch)
+	.venv-parity/bin/python -m tests.parity.make_fixtures
+
+tiny: .venv/installed  ## train the embedded model anew
+	$(BIN)/python tools/train_tiny.py
+
+lock:  ## resolve requirements.lock anew
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/python $(PIP) ".[dev,server]"
+	.venv-lock/bin/python -m pip freeze --exclude jswa > requirements.lock
+
+.venv/installed: pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || \
+	  { echo "No Python >= 3.12 with venv found: install one, or make PYTHON=..." >&2; exit 1; }
+	$(BIN)/python $(call fits,pip) || $(PYTHON) -m venv --clear .venv
+	$(BIN)/python $(PIP) -c requirements.lock -e ".[dev,server]"
+	@touch $@
+
+.venv-parity/installed: tests/parity/requirements-parity.txt
+	$(PYTHON311) -m venv --clear .venv-parity
+	.venv-parity/bin/python $(PIP) -r $<
+	@touch $@

@@ -1,0 +1,26 @@
+"""Settings of the whole test run. They must be in place before anything imports jax or jswa."""
+
+import os
+
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+for name in [name for name in os.environ if name.startswith("JSWA_")]:
+    del os.environ[name]
+
+# Environment variables, not jax.config: so conftest imports no jax, and the processes that tests
+# start behave alike. On a GPU machine: JAX_PLATFORMS=cuda pytest -m gpu.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# The engine never promotes silently. Two libraries do, and need `jax.numpy_dtype_promotion
+# ("standard")` around them: flax's norm layers and attention in bfloat16, optax's Adam with a
+# schedule. Every other flax layer and all of flax in float32 pass.
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+
+settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
+settings.register_profile("nightly", max_examples=5_000, stateful_step_count=200, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# Annotated shapes and dtypes are checked in tests only: production pays nothing.
+install_import_hook(["jswa", "pallas_kernels"], "beartype.beartype")
