@@ -1,0 +1,76 @@
+"""Random weights that are made, not stored.
+
+What: every tensor of a tiny checkpoint is a pure function of (name, shape, mean, seed), and a
+folder in Hugging Face form can be written from such tensors. NumPy and safetensors only.
+
+Why: a fixture then holds the logits (25 KB) and not the weights, the torch side and the JAX side
+draw the very same numbers, and adding one tensor changes no other.
+
+Regenerate the fixtures with `make parity` after any change to `random_weights`.
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+Tensor = NDArray[np.float32]
+
+
+def random_weights(
+    shapes: Mapping[str, tuple[int, ...]], means: Mapping[str, float], seed: int
+) -> dict[str, Tensor]:
+    """One float32 tensor per name: matrices N(0, 1/fan_in), vectors mean + 0.3 N(0, 1).
+
+    fan_in is the last axis (torch keeps a linear layer as [out, in]). A vector without a mean
+    gets mean 0.
+    """
+    return {
+        name: _random_tensor(name, shape, means.get(name, 0.0), seed)
+        for name, shape in shapes.items()
+    }
+
+
+def _random_tensor(name: str, shape: tuple[int, ...], mean: float, seed: int) -> Tensor:
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    noise = rng.standard_normal(shape)
+    if len(shape) >= 2:
+        return (noise / math.sqrt(shape[-1])).astype(np.float32)
+    return (mean + 0.3 * noise).astype(np.float32)
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> NDArray[np.float64]:
+    """One number per tensor, in name order: does this NumPy still draw the same stream?"""
+    return np.array([float(np.abs(tensors[name]).mean()) for name in sorted(tensors)])
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    shards: int = 1,
+) -> None:
+    """Write `config.json` and the safetensors file or, if shards > 1, files and their index."""
+    if shards < 1:
+        raise ValueError(f"shards must be at least 1, got {shards}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    if shards == 1:
+        save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    for k in range(shards):
+        file = f"model-{k + 1:05d}-of-{shards:05d}.safetensors"
+        part = {name: tensors[name] for name in sorted(tensors)[k::shards]}
+        save_file(part, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
