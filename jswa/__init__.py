@@ -1,0 +1,72 @@
+"""jswa: an LLM serving engine in JAX for models that mix sliding-window and full attention.
+
+    import jswa
+    jswa.generate("Once upon a time", max_tokens=50)
+    llm = jswa.LLM("path/to/checkpoint", max_model_len=8192)
+    llm.generate(["a", "b"], jswa.SamplingParams(temperature=0, max_tokens=16))
+
+Importing jswa imports no jax; the first use of `LLM` or `generate` does.
+
+Shape letters, in every annotation: T tokens of a step (ragged, padded), R rows, H query heads, K KV heads, D head
+size, V value head size or vocabulary, M model width, N pages per row, P pages, S slots of a page, p tokens per page.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jswa.config import EngineConfig as EngineConfig
+    from jswa.errors import CheckpointError as CheckpointError
+    from jswa.errors import ConfigError as ConfigError
+    from jswa.errors import EngineError as EngineError
+    from jswa.errors import FieldError as FieldError
+    from jswa.errors import GenerationError as GenerationError
+    from jswa.errors import InvalidPrompt as InvalidPrompt
+    from jswa.errors import InvalidSampling as InvalidSampling
+    from jswa.errors import InvalidToken as InvalidToken
+    from jswa.errors import JswaError as JswaError
+    from jswa.errors import ModelError as ModelError
+    from jswa.errors import PromptTooLong as PromptTooLong
+    from jswa.errors import RequestError as RequestError
+    from jswa.errors import UnsupportedModel as UnsupportedModel
+    from jswa.llm import LLM as LLM
+    from jswa.llm import generate as generate
+    from jswa.types import CompletionOutput as CompletionOutput
+    from jswa.types import RequestOutput as RequestOutput
+    from jswa.types import SamplingParams as SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "jswa.config": ("EngineConfig",),
+    "jswa.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "EngineError",
+        "FieldError",
+        "GenerationError",
+        "InvalidPrompt",
+        "InvalidSampling",
+        "InvalidToken",
+        "JswaError",
+        "ModelError",
+        "PromptTooLong",
+        "RequestError",
+        "UnsupportedModel",
+    ),
+    "jswa.llm": ("LLM", "generate"),
+    "jswa.types": ("CompletionOutput", "RequestOutput", "SamplingParams"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jswa' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,49 @@
+"""How much fits: the arithmetic of sizing and admission, in slots of 1/m block (docs/design.md §3)."""
+
+import bisect
+import math
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+
+
+def peak_slots(layout: KVLayout, max_tokens: int, length: int) -> int:
+    """Slots that a row of `length` tokens needs at its peak, in steps of at most `max_tokens`.
+
+    The peak of local pages is the last prefill chunk beside the window before it.
+    """
+    chunk = min(max_tokens, length)
+    local = layout.touch(min(length, layout.window - 1 + chunk)) if layout.window is not None else 0
+    return layout.full_pages(length) + layout.pages_per_block * local
+
+
+def row_capacity(layout: KVLayout, limits: Limits, total_slots: int) -> int:
+    """Longest row, prompt and generated tokens together, that the arena can always serve, up to max_model_len."""
+    lengths = range(1, limits.max_model_len + 1)
+    return bisect.bisect_right(lengths, total_slots, key=lambda n: peak_slots(layout, limits.max_tokens, n))
+
+
+def useful_blocks(layout: KVLayout, limits: Limits) -> int:
+    """Blocks beyond which an arena brings nothing: every row at max_model_len, one step's reserve, the zero block."""
+    rows = limits.max_rows * layout.resident_slots(limits.max_model_len)
+    reserve = layout.step_reserve_slots(limits.max_tokens, limits.max_rows)
+    return 1 + math.ceil((rows + reserve) / layout.pages_per_block)
+
+
+def rows_held(layout: KVLayout, total_slots: int, length: int) -> int:
+    """Resting rows of `length` tokens that fit the arena at the same time."""
+    return total_slots // layout.resident_slots(length)
+
+
+def ideal_fraction(layout: KVLayout, length: int) -> float:
+    """Bytes that a row of `length` tokens must keep over the bytes that it takes here.
+
+    The difference: padding of blocks to a common unit, local slots of layers that do not exist, the rest of a page.
+    """
+    ideal = sum(
+        kind.num_layers * kind.elems * (length if kind is layout.full else min(length, layout.window or 0))
+        for kind in (layout.full, layout.local)
+        if kind is not None
+    )
+    taken = layout.resident_slots(length) / layout.pages_per_block * layout.num_lanes * layout.block_elems
+    return ideal / taken

@@ -1,0 +1,148 @@
+"""Where the KV of every layer lies in the arena: lanes, blocks and the two page views (docs/design.md §3).
+
+    lane 0   [ block 0 | block 1 | block 2 | … ]      one array per lane, the same block ids in all lanes
+    block    local page: S' slots, one per local layer of the lane, p tokens each
+             or m full pages: p tokens each of the lane's one full layer
+
+A page id is one number that is valid in every lane, so a table has one entry per page, not per layer.
+Elements are counted per device, after KV heads have been sharded or replicated.
+"""
+
+import math
+from dataclasses import dataclass
+
+from jswa.config import AttentionConfig, AttentionKind, ModelConfig
+from jswa.errors import UnsupportedModel
+
+
+@dataclass(frozen=True)
+class KindLayout:
+    """The page view of one kind of layer: an array `[pages, slots, num_kv_heads, page_size, head_dim + v_head_dim]`."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    slots: int
+    pages_per_block: int
+
+    @property
+    def elems(self) -> int:
+        """Elements of one token in one layer."""
+        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+
+
+@dataclass(frozen=True)
+class LayerSlot:
+    """Where one layer's KV lies. `slot` is 0 for full layers."""
+
+    kind: AttentionKind
+    lane: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The arena's geometry, derived from the model alone.
+
+    Attributes:
+        page_size: tokens per page (p).
+        num_lanes: arrays of the arena (G).
+        block_elems: elements of one block in one lane.
+        window: keys a local layer sees, the query included; None without local layers.
+        full, local: the page view of each kind, None where the model has no such layer.
+        layers: one entry per model layer.
+    """
+
+    page_size: int
+    num_lanes: int
+    block_elems: int
+    window: int | None
+    full: KindLayout | None
+    local: KindLayout | None
+    layers: tuple[LayerSlot, ...]
+
+    @property
+    def pages_per_block(self) -> int:
+        """Full pages of one block (m); 1 without full layers, so that slots still count blocks."""
+        return self.full.pages_per_block if self.full else 1
+
+    def block_bytes(self, itemsize: int) -> int:
+        """Bytes of one block over all lanes."""
+        return self.num_lanes * self.block_elems * itemsize
+
+    def touch(self, tokens: int) -> int:
+        """Pages that hold any run of `tokens` consecutive tokens, however it lies on the page grid."""
+        return math.ceil((tokens - 1) / self.page_size) + 1 if tokens > 0 else 0
+
+    def full_pages(self, length: int) -> int:
+        """Full pages of a row of `length` tokens."""
+        return math.ceil(length / self.page_size) if self.full else 0
+
+    def window_pages(self, length: int) -> int:
+        """Local pages a row of `length` tokens may hold once its window has slid."""
+        return self.touch(min(length, self.window)) if self.window is not None else 0
+
+    def resident_slots(self, length: int) -> int:
+        """Arena slots (1/m block each) of a resting row: the one formula of sizing and admission."""
+        return self.full_pages(length) + self.pages_per_block * self.window_pages(length)
+
+    def step_reserve_slots(self, tokens: int, prefill_rows: int) -> int:
+        """Slots that the local pages of one step's prefill chunks take beyond the rows' windows, once for all rows."""
+        if self.local is None:
+            return 0
+        return self.pages_per_block * (math.ceil(tokens / self.page_size) + prefill_rows)
+
+    @staticmethod
+    def of(model: ModelConfig, page_size: int) -> "KVLayout":
+        """Derive the layout. Raises UnsupportedModel where layers of one kind differ in shape or window."""
+        attention = [layer.attention for layer in model.layers]
+        full = [a for a in attention if a.kind == "full"]
+        local = [a for a in attention if a.kind == "local"]
+        _require_uniform(full, "full")
+        _require_uniform(local, "sliding-window")
+        lanes = len(full) or len(local)
+        local_per_lane = math.ceil(len(local) / lanes)
+        elems = {kind: _elems(layers[0]) if layers else 0 for kind, layers in (("full", full), ("local", local))}
+        unit = math.lcm(*(e for e in elems.values() if e))
+        widest = max(local_per_lane * elems["local"], elems["full"])
+        token_elems = unit * math.ceil(widest / unit)
+        return KVLayout(
+            page_size=page_size,
+            num_lanes=lanes,
+            block_elems=page_size * token_elems,
+            window=local[0].window if local else None,
+            full=_kind(full, slots=1, pages_per_block=token_elems // elems["full"]) if full else None,
+            local=_kind(local, slots=token_elems // elems["local"], pages_per_block=1) if local else None,
+            layers=_place(attention, local_per_lane),
+        )
+
+
+def _place(attention: list[AttentionConfig], local_per_lane: int) -> tuple[LayerSlot, ...]:
+    placed: list[LayerSlot] = []
+    counts = {"full": 0, "local": 0}
+    for layer in attention:
+        index = counts[layer.kind]
+        counts[layer.kind] += 1
+        lane, slot = (index, 0) if layer.kind == "full" else divmod(index, local_per_lane)
+        placed.append(LayerSlot(layer.kind, lane, slot))
+    return tuple(placed)
+
+
+def _elems(layer: AttentionConfig) -> int:
+    return layer.num_kv_heads * (layer.head_dim + layer.v_head_dim)
+
+
+def _kind(layers: list[AttentionConfig], *, slots: int, pages_per_block: int) -> KindLayout:
+    first = layers[0]
+    return KindLayout(
+        len(layers), first.num_kv_heads, first.head_dim, first.v_head_dim, slots=slots, pages_per_block=pages_per_block
+    )
+
+
+def _require_uniform(layers: list[AttentionConfig], name: str) -> None:
+    shapes = sorted({(a.num_kv_heads, a.head_dim, a.v_head_dim, a.window or 0) for a in layers})
+    if len(shapes) > 1:
+        raise UnsupportedModel(
+            f"{name} layers must share one shape (KV heads, head size, value size, window), this model has {shapes}"
+        )

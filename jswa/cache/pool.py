@@ -1,0 +1,171 @@
+"""Which blocks and pages of the arena are free. Owns no memory itself: ids only, int32.
+
+A block is free, or one local page, or m full pages of which some may be free. Free full pages inside partly used
+blocks are *holes*. Counting in slots (1/m block): free_slots = m · free blocks + holes.
+
+Laws (`check`):
+* conservation: free slots + m · local pages + full pages = slots of all blocks but block 0;
+* compaction: free_slots ≥ m ⇒ one block can be had by moving at most m - 1 pages;
+* after `settle`, holes ≤ 2 % of all slots (or fewer than m, which no compaction can mend).
+
+Moves are recorded in `moves` and must be carried out on the device, in order, before anything is written to the
+new ids; the caller rewrites the ids it holds (`drain_moves`).
+"""
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.errors import EngineError
+
+MAX_HOLES = 0.02
+_FREE, _LOCAL, _FULL, _ZERO = range(4)
+
+
+class PagePool:
+    """Free lists of one arena of `num_blocks` blocks with `pages_per_block` (m) full pages each."""
+
+    def __init__(self, num_blocks: int, pages_per_block: int) -> None:
+        self.num_blocks = num_blocks
+        self.pages_per_block = pages_per_block
+        self.holes = 0
+        self.num_local = 0
+        self.num_full = 0
+        self.moves: list[tuple[int, int]] = []
+        self._state = np.full(num_blocks, _FREE, np.int8)
+        self._state[0] = _ZERO
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._held = np.zeros((num_blocks, pages_per_block), bool)
+        # Partly used blocks by their number of live pages; dicts serve as ordered sets.
+        self._partial: list[dict[int, None]] = [{} for _ in range(pages_per_block + 1)]
+
+    @property
+    def total_slots(self) -> int:
+        """Slots of all blocks but the block of zeros."""
+        return (self.num_blocks - 1) * self.pages_per_block
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that can still be handed out, holes included."""
+        return len(self._free) * self.pages_per_block + self.holes
+
+    def alloc_local(self, count: int) -> Int[np.ndarray, " count"]:
+        """Take `count` whole blocks as local pages. The caller has seen `free_slots ≥ m · count`."""
+        if count * self.pages_per_block > self.free_slots:
+            raise EngineError(f"alloc_local({count}) with {self.free_slots} slots, {self.pages_per_block} a block")
+        while len(self._free) < count:
+            self._empty_one_block()
+        blocks = np.array([self._free.pop() for _ in range(count)], np.int32)
+        self._state[blocks] = _LOCAL
+        self.num_local += count
+        return blocks
+
+    def alloc_full(self, count: int) -> Int[np.ndarray, " count"]:
+        """Take `count` full pages: whole blocks for the whole-block part, holes of shared blocks for the rest.
+
+        The caller has seen `free_slots ≥ count`.
+        """
+        if count > self.free_slots:
+            raise EngineError(f"alloc_full({count}) with {self.free_slots} free slots")
+        m = self.pages_per_block
+        pages: list[int] = []
+        for _ in range(min(count // m, len(self._free))):
+            block = self._open_block()
+            self._held[block] = True
+            self._relist(block, 0, m)
+            pages.extend(range(block * m, block * m + m))
+        while len(pages) < count:
+            pages.append(self._take_hole())
+        self.num_full += count
+        return np.array(pages, np.int32)
+
+    def free_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+        """Give local pages back."""
+        if not np.all(self._state[blocks] == _LOCAL):
+            raise EngineError(f"free_local of blocks that are not local pages: {blocks}")
+        self._state[blocks] = _FREE
+        self._free.extend(blocks.tolist())
+        self.num_local -= len(blocks)
+
+    def free_full(self, pages: Int[np.ndarray, " n"]) -> None:
+        """Give full pages back; a block whose last page goes is free again."""
+        m = self.pages_per_block
+        blocks, offsets = np.divmod(pages, m)
+        if not np.all(self._held[blocks, offsets]):
+            raise EngineError(f"free_full of pages that are not held: {pages}")
+        touched, counts = np.unique(blocks, return_counts=True)
+        before = self._held[touched].sum(axis=1)
+        self._held[blocks, offsets] = False
+        for block, live, gone in zip(touched.tolist(), before.tolist(), counts.tolist(), strict=True):
+            self._relist(block, live, live - gone)
+        self.num_full -= len(pages)
+
+    def settle(self) -> None:
+        """Compact until holes are at most 2 % of the pool, so that no step has to move many pages at once."""
+        bound = max(self.pages_per_block, int(MAX_HOLES * self.total_slots) + 1)
+        while self.holes >= bound:
+            self._empty_one_block()
+
+    def drain_moves(self) -> list[tuple[int, int]]:
+        """The page moves (source, destination) since the last call, in order."""
+        moves, self.moves = self.moves, []
+        return moves
+
+    def check(self) -> None:
+        """Assert the laws that hold between any two calls."""
+        m = self.pages_per_block
+        live = self._held.sum(axis=1)
+        assert self._state[0] == _ZERO, "block 0 was handed out"
+        assert sorted(self._free) == np.flatnonzero(self._state == _FREE).tolist(), "free list differs from states"
+        assert np.all((live > 0) == (self._state == _FULL)), "a block with full pages is not marked so"
+        assert self.num_local == int((self._state == _LOCAL).sum())
+        assert self.num_full == int(live.sum())
+        partial = np.flatnonzero((live > 0) & (live < m))
+        assert sorted(b for s in self._partial for b in s) == partial.tolist(), "partial lists differ from pages"
+        assert all(live[b] == n for n, s in enumerate(self._partial) for b in s)
+        assert self.holes == int((m - live[partial]).sum())
+        assert self.free_slots + m * self.num_local + self.num_full == self.total_slots, "slots are not conserved"
+
+    def _open_block(self) -> int:
+        block = self._free.pop()
+        self._state[block] = _FULL
+        return block
+
+    def _take_hole(self) -> int:
+        """One page from the fullest partly used block (so that emptier ones may drain), else from a fresh block."""
+        listed = next((s for s in reversed(self._partial) if s), None)
+        block = next(reversed(listed)) if listed else self._open_block()
+        offset = int(np.argmin(self._held[block]))
+        live = int(self._held[block].sum())
+        self._held[block, offset] = True
+        self._relist(block, live, live + 1)
+        return block * self.pages_per_block + offset
+
+    def _relist(self, block: int, before: int, after: int) -> None:
+        """Move a block between the lists as its number of live pages changes."""
+        m = self.pages_per_block
+        if 0 < before < m:
+            del self._partial[before][block]
+            self.holes -= m - before
+        if 0 < after < m:
+            self._partial[after][block] = None
+            self.holes += m - after
+        if after == 0:
+            self._state[block] = _FREE
+            self._free.append(block)
+
+    def _empty_one_block(self) -> None:
+        """Move the pages of the least used partial block to holes of others: at most m - 1 moves, m fewer holes."""
+        m = self.pages_per_block
+        if self.holes < m:
+            raise EngineError(f"compaction with {self.holes} holes of {m} a block: no block can be emptied")
+        live, listed = next((n, s) for n, s in enumerate(self._partial) if s)
+        block = next(iter(listed))
+        sources = (block * m + np.flatnonzero(self._held[block])).tolist()
+        # Off the lists while its pages leave, so that they do not move within the block.
+        del listed[block]
+        self.holes -= m - live
+        for source in sources:
+            self.moves.append((source, self._take_hole()))
+        self._held[block] = False
+        self._state[block] = _FREE
+        self._free.append(block)

@@ -1,0 +1,182 @@
+"""What a model is (`ModelConfig`), what the user asks for (`EngineConfig`), what the engine runs with (`Limits`).
+
+All are frozen and hashable, so that they can be static arguments of a jitted function. No jax here.
+Units: every length, window and position is in tokens; a window counts the query token itself.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jswa.errors import ConfigError
+
+AttentionKind = Literal["full", "local"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Root-mean-square norm: x / rms(x) · (offset + weight), computed in float32.
+
+    Gemma stores the weight minus one (offset 1). `cast_first` rounds x / rms(x) to the activation type before the
+    weight is applied (llama) instead of after (gemma); float32 does not see the difference.
+    """
+
+    eps: float
+    offset: float = 0.0
+    cast_first: bool = True
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding in half (NeoX) style: pairs (i, i + n) of the first 2n dimensions, n = len(inv_freq).
+
+    angle = position · inv_freq; cos and sin are multiplied by `scale`. Dimensions from 2n on pass through.
+    """
+
+    inv_freq: tuple[float, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """One attention layer. `window` counts visible keys including the query token; None for a full layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    scale: float
+    rope: Rope | None
+    window: int | None = None
+    qk_norm: Norm | None = None
+    softcap: float | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    @property
+    def kind(self) -> AttentionKind:
+        """Which page view of the arena the layer reads: `local` layers hold their window only."""
+        return "full" if self.window is None else "local"
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """Gated feed-forward: down(act(gate(x)) · up(x))."""
+
+    hidden: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One decoder layer: x + post_attn(attn(pre_attn(x))), then x + post_mlp(mlp(pre_mlp(x))). None = no norm."""
+
+    attention: AttentionConfig
+    mlp: MlpConfig
+    pre_attn: Norm | None
+    post_attn: Norm | None
+    pre_mlp: Norm | None
+    post_mlp: Norm | None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder, derived from a checkpoint's config.json. `layers` says everything that differs by layer."""
+
+    family: str
+    vocab_size: int
+    d_model: int
+    max_position: int
+    layers: tuple[LayerConfig, ...]
+    final_norm: Norm
+    tie_embeddings: bool
+    embed_scale: float = 1.0
+    final_softcap: float | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def window(self) -> int | None:
+        """The one window of all local layers (`KVLayout.of` refuses models with two)."""
+        return next((a.window for a in (x.attention for x in self.layers) if a.window is not None), None)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Options of the engine, with vLLM's names where vLLM has the option. None means: chosen at start.
+
+    Attributes:
+        dtype: of weights, activations and KV: auto (float32 on CPU, bfloat16 on GPU), float32, bfloat16, float16.
+        max_model_len: longest prompt + generated text of one request, in tokens.
+        max_num_seqs: requests that run at the same time.
+        max_num_batched_tokens: tokens of one step, prefill chunks and decode rows together.
+        block_size: tokens per KV page (16 on CPU, 64 on GPU).
+        gpu_memory_utilization: share of the device's memory for weights, scratch and KV.
+        kv_cache_memory_bytes: bytes for the KV arena, in place of that share.
+        seed: of the requests that bring none.
+        prefix_cache: reuse the KV of shared prefixes.
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    seed: int = 0
+    prefix_cache: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or value < 1):
+                raise ConfigError(name, value, "must be a whole number of at least 1")
+        if self.max_model_len == 1:
+            raise ConfigError("max_model_len", 1, "must leave room for a prompt and a generated token: at least 2")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise ConfigError("dtype", self.dtype, "must be auto, float32, bfloat16 or float16")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in (0, 1]")
+        if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
+            raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
+        if self.prefix_cache:
+            raise ConfigError("prefix_cache", True, "is not implemented in this version; use prefix_cache=False")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine runs with, all chosen. Made by `resolve_limits`; sizes the arena, the tables and the buckets."""
+
+    max_model_len: int
+    max_rows: int
+    max_tokens: int
+    page_size: int
+    num_blocks: int = field(default=0)
+
+    @property
+    def pages_per_row(self) -> int:
+        """Width of a page table: pages that hold max_model_len tokens."""
+        return math.ceil(self.max_model_len / self.page_size)
+
+
+def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -> Limits:
+    """Fill in the options that were left open; the arena's size comes later, when the weights are on the device.
+
+    Raises ConfigError where options contradict each other or the model.
+    """
+    max_model_len = options.max_model_len or model.max_position
+    if max_model_len > model.max_position:
+        raise ConfigError("max_model_len", max_model_len, f"the model was made for at most {model.max_position} tokens")
+    if max_model_len < 2:
+        raise ConfigError("max_model_len", max_model_len, "must be at least 2 (a prompt token and a generated one)")
+    max_rows = options.max_num_seqs or (256 if on_gpu else 16)
+    max_tokens = options.max_num_batched_tokens or max(max_rows, min(2048 if on_gpu else 512, max_model_len))
+    if max_tokens < max_rows:
+        raise ConfigError("max_num_batched_tokens", max_tokens, f"must be at least max_num_seqs = {max_rows}")
+    return Limits(max_model_len, max_rows, max_tokens, page_size=options.block_size or (64 if on_gpu else 16))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

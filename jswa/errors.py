@@ -1,0 +1,102 @@
+"""Every error that jswa raises on purpose, as one tree.
+
+    JswaError
+    ├── FieldError               a value the caller chose: names the field, the value and the limit
+    │   ├── ConfigError              an engine option is out of range, or does not fit the model or the machine
+    │   └── RequestError             one request is refused; the others go on
+    │       ├── InvalidSampling          a sampling parameter is not a number in its range
+    │       ├── InvalidPrompt            the prompt is empty, of the wrong type, or cannot be tokenized
+    │       ├── InvalidToken             a token id is negative or not in the vocabulary
+    │       └── PromptTooLong            prompt + 1 token can never fit
+    ├── ModelError               the checkpoint, not the request
+    │   ├── UnsupportedModel         the config asks for something jswa does not implement
+    │   └── CheckpointError          a file is missing, truncated or corrupt, or disagrees with the config
+    ├── GenerationError          the model gave non-finite logits for one request; the others go on
+    └── EngineError              an invariant of jswa itself is broken: the engine must stop
+
+`FieldError` is also a `ValueError`, so code written for other engines catches it.
+"""
+
+from typing import Any
+
+
+class JswaError(Exception):
+    """Base of every error that jswa raises on purpose."""
+
+
+class FieldError(JswaError, ValueError):
+    """A value given by the caller is outside its limit.
+
+    Attributes:
+        field: name of the option, parameter or argument.
+        value: what was given.
+        limit: what would have been accepted, in words.
+    """
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        super().__init__(f"{field} = {shown}: {limit}")
+        self.field = field
+        self.value = value
+        self.limit = limit
+
+
+class ConfigError(FieldError):
+    """An engine option is out of range, or does not fit the model or the machine."""
+
+
+class RequestError(FieldError):
+    """One request is refused; the others go on.
+
+    Attributes:
+        index: position of the request among the prompts of its call, where it came from such a call.
+        outputs: for a call with several prompts, the results of the others in input order, None where
+            a prompt was refused or failed.
+        errors: for such a call, every error by prompt index.
+    """
+
+    index: int | None = None
+    outputs: "list[Any]"
+    errors: "dict[int, JswaError]"
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        super().__init__(field, value, limit)
+        self.outputs = []
+        self.errors = {}
+
+
+class InvalidSampling(RequestError):
+    """A sampling parameter is not a number in its range."""
+
+
+class InvalidPrompt(RequestError):
+    """The prompt is empty, of the wrong type, or cannot be tokenized."""
+
+
+class InvalidToken(RequestError):
+    """A token id is negative or not in the vocabulary."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt and one generated token can never fit."""
+
+
+class ModelError(JswaError):
+    """Something is wrong with the checkpoint, or jswa cannot run it."""
+
+
+class UnsupportedModel(ModelError):
+    """The config asks for something jswa does not implement."""
+
+
+class CheckpointError(ModelError):
+    """A checkpoint file is missing, truncated or corrupt, or disagrees with the config."""
+
+
+class GenerationError(JswaError):
+    """The model gave non-finite logits for one request; the others go on."""
+
+
+class EngineError(JswaError):
+    """An invariant of jswa itself is broken: the engine must stop."""
