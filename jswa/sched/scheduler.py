@@ -1,0 +1,308 @@
+"""Continuous batching with chunked prefill: `plan` chooses a step and advances lengths, `apply` fills in its tokens.
+
+The overlap protocol: plan(k + 1) runs after apply(k - 1), while step k is on the device. Lengths are known ahead of
+values: a row's length stop is decided in `plan`; end tokens are seen in `apply`, one step late, and cost one
+discarded token. `apply` ignores rows whose sequence has ended or lost its pages since.
+"""
+
+import bisect
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.capacity import peak_slots, row_capacity
+from jswa.cache.layout import KVLayout
+from jswa.cache.lease import Lease, PageRun
+from jswa.cache.manager import CacheManager
+from jswa.config import Limits
+from jswa.errors import EngineError, PromptTooLong
+from jswa.sched.sequence import Sequence, Status
+from jswa.types import FROM_DEVICE, NOT_FINITE, FinishReason, Request, StepPlan, TokenEvent
+
+
+@dataclass(frozen=True)
+class SchedulerStats:
+    """A snapshot for logs: rows and pages."""
+
+    running: int
+    waiting: int
+    full_pages: int
+    local_pages: int
+    free_slots: int
+    total_slots: int
+    preemptions: int
+
+
+class Scheduler:
+    """Owns the sequences, the cache manager and the device row slots. Not thread-safe: one thread drives it."""
+
+    def __init__(self, layout: KVLayout, limits: Limits) -> None:
+        self.layout = layout
+        self.limits = limits
+        self.cache = CacheManager(layout, limits.num_blocks, limits.pages_per_row)
+        self.capacity = row_capacity(layout, limits, self.cache.pool.total_slots)
+        self.preemptions = 0
+        self._arrivals = 0
+        self._sequences: dict[str, Sequence] = {}
+        self._running: list[Sequence] = []  # by arrival
+        self._waiting: list[tuple[int, Sequence]] = []  # heap by arrival: a preempted sequence goes first again
+        self._free_slots = list(range(limits.max_rows - 1, -1, -1))
+        self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
+        self._sampling = _SamplingTable(limits.max_rows)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises PromptTooLong where prompt + 1 token could not be held even alone."""
+        length = len(request.prompt)
+        if length + 1 > self.capacity:
+            raise PromptTooLong(
+                "prompt", f"{length} tokens", f"at most {self.capacity - 1} tokens fit with one generated token"
+            )
+        if request.request_id in self._sequences:
+            raise EngineError(f"request id {request.request_id!r} is already running")
+        sequence = Sequence(request, self._arrivals, limit=min(request.max_length, self.capacity))
+        self._arrivals += 1
+        self._sequences[request.request_id] = sequence
+        heapq.heappush(self._waiting, (sequence.order, sequence))
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request at once and free its pages; None where it has ended already."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return None
+        if sequence.status is Status.WAITING:
+            self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
+            heapq.heapify(self._waiting)
+        return self._finish(sequence, None, "abort")
+
+    def has_work(self) -> bool:
+        """Whether any request is unfinished or any step is in flight."""
+        return bool(self._sequences or self._in_flight)
+
+    def plan(self) -> StepPlan | None:
+        """Choose the next step, oldest requests first; None where nothing can run now. Lengths count as launched."""
+        self.cache.settle()
+        rows: list[tuple[Sequence, int]] = []
+        budget = self.limits.max_tokens - sum(s.runnable and s.launched >= s.num_known for s in self._running)
+        budget = self._plan_running(rows, budget)
+        self._plan_admissions(rows, budget)
+        if not rows:
+            return None
+        plan = self._make_plan(rows)
+        for sequence, count in rows:
+            sequence.launched += count
+            sequence.in_flight += 1
+        # Only now: a page that left a window in this step must not serve another row of the same step.
+        for sequence, _ in rows:
+            self.cache.slide(_lease(sequence), sequence.launched)
+        self._in_flight.append((plan, [sequence for sequence, _ in rows]))
+        return plan
+
+    def apply(self, plan: StepPlan, tokens: Int[np.ndarray, " R"]) -> list[TokenEvent]:
+        """Take in the tokens of the oldest step in flight. Returns what each row's request got from it."""
+        launched_plan, sequences = self._in_flight.popleft()
+        if launched_plan is not plan:
+            raise EngineError("steps must be applied in the order in which they were planned")
+        events = []
+        for sequence, sampled, token in zip(sequences, plan.samples.tolist(), tokens.tolist(), strict=True):
+            sequence.in_flight -= 1
+            if sequence.status is Status.FINISHED:
+                continue
+            if sampled:
+                events.append(self._take_token(sequence, token))
+            if sequence.status is Status.PREEMPTED and not sequence.in_flight:
+                self._requeue(sequence)
+        return events
+
+    def stats(self) -> SchedulerStats:
+        """Rows and pages at this moment."""
+        pool = self.cache.pool
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            full_pages=pool.num_full,
+            local_pages=pool.num_local,
+            free_slots=pool.free_slots,
+            total_slots=pool.total_slots,
+            preemptions=self.preemptions,
+        )
+
+    def check(self) -> None:
+        """Assert every law of scheduler, leases and pool; for tests."""
+        self.cache.check((_lease(s), s.launched) for s in self._running)
+        assert [s.order for s in self._running] == sorted(s.order for s in self._running)
+        slots = [s.slot for s in self._running]
+        assert sorted(slots + self._free_slots) == list(range(self.limits.max_rows)), "a row slot leaked"
+        for sequence in self._sequences.values():
+            assert sequence.status is not Status.FINISHED
+            assert (sequence.lease is not None) == (sequence.status is Status.RUNNING)
+            assert 0 <= sequence.in_flight <= len(self._in_flight)
+            assert sequence.num_known <= sequence.limit
+            assert sequence.launched <= sequence.limit - 1
+            assert sequence.launched <= sequence.num_known + sequence.in_flight
+
+    def _plan_running(self, rows: list[tuple[Sequence, int]], budget: int) -> int:
+        """Rows that hold pages, oldest first. A row that lacks pages takes them from the youngest not yet planned."""
+        visited = 0
+        while visited < len(self._running):
+            sequence = self._running[visited]
+            visited += 1
+            if not sequence.runnable:
+                continue
+            decode = sequence.launched >= sequence.num_known
+            count = 1 if decode else min(sequence.num_known - sequence.launched, budget)
+            if count == 0 or not self._grow(sequence, sequence.launched + count, visited):
+                continue
+            budget -= 0 if decode else count
+            rows.append((sequence, count))
+        return budget
+
+    def _grow(self, sequence: Sequence, length: int, visited: int) -> bool:
+        """Get pages up to `length`, preempting the youngest rows after `visited`; False: not in this step."""
+        while not self.cache.grow(_lease(sequence), length):
+            if sequence.in_flight:
+                return False  # it may have ended already, or others may: look again when that is known
+            if visited < len(self._running):
+                self._preempt(self._running[-1])
+            elif visited > 1:
+                self._preempt(sequence)
+                return False
+            else:
+                raise EngineError(f"a row of {length} tokens alone does not fit the arena")
+        return True
+
+    def _plan_admissions(self, rows: list[tuple[Sequence, int]], budget: int) -> None:
+        while self._waiting and self._free_slots and budget > 0:
+            sequence = self._waiting[0][1]
+            if not self._admissible(sequence):
+                return
+            count = min(sequence.num_known, budget)
+            lease = self.cache.open()
+            if not self.cache.grow(lease, count):
+                self.cache.close(lease)
+                return
+            heapq.heappop(self._waiting)
+            sequence.lease, sequence.slot, sequence.status = lease, self._free_slots.pop(), Status.RUNNING
+            self._sampling.set(sequence.slot, sequence.request)
+            bisect.insort(self._running, sequence, key=lambda s: s.order)
+            budget -= count
+            rows.append((sequence, count))
+
+    def _admissible(self, sequence: Sequence) -> bool:
+        """The one formula (docs/design.md §3): resident(prompt + 1) + the step's reserve fits what is unclaimed."""
+        layout = self.layout
+        claimed = prefill_rows = 0
+        for other in self._running:
+            held = self.cache.held_slots(_lease(other))
+            claimed += max(0, layout.resident_slots(max(other.launched, other.num_known + 1)) - held)
+            prefill_rows += other.launched < other.num_known
+        reserve = layout.step_reserve_slots(self.limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
+        need = layout.resident_slots(sequence.num_known + 1)
+        alone = peak_slots(layout, self.limits.max_tokens, sequence.num_known + 1)
+        return max(need + reserve, alone) + claimed <= self.cache.pool.free_slots
+
+    def _make_plan(self, rows: list[tuple[Sequence, int]]) -> StepPlan:
+        slots = np.array([s.slot for s, _ in rows], np.int32)
+        starts = np.array([s.launched for s, _ in rows], np.int32)
+        counts = np.array([count for _, count in rows], np.int32)
+        known = np.array([s.num_known for s, _ in rows], np.int32)
+        pieces = [
+            s.tokens[s.launched : s.launched + count] if s.launched < s.num_known else _ONE_FROM_DEVICE
+            for s, count in rows
+        ]
+        return StepPlan(
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            local_lo=np.zeros(len(rows), np.int32),
+            samples=(starts + counts >= known).astype(np.int32),
+            tokens=np.concatenate(pieces),
+            temperature=self._sampling.temperature[slots],
+            top_k=self._sampling.top_k[slots],
+            top_p=self._sampling.top_p[slots],
+            keys=self._sampling.keys[slots],
+            full_pages=_table_entries((s.slot, _lease(s).full) for s, _ in rows),
+            local_pages=_table_entries((s.slot, _lease(s).local) for s, _ in rows),
+            moves=np.array(self.cache.drain_moves(), np.int32).reshape(-1, 2),
+        )
+
+    def _take_token(self, sequence: Sequence, token: int) -> TokenEvent:
+        if token == NOT_FINITE:
+            return self._finish(sequence, None, "error")
+        sequence.append(token)
+        if token in sequence.request.stop_ids:
+            asked = token in sequence.request.params.stop_token_ids
+            return self._finish(sequence, token, "stop", token if asked else None)
+        if sequence.num_known == sequence.limit:
+            return self._finish(sequence, token, "length")
+        return TokenEvent(sequence.request.request_id, token)
+
+    def _finish(
+        self, sequence: Sequence, token: int | None, reason: FinishReason, stop_reason: int | None = None
+    ) -> TokenEvent:
+        self._release(sequence)
+        sequence.status = Status.FINISHED
+        del self._sequences[sequence.request.request_id]
+        return TokenEvent(sequence.request.request_id, token, reason, stop_reason)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a row's pages away; it will run its known tokens again. A token in flight is kept when it comes."""
+        self._release(sequence)
+        self.preemptions += 1
+        sequence.launched = 0
+        if sequence.in_flight:
+            sequence.status = Status.PREEMPTED
+        else:
+            self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        heapq.heappush(self._waiting, (sequence.order, sequence))
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.lease is not None:
+            self.cache.close(sequence.lease)
+            self._free_slots.append(sequence.slot)
+            self._running.remove(sequence)
+            sequence.lease, sequence.slot = None, -1
+
+
+class _SamplingTable:
+    """Sampling parameters by row slot, so that a plan gathers them in one go."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.temperature = np.zeros(max_rows, np.float32)
+        self.top_k = np.zeros(max_rows, np.int32)
+        self.top_p = np.ones(max_rows, np.float32)
+        self.keys = np.zeros((max_rows, 2), np.uint32)
+
+    def set(self, slot: int, request: Request) -> None:
+        params = request.params
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = max(params.top_k, 0)
+        self.top_p[slot] = params.top_p
+        self.keys[slot] = request.key
+
+
+_ONE_FROM_DEVICE = np.array([FROM_DEVICE], np.int32)
+
+
+def _lease(sequence: Sequence) -> Lease:
+    if sequence.lease is None:
+        raise EngineError(f"request {sequence.request.request_id!r} runs without pages")
+    return sequence.lease
+
+
+def _table_entries(runs: Iterable[tuple[int, PageRun]]) -> Int[np.ndarray, "n 3"]:
+    """Entries (slot, page position, page id) for pages that the device's tables do not have yet."""
+    parts = []
+    for slot, run in runs:
+        if run.end > run.sent:
+            positions, ids = run.take_unsent()
+            part = np.empty((len(ids), 3), np.int32)
+            part[:, 0], part[:, 1], part[:, 2] = slot, positions, ids
+            parts.append(part)
+    return np.concatenate(parts) if parts else np.zeros((0, 3), np.int32)

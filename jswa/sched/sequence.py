@@ -1,0 +1,61 @@
+"""The one mutable object per request.
+
+    position  0 ………………………………… launched ………………… limit
+    tokens    [ known to the host ……… num_known )            launched ≤ num_known + 1 - 1 step in flight
+
+`launched` positions have been handed to the device; `num_known` token ids have come back or came with the prompt.
+A row with launched < num_known runs known tokens (a prompt, or a preempted text again); otherwise its next token is
+the one the device sampled last, and the host need not know it.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.lease import Lease
+from jswa.types import Request
+
+
+class Status(enum.Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # pages gone, a token still in flight: waits again once that has come
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """State of one request in the scheduler. `order` is its place by arrival, kept through preemption;
+    `limit` is prompt + generated tokens at most."""
+
+    request: Request
+    order: int
+    limit: int
+    status: Status = Status.WAITING
+    slot: int = -1
+    lease: Lease | None = None
+    launched: int = 0
+    in_flight: int = 0
+    num_known: int = field(init=False)
+    tokens: Int[np.ndarray, " capacity"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_known = len(self.request.prompt)
+        self.tokens = np.empty(self.num_known + 64, np.int32)
+        self.tokens[: self.num_known] = self.request.prompt
+
+    @property
+    def runnable(self) -> bool:
+        """Whether another position can run: the last token of the text is never run, only sampled."""
+        return self.launched < self.limit - 1
+
+    def append(self, token: int) -> None:
+        """Add a token that came back from the device."""
+        if self.num_known == len(self.tokens):
+            self.tokens = np.concatenate([self.tokens, np.empty(len(self.tokens), np.int32)])
+        self.tokens[self.num_known] = token
+        self.num_known += 1
