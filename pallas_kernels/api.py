@@ -1,0 +1,70 @@
+"""`paged_attention` and `write_kv`: one signature, several implementations, none of which stands in for another.
+
+Shape letters: T tokens of a step (ragged, padded), R rows, N pages per row, P pages of a view, S slots of a page,
+p tokens per page, H query heads, K KV heads, D head size, V value head size, Q tokens per query tile, B tiles.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import reference, xla
+from pallas_kernels.rows import Rows, Tiles
+
+Implementation = Literal["reference", "xla"]
+
+
+class Attend(NamedTuple):
+    """What one attention layer needs besides arrays; static."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+def paged_attention(
+    q: Float[Array, "T H D"],
+    kv: Float[Array, "P S K p D+V"],
+    rows: Rows,
+    tiles: Tiles,
+    *,
+    slot: int,
+    attend: Attend,
+    implementation: Implementation = "xla",
+) -> Float[Array, "T H V"]:
+    """Softmax attention of each row's tokens to the keys at and before them, read from the row's pages.
+
+    Token t at position i sees keys j with rows.visible_from ≤ j ≤ i and, with a window W, j > i - W. The keys of the
+    step's own tokens are read from the pages too: `write_kv` comes first. Values that no token of a row sees are
+    never used, so they may be NaN. Padding tokens give finite garbage.
+
+    Args:
+        kv: a page view of one lane, K and V of a token side by side; `slot` is this layer's place in a page.
+        tiles: cut of the same rows into query tiles, made once per step by `tile_rows`.
+    """
+    functions = {"reference": reference.paged_attention, "xla": xla.paged_attention}
+    if implementation not in functions:
+        raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(functions)}")
+    if q.shape[1] % kv.shape[2]:
+        raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
+    return functions[implementation](
+        q, kv, rows, tiles, slot=slot, scale=attend.scale, window=attend.window, softcap=attend.softcap
+    )
+
+
+def write_kv(
+    kv: Float[Array, "P S K p D+V"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K V"],
+    *,
+    pages: Int[Array, " T"],
+    offsets: Int[Array, " T"],
+    slot: int,
+) -> Float[Array, "P S K p D+V"]:
+    """Write K and V of each token to its page, in place where the caller donates the arena.
+
+    A token whose page is ≥ P is dropped; pages past the end must be distinct, as (page, offset) pairs all are.
+    """
+    values = jnp.concatenate([k, v], axis=-1).astype(kv.dtype)
+    return kv.at[pages, slot, :, offsets].set(values, mode="drop", unique_indices=True)

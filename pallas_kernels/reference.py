@@ -1,0 +1,42 @@
+"""The oracle: gathers every key of every row, float32, one plain softmax. For tests; memory grows as T · N · p."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.rows import Rows, Tiles
+
+
+def paged_attention(
+    q: Float[Array, "T H D"],
+    kv: Float[Array, "P S K p D+V"],
+    rows: Rows,
+    tiles: Tiles,
+    *,
+    slot: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Float[Array, "T H V"]:
+    """See `api.paged_attention`."""
+    num_kv_heads, page_size = kv.shape[2], kv.shape[3]
+    num_tokens, num_heads, head_dim = q.shape
+    token_row = tiles.row[tiles.place // tiles.tokens.shape[1]]
+    # Tokens of a row follow each other, so a token's index in its row counts its predecessors in that row.
+    order = jnp.arange(num_tokens)
+    in_row = (order[:, None] > order) & (token_row[:, None] == token_row)
+    position = rows.starts[token_row] + in_row.sum(axis=1)
+    gathered = kv[rows.page_rows, slot]  # [R, N, K, p, D+V]
+    gathered = gathered.transpose(0, 2, 1, 3, 4).reshape(len(rows.starts), num_kv_heads, -1, kv.shape[-1])
+    keys = jnp.repeat(gathered[token_row], num_heads // num_kv_heads, axis=1).astype(jnp.float32)
+    key_position = rows.first_page[token_row][:, None] * page_size + jnp.arange(keys.shape[2])
+    visible = (key_position <= position[:, None]) & (key_position >= rows.visible_from[token_row][:, None])
+    if window is not None:
+        visible &= key_position > position[:, None] - window
+    scores = jnp.einsum("thd,thsd->ths", q.astype(jnp.float32), keys[..., :head_dim], precision="highest") * scale
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    weights = jax.nn.softmax(jnp.where(visible[:, None], scores, -jnp.inf), axis=-1)
+    values = jnp.where(visible[:, None, :, None], keys[..., head_dim:], 0.0)
+    out = jnp.einsum("ths,thsv->thv", jnp.where(visible[:, None], weights, 0.0), values, precision="highest")
+    return out.astype(q.dtype)
