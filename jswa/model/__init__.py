@@ -1,0 +1,1 @@
+"""The decoder: config.json to ModelConfig, safetensors to parameters, parameters and tokens to logits."""

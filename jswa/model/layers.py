@@ -1,0 +1,86 @@
+"""Norm, rotary embedding, gated feed-forward. Linear weights are [in, out]."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jswa.config import Activation, MlpConfig, Norm, Rope
+
+RopeTables = dict[Rope, tuple[Float[Array, "T n"], Float[Array, "T n"]]]
+
+
+def zeros(*shape: int, dtype: jnp.dtype) -> nnx.Param[Array]:
+    """A parameter to be loaded; models are only ever built under `nnx.eval_shape`, so nothing is allocated."""
+    return nnx.Param(jnp.zeros(shape, dtype))
+
+
+class RmsNorm(nnx.Module):
+    """x / rms(x) · (offset + weight) over the last axis, in float32 (Zhang and Sennrich 2019)."""
+
+    def __init__(self, config: Norm, size: int, dtype: jnp.dtype) -> None:
+        self.config = config
+        self.weight = zeros(size, dtype=dtype)
+
+    def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
+        """Same shape and type as x."""
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + self.config.eps)
+        weight = self.weight[...]
+        if self.config.cast_first:
+            return wide.astype(x.dtype) * (self.config.offset + weight).astype(x.dtype)
+        return (wide * (self.config.offset + weight.astype(jnp.float32))).astype(x.dtype)
+
+
+def rope_tables(ropes: set[Rope], positions: Int[Array, " T"]) -> RopeTables:
+    """cos and sin of every rotary embedding of a model, once per step."""
+    tables: RopeTables = {}
+    for rope in ropes:
+        angle = positions.astype(jnp.float32)[:, None] * jnp.asarray(rope.inv_freq, jnp.float32)
+        tables[rope] = jnp.cos(angle) * rope.scale, jnp.sin(angle) * rope.scale
+    return tables
+
+
+def rotate(x: Float[Array, "T N D"], table: tuple[Float[Array, "T n"], Float[Array, "T n"]]) -> Float[Array, "T N D"]:
+    """Rotate pairs (i, i + n) of the first 2n dimensions in float32; the rest passes through (Su et al. 2021)."""
+    cos, sin = table[0][:, None], table[1][:, None]
+    n = cos.shape[-1]
+    wide = x[..., : 2 * n].astype(jnp.float32)
+    low, high = wide[..., :n], wide[..., n:]
+    turned = jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
+    return turned if 2 * n == x.shape[-1] else jnp.concatenate([turned, x[..., 2 * n :]], axis=-1)
+
+
+def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The activation function of that name."""
+    functions = {
+        "silu": jax.nn.silu,
+        "gelu": lambda y: jax.nn.gelu(y, approximate=False),
+        "gelu_tanh": lambda y: jax.nn.gelu(y, approximate=True),
+        "relu": jax.nn.relu,
+    }
+    return functions[name](x)
+
+
+class Mlp(nnx.Module):
+    """down(act(gate(x)) · up(x)); gate and up are one matrix [M, 2F]."""
+
+    def __init__(self, config: MlpConfig, d_model: int, dtype: jnp.dtype) -> None:
+        self.activation = config.activation
+        self.gate_up = zeros(d_model, 2 * config.hidden, dtype=dtype)
+        self.down = zeros(config.hidden, d_model, dtype=dtype)
+        self.gate_up_bias = zeros(2 * config.hidden, dtype=dtype) if config.bias else None
+        self.down_bias = zeros(d_model, dtype=dtype) if config.bias else None
+
+    def __call__(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
+        """Feed-forward of each token."""
+        gate, up = jnp.split(linear(x, self.gate_up, self.gate_up_bias), 2, axis=-1)
+        return linear(activate(self.activation, gate) * up, self.down, self.down_bias)
+
+
+def linear(
+    x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None
+) -> Float[Array, "T m"]:
+    """x · weight + bias."""
+    out = x @ weight[...]
+    return out if bias is None else out + bias[...]

@@ -1,0 +1,121 @@
+"""Rotary parameters of a config.json, in each of their three forms, to inverse frequencies.
+
+(a) old hub: rope_theta and rope_scaling {type | rope_type, …}; (b) version 5, flat: rope_parameters {…};
+(c) version 5, by layer type: rope_parameters {full_attention: {…} | null, sliding_attention: {…}}.
+Computed in float32 where transformers does, so that positions far out agree.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from jswa.config import Rope
+from jswa.errors import UnsupportedModel
+from jswa.model.fields import Fields
+
+def parse_rope(
+    fields: Fields,
+    head_dim: int,
+    max_position: int,
+    *,
+    layer_type: str | None = None,
+    theta_key: str = "rope_theta",
+    theta: float = 10_000.0,
+    scaled: bool = True,
+) -> Rope:
+    """The rotary embedding of a layer type.
+
+    Args:
+        layer_type: name in nested rope_parameters.
+        theta_key, theta: where the old form keeps this layer type's base, and the family's default.
+        scaled: whether the old form's rope_scaling applies to this layer type.
+    """
+    where, table, nested = _parameters(fields, layer_type, scaled=scaled)
+    rope = Fields(table, where)
+    theta = rope.number("rope_theta", fields.number(theta_key, theta))
+    kind = rope.string("rope_type", rope.string("type", "default"))
+    if head_dim % 2:
+        raise UnsupportedModel(f"{where}: a head size of {head_dim} cannot be rotated, it must be even")
+    if kind != "default" and (rope.optional_number("partial_rotary_factor", None) or 1.0) != 1.0:
+        raise UnsupportedModel(f"{where}: partial_rotary_factor with rope_type = {kind!r} is not implemented")
+    original = fields.optional_integer("original_max_position_embeddings", None) or rope.integer(
+        "original_max_position_embeddings", max_position
+    )
+    inv_freq = np.float32(1.0) / np.float32(theta) ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+    # "dynamic" differs from "default" past max_position_embeddings only, where max_model_len does not reach.
+    if kind in ("default", "dynamic"):
+        return _rope(inv_freq)
+    if kind == "linear":
+        return _rope(inv_freq / np.float32(rope.number("factor", None)))
+    if kind == "llama3":
+        return _rope(_llama3(inv_freq, rope, original))
+    if kind == "yarn":
+        # transformers does not read `truncate` of nested parameters.
+        truncate = nested or rope.boolean("truncate", True)
+        return _yarn(inv_freq, rope, theta, head_dim, max_position, original, truncate=truncate)
+    raise UnsupportedModel(f"{where}: rope_type = {kind!r} is not one of default, dynamic, linear, llama3, yarn")
+
+
+def _parameters(fields: Fields, layer_type: str | None, *, scaled: bool) -> tuple[str, dict[str, Any], bool]:
+    """What the parameters are called in errors, the parameters, and whether they were nested by layer type."""
+    parameters = fields.table("rope_parameters")
+    scaling = fields.table("rope_scaling") if scaled else {}
+    if layer_type is None:
+        if scaling or not parameters:
+            return f"{fields.where}: rope_scaling", scaling, False
+        return f"{fields.where}: rope_parameters", parameters, False
+    nested = Fields(parameters, f"{fields.where}: rope_parameters")
+    return f"{nested.where}.{layer_type}", nested.table(layer_type) | scaling, True
+
+
+def _llama3(inv_freq: Float[np.ndarray, " n"], rope: Fields, original: int) -> Float[np.ndarray, " n"]:
+    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    factor = rope.number("factor", None)
+    low, high = rope.number("low_freq_factor", None), rope.number("high_freq_factor", None)
+    wavelength = 2 * math.pi / inv_freq.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        smooth = (original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * inv_freq / factor + smooth * inv_freq
+    out = np.where(wavelength > original / low, inv_freq / factor, blended)
+    return np.where(wavelength < original / high, inv_freq, out).astype(np.float32)
+
+
+def _yarn(
+    inv_freq: Float[np.ndarray, " n"],
+    rope: Fields,
+    theta: float,
+    dim: int,
+    max_position: int,
+    original: int,
+    *,
+    truncate: bool,
+) -> Rope:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071)."""
+    factor = rope.optional_number("factor", None) or max_position / original
+    mscale, mscale_all = rope.optional_number("mscale", None), rope.optional_number("mscale_all_dim", None)
+    scale = rope.optional_number("attention_factor", None)
+    if scale is None:
+        scale = _mscale(factor, mscale) / _mscale(factor, mscale_all) if mscale and mscale_all else _mscale(factor, 1.0)
+
+    def correction(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = correction(rope.number("beta_fast", 32.0))
+    high = correction(rope.number("beta_slow", 1.0))
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
+    return _rope(inv_freq / factor * ramp + inv_freq * (1 - ramp), scale)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _rope(inv_freq: Float[np.ndarray, " n"], scale: float = 1.0) -> Rope:
+    return Rope(tuple(inv_freq.astype(np.float32).tolist()), scale)
