@@ -1,0 +1,122 @@
+"""The `jswa` command. Imports jax only where a command needs it, so that --help answers at once."""
+
+import dataclasses
+import json
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from jswa import __version__
+from jswa.config import EngineConfig
+from jswa.errors import JswaError
+
+app = App(name="jswa", help="Serve and run hybrid sliding-window language models.", version=__version__)
+_DEFAULTS = EngineConfig()
+
+
+@app.command
+def generate(
+    *prompts: str,
+    model: str = "tiny",
+    max_tokens: int = 128,
+    temperature: float = 0.8,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    ignore_eos: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    stats: bool = False,
+    engine: Annotated[EngineConfig, Parameter(name="*")] = _DEFAULTS,
+) -> None:
+    """Continue each prompt and print the text.
+
+    Parameters
+    ----------
+    prompts
+        One or more texts.
+    model
+        Folder of a Hugging Face checkpoint, or "tiny", the model in the box.
+    max_tokens
+        Most tokens to generate per prompt.
+    temperature
+        0 is greedy.
+    top_p
+        Keep the fewest most likely tokens that reach this probability.
+    top_k
+        Keep this many most likely tokens; 0 keeps all.
+    ignore_eos
+        Go on after the model's end tokens.
+    as_json
+        Print one JSON object per prompt.
+    stats
+        Print tokens per second and live KV pages to stderr.
+    """
+    from jswa.llm import LLM
+    from jswa.types import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, ignore_eos=ignore_eos
+    )
+    if not prompts:
+        raise SystemExit("jswa generate: give at least one prompt")
+    with LLM(model, **dataclasses.asdict(engine)) as llm:
+        meter = _Meter(llm)
+        texts: dict[str, dict[str, Any]] = {}
+        for piece in llm.generate(list(prompts), params, stream=True):
+            meter.count(piece.outputs[0].token_ids)
+            row = texts.setdefault(piece.request_id, {"prompt": piece.prompt, "text": "", "token_ids": []})
+            row["text"] += piece.outputs[0].text
+            row["token_ids"] += piece.outputs[0].token_ids
+            row["finish_reason"] = piece.outputs[0].finish_reason
+        for row in texts.values():
+            print(json.dumps(row, ensure_ascii=False) if as_json else f"{row['prompt']}{row['text']}\n")
+        if stats:
+            print(meter.report(), file=sys.stderr)
+
+
+@app.command
+def env() -> None:
+    """Print versions and devices, for bug reports."""
+    import jax
+
+    print(f"jswa {__version__}, python {sys.version.split()[0]} on {sys.platform}")
+    for name in ("jax", "jaxlib", "flax", "numpy", "safetensors", "tokenizers", "orbax-checkpoint", "jax-triton"):
+        try:
+            print(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            print(f"{name} not installed")
+    for device in jax.devices():
+        print(f"device {device.id}: {device.device_kind} ({device.platform})")
+
+
+def main() -> None:
+    """Run the command line; an error that jswa raises on purpose is one line and exit status 2."""
+    try:
+        app()
+    except JswaError as error:
+        raise SystemExit(f"jswa: {type(error).__name__}: {error}") from None
+
+
+class _Meter:
+    """Tokens per second and the most pages that were live at once, over one streamed call."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._start = time.monotonic()
+        self._tokens = self._full = self._local = 0
+
+    def count(self, token_ids: list[int]) -> None:
+        now = self._llm.stats()
+        self._tokens += len(token_ids)
+        self._full, self._local = max(self._full, now.full_pages), max(self._local, now.local_pages)
+
+    def report(self) -> str:
+        seconds = time.monotonic() - self._start
+        pool, limits = self._llm.stats(), self._llm.engine.limits
+        return (
+            f"{self._tokens} tokens in {seconds:.2f} s, {self._tokens / seconds:.0f} tokens/s; "
+            f"live pages of {limits.page_size} tokens at most: {self._full} full, {self._local} local; "
+            f"at the end: {pool.full_pages} full, {pool.local_pages} local"
+        )

@@ -1,0 +1,162 @@
+"""The engine: a scheduler and a runner, one step in flight. No policy and no arrays of its own."""
+
+import dataclasses
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.capacity import ideal_fraction, row_capacity, rows_held, useful_blocks
+from jswa.cache.layout import KVLayout
+from jswa.config import EngineConfig, Limits, ModelConfig, resolve_limits
+from jswa.errors import ConfigError, InvalidPrompt, InvalidToken
+from jswa.exec.runner import Runner
+from jswa.model.load import load_checkpoint
+from jswa.sched.scheduler import Scheduler, SchedulerStats
+from jswa.types import Request, SamplingParams, StepPlan, TokenEvent
+
+_log = logging.getLogger("jswa")
+_CPU_ARENA_BYTES = 4 * 2**30
+
+
+class PendingStep(Protocol):
+    """A launched step whose tokens can be waited for."""
+
+    @property
+    def plan(self) -> StepPlan:
+        """What was launched."""
+        ...
+
+    def tokens(self) -> Int[np.ndarray, " R"]:
+        """The tokens of the plan's rows."""
+        ...
+
+
+class StepRunner(Protocol):
+    """What the engine needs of the device side; tests put a fake here."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Start a step and return at once."""
+        ...
+
+
+class Engine:
+    """Runs requests. One thread drives it: `add`, then `step` while `has_work`."""
+
+    def __init__(self, model: ModelConfig, limits: Limits, layout: KVLayout, runner: StepRunner, seed: int) -> None:
+        self.model = model
+        self.limits = limits
+        self.layout = layout
+        self._scheduler = Scheduler(layout, limits)
+        self._runner = runner
+        self._pending: PendingStep | None = None
+        self._seed = seed
+        self._requests = 0
+
+    @staticmethod
+    def build(folder: Path, options: EngineConfig) -> "Engine":
+        """Load a checkpoint, size the arena and compile every bucket. Raises ModelError or ConfigError."""
+        on_gpu = jax.default_backend() == "gpu"
+        dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
+        model, params = load_checkpoint(folder, dtype)
+        limits = resolve_limits(options, model, on_gpu=on_gpu)
+        layout = KVLayout.of(model, limits.page_size)
+        limits = size_arena(limits, layout, options, dtype.itemsize, on_gpu=on_gpu)
+        runner = Runner(model, params, layout, limits, on_gpu=on_gpu)
+        return Engine(model, limits, layout, runner, options.seed)
+
+    def request(self, request_id: str, prompt: Int[np.ndarray, " P"], params: SamplingParams) -> Request:
+        """Validate a prompt. Raises InvalidPrompt or InvalidToken; length limits are `add`'s."""
+        if len(prompt) == 0:
+            raise InvalidPrompt("prompt", "", "must have at least one token")
+        bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
+        if len(bad):
+            raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
+        self._requests += 1
+        seed = params.seed
+        if seed is None:
+            high, low = np.random.SeedSequence([self._seed, self._requests]).generate_state(2).tolist()
+        else:
+            high, low = seed >> 32, seed & 0xFFFFFFFF
+        stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.model.eos_token_ids)
+        longest = self.limits.max_model_len
+        length = longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens)
+        return Request(request_id, prompt.astype(np.int32), params, stop_ids, (high, low), length)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises PromptTooLong."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request; its pages are free at once. None where it has ended already."""
+        return self._scheduler.abort(request_id)
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self._scheduler.has_work()
+
+    def step(self) -> list[TokenEvent]:
+        """Launch the next step, then take in the tokens of the one before, while the device works."""
+        plan = self._scheduler.plan()
+        launched = self._runner.launch(plan) if plan is not None else None
+        before, self._pending = self._pending, launched
+        return self._scheduler.apply(before.plan, before.tokens()) if before is not None else []
+
+    def stats(self) -> SchedulerStats:
+        """Rows and pages at this moment."""
+        return self._scheduler.stats()
+
+
+def size_arena(limits: Limits, layout: KVLayout, options: EngineConfig, itemsize: int, *, on_gpu: bool) -> Limits:
+    """Choose the number of blocks; shorten an open max_model_len to what fits. Raises ConfigError where too little does."""
+    budget = options.kv_cache_memory_bytes or _free_bytes(options, on_gpu=on_gpu)
+    num_blocks = min(budget // layout.block_bytes(itemsize), useful_blocks(layout, limits))
+    total_slots = (num_blocks - 1) * layout.pages_per_block
+    capacity = row_capacity(layout, limits, total_slots) if num_blocks > 1 else 0
+    if capacity < (options.max_model_len or 2):
+        raise ConfigError(
+            "max_model_len" if options.max_model_len else "kv_cache_memory_bytes",
+            options.max_model_len or budget,
+            f"{budget} bytes of KV memory hold one row of {capacity} tokens; give more memory, a smaller "
+            "max_model_len, or a smaller max_num_batched_tokens",
+        )
+    if capacity < limits.max_model_len:
+        _log.warning("max_model_len: %d, what the KV memory holds, not %d", capacity, limits.max_model_len)
+    limits = dataclasses.replace(limits, max_model_len=min(limits.max_model_len, capacity), num_blocks=int(num_blocks))
+    _log_capacity(limits, layout, itemsize)
+    return limits
+
+
+def _free_bytes(options: EngineConfig, *, on_gpu: bool) -> int:
+    """Bytes for the arena: what is left of the device's share once the weights are there; on CPU a quarter of memory."""
+    if not on_gpu:
+        return min(_CPU_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+    stats = jax.devices()[0].memory_stats() or {}
+    # The step's scratch comes out of the same share; a twentieth covers logits and activations of the largest bucket.
+    share = int(stats["bytes_limit"] * options.gpu_memory_utilization)
+    return int((share - stats["bytes_in_use"]) * 0.95)
+
+
+def _log_capacity(limits: Limits, layout: KVLayout, itemsize: int) -> None:
+    slots = (limits.num_blocks - 1) * layout.pages_per_block
+    lengths = sorted({min(2**n, limits.max_model_len) for n in (11, 13, 15, 17)})
+    held = ", ".join(
+        f"{rows_held(layout, slots, n) * n:,} in rows of {n} ({ideal_fraction(layout, n):.0%} of ideal)"
+        for n in lengths
+    )
+    gib = limits.num_blocks * layout.block_bytes(itemsize) / 2**30
+    padding = _padding(layout)
+    _log.info("KV arena: %.2f GiB in %d blocks, padding %.1f %%; tokens: %s", gib, limits.num_blocks, padding, held)
+
+
+def _padding(layout: KVLayout) -> float:
+    """Per cent of a block that no layer uses."""
+    kinds = [k for k in (layout.full, layout.local) if k is not None]
+    used = max(math.ceil(k.num_layers / layout.num_lanes) * k.elems * layout.page_size for k in kinds)
+    return 100 * (1 - used / layout.block_elems)

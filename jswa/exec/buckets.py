@@ -1,0 +1,49 @@
+"""The shapes that are compiled: every plan runs in the smallest bucket that holds it. No jax."""
+
+import math
+from dataclasses import dataclass
+
+from jswa.config import Limits
+from jswa.errors import EngineError
+from jswa.types import StepPlan
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """Room for `rows` rows and `tokens` tokens; `decode` buckets hold one token per row (tokens = rows)."""
+
+    tokens: int
+    rows: int
+    decode: bool
+
+    def holds(self, plan: StepPlan) -> bool:
+        """Whether the plan fits."""
+        one_each = plan.num_tokens == plan.num_rows
+        return plan.num_rows <= self.rows and plan.num_tokens <= self.tokens and (one_each or not self.decode)
+
+
+def bucket_table(limits: Limits, *, on_gpu: bool) -> tuple[Bucket, ...]:
+    """All buckets, smallest first: at most 6 on CPU, under 40 on GPU."""
+    if on_gpu:
+        rows = _ladder(1, limits.max_rows, (1.0, 1.5))
+        tokens = _ladder(128, limits.max_tokens, (1.0, 1.5))
+    else:
+        rows = sorted({1, math.isqrt(limits.max_rows), limits.max_rows})
+        tokens = sorted({min(64, limits.max_tokens), limits.max_tokens})
+    decode = [Bucket(n, n, decode=True) for n in rows]
+    mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]
+    return tuple(sorted(decode + mixed))
+
+
+def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
+    """The smallest bucket that holds the plan."""
+    for bucket in buckets:
+        if bucket.holds(plan):
+            return bucket
+    raise EngineError(f"no bucket holds a plan of {plan.num_rows} rows and {plan.num_tokens} tokens")
+
+
+def _ladder(low: int, high: int, steps: tuple[float, ...]) -> list[int]:
+    """`steps` times the powers of two from `low`, up to and including `high`."""
+    rungs = {int(low * 2**n * step) for n in range(high.bit_length()) for step in steps}
+    return sorted({rung for rung in rungs if rung < high} | {high})

@@ -1,0 +1,80 @@
+"""Every index a layer needs, computed once at the top of the step and handed to all layers.
+
+Nothing about it is remembered on a pool or a backend: a layer takes the indices of its kind as an argument. So the
+number of integer gathers in a step does not depend on the number of layers (a test counts them).
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jswa.cache.layout import KVLayout
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import Inputs
+from jswa.exec.state import DeviceState
+from pallas_kernels.rows import Rows, Tiles, tile_rows
+
+TILE_TOKENS = 32  # query tokens per tile in mixed buckets
+
+
+class KindIndices(NamedTuple):
+    """Where the step's tokens of one kind of layer are written, and what their rows read."""
+
+    write_pages: Int[Array, " T"]
+    write_offsets: Int[Array, " T"]
+    rows: Rows
+
+
+class StepIndices(NamedTuple):
+    """Frozen result of `step_indices`: positions and row slots by token, each row's last token; `full` or `local` is None where the model has no such layer."""
+
+    positions: Int[Array, " T"]
+    token_slots: Int[Array, " T"]
+    last_tokens: Int[Array, " R"]
+    tiles: Tiles
+    full: KindIndices | None
+    local: KindIndices | None
+
+
+def step_indices(
+    inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket: Bucket, num_blocks: int
+) -> StepIndices:
+    """Derive all gather and scatter indices of a step, int32.
+
+    Padding tokens belong to the last row, at positions that nobody reads, and are written to distinct pages past the
+    end of the arena, that is, dropped. Page rows of local layers are cut to the window, so their width
+    ⌈(W - 1 + chunk) / p⌉ + 1 does not depend on the context.
+    """
+    slots, starts, counts = inputs.column("slot"), inputs.column("start"), inputs.column("count")
+    ends = jnp.cumsum(counts, dtype=jnp.int32)
+    first_token = ends - counts
+    token = jnp.arange(bucket.tokens, dtype=jnp.int32)
+    real = token < ends[-1]
+    if bucket.decode:
+        token_row = token
+    else:
+        token_row = jnp.minimum(jnp.searchsorted(ends, token, side="right").astype(jnp.int32), bucket.rows - 1)
+    positions = jnp.where(real, (starts - first_token)[token_row] + token, 0)
+    page, offset = positions // layout.page_size, positions % layout.page_size
+    token_slot = slots[token_row]
+
+    def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows) -> KindIndices:
+        pages = table.at[token_slot, page].get(mode="fill", fill_value=0)
+        return KindIndices(jnp.where(real, pages, num_pages + token), offset, rows)
+
+    full = local = None
+    if layout.full is not None:
+        page_rows = state["full_table"].at[slots].get(mode="fill", fill_value=0)
+        rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
+        full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows)
+    if layout.window is not None:
+        chunk = 1 if bucket.decode else bucket.tokens
+        first_page = jnp.maximum(starts - (layout.window - 1), 0) // layout.page_size
+        width = min(-(-(layout.window - 1 + chunk) // layout.page_size) + 1, state["local_table"].shape[1])
+        columns = first_page[:, None] + jnp.arange(width, dtype=jnp.int32)
+        page_rows = state["local_table"].at[slots[:, None], columns].get(mode="fill", fill_value=0)
+        rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_lo"))
+        local = kind(state["local_table"], num_blocks, rows)
+    tiles = tile_rows(counts, first_token, token_row, 1 if bucket.decode else min(TILE_TOKENS, bucket.tokens))
+    return StepIndices(positions, token_slot, jnp.clip(ends - 1, 0, bucket.tokens - 1), tiles, full, local)

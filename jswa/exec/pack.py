@@ -1,0 +1,90 @@
+"""One int32 array per launch: a plan padded to its bucket, so that a step costs one upload. No jax.
+
+    [ rows R × 10 columns | tokens T | full-page entries U × 3 | local-page entries U × 3 ]
+
+Floats travel as their bits. Padding rows and entries name slot `max_rows`, which does not exist: writes to it are
+dropped on the device. `unpack` slices numpy and jax arrays alike.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.exec.buckets import Bucket
+from jswa.types import StepPlan
+
+COLUMNS = (
+    "slot", "start", "count", "local_lo", "samples", "temperature", "top_k", "top_p", "key_high", "key_low"
+)  # fmt: skip
+
+
+class PackSpec(NamedTuple):
+    """Sizes of the packed array of one bucket."""
+
+    rows: int
+    tokens: int
+    entries: int
+    max_rows: int
+
+    @property
+    def size(self) -> int:
+        """Elements of the array."""
+        return self.rows * len(COLUMNS) + self.tokens + 6 * self.entries
+
+    @staticmethod
+    def of(bucket: Bucket, *, page_size: int, max_rows: int) -> "PackSpec":
+        """A row of n tokens takes at most ⌈n / p⌉ new pages of a kind."""
+        return PackSpec(bucket.rows, bucket.tokens, -(-bucket.tokens // page_size) + bucket.rows, max_rows)
+
+
+class Inputs(NamedTuple):
+    """Views into the packed array, by section."""
+
+    rows: Any  # [R, columns]
+    tokens: Any  # [T]
+    full_pages: Any  # [U, 3]
+    local_pages: Any  # [U, 3]
+
+    def column(self, name: str) -> Any:
+        """One column of the rows, [R], int32 bits."""
+        return self.rows[:, COLUMNS.index(name)]
+
+
+def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
+    """A fresh array each time: the device may still read the one before."""
+    packed = np.zeros(spec.size, np.int32)
+    inputs = unpack(packed, spec)
+    columns = (
+        plan.slots,
+        plan.starts,
+        plan.counts,
+        plan.local_lo,
+        plan.samples,
+        plan.temperature.view(np.int32),
+        plan.top_k,
+        plan.top_p.view(np.int32),
+        plan.keys[:, 0].view(np.int32),
+        plan.keys[:, 1].view(np.int32),
+    )
+    for index, column in enumerate(columns):
+        inputs.rows[: plan.num_rows, index] = column
+    inputs.rows[plan.num_rows :, 0] = spec.max_rows
+    inputs.tokens[: plan.num_tokens] = plan.tokens
+    for section, entries in ((inputs.full_pages, plan.full_pages), (inputs.local_pages, plan.local_pages)):
+        section[: len(entries)] = entries
+        section[len(entries) :, 0] = spec.max_rows
+    return packed
+
+
+def unpack(packed: Any, spec: PackSpec) -> Inputs:
+    """Slice the packed array into its sections (views in numpy, slices under jit)."""
+    a = spec.rows * len(COLUMNS)
+    b = a + spec.tokens
+    c = b + 3 * spec.entries
+    return Inputs(
+        packed[:a].reshape(spec.rows, len(COLUMNS)),
+        packed[a:b],
+        packed[b:c].reshape(spec.entries, 3),
+        packed[c:].reshape(spec.entries, 3),
+    )

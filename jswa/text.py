@@ -1,0 +1,87 @@
+"""Text to token ids and back, by the checkpoint's own tokenizer.json."""
+
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from jaxtyping import Int
+from tokenizers.decoders import DecodeStream
+
+from jswa.errors import CheckpointError, InvalidPrompt
+
+_CONTEXT = 16  # tokens of the prompt that the first generated token is decoded after
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self.backend = backend
+
+    @staticmethod
+    def load(folder: Path) -> "Tokenizer | None":
+        """Read tokenizer.json; None where the checkpoint has none. Raises CheckpointError where it is corrupt."""
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            return None
+        try:
+            return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{path} is not a readable tokenizer: {error}") from error
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Int[np.ndarray, " T"]:
+        """Ids of a text. Raises InvalidPrompt for a string that is not valid Unicode."""
+        try:
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        except (UnicodeError, TypeError) as error:
+            raise InvalidPrompt("prompt", text, f"cannot be tokenized: {error}") from error
+        return np.array(encoding.ids, np.int32)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids; bytes that are not valid UTF-8 become U+FFFD."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the tokenizer knows, added tokens included."""
+        return self.backend.get_vocab_size()
+
+
+class StreamDecoder:
+    """Text of one growing sequence, in pieces that never end within a character.
+
+    The pieces together are the text that follows the prompt: decode(prompt + generated) without decode(prompt), with
+    the end of the prompt as context.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Int[np.ndarray, " P"], *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._context: list[int] = prompt[-_CONTEXT:].tolist()
+        self._held: list[int] = []
+        self._stream = DecodeStream(ids=self._context, skip_special_tokens=skip_special_tokens)
+
+    def push(self, token: int) -> str:
+        """What the token adds to the text: nothing while a character is incomplete."""
+        try:
+            piece = self._stream.step(self._tokenizer.backend, token)
+        except Exception as error:
+            if not str(error).startswith("Invalid prefix encountered"):
+                raise
+            # Decoding is not monotonic here: give what is held its text, and go on from this token without context.
+            before = self.finish()
+            self._context, self._held = [], []
+            self._stream = DecodeStream(skip_special_tokens=self._skip)
+            return before + self.push(token)
+        self._held.append(token)
+        if piece:
+            self._context, self._held = self._held, []
+        return piece or ""
+
+    def finish(self) -> str:
+        """The text still held back, at the end of the sequence: an incomplete character becomes U+FFFD."""
+        if not self._held:
+            return ""
+        before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip)
+        whole = self._tokenizer.decode(self._context + self._held, skip_special_tokens=self._skip)
+        return whole[len(before) :]
