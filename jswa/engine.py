@@ -114,7 +114,7 @@ class Engine:
 
 
 def size_arena(limits: Limits, layout: KVLayout, options: EngineConfig, itemsize: int, *, on_gpu: bool) -> Limits:
-    """Choose the number of blocks; shorten an open max_model_len to what fits. Raises ConfigError where too little does."""
+    """Choose the number of blocks; shorten an open max_model_len to what fits. Raises ConfigError."""
     budget = options.kv_cache_memory_bytes or _free_bytes(options, on_gpu=on_gpu)
     num_blocks = min(budget // layout.block_bytes(itemsize), useful_blocks(layout, limits))
     total_slots = (num_blocks - 1) * layout.pages_per_block
@@ -134,7 +134,7 @@ def size_arena(limits: Limits, layout: KVLayout, options: EngineConfig, itemsize
 
 
 def _free_bytes(options: EngineConfig, *, on_gpu: bool) -> int:
-    """Bytes for the arena: what is left of the device's share once the weights are there; on CPU a quarter of memory."""
+    """Bytes for the arena: what the weights leave of the device's share; on CPU a quarter of memory, at most 4 GiB."""
     if not on_gpu:
         return min(_CPU_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     stats = jax.devices()[0].memory_stats() or {}

@@ -110,7 +110,7 @@ class LLM:
         """Generate a continuation of every prompt.
 
         Args:
-            prompts: a string, token ids, or a list of either. vLLM's {"prompt": …} and {"prompt_token_ids": …} work too.
+            prompts: a string, token ids, or a list of either; vLLM's {"prompt": …}, {"prompt_token_ids": …} too.
             sampling_params: for all prompts, or one per prompt; or give its fields as keywords (`max_new_tokens` is
                 another name of `max_tokens`).
             stream: return an iterator instead; each item holds what is new for one prompt (`outputs[0].text` and
@@ -126,9 +126,7 @@ class LLM:
             GenerationError: as `error` of the outputs concerned, and raised for a single prompt.
         """
         batch = _Batch(self, _split(prompts), sampling_params, sampling)
-        if stream:
-            return batch.run()
-        return batch.collect(show=use_tqdm)
+        return batch.run() if stream else batch.collect(show=use_tqdm)
 
     def _enter(self, batch: "_Batch") -> str:
         """A request id that this LLM has not used, whose events go to the batch."""
@@ -165,15 +163,14 @@ def generate(
     sampling_names = {f.name for f in dataclasses.fields(SamplingParams)} | {"max_new_tokens"}
     engine_options = {name: value for name, value in options.items() if name not in sampling_names}
     sampling = {name: value for name, value in options.items() if name in sampling_names}
-    llm = _loaded(str(model), tuple(sorted(engine_options.items())))
-    if stream:
-        return llm.generate(prompts, sampling_params, stream=True, **sampling)
-    return llm.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
+    llm = _loaded(str(model), engine_config(engine_options))
+    batch = _Batch(llm, _split(prompts), sampling_params, sampling)
+    return batch.run() if stream else batch.collect(show=use_tqdm)
 
 
 @lru_cache(maxsize=1)
-def _loaded(model: str, options: tuple[tuple[str, Any], ...]) -> LLM:
-    return LLM(model, **dict(options))
+def _loaded(model: str, options: EngineConfig) -> LLM:
+    return LLM(model, **dataclasses.asdict(options))
 
 
 class _Batch:
@@ -265,9 +262,7 @@ class _Batch:
             del self._running[event.request_id]
             self._llm._leave(event.request_id)
             text += decoder.finish() if decoder is not None else ""
-        piece = CompletionOutput(
-            0, text, ids, finish_reason=event.finish_reason, stop_reason=event.stop_reason
-        )
+        piece = CompletionOutput(0, text, ids, finish_reason=event.finish_reason, stop_reason=event.stop_reason)
         error = None
         if event.finish_reason == "error":
             error = GenerationError(f"request {event.request_id}: the model gave logits that are not finite")
@@ -316,7 +311,9 @@ def _params_of(
     prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, sampling: dict[str, Any]
 ) -> list[SamplingParams]:
     if params is not None and sampling:
-        raise InvalidSampling("sampling_params", params, f"give either it or keywords, not both ({', '.join(sampling)})")
+        raise InvalidSampling(
+            "sampling_params", params, f"give either it or keywords, not both ({', '.join(sampling)})"
+        )
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
     if params is not None:
@@ -349,7 +346,7 @@ def _split(prompts: Prompts) -> list[Prompt]:
     if not isinstance(prompts, Iterable):
         raise InvalidPrompt("prompts", prompts, "must be a string, token ids, or a list of either")
     items = list(prompts)
-    return [items] if items and all(_is_int(item) for item in items) else items
+    return [items] if items and all(_is_int(item) for item in items) else items  # type: ignore[list-item, return-value]
 
 
 def _tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, Int[np.ndarray, " P"]]:

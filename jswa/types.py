@@ -175,10 +175,10 @@ def _check(name: str, value: object, ok: bool, accepted: str) -> None:
 
 
 def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= int(value) <= high
 
 
 def _is_real(value: object, low: float, high: float) -> bool:
     if not isinstance(value, int | float | np.floating | np.integer) or isinstance(value, bool):
         return False
-    return math.isfinite(value) and low <= value <= high
+    return math.isfinite(value) and low <= float(value) <= high

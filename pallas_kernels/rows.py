@@ -40,9 +40,7 @@ class Tiles(NamedTuple):
     place: Int[Array, " T"]
 
 
-def tile_rows(
-    counts: Int[Array, " R"], first_token: Int[Array, " R"], token_row: Int[Array, " T"], size: int
-) -> Tiles:
+def tile_rows(counts: Int[Array, " R"], first_token: Int[Array, " R"], token_row: Int[Array, " T"], size: int) -> Tiles:
     """Cut rows into tiles of `size` tokens. B = T // size + R tiles always suffice.
 
     Args:

@@ -1,8 +1,8 @@
 """The pages one sequence holds.
 
-    position  0        local.start·p                    end·p
-    full      [ every page from 0 ……………………………………………… full.end )
-    local               [ the window, page aligned …… local.end )
+position  0        local.start·p                    end·p
+full      [ every page from 0 ……………………………………………… full.end )
+local               [ the window, page aligned …… local.end )
 """
 
 from dataclasses import dataclass, field

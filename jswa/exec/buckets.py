@@ -28,7 +28,8 @@ def bucket_table(limits: Limits, *, on_gpu: bool) -> tuple[Bucket, ...]:
         rows = _ladder(1, limits.max_rows, (1.0, 1.5))
         tokens = _ladder(128, limits.max_tokens, (1.0, 1.5))
     else:
-        rows = sorted({1, math.isqrt(limits.max_rows), limits.max_rows})
+        middle = math.isqrt(limits.max_rows) if limits.max_rows >= 16 else 1
+        rows = sorted({1, middle, limits.max_rows})
         tokens = sorted({min(64, limits.max_tokens), limits.max_tokens})
     decode = [Bucket(n, n, decode=True) for n in rows]
     mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]

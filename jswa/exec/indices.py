@@ -27,7 +27,12 @@ class KindIndices(NamedTuple):
 
 
 class StepIndices(NamedTuple):
-    """Frozen result of `step_indices`: positions and row slots by token, each row's last token; `full` or `local` is None where the model has no such layer."""
+    """Frozen result of `step_indices`. `full` or `local` is None where the model has no such layer.
+
+    Attributes:
+        positions, token_slots: position and row slot of each token.
+        last_tokens: index of each row's last token.
+    """
 
     positions: Int[Array, " T"]
     token_slots: Int[Array, " T"]
@@ -37,9 +42,7 @@ class StepIndices(NamedTuple):
     local: KindIndices | None
 
 
-def step_indices(
-    inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket: Bucket, num_blocks: int
-) -> StepIndices:
+def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket: Bucket) -> StepIndices:
     """Derive all gather and scatter indices of a step, int32.
 
     Padding tokens belong to the last row, at positions that nobody reads, and are written to distinct pages past the
@@ -58,6 +61,7 @@ def step_indices(
     positions = jnp.where(real, (starts - first_token)[token_row] + token, 0)
     page, offset = positions // layout.page_size, positions % layout.page_size
     token_slot = slots[token_row]
+    num_blocks = state["lanes"][0].shape[1]
 
     def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows) -> KindIndices:
         pages = table.at[token_slot, page].get(mode="fill", fill_value=0)

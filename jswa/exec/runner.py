@@ -69,13 +69,11 @@ def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.
     """Compile one bucket's step ahead of time; arrays may be given as shapes. The state is donated."""
     precise = next(iter(params.values())).dtype == jnp.float32
     with jax.default_matmul_precision("highest" if precise else "default"):
-        packed = jax.ShapeDtypeStruct((config.pack.size,), jnp.int32)
+        packed = np.zeros(config.pack.size, np.int32)
         return jax.jit(partial(step, config=config), donate_argnums=1).lower(params, state, packed).compile()
 
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
     """Compile `copy_pages` ahead of time. The state is donated."""
-    moves = jax.ShapeDtypeStruct((2, WIDTH), jnp.int32)
+    moves = np.zeros((2, WIDTH), np.int32)
     return jax.jit(partial(copy_pages, layout=layout), donate_argnums=0).lower(state, moves).compile()
-
-

@@ -88,4 +88,5 @@ def _largest(holds: Callable[[UInt[Array, " R"]], Bool[Array, " R"]], rows: int)
         candidate = threshold | (jnp.uint32(1 << 31) >> index.astype(jnp.uint32))
         return jnp.where(holds(candidate), candidate, threshold)
 
-    return lax.fori_loop(0, 32, bit, jnp.zeros(rows, jnp.uint32))
+    found: UInt[Array, " R"] = lax.fori_loop(0, 32, bit, jnp.zeros(rows, jnp.uint32))
+    return found

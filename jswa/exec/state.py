@@ -15,7 +15,7 @@ class DeviceState(TypedDict):
 
     Attributes:
         lanes: KV arena, one array `[1, num_blocks, block_elems]` per lane; block 0 stays zero.
-        full_table, local_table: page id by absolute page position. Entries of pages that a row no longer holds are stale.
+        full_table, local_table: page id by absolute page position; entries of pages no longer held are stale.
         last_token: the token sampled last.
     """
 
@@ -25,21 +25,21 @@ class DeviceState(TypedDict):
     last_token: Int[Array, " max_rows"]
 
 
-def state_shapes(layout: KVLayout, limits: Limits, dtype: jnp.dtype) -> DeviceState:
-    """Shapes of the state, as `jax.ShapeDtypeStruct`s."""
-    lane = jax.ShapeDtypeStruct((1, limits.num_blocks, layout.block_elems), dtype)
-    table = jax.ShapeDtypeStruct((limits.max_rows, limits.pages_per_row), jnp.int32)
+def init_state(layout: KVLayout, limits: Limits, dtype: jnp.dtype) -> DeviceState:
+    """The state of an engine that has run nothing yet."""
+    lane, table = (1, limits.num_blocks, layout.block_elems), (limits.max_rows, limits.pages_per_row)
     return DeviceState(
-        lanes=[lane] * layout.num_lanes,  # type: ignore[list-item]  # a shape stands for its array
-        full_table=table,  # type: ignore[typeddict-item]
-        local_table=table,  # type: ignore[typeddict-item]
-        last_token=jax.ShapeDtypeStruct((limits.max_rows,), jnp.int32),  # type: ignore[typeddict-item]
+        lanes=[jnp.zeros(lane, dtype) for _ in range(layout.num_lanes)],
+        full_table=jnp.zeros(table, jnp.int32),
+        local_table=jnp.zeros(table, jnp.int32),
+        last_token=jnp.zeros(limits.max_rows, jnp.int32),
     )
 
 
-def init_state(layout: KVLayout, limits: Limits, dtype: jnp.dtype) -> DeviceState:
-    """The state of an engine that has run nothing yet."""
-    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), state_shapes(layout, limits, dtype))
+def state_shapes(layout: KVLayout, limits: Limits, dtype: jnp.dtype) -> DeviceState:
+    """The same with a `jax.ShapeDtypeStruct` for each array; nothing is allocated."""
+    shapes: DeviceState = jax.eval_shape(lambda: init_state(layout, limits, dtype))
+    return shapes
 
 
 def state_bytes(state: DeviceState) -> int:

@@ -34,12 +34,30 @@ def step(
 ) -> tuple[DeviceState, Int[Array, " R"]]:
     """Run one step. Returns the next state and a token per row (garbage for rows that sample none)."""
     inputs = unpack(packed, config.pack)
-    with named_scope("indices"):
-        state = _update_tables(state, inputs)
-        num_blocks = state["lanes"][0].shape[1]
-        indices = step_indices(
-            inputs, state, layout=config.layout, bucket=config.bucket, num_blocks=num_blocks
+    state, logits = forward(params, state, inputs, config=config)
+    with named_scope("sampling"):
+        sampled = sample(
+            logits,
+            inputs.column("start") + inputs.column("count"),
+            temperature=_bits(inputs, "temperature", jnp.float32),
+            top_k=inputs.column("top_k"),
+            top_p=_bits(inputs, "top_p", jnp.float32),
+            keys=jnp.stack([_bits(inputs, "key_high", jnp.uint32), _bits(inputs, "key_low", jnp.uint32)], axis=-1),
         )
+    slots = jnp.where(inputs.column("samples") != 0, inputs.column("slot"), config.pack.max_rows)
+    last_token = state["last_token"].at[slots].set(jnp.maximum(sampled, 0), mode="drop")
+    return {**state, "last_token": last_token}, sampled
+
+
+def forward(
+    params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig
+) -> tuple[DeviceState, Float[Array, "R V"]]:
+    """Enter the plan's pages, run its tokens through the model, and return the logits after each row's last token."""
+    with named_scope("indices"):
+        full_table = _enter(state["full_table"], inputs.full_pages)
+        local_table = _enter(state["local_table"], inputs.local_pages)
+        state = {**state, "full_table": full_table, "local_table": local_table}
+        indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket)
         # A row whose next token the host does not know yet runs the one it sampled last.
         previous = state["last_token"].at[indices.token_slots].get(mode="fill", fill_value=0)
         tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
@@ -56,20 +74,7 @@ def step(
     hidden = model(tokens, indices.positions, attend)
     with named_scope("logits"):
         logits = model.logits(hidden[indices.last_tokens])
-    with named_scope("sampling"):
-        sampled = sample(
-            logits,
-            inputs.column("start") + inputs.column("count"),
-            temperature=_bits(inputs, "temperature", jnp.float32),
-            top_k=inputs.column("top_k"),
-            top_p=_bits(inputs, "top_p", jnp.float32),
-            keys=jnp.stack([_bits(inputs, "key_high", jnp.uint32), _bits(inputs, "key_low", jnp.uint32)], axis=-1),
-        )
-    keep = jnp.where(inputs.column("samples") != 0, inputs.column("slot"), config.pack.max_rows)
-    last_token = state["last_token"].at[keep].set(jnp.maximum(sampled, 0), mode="drop")
-    return DeviceState(
-        lanes=lanes, full_table=state["full_table"], local_table=state["local_table"], last_token=last_token
-    ), sampled
+    return {**state, "lanes": lanes}, logits
 
 
 def _attend(
@@ -108,21 +113,10 @@ def _attend(
     return view.reshape(lane.shape), out
 
 
-def _update_tables(state: DeviceState, inputs: Inputs) -> DeviceState:
-    """Enter the plan's new pages; entries of the slot that does not exist are dropped."""
-
-    def entered(table: Int[Array, "max_rows N"], entries: Int[Array, "U 3"]) -> Int[Array, "max_rows N"]:
-        return table.at[entries[:, 0], entries[:, 1]].set(entries[:, 2], mode="drop")
-
-    return DeviceState(
-        lanes=state["lanes"],
-        full_table=entered(state["full_table"], inputs.full_pages),
-        local_table=entered(state["local_table"], inputs.local_pages),
-        last_token=state["last_token"],
-    )
+def _enter(table: Int[Array, "max_rows N"], entries: Int[Array, "U 3"]) -> Int[Array, "max_rows N"]:
+    """The table with the plan's new pages; entries of the slot that does not exist are dropped."""
+    return table.at[entries[:, 0], entries[:, 1]].set(entries[:, 2], mode="drop")
 
 
 def _bits(inputs: Inputs, name: str, dtype: type) -> Array:
     return lax.bitcast_convert_type(inputs.column(name), dtype)
-
-

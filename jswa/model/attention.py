@@ -11,7 +11,7 @@ from jswa.model.layers import RmsNorm, RopeTables, linear, rotate, zeros
 
 
 class Attend(Protocol):
-    """Store K and V of layer `layer` and attend to all that its queries may see: paged in the engine, dense elsewhere."""
+    """Store K and V of layer `layer` and attend to all that its queries may see: over pages, or densely."""
 
     def __call__(
         self, layer: int, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K V"], /

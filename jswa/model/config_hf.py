@@ -135,7 +135,9 @@ def _pre_norm(
         qkv_bias=attention_bias,
         out_bias=attention_bias,
     )
-    mlp = MlpConfig(fields.integer("intermediate_size", intermediate), _activation(fields, "hidden_act", "silu"), mlp_bias)
+    mlp = MlpConfig(
+        fields.integer("intermediate_size", intermediate), _activation(fields, "hidden_act", "silu"), mlp_bias
+    )
     layers = tuple(
         LayerConfig(
             dataclasses.replace(attention, window=window),

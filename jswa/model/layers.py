@@ -78,9 +78,7 @@ class Mlp(nnx.Module):
         return linear(activate(self.activation, gate) * up, self.down, self.down_bias)
 
 
-def linear(
-    x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None
-) -> Float[Array, "T m"]:
+def linear(x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None) -> Float[Array, "T m"]:
     """x · weight + bias."""
     out = x @ weight[...]
     return out if bias is None else out + bias[...]

@@ -15,6 +15,7 @@ from jswa.config import Rope
 from jswa.errors import UnsupportedModel
 from jswa.model.fields import Fields
 
+
 def parse_rope(
     fields: Fields,
     head_dim: int,

@@ -1,5 +1,7 @@
 """The one config-driven decoder. Parameters cross every boundary as a plain dict {dotted name: array}."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -73,7 +75,7 @@ def bind(config: ModelConfig, params: Params) -> Decoder:
     return model
 
 
-def _abstract(config: ModelConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
+def _abstract(config: ModelConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef[Decoder], nnx.State[Any, Any]]:
     return nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
 
 
