@@ -15,7 +15,7 @@ from jaxtyping import Int
 from jswa.cache.capacity import ideal_fraction, row_capacity, rows_held, useful_blocks
 from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, Limits, ModelConfig, resolve_limits
-from jswa.errors import ConfigError, InvalidPrompt, InvalidToken
+from jswa.errors import ConfigError, EngineError, InvalidPrompt, InvalidToken
 from jswa.exec.runner import Runner
 from jswa.model.load import load_checkpoint
 from jswa.sched.scheduler import Scheduler, SchedulerStats
@@ -106,6 +106,8 @@ class Engine:
         plan = self._scheduler.plan()
         launched = self._runner.launch(plan) if plan is not None else None
         before, self._pending = self._pending, launched
+        if launched is None and before is None and self._scheduler.has_work():
+            raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self.stats()}")
         return self._scheduler.apply(before.plan, before.tokens()) if before is not None else []
 
     def stats(self) -> SchedulerStats:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int
 
+NEVER = 2**62
+
 
 @dataclass(eq=False)
 class PageRun:
@@ -42,9 +44,17 @@ class PageRun:
 
 @dataclass(eq=False)
 class Lease:
-    """Pages of one sequence; the manager alone changes what is held. `width` is the page tables' width."""
+    """Pages of one sequence; the manager alone changes it.
+
+    Attributes:
+        width: of the page tables.
+        covered: positions below this have pages.
+        slides_at: launched length at which the next local page leaves.
+    """
 
     width: int
+    covered: int = 0
+    slides_at: int = NEVER
     full: PageRun = field(init=False)
     local: PageRun = field(init=False)
 

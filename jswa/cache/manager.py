@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import Lease
+from jswa.cache.lease import NEVER, Lease
 from jswa.cache.pool import PagePool
 
 
@@ -30,7 +30,7 @@ class CacheManager:
 
     def open(self) -> Lease:
         """A lease without pages. The caller must `close` it."""
-        lease = Lease(self._width)
+        lease = Lease(self._width, slides_at=self._slides_at(0))
         self._leases.add(lease)
         return lease
 
@@ -48,6 +48,7 @@ class CacheManager:
             self._follow_moves()
         if more_full:
             lease.full.extend(self.pool.alloc_full(more_full))
+        lease.covered = pages * layout.page_size
         return True
 
     def slide(self, lease: Lease, launched: int) -> None:
@@ -59,6 +60,7 @@ class CacheManager:
         if frontier > local.start:
             self.pool.free_local(local.ids[local.start : frontier])
             local.start = frontier
+            lease.slides_at = self._slides_at(frontier)
 
     def close(self, lease: Lease) -> None:
         """Give every page of the lease back."""
@@ -92,11 +94,18 @@ class CacheManager:
             assert len(flat) == len(np.unique(flat)) == held, "a page has two owners or none"
         for lease, length in seen.items():
             pages = -(-length // layout.page_size)
+            assert lease.covered == pages * layout.page_size, "pages end before or after the launched length"
             assert lease.full.end == (pages if layout.full else 0), "full pages differ from the launched length"
             if layout.window is not None:
                 first = max(0, length - (layout.window - 1)) // layout.page_size
                 assert (lease.local.start, lease.local.end) == (first, pages), "local pages are not exactly the window"
+                assert lease.slides_at == (first + 1) * layout.page_size + layout.window - 1
                 assert len(lease.local.held) <= layout.window_pages(length) + 1
+
+    def _slides_at(self, local_start: int) -> int:
+        """Launched length at which page `local_start` has left every later query's window."""
+        window = self.layout.window
+        return NEVER if window is None else (local_start + 1) * self.layout.page_size + window - 1
 
     def _follow_moves(self) -> None:
         """Rewrite the ids of pages that compaction moved. Rare, so it may look at every lease."""

@@ -9,7 +9,7 @@ import bisect
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Int
@@ -85,20 +85,20 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Choose the next step, oldest requests first; None where nothing can run now. Lengths count as launched."""
         self.cache.settle()
-        rows: list[tuple[Sequence, int]] = []
-        budget = self.limits.max_tokens - sum(s.runnable and s.launched >= s.num_known for s in self._running)
-        budget = self._plan_running(rows, budget)
-        self._plan_admissions(rows, budget)
-        if not rows:
+        draft = _Draft(self.limits.max_tokens)
+        self._plan_running(draft)
+        self._plan_admissions(draft)
+        if not draft.sequences:
             return None
-        plan = self._make_plan(rows)
-        for sequence, count in rows:
+        plan = self._make_plan(draft)
+        for sequence, count in zip(draft.sequences, draft.counts, strict=True):
             sequence.launched += count
             sequence.in_flight += 1
-        # Only now: a page that left a window in this step must not serve another row of the same step.
-        for sequence, _ in rows:
-            self.cache.slide(_lease(sequence), sequence.launched)
-        self._in_flight.append((plan, [sequence for sequence, _ in rows]))
+            # Only now: a page that leaves a window in this step must not serve another row of the same step.
+            lease = _lease(sequence)
+            if sequence.launched >= lease.slides_at:
+                self.cache.slide(lease, sequence.launched)
+        self._in_flight.append((plan, draft.sequences))
         return plan
 
     def apply(self, plan: StepPlan, tokens: Int[np.ndarray, " R"]) -> list[TokenEvent]:
@@ -144,24 +144,26 @@ class Scheduler:
             assert sequence.launched <= sequence.limit - 1
             assert sequence.launched <= sequence.num_known + sequence.in_flight
 
-    def _plan_running(self, rows: list[tuple[Sequence, int]], budget: int) -> int:
-        """Rows that hold pages, oldest first. A row that lacks pages takes them from the youngest not yet planned."""
+    def _plan_running(self, draft: "_Draft") -> None:
+        """Rows that hold pages, oldest first; decode rows' tokens are set aside before any prefill chunk's."""
+        draft.budget -= sum(s.num_known <= s.launched < s.limit - 1 for s in self._running)
         visited = 0
         while visited < len(self._running):
             sequence = self._running[visited]
             visited += 1
-            if not sequence.runnable:
+            known = sequence.num_known - sequence.launched
+            count = min(known, draft.budget) if known > 0 else 1
+            if count == 0 or sequence.launched >= sequence.limit - 1:
                 continue
-            decode = sequence.launched >= sequence.num_known
-            count = 1 if decode else min(sequence.num_known - sequence.launched, budget)
-            if count == 0 or not self._grow(sequence, sequence.launched + count, visited):
-                continue
-            budget -= 0 if decode else count
-            rows.append((sequence, count))
-        return budget
+            length = sequence.launched + count
+            if length > _lease(sequence).covered:
+                if not self._grow(sequence, length, visited):
+                    continue
+                draft.grown.append(sequence)
+            draft.add(sequence, count, spend=known > 0)
 
     def _grow(self, sequence: Sequence, length: int, visited: int) -> bool:
-        """Get pages up to `length`, preempting the youngest rows after `visited`; False: not in this step."""
+        """Get pages up to `length`, preempting the youngest rows not yet visited; False: not in this step."""
         while not self.cache.grow(_lease(sequence), length):
             if sequence.in_flight:
                 return False  # it may have ended already, or others may: look again when that is known
@@ -174,12 +176,12 @@ class Scheduler:
                 raise EngineError(f"a row of {length} tokens alone does not fit the arena")
         return True
 
-    def _plan_admissions(self, rows: list[tuple[Sequence, int]], budget: int) -> None:
-        while self._waiting and self._free_slots and budget > 0:
+    def _plan_admissions(self, draft: "_Draft") -> None:
+        while self._waiting and self._free_slots and draft.budget > 0:
             sequence = self._waiting[0][1]
             if not self._admissible(sequence):
                 return
-            count = min(sequence.num_known, budget)
+            count = min(sequence.num_known, draft.budget)
             lease = self.cache.open()
             if not self.cache.grow(lease, count):
                 self.cache.close(lease)
@@ -188,8 +190,8 @@ class Scheduler:
             sequence.lease, sequence.slot, sequence.status = lease, self._free_slots.pop(), Status.RUNNING
             self._sampling.set(sequence.slot, sequence.request)
             bisect.insort(self._running, sequence, key=lambda s: s.order)
-            budget -= count
-            rows.append((sequence, count))
+            draft.grown.append(sequence)
+            draft.add(sequence, count, spend=True)
 
     def _admissible(self, sequence: Sequence) -> bool:
         """The one formula (docs/design.md §3): resident(prompt + 1) + the step's reserve fits what is unclaimed."""
@@ -204,28 +206,30 @@ class Scheduler:
         alone = peak_slots(layout, self.limits.max_tokens, sequence.num_known + 1)
         return max(need + reserve, alone) + claimed <= self.cache.pool.free_slots
 
-    def _make_plan(self, rows: list[tuple[Sequence, int]]) -> StepPlan:
-        slots = np.array([s.slot for s, _ in rows], np.int32)
-        starts = np.array([s.launched for s, _ in rows], np.int32)
-        counts = np.array([count for _, count in rows], np.int32)
-        known = np.array([s.num_known for s, _ in rows], np.int32)
-        pieces = [
-            s.tokens[s.launched : s.launched + count] if s.launched < s.num_known else _ONE_FROM_DEVICE
-            for s, count in rows
-        ]
+    def _make_plan(self, draft: "_Draft") -> StepPlan:
+        sequences = draft.sequences
+        slots = np.array([s.slot for s in sequences], np.int32)
+        starts = np.array([s.launched for s in sequences], np.int32)
+        known = np.array([s.num_known for s in sequences], np.int32)
+        counts = np.array(draft.counts, np.int32)
+        ends = np.cumsum(counts)
+        tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
+        for row in np.flatnonzero(starts < known).tolist():
+            start, count = starts[row], counts[row]
+            tokens[ends[row] - count : ends[row]] = sequences[row].tokens[start : start + count]
         return StepPlan(
             slots=slots,
             starts=starts,
             counts=counts,
-            local_lo=np.zeros(len(rows), np.int32),
+            local_lo=np.zeros(len(slots), np.int32),
             samples=(starts + counts >= known).astype(np.int32),
-            tokens=np.concatenate(pieces),
+            tokens=tokens,
             temperature=self._sampling.temperature[slots],
             top_k=self._sampling.top_k[slots],
             top_p=self._sampling.top_p[slots],
             keys=self._sampling.keys[slots],
-            full_pages=_table_entries((s.slot, _lease(s).full) for s, _ in rows),
-            local_pages=_table_entries((s.slot, _lease(s).local) for s, _ in rows),
+            full_pages=_table_entries((s.slot, _lease(s).full) for s in draft.grown),
+            local_pages=_table_entries((s.slot, _lease(s).local) for s in draft.grown),
             moves=np.array(self.cache.drain_moves(), np.int32).reshape(-1, 2),
         )
 
@@ -270,6 +274,22 @@ class Scheduler:
             sequence.lease, sequence.slot = None, -1
 
 
+@dataclass
+class _Draft:
+    """A step while it is being planned: rows so far, tokens left, rows whose pages the device does not know yet."""
+
+    budget: int
+    sequences: list[Sequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    grown: list[Sequence] = field(default_factory=list)
+
+    def add(self, sequence: Sequence, count: int, *, spend: bool) -> None:
+        """Take a row in; a decode row's token has been set aside already."""
+        self.sequences.append(sequence)
+        self.counts.append(count)
+        self.budget -= count if spend else 0
+
+
 class _SamplingTable:
     """Sampling parameters by row slot, so that a plan gathers them in one go."""
 
@@ -285,9 +305,6 @@ class _SamplingTable:
         self.top_k[slot] = max(params.top_k, 0)
         self.top_p[slot] = params.top_p
         self.keys[slot] = request.key
-
-
-_ONE_FROM_DEVICE = np.array([FROM_DEVICE], np.int32)
 
 
 def _lease(sequence: Sequence) -> Lease:

@@ -30,7 +30,7 @@ class Status(enum.Enum):
 @dataclass(eq=False)
 class Sequence:
     """State of one request in the scheduler. `order` is its place by arrival, kept through preemption;
-    `limit` is prompt + generated tokens at most."""
+    `limit` is prompt + generated tokens at most; the last of them is sampled but never run, so launched < limit."""
 
     request: Request
     order: int
@@ -47,11 +47,6 @@ class Sequence:
         self.num_known = len(self.request.prompt)
         self.tokens = np.empty(self.num_known + 64, np.int32)
         self.tokens[: self.num_known] = self.request.prompt
-
-    @property
-    def runnable(self) -> bool:
-        """Whether another position can run: the last token of the text is never run, only sampled."""
-        return self.launched < self.limit - 1
 
     def append(self, token: int) -> None:
         """Add a token that came back from the device."""
