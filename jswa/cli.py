@@ -63,15 +63,18 @@ def generate(
         raise SystemExit("jswa generate: give at least one prompt")
     with LLM(model, **dataclasses.asdict(engine)) as llm:
         meter = _Meter(llm)
-        texts: dict[str, dict[str, Any]] = {}
-        for piece in llm.generate(list(prompts), params, stream=True):
-            meter.count(piece.outputs[0].token_ids)
-            row = texts.setdefault(piece.request_id, {"prompt": piece.prompt, "text": "", "token_ids": []})
-            row["text"] += piece.outputs[0].text
-            row["token_ids"] += piece.outputs[0].token_ids
-            row["finish_reason"] = piece.outputs[0].finish_reason
-        for row in texts.values():
-            print(json.dumps(row, ensure_ascii=False) if as_json else f"{row['prompt']}{row['text']}\n")
+        rows: dict[str, dict[str, Any]] = {}
+        try:
+            for piece in llm.generate(list(prompts), params, stream=True):
+                new = piece.outputs[0]
+                meter.count(new.token_ids)
+                row = rows.setdefault(piece.request_id, {"prompt": piece.prompt, "text": "", "token_ids": []})
+                row["text"] += new.text
+                row["token_ids"] += new.token_ids
+                row["finish_reason"] = new.finish_reason
+        finally:
+            for row in rows.values():
+                print(json.dumps(row, ensure_ascii=False) if as_json else f"{row['prompt']}{row['text']}\n")
         if stats:
             print(meter.report(), file=sys.stderr)
 

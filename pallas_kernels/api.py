@@ -1,7 +1,8 @@
 """`paged_attention` and `write_kv`: one signature, several implementations, none of which stands in for another.
 
 Shape letters: T tokens of a step (ragged, padded), R rows, N pages per row, P pages of a view, S slots of a page,
-p tokens per page, H query heads, K KV heads, D head size, V value head size, Q tokens per query tile, B tiles.
+p tokens per page, H query heads, K KV heads, D head size, V value head size, E = D + V, Q tokens per query tile,
+B tiles.
 """
 
 from typing import Literal, NamedTuple
@@ -25,7 +26,7 @@ class Attend(NamedTuple):
 
 def paged_attention(
     q: Float[Array, "T H D"],
-    kv: Float[Array, "P S K p D+V"],
+    kv: Float[Array, "P S K p E"],
     rows: Rows,
     tiles: Tiles,
     *,
@@ -54,17 +55,22 @@ def paged_attention(
 
 
 def write_kv(
-    kv: Float[Array, "P S K p D+V"],
+    kv: Float[Array, "P S K p E"],
     k: Float[Array, "T K D"],
     v: Float[Array, "T K V"],
     *,
     pages: Int[Array, " T"],
     offsets: Int[Array, " T"],
     slot: int,
-) -> Float[Array, "P S K p D+V"]:
+) -> Float[Array, "P S K p E"]:
     """Write K and V of each token to its page, in place where the caller donates the arena.
 
     A token whose page is ≥ P is dropped; pages past the end must be distinct, as (page, offset) pairs all are.
     """
     values = jnp.concatenate([k, v], axis=-1).astype(kv.dtype)
+    if len(values) == 1:
+        # XLA turns a scatter of one index into a guarded update that copies the whole lane: add one that is dropped.
+        values = jnp.concatenate([values, values])
+        pages = jnp.concatenate([pages, jnp.full(1, jnp.iinfo(jnp.int32).max, jnp.int32)])
+        offsets = jnp.concatenate([offsets, offsets])
     return kv.at[pages, slot, :, offsets].set(values, mode="drop", unique_indices=True)

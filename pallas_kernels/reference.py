@@ -9,7 +9,7 @@ from pallas_kernels.rows import Rows, Tiles
 
 def paged_attention(
     q: Float[Array, "T H D"],
-    kv: Float[Array, "P S K p D+V"],
+    kv: Float[Array, "P S K p E"],
     rows: Rows,
     tiles: Tiles,
     *,
@@ -24,12 +24,12 @@ def paged_attention(
     token_row = tiles.row[tiles.place // tiles.tokens.shape[1]]
     # Tokens of a row follow each other, so a token's index in its row counts its predecessors in that row.
     order = jnp.arange(num_tokens)
-    in_row = (order[:, None] > order) & (token_row[:, None] == token_row)
+    in_row = (order[:, None] > order[None]) & (token_row[:, None] == token_row[None])
     position = rows.starts[token_row] + in_row.sum(axis=1)
     gathered = kv[rows.page_rows, slot]  # [R, N, K, p, D+V]
     gathered = gathered.transpose(0, 2, 1, 3, 4).reshape(len(rows.starts), num_kv_heads, -1, kv.shape[-1])
     keys = jnp.repeat(gathered[token_row], num_heads // num_kv_heads, axis=1).astype(jnp.float32)
-    key_position = rows.first_page[token_row][:, None] * page_size + jnp.arange(keys.shape[2])
+    key_position = rows.first_page[token_row][:, None] * page_size + jnp.arange(keys.shape[2])[None]
     visible = (key_position <= position[:, None]) & (key_position >= rows.visible_from[token_row][:, None])
     if window is not None:
         visible &= key_position > position[:, None] - window

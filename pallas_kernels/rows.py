@@ -54,7 +54,7 @@ def tile_rows(counts: Int[Array, " R"], first_token: Int[Array, " R"], token_row
     tile = jnp.arange(num_tiles, dtype=jnp.int32)
     row = jnp.minimum(jnp.searchsorted(ends, tile, side="right").astype(jnp.int32), num_rows - 1)
     offset = (tile - (ends - tiles_of_row)[row]) * size
-    within = offset[:, None] + jnp.arange(size, dtype=jnp.int32)
+    within = offset[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
     last = jnp.maximum(counts[row] - 1, 0)
     tokens = jnp.clip(first_token[row][:, None] + jnp.minimum(within, last[:, None]), 0, num_tokens - 1)
     index = jnp.arange(num_tokens, dtype=jnp.int32) - first_token[token_row]

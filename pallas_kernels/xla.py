@@ -17,7 +17,7 @@ _LOWEST = -1e30  # finite, so that a row without visible keys makes no NaN
 
 def paged_attention(
     q: Float[Array, "T H D"],
-    kv: Float[Array, "P S K p D+V"],
+    kv: Float[Array, "P S K p E"],
     rows: Rows,
     tiles: Tiles,
     *,
@@ -38,7 +38,7 @@ def paged_attention(
     begin = rows.visible_from[tiles.row]
     if window is not None:
         begin = jnp.maximum(begin, first_query - (window - 1))
-    query_position = first_query[:, None] + jnp.arange(tile_size, dtype=jnp.int32)  # [B, Q]
+    query_position = first_query[:, None] + jnp.arange(tile_size, dtype=jnp.int32)[None]  # [B, Q]
     first_block = begin // block_tokens
     num_blocks = jnp.where(end > begin, -(-end // block_tokens) - first_block, 0)
     queries = q[tiles.tokens].reshape(num_tiles, tile_size, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
@@ -47,10 +47,10 @@ def paged_attention(
         index: Int[Array, ""], carry: tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         total, weight, top = carry
-        page = (first_block + index)[:, None] * block_pages + jnp.arange(block_pages, dtype=jnp.int32)  # [B, n]
+        page = (first_block + index)[:, None] * block_pages + jnp.arange(block_pages, dtype=jnp.int32)[None]  # [B, n]
         gathered = kv[_page_ids(rows, tiles.row, page), slot]  # [B, n, K, p, D+V]
         gathered = gathered.transpose(0, 2, 1, 3, 4).reshape(num_tiles, num_kv_heads, block_tokens, -1)
-        key_position = page[:, :1] * page_size + jnp.arange(block_tokens, dtype=jnp.int32)  # [B, s]
+        key_position = page[:, :1] * page_size + jnp.arange(block_tokens, dtype=jnp.int32)[None]  # [B, s]
         in_tile = (key_position >= begin[:, None]) & (key_position < end[:, None])
         visible = in_tile[:, None, :] & (key_position[:, None, :] <= query_position[:, :, None])  # [B, Q, s]
         if window is not None:
