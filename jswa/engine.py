@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ _log = logging.getLogger("jswa")
 _CPU_ARENA_BYTES = 4 * 2**30
 
 
+@runtime_checkable
 class PendingStep(Protocol):
     """A launched step whose tokens can be waited for."""
 
@@ -38,6 +39,7 @@ class PendingStep(Protocol):
         ...
 
 
+@runtime_checkable
 class StepRunner(Protocol):
     """What the engine needs of the device side; tests put a fake here."""
 

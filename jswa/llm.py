@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 from jaxtyping import Int
@@ -23,6 +23,7 @@ from jswa.errors import (
     GenerationError,
     InvalidPrompt,
     InvalidSampling,
+    InvalidToken,
     RequestError,
 )
 from jswa.sched.scheduler import SchedulerStats
@@ -64,7 +65,7 @@ class LLM:
         self._engine = None
         self._batches.clear()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "LLM":
         return self
 
     def __exit__(
@@ -188,21 +189,16 @@ class _Batch:
         self._errors: dict[int, RequestError] = {}
         self._outputs: list[RequestOutput | None] = [None] * len(prompts)
         self._running: dict[str, tuple[int, StreamDecoder | None]] = {}
-        for index, (prompt, one) in enumerate(zip(prompts, _params_of(prompts, params, sampling), strict=True)):
-            try:
-                self._add(index, prompt, one)
-            except RequestError as error:
-                error.index = index
-                self._errors[index] = error
+        self._prompts = list(zip(prompts, _params_of(prompts, params, sampling), strict=True))
 
     def collect(self, *, show: bool) -> list[RequestOutput]:
         """Run to the end and return whole results."""
         done = [_Whole() for _ in self._outputs]
         with tqdm(total=len(done), desc="prompts", disable=not show, unit="prompt", dynamic_ncols=True) as bar:
-            bar.update(len(self._errors))
             for index, output in self._pieces():
                 done[index].add(output)
                 bar.update(output.finished)
+            bar.update(len(self._errors))
         for index, whole in enumerate(done):
             if whole.output is not None:
                 self._outputs[index] = whole.output
@@ -240,8 +236,17 @@ class _Batch:
             metrics=RequestMetrics(arrival_time=time.monotonic()),
         )
 
+    def _submit(self) -> None:
+        for index, (prompt, params) in enumerate(self._prompts):
+            try:
+                self._add(index, prompt, params)
+            except RequestError as error:
+                error.index = index
+                self._errors[index] = error
+
     def _pieces(self) -> Iterator[tuple[int, RequestOutput]]:
         try:
+            self._submit()
             while self._running:
                 while not self.events:
                     self._llm._advance()
@@ -341,7 +346,9 @@ def sampling_params(keywords: Mapping[str, Any]) -> SamplingParams:
 
 def _split(prompts: Prompts) -> list[Prompt]:
     """One prompt or a list of them, as a list."""
-    if isinstance(prompts, str | Mapping | np.ndarray):
+    if isinstance(prompts, np.ndarray) and prompts.ndim == 2:
+        return list(prompts)
+    if isinstance(prompts, str | bytes | Mapping | np.ndarray):
         return [prompts]
     if not isinstance(prompts, Iterable):
         raise InvalidPrompt("prompts", prompts, "must be a string, token ids, or a list of either")
@@ -364,11 +371,12 @@ def _tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, 
 
 
 def _ids(value: object) -> Int[np.ndarray, " P"]:
-    items = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(items, Sequence) or isinstance(items, str) or not all(_is_int(item) for item in items):
+    items: Any = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not all(_is_int(item) for item in items):
         _refuse(value)
-    # Out of int32's range is out of every vocabulary: keep it out of range, and let the vocabulary check name it.
-    return np.array(items, np.int64)
+    if unheard := [item for item in items if not 0 <= item < 2**31]:
+        raise InvalidToken("prompt token id", unheard[0], "must be in the vocabulary")
+    return np.array(items, np.int32)
 
 
 def _refuse(prompt: object) -> Any:

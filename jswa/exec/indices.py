@@ -76,7 +76,7 @@ def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket
         chunk = 1 if bucket.decode else bucket.tokens
         first_page = jnp.maximum(starts - (layout.window - 1), 0) // layout.page_size
         width = min(-(-(layout.window - 1 + chunk) // layout.page_size) + 1, state["local_table"].shape[1])
-        columns = first_page[:, None] + jnp.arange(width, dtype=jnp.int32)
+        columns = first_page[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
         page_rows = state["local_table"].at[slots[:, None], columns].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_lo"))
         local = kind(state["local_table"], num_blocks, rows)

@@ -1,6 +1,6 @@
 """Projections and rotary embedding around the attention itself, which the caller supplies."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,6 +10,7 @@ from jswa.config import AttentionConfig
 from jswa.model.layers import RmsNorm, RopeTables, linear, rotate, zeros
 
 
+@runtime_checkable
 class Attend(Protocol):
     """Store K and V of layer `layer` and attend to all that its queries may see: over pages, or densely."""
 

@@ -26,7 +26,7 @@ class RmsNorm(nnx.Module):
         """Same shape and type as x."""
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + self.config.eps)
-        weight = self.weight[...]
+        weight = self.weight[...].reshape(*[1] * (x.ndim - 1), -1)
         if self.config.cast_first:
             return wide.astype(x.dtype) * (self.config.offset + weight).astype(x.dtype)
         return (wide * (self.config.offset + weight.astype(jnp.float32))).astype(x.dtype)
@@ -36,7 +36,7 @@ def rope_tables(ropes: set[Rope], positions: Int[Array, " T"]) -> RopeTables:
     """cos and sin of every rotary embedding of a model, once per step."""
     tables: RopeTables = {}
     for rope in ropes:
-        angle = positions.astype(jnp.float32)[:, None] * jnp.asarray(rope.inv_freq, jnp.float32)
+        angle = positions.astype(jnp.float32)[:, None] * jnp.asarray(rope.inv_freq, jnp.float32)[None]
         tables[rope] = jnp.cos(angle) * rope.scale, jnp.sin(angle) * rope.scale
     return tables
 
@@ -81,4 +81,4 @@ class Mlp(nnx.Module):
 def linear(x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None) -> Float[Array, "T m"]:
     """x · weight + bias."""
     out = x @ weight[...]
-    return out if bias is None else out + bias[...]
+    return out if bias is None else out + bias[...][None]

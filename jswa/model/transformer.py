@@ -64,14 +64,14 @@ class Decoder(nnx.Module):
 def param_shapes(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
     """Name, shape and type of every parameter; nothing is allocated."""
     _, state = _abstract(config, dtype)
-    return {_name(path): leaf.get_value() for path, leaf in state.flat_state()}
+    return {_name(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
 def bind(config: ModelConfig, params: Params) -> Decoder:
     """The decoder over these parameters; called inside a jitted function, at trace time only."""
     graph, state = _abstract(config, next(iter(params.values())).dtype)
-    values = {path: leaf.replace(params[_name(path)]) for path, leaf in state.flat_state()}
-    model: Decoder = nnx.merge(graph, nnx.State.from_flat_path(values))
+    values = {path: leaf.replace(params[_name(path)]) for path, leaf in nnx.to_flat_state(state)}
+    model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))
     return model
 
 
