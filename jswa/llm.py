@@ -1,39 +1,30 @@
 """The Python API: `LLM(model).generate(prompts)`, and `generate(prompts)` for one-liners."""
 
 import dataclasses
-import difflib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
 
-import numpy as np
-from jaxtyping import Int
 from tqdm import tqdm
 
 from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import (
     CheckpointError,
-    ConfigError,
     EngineError,
     GenerationError,
-    InvalidPrompt,
-    InvalidSampling,
-    InvalidToken,
     RequestError,
 )
+from jswa.inputs import Prompt, Prompts, engine_config, params_of, split_prompts, tokenize
 from jswa.sched.scheduler import SchedulerStats
 from jswa.text import StreamDecoder, Tokenizer
 from jswa.types import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams, TokenEvent
 
 TINY = Path(__file__).parent / "assets" / "tiny"
-
-Prompt = str | Sequence[int] | Int[np.ndarray, " P"] | Mapping[str, Any]
-Prompts = Prompt | Sequence[Prompt]
 
 
 class LLM:
@@ -126,7 +117,7 @@ class LLM:
                 their end first, and the error carries their results (`outputs`) and all errors (`errors`).
             GenerationError: as `error` of the outputs concerned, and raised for a single prompt.
         """
-        batch = _Batch(self, _split(prompts), sampling_params, sampling)
+        batch = _Batch(self, split_prompts(prompts), sampling_params, sampling)
         return batch.run() if stream else batch.collect(show=use_tqdm)
 
     def _enter(self, batch: "_Batch") -> str:
@@ -165,7 +156,7 @@ def generate(
     engine_options = {name: value for name, value in options.items() if name not in sampling_names}
     sampling = {name: value for name, value in options.items() if name in sampling_names}
     llm = _loaded(str(model), engine_config(engine_options))
-    batch = _Batch(llm, _split(prompts), sampling_params, sampling)
+    batch = _Batch(llm, split_prompts(prompts), sampling_params, sampling)
     return batch.run() if stream else batch.collect(show=use_tqdm)
 
 
@@ -189,7 +180,7 @@ class _Batch:
         self._errors: dict[int, RequestError] = {}
         self._outputs: list[RequestOutput | None] = [None] * len(prompts)
         self._running: dict[str, tuple[int, StreamDecoder | None]] = {}
-        self._prompts = list(zip(prompts, _params_of(prompts, params, sampling), strict=True))
+        self._prompts = list(zip(prompts, params_of(prompts, params, sampling), strict=True))
 
     def collect(self, *, show: bool) -> list[RequestOutput]:
         """Run to the end and return whole results."""
@@ -215,7 +206,7 @@ class _Batch:
 
     def _add(self, index: int, prompt: Prompt, params: SamplingParams) -> None:
         tokenizer, engine = self._llm.tokenizer, self._llm.engine
-        text, ids = _tokenize(prompt, tokenizer)
+        text, ids = tokenize(prompt, tokenizer)
         request_id = self._llm._enter(self)
         try:
             request = engine.request(request_id, ids, params)
@@ -299,92 +290,6 @@ class _Whole:
         so_far.token_ids.extend(new.token_ids)
         so_far.finish_reason, so_far.stop_reason = new.finish_reason, new.stop_reason
         self.output.finished, self.output.error = piece.finished, piece.error
-
-
-def engine_config(options: Mapping[str, Any]) -> EngineConfig:
-    """EngineConfig from options by name. Raises ConfigError for a name that does not exist, with the nearest one."""
-    names = [f.name for f in dataclasses.fields(EngineConfig)]
-    for name, value in options.items():
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(names)}"
-            raise ConfigError(name, value, f"is not an option; {hint}")
-    return EngineConfig(**options)
-
-
-def _params_of(
-    prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, sampling: dict[str, Any]
-) -> list[SamplingParams]:
-    if params is not None and sampling:
-        raise InvalidSampling(
-            "sampling_params", params, f"give either it or keywords, not both ({', '.join(sampling)})"
-        )
-    if isinstance(params, SamplingParams):
-        return [params] * len(prompts)
-    if params is not None:
-        if len(params) != len(prompts):
-            raise InvalidSampling("sampling_params", f"{len(params)} items", f"must be one, or {len(prompts)}")
-        return list(params)
-    return [sampling_params(sampling)] * len(prompts)
-
-
-def sampling_params(keywords: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams from keywords; `max_new_tokens` is `max_tokens`. Raises InvalidSampling for unknown names."""
-    given = dict(keywords)
-    if "max_new_tokens" in given:
-        if "max_tokens" in given:
-            raise InvalidSampling("max_new_tokens", given["max_new_tokens"], "is another name of max_tokens; give one")
-        given["max_tokens"] = given.pop("max_new_tokens")
-    names = [f.name for f in dataclasses.fields(SamplingParams)]
-    for name, value in given.items():
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the parameters are {', '.join(names)}"
-            raise InvalidSampling(name, value, f"is not a sampling parameter of this version; {hint}")
-    return SamplingParams(**given)
-
-
-def _split(prompts: Prompts) -> list[Prompt]:
-    """One prompt or a list of them, as a list."""
-    if isinstance(prompts, np.ndarray) and prompts.ndim == 2:
-        return list(prompts)
-    if isinstance(prompts, str | bytes | Mapping | np.ndarray):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise InvalidPrompt("prompts", prompts, "must be a string, token ids, or a list of either")
-    items = list(prompts)
-    return [items] if items and all(_is_int(item) for item in items) else items  # type: ignore[list-item, return-value]
-
-
-def _tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, Int[np.ndarray, " P"]]:
-    if isinstance(prompt, Mapping):
-        if "prompt_token_ids" in prompt:
-            return prompt.get("prompt"), _ids(prompt["prompt_token_ids"])
-        return _tokenize(prompt.get("prompt", prompt), tokenizer) if "prompt" in prompt else _refuse(prompt)
-    if isinstance(prompt, str):
-        if tokenizer is None:
-            raise InvalidPrompt("prompt", prompt, "is text, but the checkpoint has no tokenizer.json: give token ids")
-        if not prompt:
-            raise InvalidPrompt("prompt", prompt, "must not be empty")
-        return prompt, tokenizer.encode(prompt)
-    return None, _ids(prompt)
-
-
-def _ids(value: object) -> Int[np.ndarray, " P"]:
-    items: Any = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not all(_is_int(item) for item in items):
-        _refuse(value)
-    if unheard := [item for item in items if not 0 <= item < 2**31]:
-        raise InvalidToken("prompt token id", unheard[0], "must be in the vocabulary")
-    return np.array(items, np.int32)
-
-
-def _refuse(prompt: object) -> Any:
-    raise InvalidPrompt("prompt", prompt, "must be a string or a list of token ids")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _stamp(metrics: RequestMetrics | None, *, finished: bool) -> None:

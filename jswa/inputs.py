@@ -1,0 +1,111 @@
+"""What callers may pass, turned into what the engine takes: prompts, sampling keywords, engine options."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Never
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.config import EngineConfig
+from jswa.errors import ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
+from jswa.text import Tokenizer
+from jswa.types import SamplingParams
+
+Prompt = str | Sequence[int] | Int[np.ndarray, " P"] | Mapping[str, Any]
+Prompts = Prompt | Sequence[Prompt]
+
+
+def engine_config(options: Mapping[str, Any]) -> EngineConfig:
+    """EngineConfig from options by name. Raises ConfigError for a name that does not exist, with the nearest one."""
+    names = [f.name for f in dataclasses.fields(EngineConfig)]
+    for name, value in options.items():
+        if name not in names:
+            raise ConfigError(name, value, f"is not an option; {_nearest(name, names)}")
+    return EngineConfig(**options)
+
+
+def sampling_params(keywords: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams from keywords; `max_new_tokens` is `max_tokens`. Raises InvalidSampling for unknown names."""
+    given = dict(keywords)
+    if "max_new_tokens" in given:
+        if "max_tokens" in given:
+            raise InvalidSampling("max_new_tokens", given["max_new_tokens"], "is another name of max_tokens; give one")
+        given["max_tokens"] = given.pop("max_new_tokens")
+    names = [f.name for f in dataclasses.fields(SamplingParams)]
+    for name, value in given.items():
+        if name not in names:
+            raise InvalidSampling(name, value, f"is not a sampling parameter of this version; {_nearest(name, names)}")
+    return SamplingParams(**given)
+
+
+def params_of(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, keywords: Mapping[str, Any]
+) -> list[SamplingParams]:
+    """One SamplingParams per prompt. Raises InvalidSampling where there are too many, too few, or both forms."""
+    if params is not None and keywords:
+        raise InvalidSampling(
+            "sampling_params", params, f"give it or keywords ({', '.join(keywords)}), not both"
+        )
+    if params is None:
+        return [sampling_params(keywords)] * len(prompts)
+    if isinstance(params, SamplingParams):
+        return [params] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise InvalidSampling("sampling_params", params, "must be a SamplingParams, or a list of them")
+    if len(params) != len(prompts):
+        raise InvalidSampling("sampling_params", f"{len(params)} items", f"must be one, or {len(prompts)}")
+    return list(params)
+
+
+def split_prompts(prompts: Prompts) -> list[Any]:
+    """One prompt or a list of them, as a list; what its items are is `tokenize`'s concern."""
+    if isinstance(prompts, np.ndarray):
+        return list(prompts) if prompts.ndim == 2 else [prompts]
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [prompts]
+    items = list(prompts)
+    # A list of numbers is one prompt, also one that starts or ends in something that is no number.
+    return [items] if not items or any(_is_number(item) for item in items) else items
+
+
+def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, Int[np.ndarray, " P"]]:
+    """Text, where the prompt is text, and token ids of one prompt. Raises InvalidPrompt or InvalidToken."""
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            text = prompt.get("prompt")
+            return text if isinstance(text, str) else None, _ids(prompt["prompt_token_ids"])
+        prompt = prompt.get("prompt", prompt)
+    if not isinstance(prompt, str):
+        return None, _ids(prompt)
+    if not prompt:
+        raise InvalidPrompt("prompt", prompt, "must not be empty")
+    if tokenizer is None:
+        raise InvalidPrompt("prompt", prompt, "is text, but the checkpoint has no tokenizer.json: give token ids")
+    return prompt, tokenizer.encode(prompt)
+
+
+def _ids(value: object) -> Int[np.ndarray, " P"]:
+    items = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
+        _refuse(value)
+    for item in items:
+        if not _is_number(item) or isinstance(item, bool | float | np.floating):
+            _refuse(value)
+        if not 0 <= item < 2**31:
+            raise InvalidToken("prompt token id", item, "must be in the vocabulary")
+    return np.array(items, np.int32)
+
+
+def _refuse(prompt: object) -> Never:
+    raise InvalidPrompt("prompt", prompt, "must be a string or a list of token ids")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number)
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
