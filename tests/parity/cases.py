@@ -11,28 +11,8 @@ must be ignored have one that fails when they are not.
 Add a case, run `make parity` (see make_fixtures.py), and commit the new folder under fixtures/.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from tests.parity.case import BASE, LINEAR8, LLAMA3, YARN, Case, Config, F, OldHub, S, W, rope
 
-Config = dict[str, Any]
-
-W = 8  # keys a window holds, the query's own included; prompts are 5 W long
-S, F = "sliding_attention", "full_attention"
-
-BASE: Config = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
 GEMMA: Config = BASE | {
     "num_hidden_layers": 6,
     "head_dim": 16,
@@ -49,92 +29,11 @@ VISION: Config = {
     "image_size": 4,
     "patch_size": 2,
 }
-LINEAR8 = {"rope_type": "linear", "factor": 8.0}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-
-
-@dataclass(frozen=True)
-class OldHub:
-    """How to turn a config saved by transformers 5.23 into the form of an older hub repository.
-
-    drop: text keys that are left out, so that their defaults apply. only: if not empty, the text
-    keys that stay. drop_top: keys left out beside the text_config of a multimodal config.
-    """
-
-    rope_key: str = "rope_type"  # "type" before 2024
-    drop: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    drop_top: tuple[str, ...] = ()
-
-    def __call__(self, config: Config) -> Config:
-        old = {key: value for key, value in config.items() if key != "dtype"}
-        if "text_config" in old:
-            old = {key: value for key, value in old.items() if key not in self.drop_top}
-            old["text_config"] = self._text(old["text_config"])
-        else:
-            old = self._text(old)
-        return old | {"torch_dtype": "float32", "transformers_version": "4.50.0"}
-
-    def _text(self, config: Config) -> Config:
-        text = {key: value for key, value in config.items() if not key.startswith("_")}
-        text.pop("dtype", None)
-        text |= self._rope(text.pop("rope_parameters"))
-        layer_types = text.pop("layer_types", None)
-        if layer_types is not None:
-            text["sliding_window_pattern"] = _pattern(layer_types)
-        if self.only:
-            text = {key: text[key] for key in self.only}
-        return {key: value for key, value in text.items() if key not in self.drop}
-
-    def _rope(self, rope: Config) -> Config:
-        if F not in rope:
-            return {"rope_theta": rope["rope_theta"], "rope_scaling": self._scaling(rope)}
-        return {
-            "rope_theta": rope[F]["rope_theta"],
-            "rope_scaling": self._scaling(rope[F]),
-            "rope_local_base_freq": rope[S]["rope_theta"],
-        }
-
-    def _scaling(self, rope: Config) -> Config | None:
-        if rope["rope_type"] == "default":
-            return None
-        scaling = {k: v for k, v in rope.items() if k not in ("rope_theta", "rope_type")}
-        return scaling | {self.rope_key: rope["rope_type"]}
-
-
-def _pattern(layer_types: list[str]) -> int:
-    """The period p for which layer i is full exactly when p divides i + 1."""
-    for p in range(1, len(layer_types) + 2):
-        if layer_types == [F if (i + 1) % p == 0 else S for i in range(len(layer_types))]:
-            return p
-    raise ValueError(f"no sliding_window_pattern gives {layer_types}")
 
 
 def as_mistral(config: Config) -> Config:
     """Alternating Mistral models call themselves `mistral` and are told by their `layer_types`."""
     return config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One tiny checkpoint. Names in `renames`, `extra_tensors` and `copies` are names on disk."""
-
-    name: str
-    model_type: str
-    kwargs: Config
-    old_style: Callable[[Config], Config] | None = None
-    renames: tuple[tuple[str, str], ...] = ()  # (prefix as saved by 5.23, prefix in the checkpoint)
-    extra_tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    copies: Mapping[str, str] = field(default_factory=dict)  # new tensor -> the tensor it equals
-    cached: bool = True  # transformers' cached decode equals its full forward
-    seed: int = 0
 
 
 def llama(name: str, old_style: OldHub | None = None, **kwargs: object) -> Case:
@@ -158,10 +57,6 @@ def gemma3(
 ) -> Case:
     config = {"text_config": GEMMA | text, "vision_config": VISION, "mm_tokens_per_image": 4}
     return Case(f"gemma3_{name}", "gemma3", config | kwargs, old_style, renames)
-
-
-def _rope(theta: float, scaling: Config | None = None, **options: object) -> Config:
-    return {"rope_type": "default", "rope_theta": theta} | (scaling or {}) | options
 
 
 LLAMA_CASES = (
@@ -216,38 +111,36 @@ LLAMA_CASES = (
     llama("vocab131_eps", OldHub(), vocab_size=131, rms_norm_eps=0.1),
     llama("gelu", hidden_act="gelu"),
     llama("gelu_tanh", hidden_act="gelu_pytorch_tanh"),
-    llama("rope_theta", OldHub(), rope_parameters=_rope(5e5)),
-    llama("rope_llama3", OldHub(), head_dim=32, rope_parameters=_rope(5e5, LLAMA3)),
-    llama("rope_linear", OldHub("type"), rope_parameters=_rope(1e4, LINEAR8)),
+    llama("rope_theta", OldHub(), rope_parameters=rope(5e5)),
+    llama("rope_llama3", OldHub(), head_dim=32, rope_parameters=rope(5e5, LLAMA3)),
+    llama("rope_linear", OldHub("type"), rope_parameters=rope(1e4, LINEAR8)),
     llama(
         "rope_dynamic_short",
         OldHub("type"),
-        rope_parameters=_rope(1e4, LINEAR8 | {"rope_type": "dynamic"}),
+        rope_parameters=rope(1e4, LINEAR8 | {"rope_type": "dynamic"}),
     ),
-    llama("rope_yarn", OldHub(), head_dim=32, rope_parameters=_rope(1e4, YARN)),
+    llama("rope_yarn", OldHub(), head_dim=32, rope_parameters=rope(1e4, YARN)),
     # Without original_max_position_embeddings the bounds come from max_position_embeddings.
     llama(
         "rope_yarn_no_original",
         OldHub("type", drop=("original_max_position_embeddings",)),
         head_dim=32,
         max_position_embeddings=64,
-        rope_parameters=_rope(1e4, {"rope_type": "yarn", "factor": 4.0}),
+        rope_parameters=rope(1e4, {"rope_type": "yarn", "factor": 4.0}),
     ),
     llama(
         "rope_yarn_options",
         OldHub(),
         head_dim=32,
-        rope_parameters=_rope(
-            1e4, YARN, attention_factor=1.3, beta_fast=4, beta_slow=0.5, truncate=False
-        ),
+        rope_parameters=rope(1e4, YARN, attention_factor=1.3, beta_fast=4, beta_slow=0.5, truncate=False),
     ),
     llama(
         "rope_yarn_mscale",
         head_dim=32,
-        rope_parameters=_rope(1e4, YARN, mscale=0.5, mscale_all_dim=1.5),
+        rope_parameters=rope(1e4, YARN, mscale=0.5, mscale_all_dim=1.5),
     ),
     # mscale counts only together with mscale_all_dim.
-    llama("rope_yarn_mscale_alone", head_dim=32, rope_parameters=_rope(1e4, YARN, mscale=0.5)),
+    llama("rope_yarn_mscale_alone", head_dim=32, rope_parameters=rope(1e4, YARN, mscale=0.5)),
     # Llama knows no window. (The cache of transformers does read the key, and then forgets tokens.)
     Case("llama_window_ignored", "llama", BASE | {"sliding_window": W}, cached=False),
     llama(
@@ -271,9 +164,7 @@ MISTRAL_CASES = (
     mistral("w40", sliding_window=40),
     mistral("w64", sliding_window=64),
     mistral("w100", sliding_window=100),
-    mistral(
-        "no_window", OldHub(drop=("head_dim",)), sliding_window=None, rope_parameters=_rope(1e6)
-    ),
+    mistral("no_window", OldHub(drop=("head_dim",)), sliding_window=None, rope_parameters=rope(1e6)),
     # All defaults: 8 key heads, a window of 4096, theta 1e4, eps 1e-6, silu, untied.
     mistral(
         "defaults",
@@ -295,9 +186,9 @@ MISTRAL_CASES = (
         sliding_window=4096,
     ),
     mistral("mqa", num_key_value_heads=1),
-    mistral("head_dim", OldHub(), head_dim=32, rope_parameters=_rope(1e6)),
+    mistral("head_dim", OldHub(), head_dim=32, rope_parameters=rope(1e6)),
     mistral("gelu_eps_vocab131", hidden_act="gelu", rms_norm_eps=0.1, vocab_size=131),
-    mistral("yarn", OldHub(), head_dim=32, rope_parameters=_rope(1e6, YARN)),
+    mistral("yarn", OldHub(), head_dim=32, rope_parameters=rope(1e6, YARN)),
     # Mistral has no biases, whatever the config says.
     mistral("bias_keys_ignored", attention_bias=True, mlp_bias=True),
     Case(
@@ -317,9 +208,7 @@ MISTRAL_CASES = (
 GEMMA3_TEXT_CASES = (
     gemma3_text("p6", OldHub(), num_hidden_layers=7, sliding_window_pattern=6),
     # Like the 1b repository: one key head, no scaling, and a query scale of its own.
-    gemma3_text(
-        "p6_mqa", OldHub(), num_hidden_layers=8, sliding_window_pattern=6, num_key_value_heads=1
-    ),
+    gemma3_text("p6_mqa", OldHub(), num_hidden_layers=8, sliding_window_pattern=6, num_key_value_heads=1),
     gemma3_text("p3_linear8", OldHub(), rope_scaling=LINEAR8),
     gemma3_text("p2", OldHub(), num_hidden_layers=5, sliding_window_pattern=2),
     gemma3_text("p1_all_full", OldHub(), num_hidden_layers=3, sliding_window_pattern=1),
@@ -369,18 +258,16 @@ GEMMA3_TEXT_CASES = (
     gemma3_text("vocab131_eps", OldHub(), vocab_size=131, rms_norm_eps=0.1),
     gemma3_text("w3", sliding_window=3),
     gemma3_text("w100", sliding_window=100),
-    gemma3_text("thetas", OldHub(), rope_parameters={F: _rope(3e5), S: _rope(500.0)}),
-    gemma3_text("rope_sliding_linear", rope_parameters={F: _rope(1e6), S: _rope(1e4, LINEAR8)}),
-    gemma3_text(
-        "rope_full_llama3", OldHub(), rope_parameters={F: _rope(1e6, LLAMA3), S: _rope(1e4)}
-    ),
+    gemma3_text("thetas", OldHub(), rope_parameters={F: rope(3e5), S: rope(500.0)}),
+    gemma3_text("rope_sliding_linear", rope_parameters={F: rope(1e6), S: rope(1e4, LINEAR8)}),
+    gemma3_text("rope_full_llama3", OldHub(), rope_parameters={F: rope(1e6, LLAMA3), S: rope(1e4)}),
     # Nested rope dicts: `truncate` of the layer type is not read, the bounds are always rounded.
     gemma3_text(
         "rope_full_yarn",
-        rope_parameters={F: _rope(1e4, YARN, truncate=False, beta_fast=4), S: _rope(1e4)},
+        rope_parameters={F: rope(1e4, YARN, truncate=False, beta_fast=4), S: rope(1e4)},
         head_dim=32,
     ),
-    gemma3_text("rope_one_type_given", rope_parameters={F: _rope(2e5, LINEAR8)}),
+    gemma3_text("rope_one_type_given", rope_parameters={F: rope(2e5, LINEAR8)}),
 )
 
 # transformers 5.23 saves with the prefixes of the hub; other tools write the names of its modules.

@@ -23,18 +23,13 @@ from safetensors.numpy import save_file
 Tensor = NDArray[np.float32]
 
 
-def random_weights(
-    shapes: Mapping[str, tuple[int, ...]], means: Mapping[str, float], seed: int
-) -> dict[str, Tensor]:
+def random_weights(shapes: Mapping[str, tuple[int, ...]], means: Mapping[str, float], seed: int) -> dict[str, Tensor]:
     """One float32 tensor per name: matrices N(0, 1/fan_in), vectors mean + 0.3 N(0, 1).
 
     fan_in is the last axis (torch keeps a linear layer as [out, in]). A vector without a mean
     gets mean 0.
     """
-    return {
-        name: _random_tensor(name, shape, means.get(name, 0.0), seed)
-        for name, shape in shapes.items()
-    }
+    return {name: _random_tensor(name, shape, means.get(name, 0.0), seed) for name, shape in shapes.items()}
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], mean: float, seed: int) -> Tensor:
