@@ -71,6 +71,6 @@ def write_kv(
     if len(values) == 1:
         # XLA turns a scatter of one index into a guarded update that copies the whole lane: add one that is dropped.
         values = jnp.concatenate([values, values])
-        pages = jnp.concatenate([pages, jnp.full(1, jnp.iinfo(jnp.int32).max, jnp.int32)])
+        pages = jnp.concatenate([pages, jnp.full(1, 2**31 - 1, jnp.int32)])
         offsets = jnp.concatenate([offsets, offsets])
     return kv.at[pages, slot, :, offsets].set(values, mode="drop", unique_indices=True)

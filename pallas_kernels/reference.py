@@ -33,6 +33,7 @@ def paged_attention(
     visible = (key_position <= position[:, None]) & (key_position >= rows.visible_from[token_row][:, None])
     if window is not None:
         visible &= key_position > position[:, None] - window
+    visible &= (position < (rows.starts + rows.counts)[token_row])[:, None]  # padding tokens see nothing
     scores = jnp.einsum("thd,thsd->ths", q.astype(jnp.float32), keys[..., :head_dim], precision="highest") * scale
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)

@@ -77,7 +77,7 @@ def paged_attention(
         jnp.full(shape, _LOWEST, jnp.float32),
     )
     total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, start)
-    out: Float[Array, "..."] = total / jnp.where(weight > 0, weight, 1.0)[..., None]
+    out: Array = total / jnp.where(weight > 0, weight, 1.0)[..., None]
     out = out.transpose(0, 3, 1, 2, 4).reshape(num_tiles * tile_size, q.shape[1], -1)
     return out[tiles.place].astype(q.dtype)
 

@@ -68,7 +68,8 @@ def _keep(scaled: Float[Array, "R V"], top_k: Int[Array, " R"], top_p: Float[Arr
     in_top_k = ordered >= kth[:, None]
     probability = jax.nn.softmax(jnp.where(in_top_k, scaled, -jnp.inf), axis=-1)
     # Without top-p every token stays, also those whose probability rounds to nothing.
-    enough = jnp.where(top_p < 1.0, top_p, 0.0)
+    # And a top_p that float32 (or a device without subnormals) takes for zero still keeps one.
+    enough = jnp.where(top_p < 1.0, jnp.maximum(top_p, 2.0**-126), 0.0)
     edge = _largest(
         lambda t: jnp.where(ordered >= t[:, None], probability, 0.0).sum(axis=-1) >= enough, scaled.shape[0]
     )

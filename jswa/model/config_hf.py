@@ -26,6 +26,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
 }
 _MAX_LAYERS = 512
+_MAX_WIDTH = 2**20
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -64,7 +65,7 @@ def parse_config(raw: dict[str, Any], *, eos_token_id: object = None) -> ModelCo
     if family not in _ADAPTERS:
         raise UnsupportedModel(f"config.json: model_type = {family!r} is not one of {', '.join(sorted(_ADAPTERS))}")
     for key in ("quantization_config", "compression_config"):
-        if raw.get(key) is not None:
+        if raw.get(key) is not None or fields.raw.get(key) is not None:
             raise UnsupportedModel(f"config.json: {key} asks for quantised weights, which are not implemented")
     eos = eos_token_id if eos_token_id is not None else fields.raw.get("eos_token_id", raw.get("eos_token_id"))
     model = _ADAPTERS[family](fields, _token_ids(eos))
@@ -122,8 +123,10 @@ def _pre_norm(
 ) -> ModelConfig:
     """llama's block, layers that differ in their window alone: pre-norm, SwiGLU, one rotary embedding."""
     heads = fields.integer("num_attention_heads", 32, high=4096)
-    d_model = fields.integer("hidden_size", 4096)
-    head_dim = fields.optional_integer("head_dim", None) or d_model // heads
+    d_model = fields.integer("hidden_size", 4096, high=_MAX_WIDTH)
+    head_dim = fields.optional_integer("head_dim", None, high=_MAX_WIDTH) or d_model // heads
+    if head_dim < 1:
+        raise CheckpointError(f"{fields.where}: num_attention_heads = {heads} must be at most hidden_size = {d_model}")
     norm = Norm(fields.number("rms_norm_eps", 1e-6))
     max_position = fields.integer("max_position_embeddings", max_position)
     attention = _attention(
@@ -165,9 +168,9 @@ def _gemma3(fields: Fields, eos: tuple[int, ...]) -> ModelConfig:
     """Sandwich norms with 1 + w, q and k norms, one rotary embedding per layer type, √d embedding scale."""
     if fields.boolean("use_bidirectional_attention", False):
         raise UnsupportedModel("config.json: use_bidirectional_attention = true is not a decoder's attention")
-    d_model = fields.integer("hidden_size", 2304)
+    d_model = fields.integer("hidden_size", 2304, high=_MAX_WIDTH)
     heads, kv_heads = fields.integer("num_attention_heads", 8, high=4096), fields.integer("num_key_value_heads", 4)
-    head_dim = fields.integer("head_dim", 256)
+    head_dim = fields.integer("head_dim", 256, high=_MAX_WIDTH)
     norm = Norm(fields.number("rms_norm_eps", 1e-6), offset=1.0, cast_first=False)
     max_position = fields.integer("max_position_embeddings", 131072)
     mlp = MlpConfig(
@@ -229,8 +232,6 @@ def _attention(heads: int, kv_heads: int, head_dim: int, **rest: Any) -> Attenti
         raise CheckpointError(
             f"config.json: num_attention_heads = {heads} must be a multiple of num_key_value_heads = {kv_heads}"
         )
-    if head_dim < 1:
-        raise CheckpointError(f"config.json: head_dim = {head_dim} must be at least 1")
     return AttentionConfig(heads, kv_heads, head_dim, head_dim, **rest)
 
 

@@ -98,7 +98,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{index.name}: weight_map must map tensor names to file names")
     paths = [folder / name for name in sorted(set(names.values()))]
     for path in paths:
-        if path.parent != folder or not path.exists():
+        if path.parent != folder or not path.is_file():
             raise CheckpointError(f"{index.name} names {path.name}, which is not a file of this checkpoint")
     return paths
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jswa.config import Rope
-from jswa.errors import UnsupportedModel
+from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.fields import Fields
 
 
@@ -44,6 +44,19 @@ def parse_rope(
     original = fields.optional_integer("original_max_position_embeddings", None) or rope.integer(
         "original_max_position_embeddings", max_position
     )
+    try:
+        with np.errstate(all="ignore"):
+            embedding = _embedding(rope, kind, theta, head_dim, max_position, original, nested=nested)
+    except (ArithmeticError, ValueError) as error:
+        raise CheckpointError(f"{where}: {table} cannot be computed with: {error}") from error
+    if not np.isfinite([*embedding.inv_freq, embedding.scale]).all():
+        raise CheckpointError(f"{where}: {table} gives frequencies that are not finite in float32")
+    return embedding
+
+
+def _embedding(
+    rope: Fields, kind: str, theta: float, head_dim: int, max_position: int, original: int, *, nested: bool
+) -> Rope:
     inv_freq = np.float32(1.0) / np.float32(theta) ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
     # "dynamic" differs from "default" past max_position_embeddings only, where max_model_len does not reach.
     if kind in ("default", "dynamic"):
@@ -56,7 +69,7 @@ def parse_rope(
         # transformers does not read `truncate` of nested parameters.
         truncate = nested or rope.boolean("truncate", True)
         return _yarn(inv_freq, rope, theta, head_dim, max_position, original, truncate=truncate)
-    raise UnsupportedModel(f"{where}: rope_type = {kind!r} is not one of default, dynamic, linear, llama3, yarn")
+    raise UnsupportedModel(f"{rope.where}: rope_type = {kind!r} is not one of default, dynamic, linear, llama3, yarn")
 
 
 def _parameters(fields: Fields, layer_type: str | None, *, scaled: bool) -> tuple[str, dict[str, Any], bool]:
@@ -76,8 +89,7 @@ def _llama3(inv_freq: Float[np.ndarray, " n"], rope: Fields, original: int) -> F
     factor = rope.number("factor", None)
     low, high = rope.number("low_freq_factor", None), rope.number("high_freq_factor", None)
     wavelength = 2 * math.pi / inv_freq.astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        smooth = (original / wavelength - low) / (high - low)
+    smooth = (original / wavelength - low) / (high - low)
     blended = (1 - smooth) * inv_freq / factor + smooth * inv_freq
     out = np.where(wavelength > original / low, inv_freq / factor, blended)
     return np.where(wavelength < original / high, inv_freq, out).astype(np.float32)

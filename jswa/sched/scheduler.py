@@ -177,9 +177,12 @@ class Scheduler:
         return True
 
     def _plan_admissions(self, draft: "_Draft") -> None:
+        # A row preempted in flight is not back in the queue yet, but nobody who came later may go before it.
+        in_flight = (s for _, sequences in self._in_flight for s in sequences)
+        returning = min((s.order for s in in_flight if s.status is Status.PREEMPTED), default=self._arrivals)
         while self._waiting and self._free_slots and draft.budget > 0:
             sequence = self._waiting[0][1]
-            if not self._admissible(sequence):
+            if sequence.order > returning or not self._admissible(sequence):
                 return
             count = min(sequence.num_known, draft.budget)
             lease = self.cache.open()
