@@ -1,0 +1,184 @@
+"""Laws of leases under any sequence of calls (jswa/cache/manager.py)."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from jswa.cache.layout import KVLayout
+from jswa.cache.lease import Lease, PageRun
+from jswa.cache.manager import CacheManager
+from tests.fakes import make_layout, share
+
+LAYOUTS = {
+    "full only": (1, 0),
+    "local only": (0, 1),
+    "hybrid, m = 1": (1, 1),
+    "hybrid, m = 2": (1, 2),
+    "hybrid, m = 6": (1, 6),
+}
+PAGE_SIZES = [1, 4, 16]
+WINDOWS = [1, 2, 3, 5, 16, 33]
+WIDTH = 200
+
+
+class Row:
+    """A lease and how far its row has been launched."""
+
+    def __init__(self, name: int, lease: Lease) -> None:
+        self.name = name
+        self.lease = lease
+        self.launched = 0
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Tags every page with (row, page position) when it is handed out; tags follow the pool's moves, never the lease.
+
+    So a lease whose ids miss a move, or name a page twice, disagrees with the tags.
+    """
+
+    layers: tuple[int, int]  # full, local; set by a subclass
+
+    @initialize(page_size=st.sampled_from(PAGE_SIZES), window=st.sampled_from(WINDOWS), blocks=st.integers(1, 24))
+    def start(self, page_size: int, window: int, blocks: int) -> None:
+        self.layout: KVLayout = make_layout(page_size, window, num_full=self.layers[0], num_local=self.layers[1])
+        self.manager = CacheManager(self.layout, 1 + blocks, WIDTH)
+        self.rows: list[Row] = []
+        self.names = 0
+        self.full_tags: dict[int, tuple[int, int]] = {}
+        self.local_tags: dict[int, tuple[int, int]] = {}
+
+    @precondition(lambda self: len(self.rows) < 8)
+    @rule(rows=st.integers(1, 4), tokens=st.integers(0, 2))
+    def open(self, rows: int, tokens: int) -> None:
+        for _ in range(rows):
+            self.rows.append(Row(self.names, self.manager.open()))
+            self.names += 1
+            if tokens and self._grow(self.rows[-1], tokens):
+                self._slide(self.rows[-1])
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def launch(self, data: st.DataObject) -> None:
+        """A step of several rows: all grow, then all slide at their new launched lengths."""
+        rows = data.draw(st.lists(st.sampled_from(self.rows), unique=True, min_size=1, max_size=4))
+        grown = [row for row in rows if self._grow(row, data.draw(self._chunks()))]
+        for row in grown:
+            self._slide(row)
+
+    @precondition(lambda self: self.rows)
+    @rule()
+    def fill(self) -> None:
+        """Rows take turns, a page at a time, until nothing fits: blocks end up shared, so that closing makes holes."""
+        growing = self.rows
+        while growing:
+            growing = [row for row in growing if self._grow(row, self.layout.page_size)]
+            for row in growing:
+                self._slide(row)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        for row in data.draw(st.lists(st.sampled_from(self.rows), unique=True, min_size=1, max_size=3)):
+            self.rows.remove(row)
+            self.manager.close(row.lease)
+            for tags in (self.full_tags, self.local_tags):
+                for page in [page for page, (name, _) in tags.items() if name == row.name]:
+                    del tags[page]
+
+    @rule()
+    def settle(self) -> None:
+        self.manager.settle()
+        self._follow()
+
+    @invariant()
+    def leases_hold_what_they_were_given(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        self.manager.check((row.lease, row.launched) for row in self.rows)
+        assert self._held("full") == self.full_tags
+        assert self._held("local") == self.local_tags
+        p, window = self.layout.page_size, self.layout.window
+        for row in self.rows:
+            full, local = row.lease.full, row.lease.local
+            assert (full.start, full.end) == (0, math.ceil(row.launched / p) if self.layout.full else 0)
+            if window is not None:
+                first = max(0, row.launched - (window - 1)) // p
+                assert (local.start, local.end) == (first, math.ceil(row.launched / p))
+                assert len(local.held) <= self.layout.touch(min(row.launched, window))
+            slots = len(full.held) + self.layout.pages_per_block * len(local.held)
+            assert self.manager.held_slots(row.lease) == slots
+
+    def teardown(self) -> None:
+        """Closing every lease empties the pool."""
+        if hasattr(self, "manager"):
+            for row in self.rows:
+                self.manager.close(row.lease)
+            self.manager.check([])
+            assert self.manager.pool.free_slots == self.manager.pool.total_slots
+
+    def _chunks(self) -> st.SearchStrategy[int]:
+        p = self.layout.page_size
+        return st.integers(1, 3) | st.sampled_from([p - 1 or 1, p, p + 1, 3 * p, 3 * p + 1])
+
+    def _grow(self, row: Row, chunk: int) -> bool:
+        """Grow by a chunk: exactly the missing pages, or no change where they are not to be had."""
+        layout, lease, pool = self.layout, row.lease, self.manager.pool
+        length = row.launched + chunk
+        if length > WIDTH * layout.page_size:
+            return False
+        more = math.ceil(length / layout.page_size) - math.ceil(row.launched / layout.page_size)
+        need = (more if layout.full else 0) + (more * layout.pages_per_block if layout.local else 0)
+        before, fits = self._everything(), need <= pool.free_slots
+        assert self.manager.grow(lease, length) == fits
+        if not fits:
+            assert self._everything() == before
+            return False
+        assert pool.free_slots == before[0] - need
+        self._follow()
+        for tags, run in ((self.full_tags, lease.full), (self.local_tags, lease.local)):
+            old = sum(name == row.name for name, _ in tags.values())
+            for position in range(run.start + old, run.end):
+                assert int(run.ids[position]) not in tags
+                tags[int(run.ids[position])] = (row.name, position)
+        row.launched = length
+        return True
+
+    def _follow(self) -> None:
+        for source, target in self.manager.drain_moves():
+            assert target not in self.full_tags
+            self.full_tags[target] = self.full_tags.pop(source)
+
+    def _slide(self, row: Row) -> None:
+        self.manager.slide(row.lease, row.launched)
+        start = row.lease.local.start
+        for page in [page for page, (name, n) in self.local_tags.items() if name == row.name and n < start]:
+            del self.local_tags[page]
+
+    def _held(self, kind: str) -> dict[int, tuple[int, int]]:
+        runs: list[tuple[int, PageRun]] = [(row.name, getattr(row.lease, kind)) for row in self.rows]
+        return {page: (name, run.start + i) for name, run in runs for i, page in enumerate(run.held.tolist())}
+
+    def _everything(self) -> tuple[Any, ...]:
+        """All state that a refused `grow` must leave alone."""
+        pool = self.manager.pool
+        runs = [run for row in self.rows for run in (row.lease.full, row.lease.local)]
+        leases = [(run.start, run.end, run.sent, run.ids.tobytes()) for run in runs]
+        moves = [*self.manager.moves, *pool.moves]
+        return pool.free_slots, pool.holes, pool.num_full, pool.num_local, moves, leases, pool._held.tobytes()
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_leases_cover_exactly_the_window_under_any_calls(kind: str) -> None:
+    """Full pages from 0, local pages exactly those of the window, ids that follow compaction, all or nothing growth."""
+    machine = type("Machine", (LeaseMachine,), {"layers": LAYOUTS[kind]})
+    run_state_machine_as_test(machine, settings=share(8))

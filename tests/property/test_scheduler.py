@@ -1,0 +1,252 @@
+"""Laws of the scheduler under any sequence of calls, with a device that checks what it is told (tests/fakes.py)."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from jswa.cache.capacity import peak_slots
+from jswa.config import Limits
+from jswa.errors import PromptTooLong
+from jswa.sched.sequence import Sequence, Status
+from jswa.types import FinishReason, StepPlan, TokenEvent
+from tests.fakes import Loop, TextModel, make_layout, make_request, share
+
+LAYOUTS = {
+    "full only": (1, 0),
+    "local only": (0, 1),
+    "hybrid, m = 1": (1, 1),
+    "hybrid, m = 2": (1, 2),
+    "hybrid, m = 6": (1, 6),
+}
+VOCAB = 13
+PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
+
+
+@dataclass
+class Expected:
+    """A request, what it would say alone, and what it has said."""
+
+    tokens: list[int]
+    reason: FinishReason
+    steps_alone: int
+    said: list[int] = field(default_factory=list)
+    finished: FinishReason | None = None
+
+
+class Conversation:
+    """A loop and what is expected of it: checks every plan and every event."""
+
+    def __init__(self, loop: Loop, model: TextModel) -> None:
+        self.loop = loop
+        self.model = model
+        self.scheduler = loop.scheduler
+        self.requests: dict[str, Expected] = {}
+
+    def add(self, prompt: list[int], new: int, stop_ids: set[int]) -> str | None:
+        """Add a request; None where it is rightly refused."""
+        scheduler, name = self.scheduler, f"r{len(self.requests)}"
+        length = min(len(prompt) + new, scheduler.limits.max_model_len)
+        request = make_request(name, prompt, length=length, stop_ids=stop_ids)
+        if len(prompt) + 1 > scheduler.capacity:
+            with pytest.raises(PromptTooLong):
+                scheduler.add(request)
+            return None
+        scheduler.add(request)
+        tokens, reason = self.model.generate(prompt, stop_ids, min(length, scheduler.capacity))
+        chunks = math.ceil((len(prompt) + len(tokens)) / scheduler.limits.max_tokens)
+        self.requests[name] = Expected(tokens, reason, chunks + len(tokens))
+        return name
+
+    def abort(self, name: str) -> None:
+        """Abort: one last event where the request was unfinished, else nothing."""
+        expected = self.requests.get(name)
+        last = self.scheduler.abort(name)
+        if expected is None or expected.finished:
+            assert last is None
+        else:
+            assert last == TokenEvent(name, None, "abort")
+            expected.finished = "abort"
+            assert expected.said == expected.tokens[: len(expected.said)]
+
+    def step(self) -> StepPlan | None:
+        """One step of the engine's loop."""
+        scheduler, before = self.scheduler, self.loop.pending
+        running = set(scheduler._running)
+        plan = self.loop.launch()
+        scheduler.check()
+        if plan is not None:
+            self._check_plan(plan)
+            self._check_admissions(plan, [s for s in scheduler._running if s not in running])
+        self._check_events(self.loop.apply(before))
+        scheduler.check()
+        return plan
+
+    def drain(self) -> None:
+        """Run to the end: nobody starves, everyone has finished once, and nothing is held."""
+        bound = 10 + 4 * sum(expected.steps_alone for expected in self.requests.values())
+        steps = 0
+        while self.scheduler.has_work():
+            self.step()
+            steps += 1
+            assert steps <= bound, "starvation"
+        assert all(expected.finished for expected in self.requests.values())
+        stats = self.scheduler.stats()
+        assert (stats.running, stats.waiting, stats.full_pages, stats.local_pages) == (0, 0, 0, 0)
+        assert stats.free_slots == stats.total_slots
+        assert self.loop.launch() is None
+        assert self.loop.apply(None) == []
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        limits = self.scheduler.limits
+        assert 1 <= plan.num_rows <= limits.max_rows
+        assert plan.counts.min() >= 1
+        assert plan.counts.sum() == plan.num_tokens <= limits.max_tokens
+        assert len(set(plan.slots.tolist())) == plan.num_rows
+        assert not plan.local_lo.any()
+
+    def _check_admissions(self, plan: StepPlan, admitted: list[Sequence]) -> None:
+        """Whoever came in came first, and fits by the one formula, here computed anew for all rows together."""
+        if not admitted:
+            return
+        scheduler, layout = self.scheduler, self.scheduler.layout
+        left = [s.order for s in scheduler._sequences.values() if s.status is not Status.RUNNING]
+        assert max(s.order for s in admitted) < min(left, default=2**31), "not in order of arrival"
+        ran = dict(zip(plan.slots.tolist(), plan.counts.tolist(), strict=True))
+        prefills = [s for s in scheduler._running if s.launched - ran.get(s.slot, 0) < s.num_known]
+        *others, last = sorted(scheduler._running, key=lambda s: s in admitted)
+        claimed = sum(layout.resident_slots(max(s.launched, s.num_known + 1)) for s in others)
+        need = layout.resident_slots(last.num_known + 1)
+        if len(prefills) > 1:
+            need += layout.step_reserve_slots(scheduler.limits.max_tokens, len(prefills))
+        alone = peak_slots(layout, scheduler.limits.max_tokens, last.num_known + 1)
+        assert claimed + max(need, alone) <= scheduler.cache.pool.total_slots, "admitted against the formula"
+
+    def _check_events(self, events: list[TokenEvent]) -> None:
+        assert len({e.request_id for e in events}) == len(events), "two events of one request in a step"
+        for e in events:
+            expected = self.requests[e.request_id]
+            assert expected.finished is None, "an event after the end"
+            if e.token is not None:
+                expected.said.append(e.token)
+            assert expected.said == expected.tokens[: len(expected.said)], "not what it says alone"
+            if e.finish_reason is not None:
+                assert (expected.said, e.finish_reason) == (expected.tokens, expected.reason)
+                assert e.stop_reason == (e.token if e.finish_reason == "stop" else None)
+                expected.finished = e.finish_reason
+
+
+def make_conversation(
+    layers: tuple[int, int], page_size: int, window: int, limits: Limits, failures: int = 0
+) -> Conversation:
+    """A scheduler, a fake device and a text model, for (full, local) layers."""
+    layout = make_layout(page_size, window, num_full=layers[0], num_local=layers[1])
+    model = TextModel(VOCAB, failures)
+    return Conversation(Loop(layout, limits, model), model)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random traffic on an arena so small that rows are preempted and blocks compacted."""
+
+    layers: tuple[int, int]
+
+    @initialize(
+        page_size=st.sampled_from([1, 4]),
+        window=st.sampled_from([1, 3, 6, 9]),
+        blocks=st.integers(4, 40),
+        max_rows=st.integers(1, 6),
+        max_tokens=st.integers(6, 24),
+        failures=st.sampled_from([0, 0, 0, 50]),
+    )
+    def start(self, page_size: int, window: int, blocks: int, max_rows: int, max_tokens: int, failures: int) -> None:
+        limits = Limits(60, max_rows, max_tokens, page_size, num_blocks=1 + blocks)
+        self.talk = make_conversation(self.layers, page_size, window, limits, failures)
+        self.names: list[str] = []
+
+    @rule(prompt=PROMPTS, new=st.integers(1, 30), stop_ids=st.sets(st.integers(0, VOCAB - 1), max_size=2))
+    def add(self, prompt: list[int], new: int, stop_ids: set[int]) -> None:
+        name = self.talk.add(prompt, new, stop_ids)
+        if name is not None:
+            self.names.append(name)
+
+    @rule(steps=st.integers(1, 8))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.talk.step()
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        """Waiting, running, in flight, finished or aborted already."""
+        self.talk.abort(data.draw(st.sampled_from(self.names)))
+
+    @rule()
+    def abort_unknown(self) -> None:
+        self.talk.abort("nobody")
+
+    @invariant()
+    def laws_hold(self) -> None:
+        if hasattr(self, "talk"):
+            self.talk.scheduler.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "talk"):
+            self.talk.drain()
+            event(f"preempted: {min(self.talk.scheduler.preemptions, 3)}")
+            event(f"moved: {min(self.talk.loop.runner.moves, 3)}")
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_every_request_finishes_once_with_the_tokens_it_has_alone(kind: str) -> None:
+    """Whatever is batched, chunked, preempted, moved, aborted: the oracle's tokens, once, and nothing left behind."""
+    machine = type("Machine", (SchedulerMachine,), {"layers": LAYOUTS[kind]})
+    run_state_machine_as_test(machine, settings=share(8))
+
+
+@share(8)
+@given(
+    layers=st.sampled_from(list(LAYOUTS.values())),
+    page_size=st.sampled_from([1, 4]),
+    window=st.sampled_from([1, 3, 6, 9]),
+    blocks=st.integers(6, 30),
+    older=st.lists(st.tuples(PROMPTS, st.integers(1, 30)), max_size=4),
+    prompt=st.integers(1, 59),
+    younger=st.lists(st.tuples(PROMPTS, st.integers(1, 30)), min_size=1, max_size=4),
+)
+def test_a_request_that_fits_alone_finishes_whatever_else_comes(
+    layers: tuple[int, int],
+    page_size: int,
+    window: int,
+    blocks: int,
+    older: list[tuple[list[int], int]],
+    prompt: int,
+    younger: list[tuple[list[int], int]],
+) -> None:
+    """The progress law: a prompt of up to capacity - 1 tokens gets through between others that never end."""
+    talk = make_conversation(layers, page_size, window, Limits(60, 4, 10, page_size, num_blocks=1 + blocks))
+    capacity = talk.scheduler.capacity
+    if capacity < 2:
+        return
+    for tokens, new in older:
+        talk.add(tokens[: capacity - 1], new, set())
+    name = talk.add([1] * min(prompt, capacity - 1), 60, set())
+    assert name is not None
+    bound = 10 + 4 * sum(expected.steps_alone for expected in talk.requests.values()) + 4 * 60
+    while talk.requests[name].finished is None:
+        bound -= 1
+        assert bound > 0, "starvation"
+        tokens, new = younger[bound % len(younger)]
+        if talk.scheduler.stats().waiting < 4:
+            talk.add(tokens[: capacity - 1], new, set())
+        talk.step()
+    talk.drain()

@@ -1,0 +1,119 @@
+"""How much fits (jswa/cache/capacity.py and the formulas of KVLayout), against counting by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jswa.cache.capacity import peak_slots, row_capacity, rows_held, useful_blocks
+from jswa.cache.manager import CacheManager
+from jswa.config import Limits
+from tests.fakes import Loop, TextModel, make_layout, make_request, share
+
+KINDS = [(1, 0), (0, 1), (1, 1), (1, 2), (1, 6)]
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 5, 16])
+def test_touch_is_the_most_pages_that_any_run_of_tokens_meets(page_size: int) -> None:
+    """By brute force over where the run starts on the page grid."""
+    layout = make_layout(page_size, 4, num_full=1, num_local=1)
+    assert layout.touch(0) == 0
+    for tokens in range(1, 4 * page_size + 2):
+        met = [(start + tokens - 1) // page_size - start // page_size + 1 for start in range(page_size)]
+        assert layout.touch(tokens) == max(met)
+
+
+@share(4)
+@given(
+    kind=st.sampled_from(KINDS),
+    page_size=st.sampled_from([1, 4, 16]),
+    window=st.integers(1, 40),
+    max_tokens=st.integers(1, 40),
+    length=st.integers(1, 200),
+    prompt=st.integers(1, 200),
+)
+def test_a_row_alone_never_holds_more_than_its_peak(
+    kind: tuple[int, int], page_size: int, window: int, max_tokens: int, length: int, prompt: int
+) -> None:
+    """A row simulated through prefill and decode stays within peak_slots, and rests within resident_slots."""
+    layout = make_layout(page_size, window, num_full=kind[0], num_local=kind[1])
+    manager = CacheManager(layout, 1 + 2 * 200, 200)
+    lease, launched, prompt = manager.open(), 0, min(prompt, length)
+    while launched < length:
+        after = min(launched + max_tokens, prompt) if launched < prompt else launched + 1
+        assert manager.grow(lease, after)
+        assert manager.held_slots(lease) <= peak_slots(layout, max_tokens, length)
+        manager.slide(lease, launched := after)
+        assert manager.held_slots(lease) <= layout.resident_slots(launched)
+    assert len(lease.full.held) == layout.full_pages(length)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("max_tokens", [1, 3, 8, 50])
+def test_the_peak_is_reached_by_some_row(kind: tuple[int, int], max_tokens: int) -> None:
+    """peak_slots has no slack beyond the page grid: a prompt that is run in full chunks comes within one local page."""
+    layout = make_layout(4, 6, num_full=kind[0], num_local=kind[1])
+    manager = CacheManager(layout, 200, 200)
+    lease, length, peak = manager.open(), 10 * max_tokens, 0
+    for launched in range(max_tokens, length + 1, max_tokens):
+        manager.grow(lease, launched)
+        peak = max(peak, manager.held_slots(lease))
+        manager.slide(lease, launched)
+    slack = layout.pages_per_block if layout.local else 0
+    assert peak_slots(layout, max_tokens, length) - slack <= peak <= peak_slots(layout, max_tokens, length)
+
+
+@share(2)
+@given(
+    kind=st.sampled_from(KINDS),
+    page_size=st.sampled_from([1, 4, 16]),
+    window=st.integers(1, 40),
+    max_tokens=st.integers(1, 40),
+    max_model_len=st.integers(2, 120),
+    slots=st.integers(0, 200),
+)
+def test_capacity_is_the_longest_row_whose_peak_fits(
+    kind: tuple[int, int], page_size: int, window: int, max_tokens: int, max_model_len: int, slots: int
+) -> None:
+    """By trying every length; the peak grows with the length, so bisection is right."""
+    layout = make_layout(page_size, window, num_full=kind[0], num_local=kind[1])
+    limits = Limits(max_model_len, 1, max_tokens, page_size)
+    fits = [n for n in range(1, max_model_len + 1) if peak_slots(layout, max_tokens, n) <= slots]
+    assert row_capacity(layout, limits, slots) == max(fits, default=0) == len(fits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_an_arena_of_useful_blocks_never_runs_short(kind: tuple[int, int], page_size: int) -> None:
+    """Every row at max_model_len at the same time: nobody waits for pages, nobody is preempted."""
+    layout = make_layout(page_size, 7, num_full=kind[0], num_local=kind[1])
+    limits = Limits(40, 5, 12, page_size)
+    limits = Limits(40, 5, 12, page_size, num_blocks=useful_blocks(layout, limits))
+    loop = Loop(layout, limits, TextModel(50))
+    assert loop.scheduler.capacity == limits.max_model_len
+    for i in range(limits.max_rows):
+        loop.scheduler.add(make_request(str(i), [i] * (5 * i + 1), length=40))
+    loop.step()
+    while loop.scheduler.stats().waiting:
+        loop.step()
+        assert loop.runner.launches < 20
+    while loop.scheduler.has_work():
+        loop.step()
+    assert loop.scheduler.preemptions == 0
+
+
+def test_capacity_shrinks_by_hand() -> None:
+    """p = 4, W = 6, m = 2, chunks of 8: worked out on paper."""
+    layout = make_layout(4, 6, num_full=1, num_local=2)
+    assert layout.pages_per_block == 2
+    # touch(6) = ⌈5/4⌉ + 1 = 3 blocks of 2 slots; 20 tokens are 5 full pages.
+    assert layout.resident_slots(20) == 5 + 2 * 3
+    assert layout.resident_slots(3) == 1 + 2 * 2
+    # The last chunk of 8 beside the 5 keys before it: touch(13) = 4 blocks.
+    assert peak_slots(layout, 8, 20) == 5 + 2 * 4
+    assert layout.step_reserve_slots(8, 3) == 2 * (2 + 3)
+    assert rows_held(layout, 34, 20) == 3
+    assert make_layout(4, None, num_full=1, num_local=0).step_reserve_slots(8, 3) == 0
+    # 4 rows of resident(20), the reserve ⌈8/4⌉ + 4 blocks, and the block of zeros.
+    assert useful_blocks(layout, Limits(20, 4, 8, 4)) == 1 + math.ceil((4 * 11 + 2 * 6) / 2)

@@ -1,0 +1,44 @@
+"""Pages of leases in named situations (jswa/cache/manager.py)."""
+
+import numpy as np
+
+from jswa.cache.manager import CacheManager
+from tests.fakes import make_layout
+
+
+def test_ids_follow_a_page_that_moves_twice() -> None:
+    """Moves are read in order: a page that went from a to b to c is at c."""
+    manager = CacheManager(make_layout(1, 4, num_full=1, num_local=6), 6, 30)
+    lease = manager.open()
+    assert manager.grow(lease, 2)
+    first, second = lease.full.held.tolist()
+    manager.pool.moves = [(first, 20), (20, 25), (second, first)]
+    manager._follow_moves()
+    assert lease.full.held.tolist() == [25, first]
+    assert manager.drain_moves() == [(first, 20), (20, 25), (second, first)]
+
+
+def test_pages_are_sent_once_and_with_the_ids_they_have_by_then() -> None:
+    """New table entries are the pages since the last plan; a move renames those the device knows already."""
+    manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9)
+    lease = manager.open()
+    manager.grow(lease, 9)
+    positions, ids = lease.full.take_unsent()
+    assert list(positions) == [0, 1, 2]
+    np.testing.assert_array_equal(ids, lease.full.held)
+    manager.grow(lease, 12)
+    assert len(lease.full.take_unsent()[0]) == 0
+    manager.grow(lease, 13)
+    positions, ids = lease.full.take_unsent()
+    assert (list(positions), ids.tolist()) == ([3], [lease.full.held[3]])
+
+
+def test_a_full_only_model_holds_no_local_pages_and_never_slides() -> None:
+    """The same lease code serves every kind of model."""
+    manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9)
+    lease = manager.open()
+    manager.grow(lease, 30)
+    manager.slide(lease, 30)
+    assert (len(lease.full.held), len(lease.local.held)) == (8, 0)
+    assert manager.held_slots(lease) == 8
+    manager.check([(lease, 30)])

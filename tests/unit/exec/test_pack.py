@@ -1,0 +1,101 @@
+"""The one upload of a launch (jswa/exec/pack.py)."""
+
+import dataclasses
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import COLUMNS, PackSpec, pack, unpack
+from jswa.types import FROM_DEVICE, StepPlan
+
+MAX_ROWS = 7
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> StepPlan:
+    """Any plan of up to MAX_ROWS rows: extreme integers, floats and keys included."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows = draw(st.integers(1, MAX_ROWS))
+    counts = rng.integers(1, 9, rows).astype(np.int32)
+    entries = [rng.integers(0, 2**31, (rng.integers(0, rows + 1), 3)).astype(np.int32) for _ in range(2)]
+    for table in entries:
+        table[:, 0] %= MAX_ROWS
+    temperature = draw(st.lists(st.floats(0, 100, width=32), min_size=rows, max_size=rows))
+    top_p = draw(st.lists(st.floats(0, 1, width=32, exclude_min=True), min_size=rows, max_size=rows))
+    return StepPlan(
+        slots=rng.permutation(MAX_ROWS)[:rows].astype(np.int32),
+        starts=rng.integers(0, 2**31, rows).astype(np.int32),
+        counts=counts,
+        local_lo=rng.integers(0, 2**31, rows).astype(np.int32),
+        samples=rng.integers(0, 2, rows).astype(np.int32),
+        tokens=rng.integers(FROM_DEVICE, 2**31, counts.sum()).astype(np.int32),
+        temperature=np.array(temperature, np.float32),
+        top_k=rng.integers(0, 2**31, rows).astype(np.int32),
+        top_p=np.array(top_p, np.float32),
+        keys=rng.integers(0, 2**32, (rows, 2)).astype(np.uint32),
+        full_pages=entries[0],
+        local_pages=entries[1],
+        moves=np.zeros((0, 2), np.int32),
+    )
+
+
+@given(plans(), st.integers(0, 5), st.integers(0, 20))
+def test_what_is_packed_comes_out_and_the_rest_is_padding(plan: StepPlan, more_rows: int, more_tokens: int) -> None:
+    """Every field of the plan, floats to the bit and keys as unsigned; padding names a slot that does not exist."""
+    bucket = Bucket(plan.num_tokens + more_tokens, plan.num_rows + more_rows, decode=False)
+    spec = PackSpec.of(bucket, page_size=4, max_rows=MAX_ROWS)
+    packed = pack(plan, spec)
+    assert packed.dtype == np.int32
+    assert packed.shape == (spec.size,)
+    inputs = unpack(packed, spec)
+    rows = plan.num_rows
+    got = {name: inputs.column(name)[:rows] for name in COLUMNS}
+    for name, field in (("slot", "slots"), ("start", "starts"), ("count", "counts")):
+        np.testing.assert_array_equal(got[name], getattr(plan, field))
+    for name in ("local_lo", "samples", "top_k"):
+        np.testing.assert_array_equal(got[name], getattr(plan, name))
+    for name in ("temperature", "top_p"):
+        assert np.ascontiguousarray(got[name]).tobytes() == getattr(plan, name).tobytes()
+    keys = np.stack([got["key_high"], got["key_low"]], axis=1)
+    assert keys.tobytes() == plan.keys.tobytes()
+    np.testing.assert_array_equal(inputs.tokens[: plan.num_tokens], plan.tokens)
+    assert np.all(inputs.column("slot")[rows:] == MAX_ROWS)
+    assert np.all(inputs.column("count")[rows:] == 0)
+    for section, entries in ((inputs.full_pages, plan.full_pages), (inputs.local_pages, plan.local_pages)):
+        np.testing.assert_array_equal(section[: len(entries)], entries)
+        assert np.all(section[len(entries) :, 0] == MAX_ROWS)
+
+
+@given(plans())
+def test_sections_share_no_element_and_leave_none_out(plan: StepPlan) -> None:
+    """The sections are views that tile the packed array."""
+    spec = PackSpec.of(Bucket(plan.num_tokens + 3, plan.num_rows + 2, decode=False), page_size=16, max_rows=MAX_ROWS)
+    packed = np.zeros(spec.size, np.int32)
+    for section in unpack(packed, spec):
+        assert np.shares_memory(section, packed)
+        section += 1
+    assert np.all(packed == 1)
+
+
+@given(plans())
+def test_each_launch_packs_into_fresh_memory(plan: StepPlan) -> None:
+    """The device may still read the array of the launch before."""
+    spec = PackSpec.of(Bucket(plan.num_tokens, plan.num_rows, decode=False), page_size=16, max_rows=MAX_ROWS)
+    first = pack(plan, spec)
+    kept = first.copy()
+    second = pack(dataclasses.replace(plan, tokens=np.zeros_like(plan.tokens)), spec)
+    assert not np.shares_memory(first, second)
+    np.testing.assert_array_equal(first, kept)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(1, 50)), min_size=1, max_size=20),
+    st.sampled_from([1, 4, 16, 64]),
+)
+def test_a_bucket_has_room_for_the_new_pages_of_any_plan(rows: list[tuple[int, int]], page_size: int) -> None:
+    """Rows of any start and count never take more entries of a kind than the bucket has."""
+    pages = sum(-(-(start + count) // page_size) - -(-start // page_size) for start, count in rows)
+    bucket = Bucket(sum(count for _, count in rows), len(rows), decode=False)
+    assert pages <= PackSpec.of(bucket, page_size=page_size, max_rows=64).entries

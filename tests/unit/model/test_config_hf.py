@@ -1,0 +1,222 @@
+"""config.json to ModelConfig: what is wrong raises a typed error that names key and value, whatever is in the file."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jswa.errors import CheckpointError, ModelError, UnsupportedModel
+from jswa.model.config_hf import load_config, parse_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 8}
+GEMMA = LLAMA | {"model_type": "gemma3_text", "sliding_window": 8, "head_dim": 16, "sliding_window_pattern": 3}
+WRAPPED = {"model_type": "gemma3", "text_config": GEMMA}
+FORMS = {"llama": LLAMA, "mistral": MISTRAL, "gemma3_text": GEMMA, "gemma3": WRAPPED}
+
+
+def parse(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Parse a config with some keys changed, in the text part where there is one."""
+    text = base.get("text_config")
+    parse_config(base | changes if text is None else base | {"text_config": text | changes})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", 0),
+        ("num_attention_heads", -4),
+        ("num_attention_heads", 5000),
+        ("num_attention_heads", "4"),
+        ("num_attention_heads", 65),
+        ("num_key_value_heads", 0),
+        ("num_key_value_heads", 3),
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", 2.5),
+        ("num_hidden_layers", True),
+        ("hidden_size", -64),
+        ("hidden_size", [64]),
+        ("hidden_size", 2**31 - 4),
+        ("head_dim", 0),
+        ("head_dim", 2**30),
+        ("vocab_size", 0),
+        ("vocab_size", 2**31),
+        ("intermediate_size", -1),
+        ("max_position_embeddings", 0),
+        ("rms_norm_eps", 0.0),
+        ("rms_norm_eps", float("nan")),
+        ("rope_theta", -1.0),
+        ("rope_theta", float("inf")),
+        ("rope_theta", "10000"),
+        ("tie_word_embeddings", "yes"),
+        ("rope_scaling", "linear"),
+        ("rope_scaling", {"type": "linear"}),
+        ("rope_scaling", {"type": "linear", "factor": 0}),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}),
+        ("rope_scaling", {"rope_type": 7}),
+        ("rope_parameters", [1, 2]),
+        ("rope_parameters", {"rope_theta": "x"}),
+        ("eos_token_id", -1),
+        ("eos_token_id", "2"),
+        ("eos_token_id", [1, None]),
+    ],
+)
+def test_a_key_out_of_range_is_named_with_its_value(key: str, value: object) -> None:
+    """CheckpointError with the key, for each range and type."""
+    with pytest.raises(CheckpointError, match=key if not isinstance(value, dict) else "rope"):
+        parse(LLAMA, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "named"),
+    [
+        ("mistral", {"sliding_window": 0}, "sliding_window = 0"),
+        ("mistral", {"sliding_window": -8}, "sliding_window = -8"),
+        ("mistral", {"layer_types": ["full_attention"]}, "layer_types = .*3 of"),
+        ("mistral", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "layer_types"),
+        ("mistral", {"layer_types": ["full_attention", 3, None]}, "layer_types"),
+        ("mistral", {"layer_types": "full_attention"}, "layer_types"),
+        ("mistral", {"sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "sliding_window = None"),
+        ("gemma3_text", {"layer_types": ["sliding_attention"] * 4}, "layer_types = .*3 of"),
+        ("gemma3_text", {"sliding_window": None}, "sliding_window = None"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
+        ("gemma3_text", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar = -1"),
+        ("gemma3_text", {"final_logit_softcapping": -30.0}, "final_logit_softcapping = -30"),
+        ("gemma3_text", {"num_key_value_heads": 3}, "num_key_value_heads = 3"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "full_attention = 3"),
+        ("gemma3", {"num_hidden_layers": -1}, "text_config: num_hidden_layers = -1"),
+    ],
+)
+def test_a_window_or_layer_pattern_that_makes_no_sense_is_named(form: str, changes: dict[str, Any], named: str) -> None:
+    """CheckpointError for what only hybrid families have."""
+    with pytest.raises(CheckpointError, match=named):
+        parse(FORMS[form], changes)
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "named"),
+    [
+        ("llama", {"model_type": "mamba"}, "model_type = 'mamba' is not one of .*llama"),
+        ("llama", {"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'"),
+        ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type = 'longrope'"),
+        ("llama", {"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "rope_type = 'su'"),
+        ("llama", {"head_dim": 15}, "head size of 15"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("mistral", {"compression_config": {"quant_method": "fp8"}}, "compression_config"),
+        ("gemma3", {"model_type": "siglip"}, "model_type = 'siglip'"),
+        ("gemma3", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(form: str, changes: dict[str, Any], named: str) -> None:
+    """UnsupportedModel: the checkpoint may be fine, but jswa would compute something else."""
+    with pytest.raises(UnsupportedModel, match=named):
+        parse(FORMS[form], changes)
+
+
+def test_a_config_without_a_model_type_is_refused() -> None:
+    """Nothing is guessed from the other keys."""
+    with pytest.raises(CheckpointError, match="model_type"):
+        parse_config({key: value for key, value in LLAMA.items() if key != "model_type"})
+    with pytest.raises(CheckpointError, match="model_type"):
+        parse_config(LLAMA | {"model_type": 3})
+    with pytest.raises(CheckpointError, match="text_config"):
+        parse_config({"model_type": "gemma3", "text_config": "llama"})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "3", '{"model_type": "llama"', "\x00", "[" * 100_000])
+def test_a_config_file_that_is_no_json_object_is_named(content: str, tmp_path: Path) -> None:
+    """CheckpointError naming config.json."""
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_config(tmp_path)
+
+
+def test_a_config_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
+    """CheckpointError naming config.json and the folder."""
+    with pytest.raises(CheckpointError, match=rf"config\.json is missing in {tmp_path}"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00{}")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_config(tmp_path)
+
+
+def test_end_tokens_of_the_generation_config_win(tmp_path: Path) -> None:
+    """generation_config.json before config.json; one id or a list."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 2}))
+    assert load_config(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
+    assert load_config(tmp_path).eos_token_ids == (5, 7)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert load_config(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": -7}))
+    with pytest.raises(CheckpointError, match="eos_token_id = -7"):
+        load_config(tmp_path)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-10, 100) | st.integers(0, 2**40) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    sorted({*GEMMA, "layer_types", "rope_scaling", "rope_parameters", "eos_token_id", "hidden_act", "text_config"})
+)
+
+
+@given(st.sampled_from(sorted(FORMS)), st.dictionaries(KEYS, JSON_VALUES, min_size=1, max_size=4))
+def test_any_value_of_any_key_gives_a_model_or_a_typed_error(form: str, changes: dict[str, Any]) -> None:
+    """No TypeError, KeyError, overflow or division by zero escapes, and no config allocates a giant list."""
+    with contextlib.suppress(ModelError):
+        parse(FORMS[form], changes)
+
+
+ROPE_KEYS = (
+    *("rope_theta", "rope_type", "type", "factor", "low_freq_factor", "high_freq_factor", "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings", "truncate"),
+    "partial_rotary_factor",
+)
+
+
+@given(
+    st.sampled_from(["llama", "gemma3_text"]),
+    st.dictionaries(
+        st.sampled_from(ROPE_KEYS),
+        st.sampled_from(["linear", "yarn", "llama3", "dynamic", "default"])
+        | st.sampled_from([0, 1, 2, 64, 1e-300, 1e300, -1.0, None, True, "x"])
+        | st.floats(),
+    ),
+    st.booleans(),
+)
+def test_any_rope_table_gives_finite_frequencies_or_a_typed_error(form: str, table: dict[str, Any], old: bool) -> None:
+    """What parses can be computed with: every inverse frequency and scale is a finite number."""
+    if form == "gemma3_text" and not old:
+        table = {"full_attention": table, "sliding_attention": table}
+    try:
+        model = parse_config(FORMS[form] | {"rope_scaling" if old else "rope_parameters": table})
+    except ModelError:
+        return
+    for layer in model.layers:
+        rope = layer.attention.rope
+        assert rope is not None
+        assert all(abs(x) < 1e38 for x in (*rope.inv_freq, rope.scale))

@@ -1,0 +1,266 @@
+"""What one scheduler does in named situations (jswa/sched/scheduler.py)."""
+
+import jaxtyping
+import numpy as np
+import pytest
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.errors import EngineError, PromptTooLong
+from jswa.sched.scheduler import Scheduler
+from jswa.sched.sequence import Sequence, Status
+from jswa.types import FROM_DEVICE, NOT_FINITE, TokenEvent
+from tests.fakes import Loop, TextModel, make_layout, make_request
+
+FULL = make_layout(4, None, num_full=1, num_local=0)
+HYBRID = make_layout(4, 6, num_full=1, num_local=2)
+MODEL = TextModel(1000)
+
+
+def make_loop(layout: KVLayout, *, blocks: int, rows: int = 4, tokens: int = 16, length: int = 40) -> Loop:
+    """A loop on an arena of this many usable blocks."""
+    return Loop(layout, Limits(length, rows, tokens, layout.page_size, num_blocks=1 + blocks), MODEL)
+
+
+def find(loop: Loop, name: str) -> Sequence:
+    """A sequence by its request."""
+    return loop.scheduler._sequences[name]
+
+
+def run(loop: Loop) -> list[TokenEvent]:
+    """All events to the end."""
+    events = []
+    while loop.scheduler.has_work():
+        events.extend(loop.step())
+        loop.scheduler.check()
+    return events
+
+
+@pytest.mark.parametrize(("layers", "count"), [((1, 2), 20_000), ((0, 1), 3_000)], ids=["hybrid", "local only"])
+def test_a_long_generation_never_holds_more_than_the_window(
+    layers: tuple[int, int], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W = 64, p = 16: at most touch(W) + 1 local pages at every step, and each step reads back its whole window."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # half of the time; all other tests check shapes
+    layout = make_layout(16, 64, num_full=layers[0], num_local=layers[1])
+    loop = make_loop(layout, blocks=2000, length=100 + count, tokens=32)
+    prompt = list(range(100))
+    loop.scheduler.add(make_request("long", prompt, length=100 + count))
+    pool = loop.scheduler.cache.pool
+    said: list[int | None] = []
+    while loop.scheduler.has_work():
+        said.extend(event.token for event in loop.step())
+        assert pool.num_local <= layout.touch(64) + 1
+    assert said == MODEL.generate(prompt, (), 100 + count)[0]
+    assert loop.runner.launches == 4 + count - 1
+
+
+def test_a_decode_row_takes_one_local_page_before_it_gives_one_back() -> None:
+    """Also inside a plan, before the slide, it holds at most touch(W) local pages."""
+    layout = make_layout(16, 64, num_full=1, num_local=2)
+    pool_of_five = 1 + (layout.touch(64) * 2 + 32) // 2
+    loop = Loop(layout, Limits(500, 1, 1, 16, num_blocks=pool_of_five), MODEL)
+    assert loop.scheduler.capacity == 500
+    loop.scheduler.add(make_request("a", [1], length=500))
+    assert len(run(loop)) == 499
+
+
+def test_requests_run_in_order_of_arrival() -> None:
+    """One row at a time: the first to come is the first to finish, whatever its length."""
+    loop = make_loop(FULL, blocks=40, rows=1)
+    for name, length in (("long", 30), ("short", 5), ("middle", 12)):
+        loop.scheduler.add(make_request(name, [1, 2], length=length))
+    ends = [event.request_id for event in run(loop) if event.finish_reason]
+    assert ends == ["long", "short", "middle"]
+
+
+def test_a_small_request_does_not_pass_a_big_one_that_waits_for_pages() -> None:
+    """Long prompts do not starve: the head of the queue blocks the queue."""
+    loop = make_loop(FULL, blocks=6)
+    for name, prompt, length in (("running", 11, 14), ("big", 13, 14), ("small", 1, 3)):
+        loop.scheduler.add(make_request(name, [1] * prompt, length=length))
+    assert list(dict.fromkeys(event.request_id for event in run(loop))) == ["running", "big", "small"]
+
+
+@pytest.mark.parametrize(("blocks", "admitted"), [(10, True), (9, False)])
+def test_admission_beside_a_decode_row_is_the_formula_to_the_block(blocks: int, admitted: bool) -> None:
+    """Claimed: resident(10) = 3 + 2 · 3 slots. Alone a prompt of 9 needs 3 + 2 · touch(10): 20 slots, 10 blocks."""
+    loop = make_loop(HYBRID, blocks=blocks, length=20)
+    loop.scheduler.add(make_request("a", [1] * 9, length=20))
+    loop.step()
+    loop.scheduler.add(make_request("b", [2] * 9, length=10))
+    loop.step()
+    assert find(loop, "b").status is (Status.RUNNING if admitted else Status.WAITING)
+    assert {event.request_id for event in run(loop) if event.finish_reason == "length"} == {"a", "b"}
+
+
+@pytest.mark.parametrize(("blocks", "admitted"), [(16, True), (15, False)])
+def test_admission_beside_a_prefill_keeps_the_reserve_of_the_step(blocks: int, admitted: bool) -> None:
+    """Claimed: resident(34) = 9 + 2 · 3 slots. A prompt of 3 needs 1 + 2 · 2, the step 2 · (16/4 + 2): 16 blocks."""
+    loop = make_loop(HYBRID, blocks=blocks, length=40)
+    loop.scheduler.add(make_request("a", [1] * 33, length=40))
+    loop.scheduler.add(make_request("b", [2] * 3, length=10))
+    loop.step()
+    loop.step()
+    assert find(loop, "b").status is Status.WAITING, "the chunks of the first prompt take the whole step"
+    loop.step()
+    assert find(loop, "b").status is (Status.RUNNING if admitted else Status.WAITING)
+    assert {event.request_id for event in run(loop) if event.finish_reason == "length"} == {"a", "b"}
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers() -> None:
+    """At once, naming the field, the value and the limit; one token less is taken."""
+    loop = make_loop(FULL, blocks=5)
+    assert loop.scheduler.capacity == 20
+    with pytest.raises(PromptTooLong) as refused:
+        loop.scheduler.add(make_request("a", [1] * 20, length=40))
+    assert (refused.value.field, refused.value.value) == ("prompt", "20 tokens")
+    assert "at most 19 tokens" in refused.value.limit
+    assert not loop.scheduler.has_work()
+    loop.scheduler.add(make_request("a", [1] * 19, length=40))
+    events = run(loop)
+    assert [(event.finish_reason, event.token is None) for event in events] == [("length", False)]
+
+
+def test_a_row_preempted_in_flight_keeps_its_token() -> None:
+    """The token of the step that runs is applied; only then does the row wait again, before all later ones."""
+    loop = make_loop(FULL, blocks=4)
+    for name, prompt in (("old", 3), ("young", 9), ("late", 3)):
+        loop.scheduler.add(make_request(name, [ord(name[0]), *range(prompt - 1)], length=prompt + 6))
+    young = find(loop, "young")
+    while True:
+        before = loop.pending
+        loop.launch()
+        if find(loop, "young").status is Status.PREEMPTED:
+            break
+        loop.apply(before)
+    assert young.in_flight == 1
+    assert young.lease is None
+    known = young.num_known
+    assert find(loop, "late").status is Status.WAITING, "the later request took the place of the preempted one"
+    events = loop.apply(before)
+    assert young.num_known == known + 1
+    assert find(loop, "young").status is Status.WAITING
+    tokens = MODEL.generate(young.request.prompt.tolist(), (), 15)[0]
+    assert [e.token for e in events if e.request_id == "young"] == [tokens[known - 9]]
+    rest = run(loop)
+    assert [e.token for e in rest if e.request_id == "young"] == tokens[known - 8 :]
+    assert [e.request_id for e in rest if e.finish_reason] == ["old", "young", "late"]
+
+
+def test_a_row_that_may_have_ended_takes_no_page_from_another() -> None:
+    """It waits one step to see: here its token in flight is its end, and nobody is preempted."""
+    prompt = [1, 2, 3]
+    end = MODEL.generate(prompt, (), 5)[0][1]
+    loop = make_loop(FULL, blocks=4)
+    loop.scheduler.add(make_request("ends", prompt, length=9, stop_ids=[end]))
+    loop.scheduler.add(make_request("other", [4] * 9, length=15))
+    assert [event.finish_reason for event in run(loop) if event.finish_reason] == ["stop", "length"]
+    assert loop.scheduler.preemptions == 0
+
+
+def test_the_youngest_row_is_preempted() -> None:
+    """Whoever came last gives its pages to whoever came first; the row between them keeps its own."""
+    loop = make_loop(FULL, blocks=5)
+    for name, prompt, length in (("old", 3, 8), ("middle", 6, 11), ("young", 6, 11)):
+        loop.scheduler.add(make_request(name, [1] * prompt, length=length))
+    while not loop.scheduler.preemptions:
+        loop.step()
+    assert find(loop, "middle").status is Status.RUNNING
+    assert find(loop, "young").status is not Status.RUNNING
+    assert [event.request_id for event in run(loop) if event.finish_reason][-1] == "young"
+    assert loop.scheduler.preemptions == 1
+
+
+def test_a_length_stop_costs_no_step_and_an_end_token_one() -> None:
+    """A length is known when the step is planned; a token only when it has come back."""
+    prompt = [5, 6, 7]
+    tokens, _ = MODEL.generate(prompt, (), 13)
+    for stop_ids, steps in (((), 10), ((tokens[4],), 6)):
+        loop = make_loop(HYBRID, blocks=40)
+        loop.scheduler.add(make_request("a", prompt, length=13, stop_ids=stop_ids))
+        events = run(loop)
+        assert loop.runner.launches == steps
+        assert [event.token for event in events] == tokens[: 5 if stop_ids else 10]
+        assert events[-1].stop_reason == (tokens[4] if stop_ids else None)
+
+
+def test_an_end_token_of_the_model_gives_no_stop_reason() -> None:
+    """As in vLLM: only a stop token that the request asked for is named."""
+    token = MODEL.generate([1], (), 2)[0][0]
+    request = make_request("a", [1], length=9)
+    loop = make_loop(FULL, blocks=40)
+    loop.scheduler.add(type(request)(**{**vars(request), "stop_ids": frozenset([token])}))
+    assert run(loop) == [TokenEvent("a", token, "stop", None)]
+
+
+def test_an_aborted_row_in_flight_says_nothing_more() -> None:
+    """Its pages are free at once, its step's token is dropped, and its id can be used again."""
+    loop = make_loop(HYBRID, blocks=40)
+    loop.scheduler.add(make_request("a", [1, 2], length=20))
+    loop.step()
+    loop.step()
+    assert loop.scheduler.abort("a") == TokenEvent("a", None, "abort")
+    assert loop.scheduler.stats().free_slots == loop.scheduler.stats().total_slots
+    assert loop.scheduler.abort("a") is None
+    assert loop.scheduler.has_work(), "a step is in flight"
+    loop.scheduler.add(make_request("a", [3], length=3))
+    assert [event.token for event in run(loop)] == MODEL.generate([3], (), 3)[0]
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    """The others of the batch go on."""
+    loop = make_loop(HYBRID, blocks=40)
+    for name in "ab":
+        loop.scheduler.add(make_request(name, [ord(name)], length=4))
+    plan = loop.scheduler.plan()
+    assert plan is not None
+    loop.runner.launch(plan)
+    events = loop.scheduler.apply(plan, np.array([NOT_FINITE, 7], np.int32))
+    assert events == [TokenEvent("a", None, "error"), TokenEvent("b", 7)]
+    assert loop.scheduler.stats().running == 1
+
+
+def test_prefill_chunks_and_decode_rows_share_a_step() -> None:
+    """Decode tokens are set aside first; a prompt gets what is left, and samples only at its end."""
+    loop = make_loop(FULL, blocks=40, tokens=8)
+    loop.scheduler.add(make_request("a", [1, 2], length=20))
+    loop.step()
+    loop.scheduler.add(make_request("b", list(range(17)), length=20))
+    seen = []
+    for _ in range(3):
+        before = loop.pending
+        plan = loop.launch()
+        assert plan is not None
+        loop.apply(before)
+        seen.append((plan.counts.tolist(), plan.samples.tolist()))
+        assert plan.tokens[0] == FROM_DEVICE
+    assert seen == [([1, 7], [1, 0]), ([1, 7], [1, 0]), ([1, 3], [1, 1])]
+
+
+def test_moves_reach_the_plan_once_and_in_their_order() -> None:
+    """Also those of a call of `plan` that had nothing to run: they are carried out before the next step."""
+    scheduler = make_loop(FULL, blocks=40).scheduler
+    scheduler.cache.moves = [(5, 9), (9, 3)]
+    assert scheduler.plan() is None
+    scheduler.add(make_request("a", [1], length=5))
+    plans = [scheduler.plan(), scheduler.plan()]
+    assert [plan.moves.tolist() for plan in plans if plan is not None] == [[[5, 9], [9, 3]], []]
+
+
+def test_a_request_id_that_runs_cannot_be_added_again() -> None:
+    """Events are matched by id."""
+    loop = make_loop(FULL, blocks=40)
+    loop.scheduler.add(make_request("a", [1], length=3))
+    with pytest.raises(EngineError, match="'a' is already running"):
+        loop.scheduler.add(make_request("a", [1], length=3))
+
+
+def test_steps_must_be_applied_in_their_order() -> None:
+    """Tokens of one step given to another would be wrong for every row."""
+    scheduler: Scheduler = make_loop(FULL, blocks=40).scheduler
+    scheduler.add(make_request("a", [1], length=5))
+    plans = [scheduler.plan(), scheduler.plan()]
+    assert plans[1] is not None
+    with pytest.raises(EngineError, match="order"):
+        scheduler.apply(plans[1], np.zeros(1, np.int32))

@@ -1,0 +1,90 @@
+"""Options of the engine and what they resolve to (jswa/config.py)."""
+
+import math
+from typing import Any
+
+import pytest
+
+from jswa.config import EngineConfig, Limits, resolve_limits
+from jswa.errors import ConfigError
+from tests.fakes import make_layer, make_model
+
+MODEL = make_model(make_layer(8, (1, 2, 2)), max_position=4096)
+WHOLE = [0, -1, 1.5, "64", True, math.nan]
+BAD: dict[str, list[Any]] = {
+    "max_model_len": [*WHOLE, 1],
+    "max_num_seqs": WHOLE,
+    "max_num_batched_tokens": WHOLE,
+    "block_size": WHOLE,
+    "kv_cache_memory_bytes": WHOLE,
+    "dtype": ["int8", "float64", None, 32],
+    "gpu_memory_utilization": [0.0, -0.1, 1.01, math.nan],
+    "seed": [-1, 2**63, 1.0, True, None],
+    "prefix_cache": [True],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD for value in BAD[name]])
+def test_a_bad_option_is_refused_by_name_and_value(name: str, value: Any) -> None:
+    """At once, before a model is loaded."""
+    with pytest.raises(ConfigError) as refused:
+        EngineConfig(**{name: value})
+    assert refused.value.field == name
+    assert refused.value.value is value
+    assert isinstance(refused.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("options", "on_gpu", "want"),
+    [
+        ({}, False, Limits(4096, max_rows=16, max_tokens=512, page_size=16)),
+        ({}, True, Limits(4096, max_rows=256, max_tokens=2048, page_size=64)),
+        ({"max_model_len": 100}, False, Limits(100, max_rows=16, max_tokens=100, page_size=16)),
+        ({"max_model_len": 2}, False, Limits(2, max_rows=16, max_tokens=16, page_size=16)),
+        ({"max_num_seqs": 700}, False, Limits(4096, max_rows=700, max_tokens=700, page_size=16)),
+        ({"block_size": 4, "max_num_batched_tokens": 20}, False, Limits(4096, 16, max_tokens=20, page_size=4)),
+    ],
+)
+def test_open_options_are_chosen_to_fit_together(options: dict[str, Any], on_gpu: bool, want: Limits) -> None:
+    """A step always has a token for every row."""
+    limits = resolve_limits(EngineConfig(**options), MODEL, on_gpu=on_gpu)
+    assert limits == want
+    assert limits.max_rows <= limits.max_tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "limit"),
+    [
+        ({"max_model_len": 4097}, "max_model_len", "4096"),
+        ({"max_num_seqs": 32, "max_num_batched_tokens": 31}, "max_num_batched_tokens", "32"),
+    ],
+)
+def test_options_that_contradict_the_model_or_each_other_are_refused(
+    options: dict[str, Any], field: str, limit: str
+) -> None:
+    """The error names the number that would do."""
+    with pytest.raises(ConfigError) as refused:
+        resolve_limits(EngineConfig(**options), MODEL, on_gpu=False)
+    assert refused.value.field == field
+    assert limit in refused.value.limit
+
+
+def test_a_model_of_one_position_is_refused() -> None:
+    """There is no room for a prompt and a generated token."""
+    with pytest.raises(ConfigError, match="at least 2"):
+        resolve_limits(EngineConfig(), make_model(make_layer(8, (1, 2, 2)), max_position=1), on_gpu=False)
+
+
+@pytest.mark.parametrize(("length", "pages"), [(1, 1), (16, 1), (17, 2), (4096, 256)])
+def test_a_page_table_is_as_wide_as_the_longest_row(length: int, pages: int) -> None:
+    """Rounded up to whole pages."""
+    assert Limits(length, 1, 1, page_size=16).pages_per_row == pages
+
+
+def test_a_model_knows_its_window_and_kinds() -> None:
+    """A window makes a layer local; a model without one has none."""
+    full, local = make_layer(None, (1, 2, 2)), make_layer(8, (1, 2, 2))
+    assert (full.attention.kind, local.attention.kind) == ("full", "local")
+    assert make_model(full, local).window == 8
+    assert make_model(full).window is None
+    assert hash(make_model(full, local)) == hash(make_model(full, local))

@@ -1,0 +1,59 @@
+"""What importing costs and gives (jswa/__init__.py)."""
+
+import subprocess
+import sys
+
+import pytest
+
+import jswa
+
+NO_JAX = [
+    "jswa",
+    "jswa.types",
+    "jswa.config",
+    "jswa.errors",
+    "jswa.text",
+    "jswa.cache.manager",
+    "jswa.cache.capacity",
+    "jswa.sched.scheduler",
+    "jswa.exec.buckets",
+    "jswa.exec.pack",
+    "jswa.cli",
+]
+
+
+def test_host_modules_import_no_jax() -> None:
+    """Each in the same fresh process: the first that brings jax in is named."""
+    program = f"""
+import importlib, sys
+for name in {NO_JAX}:
+    importlib.import_module(name)
+    heavy = {{"jax", "jaxlib", "flax", "jax_triton", "orbax"}} & set(sys.modules)
+    assert not heavy, f"{{name}} imports {{heavy}}"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_help_imports_no_jax() -> None:
+    """`jswa --help` answers at once."""
+    command = [sys.executable, "-X", "importtime", "-m", "jswa", "--help"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "generate" in result.stdout
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "jswa.cli" in imported
+    assert not {"jax", "jaxlib", "flax"} & imported
+
+
+@pytest.mark.parametrize("name", jswa.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    """Names are imported on first use, from where they live."""
+    assert getattr(jswa, name).__name__ == name
+    assert name in dir(jswa)
+
+
+def test_public_names_are_listed_once_and_sorted() -> None:
+    """`__all__` is what the lazy imports serve; anything else is an AttributeError."""
+    assert jswa.__all__ == sorted(set(jswa.__all__))
+    assert not set(jswa.__all__) & set(vars(jswa)), "an eager import would defeat the lazy one"
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        jswa.nonsense  # noqa: B018
