@@ -34,7 +34,10 @@ class FieldError(JswaError, ValueError):
     """
 
     def __init__(self, field: str, value: object, limit: str) -> None:
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except ValueError:  # Python does not print integers of more than 4,300 digits
+            shown = f"a {type(value).__name__} too long to print"
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         super().__init__(f"{field} = {shown}: {limit}")
         self.field = field

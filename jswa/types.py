@@ -1,6 +1,5 @@
 """What crosses the seams of the engine: requests in, step plans down, tokens up, outputs out. Ints and numpy only."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -180,4 +179,4 @@ def _is_int(value: object, low: int, high: int) -> bool:
 def _is_real(value: object, low: float, high: float) -> bool:
     if not isinstance(value, int | float | np.floating | np.integer) or isinstance(value, bool):
         return False
-    return math.isfinite(value) and low <= float(value) <= high
+    return bool(low <= value <= high)  # NaN compares false with everything

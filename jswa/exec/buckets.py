@@ -33,7 +33,8 @@ def bucket_table(limits: Limits, *, on_gpu: bool) -> tuple[Bucket, ...]:
         tokens = sorted({min(64, limits.max_tokens), limits.max_tokens})
     decode = [Bucket(n, n, decode=True) for n in rows]
     mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]
-    return tuple(sorted(decode + mixed))
+    # Of two of one size the decode bucket is the quicker.
+    return tuple(sorted(decode + mixed, key=lambda bucket: (bucket.tokens, bucket.rows, not bucket.decode)))
 
 
 def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:

@@ -57,7 +57,6 @@ def test_every_legal_plan_has_a_bucket_and_gets_the_smallest(case: tuple[Limits,
     assert not any(other.holds(plan) for other in table if other.tokens < bucket.tokens)
 
 
-@pytest.mark.xfail(reason="of a mixed and a decode bucket of one size, the mixed one sorts first", strict=True)
 @given(st.integers(1, 300), st.integers(1, 9000), st.booleans())
 def test_a_decode_plan_runs_in_the_decode_bucket_of_its_size(max_rows: int, max_tokens: int, on_gpu: bool) -> None:
     """One token per row is the steady state: a mixed bucket serves it only where that is smaller."""
@@ -73,7 +72,7 @@ def test_a_cpu_compiles_at_most_six_programs(max_rows: int, max_tokens: int) -> 
     """Each takes seconds to compile."""
     table = bucket_table(Limits(10_000, max_rows, max(max_rows, max_tokens), 16), on_gpu=False)
     assert len(table) == len(set(table)) <= 6
-    assert list(table) == sorted(table)
+    assert [bucket.tokens for bucket in table] == sorted(bucket.tokens for bucket in table)
 
 
 @pytest.mark.parametrize("max_tokens", [2048, 4096, 8192])
