@@ -1,10 +1,14 @@
 """What is right, said slowly: plain NumPy over positions, dense attention, sampling by sorting. Shares no code with
 the sources, but for the decoder that the dense attention is plugged into."""
 
+import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -101,11 +105,27 @@ def dense_attention(model: ModelConfig) -> Attend:
     return attend
 
 
-def dense_logits(model: ModelConfig, params: Params, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, "T V"]:
-    """Logits of every position by one forward without pages."""
-    decoder = bind(model, params)
-    hidden = decoder(jnp.asarray(tokens), jnp.arange(len(tokens)), dense_attention(model))
-    return np.asarray(decoder.logits(hidden))
+def dense_logits(
+    model: ModelConfig, params: Params, tokens: Int[np.ndarray, " T"], *, compiled: bool = False
+) -> Float[np.ndarray, "T V"]:
+    """Logits of every position by one forward without pages; `compiled` pays for long texts and new shapes."""
+
+    def run(params: Params, tokens: Int[Array, " T"]) -> Float[Array, "T V"]:
+        decoder = bind(model, params)
+        return decoder.logits(decoder(tokens, jnp.arange(len(tokens)), dense_attention(model)))
+
+    return np.asarray((jax.jit(run) if compiled else run)(params, jnp.asarray(tokens)))
+
+
+@contextlib.contextmanager
+def quick_compiles() -> Iterator[None]:
+    """Compile without optimisation, where compiling is most of the work."""
+    update: Any = jax.config.update
+    update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        update("jax_disable_most_optimizations", False)
 
 
 def small_model(

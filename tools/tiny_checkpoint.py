@@ -136,7 +136,8 @@ model in the box of `jswa`: it shows and tests the engine where nothing can be d
 - **Licence**: Apache-2.0, weights and data, as the repository.
 
 Prompts that it was made for start like "Once upon a time", "The cat", "A long time ago, in a small village", "One
-day" or "There was". Other text is outside of what it has seen.
+day" or "There was". Other text is outside of what it has seen. Sentences are sound and stories end, but the model has
+not learned to look names and things up: who a story is about may change on the way.
 """
 
 

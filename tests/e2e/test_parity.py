@@ -29,7 +29,7 @@ from jswa.model.load import load_checkpoint
 from jswa.model.transformer import Params
 from jswa.sched.scheduler import Scheduler
 from jswa.types import Request, SamplingParams, StepPlan
-from tests.oracles import dense_logits, small_engine_parts
+from tests.oracles import dense_logits, quick_compiles, small_engine_parts
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 
@@ -135,12 +135,9 @@ class Device:
         ) -> tuple[DeviceState, Float[Array, "R V"]]:
             return forward(params, state, unpack(packed, config.pack), config=config)
 
-        # Unoptimised: it compiles faster, and a few steps of a tiny model do not notice.
-        return (
-            jax.jit(run, donate_argnums=1)
-            .lower(self.params, state, np.zeros(config.pack.size, np.int32))
-            .compile(compiler_options={"xla_backend_optimization_level": 0})
-        )
+        packed = np.zeros(config.pack.size, np.int32)
+        with quick_compiles():
+            return jax.jit(run, donate_argnums=1).lower(self.params, state, packed).compile()
 
     def _launch(self, state: DeviceState, plan: StepPlan) -> tuple[DeviceState, Float[np.ndarray, "R V"]]:
         for moves in move_batches(plan.moves, self.limits.num_blocks * self.layout.pages_per_block):
@@ -216,6 +213,9 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
     fixture = load_fixture(name)
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
     model, params = load_checkpoint(tmp_path, FLOAT32)
+    with quick_compiles():
+        expected = {text.name: dense_logits(model, params, text.tokens) for text in _other_texts(fixture)}
+    expected["main"] = fixture.logits
     device = Device(model, params, page_size, decode=decode)
     assert model.window is None or len(fixture.tokens) > 2 * model.window
     prompt = len(fixture.prompt)
@@ -227,7 +227,6 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
             assert report.logits["main"].keys() == ends
             _compare(report.logits["main"], fixture.logits)
 
-    expected = {text.name: dense_logits(model, params, text.tokens) for text in others} | {"main": fixture.logits}
     crowd = [others[0], main, *others[1:]]
     for chunk in (5, TOKENS):
         with subtests.test("batched", chunk=chunk):
@@ -289,7 +288,8 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: py
     layout, limits = KVLayout.of(model, 4), Limits(128, 3, 16, page_size=4, num_blocks=100)
     buckets = (Bucket(3, 3, decode=True), Bucket(16, 3, decode=False))
     monkeypatch.setattr(runner_module, "bucket_table", lambda *_, **__: buckets)  # two compile faster than three
-    runner = Runner(model, params, layout, limits)
+    with quick_compiles():
+        runner = Runner(model, params, layout, limits)
     expected = fixture.tokens[len(fixture.prompt) :].tolist()
     for max_tokens in (3, 16):
         for company in ([], [fixture.prompt[:5], fixture.prompt[::-1].copy(), fixture.prompt[:33]]):
@@ -314,7 +314,7 @@ def test_a_text_of_2000_tokens_holds_one_window_of_local_pages() -> None:
     assert len(tokens) == 2_000
     assert max(held) <= most
     text = np.concatenate([prompt, tokens]).astype(np.int32)
-    logits = dense_logits(model, params, text)[len(prompt) - 1 : -1]
+    logits = dense_logits(model, params, text, compiled=True)[len(prompt) - 1 : -1]
     chosen = logits[np.arange(len(tokens)), tokens]
     assert (chosen > logits.max(axis=-1) - 1e-3).all(), "a token is not the largest logit, ties apart"
 

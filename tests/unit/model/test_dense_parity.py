@@ -4,9 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from jswa.model.config_hf import parse_config
 from jswa.model.load import load_checkpoint
 from jswa.model.transformer import param_shapes
 from jswa.model.weights_hf import sources
-from tests.oracles import dense_logits
+from tests.oracles import dense_logits, quick_compiles
 from tests.parity.load import FIXTURES, load_fixture, names
 from tests.parity.weights import write_checkpoint
 
@@ -27,10 +25,8 @@ PROMISED, USUAL = 2e-4, 5e-5  # what docs/design.md §7 promises, and what no fi
 @pytest.fixture(scope="module", autouse=True)
 def _unoptimised() -> Iterator[None]:
     """Op by op, a forward costs what its ops take to compile: a quarter less without optimisation."""
-    update: Any = jax.config.update
-    update("jax_disable_most_optimizations", True)
-    yield
-    update("jax_disable_most_optimizations", False)
+    with quick_compiles():
+        yield
 
 
 def _supported() -> list[str]:
