@@ -19,28 +19,64 @@ class Norm:
     """Root-mean-square norm: x / rms(x) · (offset + weight), computed in float32.
 
     Gemma stores the weight minus one (offset 1). `cast_first` rounds x / rms(x) to the activation type before the
-    weight is applied (llama) instead of after (gemma); float32 does not see the difference.
+    weight is applied (llama) instead of after (gemma); float32 does not see it. `weighted` False: no weight at all.
     """
 
     eps: float
     offset: float = 0.0
     cast_first: bool = True
+    weighted: bool = True
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding in half (NeoX) style: pairs (i, i + n) of the first 2n dimensions, n = len(inv_freq).
+    """Rotary embedding of the first 2n dimensions, n = len(inv_freq); those from 2n on pass through.
 
-    angle = position · inv_freq; cos and sin are multiplied by `scale`. Dimensions from 2n on pass through.
+    Pairs are (i, i + n) (half or NeoX style), or (2i, 2i + 1) where `interleaved` (GPT-J style).
+    angle = position · inv_freq; cos and sin are multiplied by `scale`.
     """
 
     inv_freq: tuple[float, ...]
     scale: float = 1.0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which keys a local layer's query at position q sees: sliding, k > q - size, or chunked, k ≥ ⌊q / size⌋ · size.
+
+    `size` counts the query itself: keys seen at most.
+    """
+
+    size: int
+    chunked: bool = False
+
+    def first_visible(self, position: int) -> int:
+        """Oldest position that a query at `position` sees, and so the oldest that any later query sees."""
+        return position // self.size * self.size if self.chunked else max(0, position - (self.size - 1))
+
+    def leaves_at(self, position: int) -> int:
+        """First query position that no longer sees `position`."""
+        return (position // self.size + 1) * self.size if self.chunked else position + self.size
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Queries grow with their position: q · (1 + scale · ln(1 + ⌊(position + 1) / floor⌋)) (Llama 4)."""
+
+    floor: float
+    scale: float
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """One attention layer. `window` counts visible keys including the query token; None for a full layer."""
+    """One attention layer; `reach` is None for a full layer.
+
+    Attributes:
+        qk_norm: per head, on q and k.
+        sinks: a learned logit per query head joins the softmax and takes its share of the weights.
+        v_scale: values are multiplied by it before they are stored.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -48,16 +84,19 @@ class AttentionConfig:
     v_head_dim: int
     scale: float
     rope: Rope | None
-    window: int | None = None
+    reach: Reach | None = None
     qk_norm: Norm | None = None
     softcap: float | None = None
+    sinks: bool = False
+    v_scale: float = 1.0
+    temperature: Temperature | None = None
     qkv_bias: bool = False
     out_bias: bool = False
 
     @property
     def kind(self) -> AttentionKind:
-        """Which page view of the arena the layer reads: `local` layers hold their window only."""
-        return "full" if self.window is None else "local"
+        """Which page view of the arena the layer reads: `local` layers hold what their reach needs."""
+        return "full" if self.reach is None else "local"
 
 
 @dataclass(frozen=True)
@@ -70,11 +109,56 @@ class MlpConfig:
 
 
 @dataclass(frozen=True)
+class RouterConfig:
+    """How experts are chosen and weighed; logits = x · w + bias, ties go to the lowest index.
+
+    Attributes:
+        score: what is ranked and weighs: "softmax" over all experts, or "sigmoid"; or logits are ranked, and the
+            chosen ones weigh by their "top_k_softmax" or "top_k_sigmoid".
+        selection_bias: a learned bias joins the scores for the choice, never the weights.
+        normalize: weights are divided by their sum + `eps`.
+        groups, top_groups: experts are chosen within the best groups, a group's merit being its two best scores.
+        scale: factor of the weights.
+    """
+
+    score: Literal["softmax", "sigmoid", "top_k_softmax", "top_k_sigmoid"]
+    bias: bool = False
+    selection_bias: bool = False
+    normalize: bool = False
+    eps: float = 0.0
+    groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """A mixture of experts, each an MLP of width `hidden`; `shared` is one that every token passes.
+
+    Attributes:
+        bias: experts have biases.
+        clamp: gpt-oss's activation: gate ≤ clamp, |up| ≤ clamp, (up + 1) · gate · σ(alpha · gate).
+        weight_on_input: the weight multiplies the expert's input instead of its output (Llama 4).
+    """
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    activation: Activation
+    router: RouterConfig
+    bias: bool = False
+    clamp: float | None = None
+    alpha: float = 1.0
+    weight_on_input: bool = False
+    shared: MlpConfig | None = None
+
+
+@dataclass(frozen=True)
 class LayerConfig:
     """One decoder layer: x + post_attn(attn(pre_attn(x))), then x + post_mlp(mlp(pre_mlp(x))). None = no norm."""
 
     attention: AttentionConfig
-    mlp: MlpConfig
+    mlp: MlpConfig | MoeConfig
     pre_attn: Norm | None
     post_attn: Norm | None
     pre_mlp: Norm | None
@@ -96,11 +180,6 @@ class ModelConfig:
     final_softcap: float | None = None
     eos_token_ids: tuple[int, ...] = ()
 
-    @property
-    def window(self) -> int | None:
-        """The one window of all local layers (`KVLayout.of` refuses models with two)."""
-        return next((a.window for a in (x.attention for x in self.layers) if a.window is not None), None)
-
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -116,6 +195,7 @@ class EngineConfig:
         kv_cache_memory_bytes: bytes for the KV arena, in place of that share.
         seed: of the requests that bring none.
         prefix_cache: reuse the KV of shared prefixes.
+        deterministic: run every step in one shape, so that a request's tokens do not depend on what else runs; slow.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -127,6 +207,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     seed: int = 0
     prefix_cache: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes"):
@@ -154,6 +235,12 @@ class Limits:
     max_tokens: int
     page_size: int
     num_blocks: int = field(default=0)
+    one_bucket: bool = False
+
+    @property
+    def extras_places(self) -> int:
+        """Rows that may have penalties, biases or masks at the same time."""
+        return min(self.max_rows, 32)
 
     @property
     def pages_per_row(self) -> int:
@@ -175,7 +262,8 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
     max_tokens = options.max_num_batched_tokens or max(max_rows, min(2048 if on_gpu else 512, max_model_len))
     if max_tokens < max_rows:
         raise ConfigError("max_num_batched_tokens", max_tokens, f"must be at least max_num_seqs = {max_rows}")
-    return Limits(max_model_len, max_rows, max_tokens, page_size=options.block_size or (64 if on_gpu else 16))
+    page_size = options.block_size or (64 if on_gpu else 16)
+    return Limits(max_model_len, max_rows, max_tokens, page_size, one_bucket=options.deterministic)
 
 
 def _is_int(value: object) -> bool:

@@ -5,23 +5,15 @@ p tokens per page, H query heads, K KV heads, D head size, V value head size, E 
 B tiles.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import reference, xla
-from pallas_kernels.rows import Rows, Tiles
+from pallas_kernels.rows import Attend, Rows, Tiles
 
 Implementation = Literal["reference", "xla"]
-
-
-class Attend(NamedTuple):
-    """What one attention layer needs besides arrays; static."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
 
 
 def paged_attention(
@@ -32,16 +24,18 @@ def paged_attention(
     *,
     slot: int,
     attend: Attend,
+    sinks: Float[Array, " H"] | None = None,
     implementation: Implementation = "xla",
 ) -> Float[Array, "T H V"]:
     """Softmax attention of each row's tokens to the keys at and before them, read from the row's pages.
 
-    Token t at position i sees keys j with rows.visible_from ≤ j ≤ i and, with a window W, j > i - W. The keys of the
-    step's own tokens are read from the pages too: `write_kv` comes first. Values that no token of a row sees are
-    never used, so they may be NaN. Padding tokens give finite garbage.
+    Token t at position i sees keys j with rows.visible_from ≤ j ≤ i and, with a window W, j > i - W, or with chunks of
+    C, j ≥ ⌊i / C⌋ · C. The keys of the step's own tokens are read from the pages too: `write_kv` comes first. Values
+    that no token of a row sees are never used, so they may be NaN. Padding tokens give finite garbage.
 
     Args:
         kv: a page view of one lane, K and V of a token side by side; `slot` is this layer's place in a page.
+        sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         tiles: cut of the same rows into query tiles, made once per step by `tile_rows`.
     """
     functions = {"reference": reference.paged_attention, "xla": xla.paged_attention}
@@ -49,9 +43,7 @@ def paged_attention(
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(functions)}")
     if q.shape[1] % kv.shape[2]:
         raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
-    return functions[implementation](
-        q, kv, rows, tiles, slot=slot, scale=attend.scale, window=attend.window, softcap=attend.softcap
-    )
+    return functions[implementation](q, kv, rows, tiles, slot=slot, attend=attend, sinks=sinks)
 
 
 def write_kv(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.rows import Rows, Tiles
+from pallas_kernels.rows import Attend, Rows, Tiles
 
 
 def paged_attention(
@@ -14,9 +14,8 @@ def paged_attention(
     tiles: Tiles,
     *,
     slot: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    attend: Attend,
+    sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`."""
     num_kv_heads, page_size = kv.shape[2], kv.shape[3]
@@ -30,14 +29,18 @@ def paged_attention(
     gathered = gathered.transpose(0, 2, 1, 3, 4).reshape(len(rows.starts), num_kv_heads, -1, kv.shape[-1])
     keys = jnp.repeat(gathered[token_row], num_heads // num_kv_heads, axis=1).astype(jnp.float32)
     key_position = rows.first_page[token_row][:, None] * page_size + jnp.arange(keys.shape[2])[None]
-    visible = (key_position <= position[:, None]) & (key_position >= rows.visible_from[token_row][:, None])
-    if window is not None:
-        visible &= key_position > position[:, None] - window
+    begin = jnp.maximum(rows.visible_from[token_row], attend.first_visible(position))
+    visible = (key_position <= position[:, None]) & (key_position >= begin[:, None])
     visible &= (position < (rows.starts + rows.counts)[token_row])[:, None]  # padding tokens see nothing
-    scores = jnp.einsum("thd,thsd->ths", q.astype(jnp.float32), keys[..., :head_dim], precision="highest") * scale
-    if softcap is not None:
-        scores = softcap * jnp.tanh(scores / softcap)
-    weights = jax.nn.softmax(jnp.where(visible[:, None], scores, -jnp.inf), axis=-1)
+    scores = jnp.einsum("thd,thsd->ths", q.astype(jnp.float32), keys[..., :head_dim], precision="highest")
+    scores *= attend.scale
+    if attend.softcap is not None:
+        scores = attend.softcap * jnp.tanh(scores / attend.softcap)
+    scores = jnp.where(visible[:, None], scores, -jnp.inf)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None], (num_tokens, num_heads, 1))
+        scores = jnp.concatenate([scores, column], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[2]]
     values = jnp.where(visible[:, None, :, None], keys[..., head_dim:], 0.0)
     out = jnp.einsum("ths,thsv->thv", jnp.where(visible[:, None], weights, 0.0), values, precision="highest")
     return out.astype(q.dtype)

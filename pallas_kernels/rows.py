@@ -6,6 +6,28 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 
+class Attend(NamedTuple):
+    """What one attention layer needs besides arrays; static. At most one of `window` and `chunk` is given.
+
+    Attributes:
+        scale: of the products of queries and keys.
+        window: keys seen at most, the query's own included.
+        chunk: keys of the query's own chunk of that many positions are seen.
+        softcap: scores become softcap · tanh(score / softcap).
+    """
+
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+
+    def first_visible(self, position: Int[Array, "..."]) -> Int[Array, "..."]:
+        """Oldest key that a query at each position sees, as far as this layer is concerned."""
+        if self.window is not None:
+            return jnp.maximum(position - (self.window - 1), 0)
+        return jnp.zeros_like(position) if self.chunk is None else position // self.chunk * self.chunk
+
+
 class Rows(NamedTuple):
     """R rows of a step over one page view. Padding rows have count 0.
 

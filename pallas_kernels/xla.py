@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.rows import Rows, Tiles
+from pallas_kernels.rows import Attend, Rows, Tiles
 
 BLOCK_TOKENS = 128
 _LOWEST = -1e30  # finite, so that a row without visible keys makes no NaN
@@ -22,9 +22,8 @@ def paged_attention(
     tiles: Tiles,
     *,
     slot: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    attend: Attend,
+    sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`."""
     num_kv_heads, page_size = kv.shape[2], kv.shape[3]
@@ -35,9 +34,7 @@ def paged_attention(
 
     first_query = rows.starts[tiles.row] + tiles.offset  # [B]
     end = rows.starts[tiles.row] + jnp.minimum(tiles.offset + tile_size, rows.counts[tiles.row])
-    begin = rows.visible_from[tiles.row]
-    if window is not None:
-        begin = jnp.maximum(begin, first_query - (window - 1))
+    begin = jnp.maximum(rows.visible_from[tiles.row], attend.first_visible(first_query))
     query_position = first_query[:, None] + jnp.arange(tile_size, dtype=jnp.int32)[None]  # [B, Q]
     first_block = begin // block_tokens
     num_blocks = jnp.where(end > begin, -(-end // block_tokens) - first_block, 0)
@@ -53,13 +50,14 @@ def paged_attention(
         key_position = page[:, :1] * page_size + jnp.arange(block_tokens, dtype=jnp.int32)[None]  # [B, s]
         in_tile = (key_position >= begin[:, None]) & (key_position < end[:, None])
         visible = in_tile[:, None, :] & (key_position[:, None, :] <= query_position[:, :, None])  # [B, Q, s]
-        if window is not None:
-            visible &= key_position[:, None, :] > query_position[:, :, None] - window
+        if attend.window is not None or attend.chunk is not None:
+            visible &= key_position[:, None, :] >= attend.first_visible(query_position)[:, :, None]
         visible = visible[:, None, None]
         keys = gathered[..., :head_dim]
-        scores = jnp.einsum("bkgqd,bksd->bkgqs", queries, keys, preferred_element_type=jnp.float32) * scale
-        if softcap is not None:
-            scores = softcap * jnp.tanh(scores / softcap)
+        scores = jnp.einsum("bkgqd,bksd->bkgqs", queries, keys, preferred_element_type=jnp.float32)
+        scores *= attend.scale
+        if attend.softcap is not None:
+            scores = attend.softcap * jnp.tanh(scores / attend.softcap)
         new_top = jnp.maximum(top, jnp.where(visible, scores, _LOWEST).max(axis=-1))
         shrink = jnp.exp(top - new_top)
         probability = jnp.where(visible, jnp.exp(scores - new_top[..., None]), 0.0)
@@ -71,12 +69,13 @@ def paged_attention(
         return total * shrink[..., None] + update, weight * shrink + probability.sum(axis=-1), new_top
 
     shape = (num_tiles, num_kv_heads, group, tile_size)
-    start = (
-        jnp.zeros((*shape, kv.shape[-1] - head_dim), jnp.float32),
-        jnp.zeros(shape, jnp.float32),
-        jnp.full(shape, _LOWEST, jnp.float32),
-    )
-    total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, start)
+    total = jnp.zeros((*shape, kv.shape[-1] - head_dim), jnp.float32)
+    weight, top = jnp.zeros(shape, jnp.float32), jnp.full(shape, _LOWEST, jnp.float32)
+    if sinks is not None:
+        # A sink is a key that all see and whose value is zero: the softmax starts with it.
+        top = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(1, num_kv_heads, group, 1), shape)
+        weight = jnp.ones(shape, jnp.float32)
+    total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, (total, weight, top))
     out: Array = total / jnp.where(weight > 0, weight, 1.0)[..., None]
     out = out.transpose(0, 3, 1, 2, 4).reshape(num_tiles * tile_size, q.shape[1], -1)
     return out[tiles.place].astype(q.dtype)

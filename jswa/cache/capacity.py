@@ -13,7 +13,7 @@ def peak_slots(layout: KVLayout, max_tokens: int, length: int) -> int:
     The peak of local pages is the last prefill chunk beside the window before it.
     """
     chunk = min(max_tokens, length)
-    local = layout.touch(min(length, layout.window - 1 + chunk)) if layout.window is not None else 0
+    local = layout.touch(min(length, layout.reach.size - 1 + chunk)) if layout.reach is not None else 0
     return layout.full_pages(length) + layout.pages_per_block * local
 
 
@@ -40,10 +40,10 @@ def ideal_fraction(layout: KVLayout, length: int) -> float:
 
     The difference: padding of blocks to a common unit, local slots of layers that do not exist, the rest of a page.
     """
-    ideal = sum(
-        kind.num_layers * kind.elems * (length if kind is layout.full else min(length, layout.window or 0))
-        for kind in (layout.full, layout.local)
-        if kind is not None
-    )
+    ideal = 0
+    if layout.full is not None:
+        ideal += layout.full.num_layers * layout.full.elems * length
+    if layout.local is not None and layout.reach is not None:
+        ideal += layout.local.num_layers * layout.local.elems * min(length, layout.reach.size)
     taken = layout.resident_slots(length) / layout.pages_per_block * layout.num_lanes * layout.block_elems
     return ideal / taken

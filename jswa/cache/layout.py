@@ -11,7 +11,7 @@ Elements are counted per device, after KV heads have been sharded or replicated.
 import math
 from dataclasses import dataclass
 
-from jswa.config import AttentionConfig, AttentionKind, ModelConfig
+from jswa.config import AttentionConfig, AttentionKind, ModelConfig, Reach
 from jswa.errors import UnsupportedModel
 
 
@@ -49,7 +49,7 @@ class KVLayout:
         page_size: tokens per page (p).
         num_lanes: arrays of the arena (G).
         block_elems: elements of one block in one lane.
-        window: keys a local layer sees, the query included; None without local layers.
+        reach: what a local layer sees; None without local layers.
         full, local: the page view of each kind, None where the model has no such layer.
         layers: one entry per model layer.
     """
@@ -57,7 +57,7 @@ class KVLayout:
     page_size: int
     num_lanes: int
     block_elems: int
-    window: int | None
+    reach: Reach | None
     full: KindLayout | None
     local: KindLayout | None
     layers: tuple[LayerSlot, ...]
@@ -80,8 +80,11 @@ class KVLayout:
         return math.ceil(length / self.page_size) if self.full else 0
 
     def window_pages(self, length: int) -> int:
-        """Local pages a row of `length` tokens may hold once its window has slid."""
-        return self.touch(min(length, self.window)) if self.window is not None else 0
+        """Local pages that a row of `length` tokens may hold while it decodes."""
+        if self.reach is None:
+            return 0
+        span = min(length, self.reach.size)
+        return math.ceil(span / self.page_size) if self.reach.chunked else self.touch(span)
 
     def resident_slots(self, length: int) -> int:
         """Arena slots (1/m block each) of a resting row: the one formula of sizing and admission."""
@@ -95,12 +98,18 @@ class KVLayout:
 
     @staticmethod
     def of(model: ModelConfig, page_size: int) -> "KVLayout":
-        """Derive the layout. Raises UnsupportedModel where layers of one kind differ in shape or window."""
+        """Derive the layout.
+
+        Raises UnsupportedModel where layers of one kind differ in shape or reach, or a chunk is no multiple of a page.
+        """
         attention = [layer.attention for layer in model.layers]
         full = [a for a in attention if a.kind == "full"]
         local = [a for a in attention if a.kind == "local"]
         _require_uniform(full, "full")
-        _require_uniform(local, "sliding-window")
+        _require_uniform(local, "local")
+        reach = local[0].reach if local else None
+        if reach is not None and reach.chunked and reach.size % page_size:
+            raise UnsupportedModel(f"block_size = {page_size} must divide the model's attention chunk of {reach.size}")
         lanes = len(full) or len(local)
         local_per_lane = math.ceil(len(local) / lanes)
         elems = {kind: _elems(layers[0]) if layers else 0 for kind, layers in (("full", full), ("local", local))}
@@ -111,7 +120,7 @@ class KVLayout:
             page_size=page_size,
             num_lanes=lanes,
             block_elems=page_size * token_elems,
-            window=local[0].window if local else None,
+            reach=reach,
             full=_kind(full, slots=1, pages_per_block=token_elems // elems["full"]) if full else None,
             local=_kind(local, slots=token_elems // elems["local"], pages_per_block=1) if local else None,
             layers=_place(attention, local_per_lane),
@@ -141,8 +150,10 @@ def _kind(layers: list[AttentionConfig], *, slots: int, pages_per_block: int) ->
 
 
 def _require_uniform(layers: list[AttentionConfig], name: str) -> None:
-    shapes = sorted({(a.num_kv_heads, a.head_dim, a.v_head_dim, a.window or 0) for a in layers})
-    if len(shapes) > 1:
+    shapes = {(a.num_kv_heads, a.head_dim, a.v_head_dim, a.reach.size if a.reach else 0) for a in layers}
+    chunked = {a.reach is not None and a.reach.chunked for a in layers}
+    if len(shapes) > 1 or len(chunked) > 1:
         raise UnsupportedModel(
-            f"{name} layers must share one shape (KV heads, head size, value size, window), this model has {shapes}"
+            f"{name} layers must share one shape (KV heads, head size, value size, window or chunk), "
+            f"this model has {sorted(shapes)}"
         )

@@ -1,7 +1,8 @@
 """Gives pages to sequences and takes them back: the one place where leases and the pool change together.
 
 Local pages slide in one place (`slide`), by one frontier on *launched* tokens (steps handed to the device, never
-planned ones): whole pages older than max(0, launched - (W - 1)) leave the lease.
+planned ones): whole pages older than max(0, launched - (W - 1)) leave the lease, and with chunked layers all pages of
+earlier chunks.
 
 A page that leaves a lease may be handed out at once although the step that last used it may still run: the next step
 consumes the arrays which that step produces, so the order is a data dependence and needs no guard. A row that ended at
@@ -53,9 +54,9 @@ class CacheManager:
 
     def slide(self, lease: Lease, launched: int) -> None:
         """Let go of local pages that no later query of the row can see, once `launched` tokens are on their way."""
-        if self.layout.window is None:
+        if self.layout.reach is None:
             return
-        frontier = max(0, launched - (self.layout.window - 1)) // self.layout.page_size
+        frontier = self.layout.reach.first_visible(launched) // self.layout.page_size
         local = lease.local
         if frontier > local.start:
             self.pool.free_local(local.ids[local.start : frontier])
@@ -96,16 +97,17 @@ class CacheManager:
             pages = -(-length // layout.page_size)
             assert lease.covered == pages * layout.page_size, "pages end before or after the launched length"
             assert lease.full.end == (pages if layout.full else 0), "full pages differ from the launched length"
-            if layout.window is not None:
-                first = max(0, length - (layout.window - 1)) // layout.page_size
+            if layout.reach is not None:
+                first = layout.reach.first_visible(length) // layout.page_size
                 assert (lease.local.start, lease.local.end) == (first, pages), "local pages are not exactly the window"
-                assert lease.slides_at == (first + 1) * layout.page_size + layout.window - 1
+                assert lease.slides_at > length, "a page has left the window and is still held"
                 assert len(lease.local.held) <= layout.window_pages(length) + 1
 
     def _slides_at(self, local_start: int) -> int:
         """Launched length at which page `local_start` has left every later query's window."""
-        window = self.layout.window
-        return NEVER if window is None else (local_start + 1) * self.layout.page_size + window - 1
+        if self.layout.reach is None:
+            return NEVER
+        return self.layout.reach.leaves_at((local_start + 1) * self.layout.page_size - 1)
 
     def _follow_moves(self) -> None:
         """Rewrite the ids of pages that compaction moved. Rare, so it may look at every lease."""
