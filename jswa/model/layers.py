@@ -20,12 +20,14 @@ class RmsNorm(nnx.Module):
 
     def __init__(self, config: Norm, size: int, dtype: jnp.dtype) -> None:
         self.config = config
-        self.weight = zeros(size, dtype=dtype)
+        self.weight = zeros(size, dtype=dtype) if config.weighted else None
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         """Same shape and type as x."""
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + self.config.eps)
+        if self.weight is None:
+            return wide.astype(x.dtype)
         weight = self.weight[...].reshape(*[1] * (x.ndim - 1), -1)
         if self.config.cast_first:
             return wide.astype(x.dtype) * (self.config.offset + weight).astype(x.dtype)
@@ -41,14 +43,19 @@ def rope_tables(ropes: set[Rope], positions: Int[Array, " T"]) -> RopeTables:
     return tables
 
 
-def rotate(x: Float[Array, "T N D"], table: tuple[Float[Array, "T n"], Float[Array, "T n"]]) -> Float[Array, "T N D"]:
-    """Rotate pairs (i, i + n) of the first 2n dimensions in float32; the rest passes through (Su et al. 2021)."""
-    cos, sin = table[0][:, None], table[1][:, None]
-    n = cos.shape[-1]
-    wide = x[..., : 2 * n].astype(jnp.float32)
-    low, high = wide[..., :n], wide[..., n:]
-    turned = jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
-    return turned if 2 * n == x.shape[-1] else jnp.concatenate([turned, x[..., 2 * n :]], axis=-1)
+def rotate(x: Float[Array, "T N D"], rope: Rope, tables: RopeTables) -> Float[Array, "T N D"]:
+    """Rotate pairs of the first 2n dimensions in float32; the rest passes through (Su et al. 2021)."""
+    cos, sin = (table[:, None] for table in tables[rope])
+    size = 2 * cos.shape[-1]
+    wide = x[..., :size].astype(jnp.float32)
+    if rope.interleaved:
+        first, second = wide[..., ::2], wide[..., 1::2]
+        turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(wide.shape)
+    else:
+        first, second = jnp.split(wide, 2, axis=-1)
+        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    turned = turned.astype(x.dtype)
+    return turned if size == x.shape[-1] else jnp.concatenate([turned, x[..., size:]], axis=-1)
 
 
 def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:

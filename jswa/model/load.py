@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from jswa.config import ModelConfig
 from jswa.errors import CheckpointError
-from jswa.model.config_hf import load_config, read_json
+from jswa.model.hf.config import load_config, read_json
+from jswa.model.hf.weights import Part, Source, assemble, canonical_name, sources
 from jswa.model.transformer import Params, param_shapes
-from jswa.model.weights_hf import Part, Source, canonical_name, sources
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -129,5 +129,4 @@ def _some(names: list[str]) -> str:
 
 def _load(source: Source, tensors: dict[str, _Tensor], dtype: jnp.dtype) -> jax.Array:
     pieces = [tensors[part.key].read(part) for part in source.parts]
-    stacked = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    return jnp.asarray(stacked.T if source.transpose else stacked, dtype)
+    return jnp.asarray(assemble(source, pieces), dtype)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jswa.config import LayerConfig, ModelConfig, Norm
+from jswa.config import LayerConfig, MlpConfig, ModelConfig, Norm
 from jswa.model.attention import Attend, Attention
 from jswa.model.layers import Mlp, RmsNorm, RopeTables, rope_tables, zeros
+from jswa.model.moe import Moe
 
 Params = dict[str, Array]
 
@@ -22,13 +23,17 @@ class Layer(nnx.Module):
             return RmsNorm(norm_config, d_model, dtype) if norm_config else None
 
         self.attention = Attention(config.attention, d_model, dtype)
-        self.mlp = Mlp(config.mlp, d_model, dtype)
+        mlp = config.mlp
+        self.mlp = Mlp(mlp, d_model, dtype) if isinstance(mlp, MlpConfig) else Moe(mlp, d_model, dtype)
         self.pre_attn, self.post_attn = norm(config.pre_attn), norm(config.post_attn)
         self.pre_mlp, self.post_mlp = norm(config.pre_mlp), norm(config.post_mlp)
 
-    def __call__(self, x: Float[Array, "T M"], layer: int, ropes: RopeTables, attend: Attend) -> Float[Array, "T M"]:
+    def __call__(
+        self, x: Float[Array, "T M"], layer: int, positions: Int[Array, " T"], ropes: RopeTables, attend: Attend
+    ) -> Float[Array, "T M"]:
         """The residual stream after this layer."""
-        x = x + _normed(self.post_attn, self.attention(_normed(self.pre_attn, x), layer, ropes, attend))
+        attended = self.attention(_normed(self.pre_attn, x), layer, positions, ropes, attend)
+        x = x + _normed(self.post_attn, attended)
         return x + _normed(self.post_mlp, self.mlp(_normed(self.pre_mlp, x)))
 
 
@@ -50,7 +55,7 @@ class Decoder(nnx.Module):
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
-                x = layer(x, index, ropes, attend)
+                x = layer(x, index, positions, ropes, attend)
         return self.final_norm(x)
 
     def logits(self, hidden: Float[Array, "R M"]) -> Float[Array, "R V"]:

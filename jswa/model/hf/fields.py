@@ -7,6 +7,7 @@ from typing import Any
 from jswa.errors import CheckpointError
 
 _HIGHEST = 2**31 - 1
+_WIDEST = 2**20
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,14 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self._wrong(key, value, f"must be a whole number from {low} to {high}")
         return value
+
+    def width(self, key: str, default: int | None) -> int:
+        """A size of one axis of a matrix."""
+        return self.integer(key, default, high=_WIDEST)
+
+    def optional_width(self, key: str, default: int | None) -> int | None:
+        """A size of one axis, or None where the key is null (or absent, with a default of None)."""
+        return self.optional_integer(key, default, high=_WIDEST)
 
     def optional_integer(self, key: str, default: int | None, *, low: int = 1, high: int = _HIGHEST) -> int | None:
         """A whole number, or None where the key is null (or absent, with a default of None)."""
@@ -39,6 +48,10 @@ class Fields:
     def optional_number(self, key: str, default: float | None) -> float | None:
         """A finite number above 0, or None where the key is null or absent."""
         return default if self.raw.get(key) is None else self.number(key, default)
+
+    def null_or_number(self, key: str, default: float) -> float | None:
+        """A finite number above 0; None where the key is null, the default where it is absent."""
+        return None if key in self.raw and self.raw[key] is None else self.number(key, default)
 
     def boolean(self, key: str, default: bool) -> bool:
         """True or False."""

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from jswa.config import Rope
 from jswa.errors import CheckpointError, UnsupportedModel
-from jswa.model.fields import Fields
+from jswa.model.hf.fields import Fields
 
 
 def parse_rope(
@@ -25,6 +25,9 @@ def parse_rope(
     theta_key: str = "rope_theta",
     theta: float = 10_000.0,
     scaled: bool = True,
+    default: dict[str, Any] | None = None,
+    partial: float | None = None,
+    interleaved: bool = False,
 ) -> Rope:
     """The rotary embedding of a layer type.
 
@@ -32,43 +35,51 @@ def parse_rope(
         layer_type: name in nested rope_parameters.
         theta_key, theta: where the old form keeps this layer type's base, and the family's default.
         scaled: whether the old form's rope_scaling applies to this layer type.
+        default: parameters of a family whose config has none.
+        partial: the family's default share of dimensions that are rotated; None: the family rotates all, and
+            transformers ignores the key.
+        interleaved: the family's pairing.
     """
     where, table, nested = _parameters(fields, layer_type, scaled=scaled)
+    if not nested and not table and default is not None:
+        table = default
     rope = Fields(table, where)
     theta = rope.number("rope_theta", fields.number(theta_key, theta))
     kind = rope.string("rope_type", rope.string("type", "default"))
-    if head_dim % 2:
-        raise UnsupportedModel(f"{where}: a head size of {head_dim} cannot be rotated, it must be even")
-    if kind != "default" and (rope.optional_number("partial_rotary_factor", None) or 1.0) != 1.0:
+    given = rope.optional_number("partial_rotary_factor", fields.optional_number("partial_rotary_factor", partial))
+    dim = head_dim if partial is None else int(head_dim * (given or 1.0))
+    if dim % 2 or dim < 2:
+        raise UnsupportedModel(f"{where}: a head size of {dim} cannot be rotated, it must be even")
+    if kind not in ("default", "dynamic") and (given or 1.0) != 1.0:
         raise UnsupportedModel(f"{where}: partial_rotary_factor with rope_type = {kind!r} is not implemented")
     original = fields.optional_integer("original_max_position_embeddings", None) or rope.integer(
         "original_max_position_embeddings", max_position
     )
     try:
         with np.errstate(all="ignore"):
-            embedding = _embedding(rope, kind, theta, head_dim, max_position, original, nested=nested)
+            truncate = nested or rope.boolean("truncate", True)  # transformers reads it in flat parameters only
+            inv_freq, scale = _frequencies(rope, kind, theta, dim, max_position, original, truncate=truncate)
     except (ArithmeticError, ValueError) as error:
         raise CheckpointError(f"{where}: {table} cannot be computed with: {error}") from error
-    if not np.isfinite([*embedding.inv_freq, embedding.scale]).all():
+    if not np.isfinite([*inv_freq, scale]).all():
         raise CheckpointError(f"{where}: {table} gives frequencies that are not finite in float32")
-    return embedding
+    return Rope(tuple(inv_freq.astype(np.float32).tolist()), scale, interleaved)
 
 
-def _embedding(
-    rope: Fields, kind: str, theta: float, head_dim: int, max_position: int, original: int, *, nested: bool
-) -> Rope:
-    inv_freq = np.float32(1.0) / np.float32(theta) ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+def _frequencies(
+    rope: Fields, kind: str, theta: float, dim: int, max_position: int, original: int, *, truncate: bool
+) -> tuple[Float[np.ndarray, " n"], float]:
+    """Inverse frequencies, and the factor of cos and sin."""
+    inv_freq = np.float32(1.0) / np.float32(theta) ** (np.arange(0, dim, 2, dtype=np.float32) / dim)
     # "dynamic" differs from "default" past max_position_embeddings only, where max_model_len does not reach.
     if kind in ("default", "dynamic"):
-        return _rope(inv_freq)
+        return inv_freq, 1.0
     if kind == "linear":
-        return _rope(inv_freq / np.float32(rope.number("factor", None)))
+        return inv_freq / np.float32(rope.number("factor", None)), 1.0
     if kind == "llama3":
-        return _rope(_llama3(inv_freq, rope, original))
+        return _llama3(inv_freq, rope, original), 1.0
     if kind == "yarn":
-        # transformers does not read `truncate` of nested parameters.
-        truncate = nested or rope.boolean("truncate", True)
-        return _yarn(inv_freq, rope, theta, head_dim, max_position, original, truncate=truncate)
+        return _yarn(inv_freq, rope, theta, max_position, original, truncate=truncate)
     raise UnsupportedModel(f"{rope.where}: rope_type = {kind!r} is not one of default, dynamic, linear, llama3, yarn")
 
 
@@ -89,7 +100,8 @@ def _llama3(inv_freq: Float[np.ndarray, " n"], rope: Fields, original: int) -> F
     factor = rope.number("factor", None)
     low, high = rope.number("low_freq_factor", None), rope.number("high_freq_factor", None)
     wavelength = 2 * math.pi / inv_freq.astype(np.float64)
-    smooth = (original / wavelength - low) / (high - low)
+    # Where high = low nothing is blended, and what the division gives is not used.
+    smooth = (original / wavelength - low) / np.float64(high - low)
     blended = (1 - smooth) * inv_freq / factor + smooth * inv_freq
     out = np.where(wavelength > original / low, inv_freq / factor, blended)
     return np.where(wavelength < original / high, inv_freq, out).astype(np.float32)
@@ -99,13 +111,13 @@ def _yarn(
     inv_freq: Float[np.ndarray, " n"],
     rope: Fields,
     theta: float,
-    dim: int,
     max_position: int,
     original: int,
     *,
     truncate: bool,
-) -> Rope:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071)."""
+) -> tuple[Float[np.ndarray, " n"], float]:
+    """Inverse frequencies and scale of YaRN (Peng et al. 2023, arXiv 2309.00071)."""
+    dim = 2 * len(inv_freq)
     factor = rope.optional_number("factor", None) or max_position / original
     mscale, mscale_all = rope.optional_number("mscale", None), rope.optional_number("mscale_all_dim", None)
     scale = rope.optional_number("attention_factor", None)
@@ -123,12 +135,8 @@ def _yarn(
     if low == high:
         high += 0.001
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
-    return _rope(inv_freq / factor * ramp + inv_freq * (1 - ramp), scale)
+    return inv_freq / factor * ramp + inv_freq * (1 - ramp), scale
 
 
 def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-def _rope(inv_freq: Float[np.ndarray, " n"], scale: float = 1.0) -> Rope:
-    return Rope(tuple(inv_freq.astype(np.float32).tolist()), scale)

@@ -1,0 +1,1 @@
+"""What Hugging Face checkpoints say, family by family: config keys and tensor names."""
