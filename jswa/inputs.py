@@ -2,14 +2,16 @@
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Never
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.config import EngineConfig
-from jswa.errors import ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
+from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
 from jswa.text import Tokenizer
 from jswa.types import SamplingParams
 
@@ -24,6 +26,22 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
         if name not in names:
             raise ConfigError(name, value, f"is not an option; {_nearest(name, names)}")
     return EngineConfig(**options)
+
+
+def default_sampling(folder: Path) -> dict[str, Any]:
+    """Sampling that a checkpoint's generation_config.json asks for, as keywords. Raises CheckpointError."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+    found = {name: config[name] for name in names if isinstance(config, dict) and config.get(name) is not None}
+    if "max_new_tokens" in found:
+        found["max_tokens"] = found.pop("max_new_tokens")
+    return found
 
 
 def sampling_params(keywords: Mapping[str, Any]) -> SamplingParams:
@@ -41,15 +59,19 @@ def sampling_params(keywords: Mapping[str, Any]) -> SamplingParams:
 
 
 def params_of(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, keywords: Mapping[str, Any]
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    keywords: Mapping[str, Any],
+    defaults: Mapping[str, Any],
 ) -> list[SamplingParams]:
-    """One SamplingParams per prompt. Raises InvalidSampling where there are too many, too few, or both forms."""
+    """One SamplingParams per prompt; `defaults` (the checkpoint's) stand behind keywords, not behind SamplingParams.
+
+    Raises InvalidSampling where there are too many, too few, or both forms.
+    """
     if params is not None and keywords:
-        raise InvalidSampling(
-            "sampling_params", params, f"give it or keywords ({', '.join(keywords)}), not both"
-        )
+        raise InvalidSampling("sampling_params", params, f"give it or keywords ({', '.join(keywords)}), not both")
     if params is None:
-        return [sampling_params(keywords)] * len(prompts)
+        return [sampling_params({**defaults, **keywords})] * len(prompts)
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
     if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
@@ -84,6 +106,19 @@ def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, I
     if tokenizer is None:
         raise InvalidPrompt("prompt", prompt, "is text, but the checkpoint has no tokenizer.json: give token ids")
     return prompt, tokenizer.encode(prompt)
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of words that must not be generated, at the start of a word and within one."""
+    if words and tokenizer is None:
+        raise InvalidSampling("bad_words", list(words), "are text, but the checkpoint has no tokenizer.json")
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word.lstrip(), " " + word.lstrip()):
+            ids = tuple(tokenizer.encode(text, add_special_tokens=False).tolist()) if tokenizer is not None else ()
+            if ids:
+                found[ids] = None
+    return tuple(found)
 
 
 def _ids(value: object) -> Int[np.ndarray, " P"]:

@@ -85,3 +85,41 @@ class StreamDecoder:
         before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip)
         whole = self._tokenizer.decode(self._context + self._held, skip_special_tokens=self._skip)
         return whole[len(before) :]
+
+
+class StopStrings:
+    """Cuts a text at the first of some strings, and holds back whatever may still become one.
+
+    `push` takes pieces and gives the text that is safe to show; `stopped` is the string that was found.
+    """
+
+    def __init__(self, stops: tuple[str, ...], *, include: bool) -> None:
+        self.stopped: str | None = None
+        self._stops = stops
+        self._include = include
+        self._held = ""
+
+    def push(self, piece: str) -> str:
+        """Text to show now; after a stop string was found, nothing more."""
+        if self.stopped is not None:
+            return ""
+        text = self._held + piece
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        if found:
+            # The string that is complete first stops the text; of two that end together, the longer one.
+            at, self.stopped = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
+            self._held = ""
+            return text[: at + len(self.stopped)] if self._include else text[:at]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of the text that begins the stop string."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

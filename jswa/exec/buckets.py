@@ -23,7 +23,9 @@ class Bucket:
 
 
 def bucket_table(limits: Limits, *, on_gpu: bool) -> tuple[Bucket, ...]:
-    """All buckets, smallest first: at most 6 on CPU, under 40 on GPU."""
+    """All buckets, smallest first: at most 6 on CPU, under 40 on GPU; the largest alone where steps must be alike."""
+    if limits.one_bucket:
+        return (Bucket(limits.max_tokens, limits.max_rows, decode=False),)
     if on_gpu:
         rows = _ladder(1, limits.max_rows, (1.0, 1.5))
         tokens = _ladder(128, limits.max_tokens, (1.0, 1.5))

@@ -7,7 +7,7 @@ number of integer gathers in a step does not depend on the number of layers (a t
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jswa.cache.layout import KVLayout
 from jswa.exec.buckets import Bucket
@@ -30,12 +30,14 @@ class StepIndices(NamedTuple):
     """Frozen result of `step_indices`. `full` or `local` is None where the model has no such layer.
 
     Attributes:
-        positions, token_slots: position and row slot of each token.
+        positions, token_rows, token_slots: position, row and row slot of each token; not `real`: padding.
         last_tokens: index of each row's last token.
     """
 
     positions: Int[Array, " T"]
+    token_rows: Int[Array, " T"]
     token_slots: Int[Array, " T"]
+    real: Bool[Array, " T"]
     last_tokens: Int[Array, " R"]
     tiles: Tiles
     full: KindIndices | None
@@ -72,13 +74,16 @@ def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket
         page_rows = state["full_table"].at[slots].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
         full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows)
-    if layout.window is not None:
-        chunk = 1 if bucket.decode else bucket.tokens
-        first_page = jnp.maximum(starts - (layout.window - 1), 0) // layout.page_size
-        width = min(-(-(layout.window - 1 + chunk) // layout.page_size) + 1, state["local_table"].shape[1])
+    if layout.reach is not None:
+        reach, longest = layout.reach, 1 if bucket.decode else bucket.tokens
+        first = starts // reach.size * reach.size if reach.chunked else jnp.maximum(starts - (reach.size - 1), 0)
+        first_page = first // layout.page_size
+        width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, state["local_table"].shape[1])
         columns = first_page[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
         page_rows = state["local_table"].at[slots[:, None], columns].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_lo"))
         local = kind(state["local_table"], num_blocks, rows)
     tiles = tile_rows(counts, first_token, token_row, 1 if bucket.decode else min(TILE_TOKENS, bucket.tokens))
-    return StepIndices(positions, token_slot, jnp.clip(ends - 1, 0, bucket.tokens - 1), tiles, full, local)
+    return StepIndices(
+        positions, token_row, token_slot, real, jnp.clip(ends - 1, 0, bucket.tokens - 1), tiles, full, local
+    )

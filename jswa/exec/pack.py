@@ -1,6 +1,6 @@
 """One int32 array per launch: a plan padded to its bucket, so that a step costs one upload. No jax.
 
-    [ rows R × 10 columns | tokens T | full-page entries U × 3 | local-page entries U × 3 ]
+    [ rows R × columns | tokens T | full-page entries U × 3 | local-page entries U × 3 | targets T, where asked for ]
 
 Floats travel as their bits. Padding rows and entries name slot `max_rows`, which does not exist: writes to it are
 dropped on the device. `unpack` slices numpy and jax arrays alike.
@@ -12,11 +12,9 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.exec.buckets import Bucket
-from jswa.types import StepPlan
+from jswa.types import SAMPLING, StepPlan
 
-COLUMNS = (
-    "slot", "start", "count", "local_lo", "samples", "temperature", "top_k", "top_p", "key_high", "key_low"
-)  # fmt: skip
+COLUMNS = ("slot", "start", "count", "local_lo", "samples", *SAMPLING)
 
 
 class PackSpec(NamedTuple):
@@ -26,16 +24,23 @@ class PackSpec(NamedTuple):
     tokens: int
     entries: int
     max_rows: int
+    targets: int
 
     @property
     def size(self) -> int:
         """Elements of the array."""
-        return self.rows * len(COLUMNS) + self.tokens + 6 * self.entries
+        return self.rows * len(COLUMNS) + self.tokens + 6 * self.entries + self.targets
 
     @staticmethod
-    def of(bucket: Bucket, *, page_size: int, max_rows: int) -> "PackSpec":
+    def of(bucket: Bucket, *, page_size: int, max_rows: int, targets: bool = False) -> "PackSpec":
         """A row of n tokens takes at most ⌈n / p⌉ new pages of a kind."""
-        return PackSpec(bucket.rows, bucket.tokens, -(-bucket.tokens // page_size) + bucket.rows, max_rows)
+        return PackSpec(
+            bucket.rows,
+            bucket.tokens,
+            -(-bucket.tokens // page_size) + bucket.rows,
+            max_rows,
+            bucket.tokens if targets else 0,
+        )
 
 
 class Inputs(NamedTuple):
@@ -45,6 +50,7 @@ class Inputs(NamedTuple):
     tokens: Any  # [T]
     full_pages: Any  # [U, 3]
     local_pages: Any  # [U, 3]
+    targets: Any  # [T] or [0]: the token after each, whose log probability is wanted
 
     def column(self, name: str) -> Any:
         """One column of the rows, [R], int32 bits."""
@@ -55,25 +61,16 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     """A fresh array each time: the device may still read the one before."""
     packed = np.zeros(spec.size, np.int32)
     inputs = unpack(packed, spec)
-    columns = (
-        plan.slots,
-        plan.starts,
-        plan.counts,
-        plan.local_lo,
-        plan.samples,
-        plan.temperature.view(np.int32),
-        plan.top_k,
-        plan.top_p.view(np.int32),
-        plan.keys[:, 0].view(np.int32),
-        plan.keys[:, 1].view(np.int32),
-    )
-    for index, column in enumerate(columns):
+    for index, column in enumerate((plan.slots, plan.starts, plan.counts, plan.local_lo, plan.samples)):
         inputs.rows[: plan.num_rows, index] = column
+    inputs.rows[: plan.num_rows, -len(SAMPLING) :] = plan.sampling
     inputs.rows[plan.num_rows :, 0] = spec.max_rows
+    inputs.rows[plan.num_rows :, COLUMNS.index("extras")] = spec.max_rows
     inputs.tokens[: plan.num_tokens] = plan.tokens
     for section, entries in ((inputs.full_pages, plan.full_pages), (inputs.local_pages, plan.local_pages)):
         section[: len(entries)] = entries
         section[len(entries) :, 0] = spec.max_rows
+    inputs.targets[: plan.num_tokens] = plan.targets[: spec.targets]
     return packed
 
 
@@ -82,9 +79,11 @@ def unpack(packed: Any, spec: PackSpec) -> Inputs:
     a = spec.rows * len(COLUMNS)
     b = a + spec.tokens
     c = b + 3 * spec.entries
+    d = c + 3 * spec.entries
     return Inputs(
         packed[:a].reshape(spec.rows, len(COLUMNS)),
         packed[a:b],
         packed[b:c].reshape(spec.entries, 3),
-        packed[c:].reshape(spec.entries, 3),
+        packed[c:d].reshape(spec.entries, 3),
+        packed[d:],
     )

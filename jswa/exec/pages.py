@@ -25,12 +25,7 @@ def copy_pages(state: DeviceState, moves: Int[Array, "2 width"], *, layout: KVLa
         copied = view.at[source].get(mode="clip")
         lanes.append(view.at[target].set(copied, mode="drop", unique_indices=True).reshape(lane.shape))
     renamed = jnp.arange(num_pages, dtype=jnp.int32).at[source].set(target, mode="drop")
-    return DeviceState(
-        lanes=lanes,
-        full_table=renamed[state["full_table"]],
-        local_table=state["local_table"],
-        last_token=state["last_token"],
-    )
+    return {**state, "lanes": lanes, "full_table": renamed[state["full_table"]]}
 
 
 def move_batches(moves: Int[np.ndarray, "M 2"], num_pages: int) -> Iterator[Int[np.ndarray, "2 width"]]:

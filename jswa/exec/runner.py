@@ -1,5 +1,6 @@
 """Owns parameters and device state; compiles every bucket at start; launches plans."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -7,17 +8,21 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits, ModelConfig
-from jswa.exec.buckets import bucket_table, pick_bucket
+from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
+from jswa.exec.extras import Extras, set_mask, set_place
 from jswa.exec.pack import PackSpec, pack
 from jswa.exec.pages import WIDTH, copy_pages, move_batches
+from jswa.exec.sampling import LogprobRows
 from jswa.exec.state import DeviceState, init_state, state_shapes
-from jswa.exec.step import StepConfig, step
+from jswa.exec.step import StepConfig, StepOutputs, step
 from jswa.model.transformer import Params
-from jswa.types import StepPlan
+from jswa.types import ExtrasEntry, Logprobs, LogprobTable, StepLogprobs, StepPlan
+
+_log = logging.getLogger("jswa")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,15 +30,25 @@ class Pending:
     """A step that is on the device."""
 
     plan: StepPlan
-    _tokens: Array
+    _outputs: StepOutputs
 
     def tokens(self) -> Int[np.ndarray, " R"]:
         """The tokens of the plan's rows; waits for the step."""
-        return np.asarray(self._tokens)[: self.plan.num_rows]
+        return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Log probabilities, where the plan asks for them; waits for the step."""
+        if self._outputs.sampled is None:
+            return None
+        prompt = self._outputs.prompt
+        return StepLogprobs(_table(self._outputs.sampled), None if prompt is None else _table(prompt))
 
 
 class Runner:
-    """The only holder of the device state: each launch donates it to the step and keeps what comes back."""
+    """The only holder of the device state: each launch donates it to the step and keeps what comes back.
+
+    Buckets are compiled at start. The families for log probabilities are compiled bucket by bucket when first used.
+    """
 
     def __init__(
         self, model: ModelConfig, params: Params, layout: KVLayout, limits: Limits, *, on_gpu: bool = False
@@ -42,27 +57,53 @@ class Runner:
         self.limits = limits
         self.params = params
         self.buckets = bucket_table(limits, on_gpu=on_gpu)
-        self._specs = {b: PackSpec.of(b, page_size=limits.page_size, max_rows=limits.max_rows) for b in self.buckets}
+        self._model = model
         self._num_pages = limits.num_blocks * layout.pages_per_block
         dtype = next(iter(params.values())).dtype
-        shapes = state_shapes(layout, limits, dtype)
-        configs = {b: StepConfig(model, layout, b, spec) for b, spec in self._specs.items()}
+        self._shapes = state_shapes(layout, limits, model.vocab_size, dtype)
         with ThreadPoolExecutor() as pool:
-            steps = {b: pool.submit(compile_step, config, params, shapes) for b, config in configs.items()}
-            self.compiled = {b: future.result() for b, future in steps.items()}
-        self._copy_pages = compile_copy_pages(layout, shapes)
-        self.state: DeviceState = init_state(layout, limits, dtype)
+            configs = [self._config(bucket, "none") for bucket in self.buckets]
+            steps = {config: pool.submit(compile_step, config, params, self._shapes) for config in configs}
+            self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
+            self._set_place, self._set_mask = pool.submit(compile_set_extras, self._shapes["extras"]).result()
+            self.compiled = {config: future.result() for config, future in steps.items()}
+        self.state: DeviceState = init_state(layout, limits, model.vocab_size, dtype)
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Hand a plan to the device and return at once. One upload, and one more per batch of page moves."""
-        bucket = pick_bucket(self.buckets, plan)
+        """Hand a plan to the device and return at once: one upload, and one more for each batch of moves or extras."""
+        config = self._config(pick_bucket(self.buckets, plan), plan.logprobs)
+        if config not in self.compiled:
+            _log.info("compiling the %s log probability family for %s", plan.logprobs, config.bucket)
+            self.compiled[config] = compile_step(config, self.params, self._shapes)
         with jax.transfer_guard("disallow"):
             for moves in move_batches(plan.moves, self._num_pages):
                 self.state = self._copy_pages(self.state, jax.device_put(moves))
-            packed = jax.device_put(pack(plan, self._specs[bucket]))
-            self.state, tokens = self.compiled[bucket](self.params, self.state, packed)
-        tokens.copy_to_host_async()
-        return Pending(plan, tokens)
+            for entry in plan.extras:
+                self._enter(entry)
+            packed = jax.device_put(pack(plan, config.pack))
+            self.state, outputs = self.compiled[config](self.params, self.state, packed)
+        for array in jax.tree.leaves(outputs):
+            array.copy_to_host_async()
+        return Pending(plan, outputs)
+
+    def _config(self, bucket: Bucket, logprobs: Logprobs) -> StepConfig:
+        limits = self.limits
+        targets = logprobs == "prompt"
+        spec = PackSpec.of(bucket, page_size=limits.page_size, max_rows=limits.max_rows, targets=targets)
+        return StepConfig(self._model, self.layout, bucket, spec, logprobs=logprobs)
+
+    def _enter(self, entry: ExtrasEntry) -> None:
+        extras = self.state["extras"]
+        place, mask = jax.device_put((np.int32(entry.place), entry.mask))
+        if entry.bias is None:
+            extras = {**extras, "mask": self._set_mask(extras["mask"], place, mask)}
+        else:
+            extras = self._set_place(extras, place, mask, jax.device_put(entry.bias))
+        self.state = {**self.state, "extras": extras}
+
+
+def _table(rows: LogprobRows) -> LogprobTable:
+    return LogprobTable(*(np.asarray(part) for part in rows))
 
 
 def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Compiled:
@@ -77,3 +118,11 @@ def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compi
     """Compile `copy_pages` ahead of time. The state is donated."""
     moves = np.zeros((2, WIDTH), np.int32)
     return jax.jit(partial(copy_pages, layout=layout), donate_argnums=0).lower(state, moves).compile()
+
+
+def compile_set_extras(extras: Extras) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+    """Compile the programs that enter a row into the extras tables, and that change its mask alone."""
+    place, (_, words), (_, vocab) = np.int32(0), extras["mask"].shape, extras["bias"].shape
+    mask, bias = np.zeros(words, np.int32), np.zeros(vocab, np.float32)
+    whole = jax.jit(set_place, donate_argnums=0).lower(extras, place, mask, bias).compile()
+    return whole, jax.jit(set_mask, donate_argnums=0).lower(extras["mask"], place, mask).compile()

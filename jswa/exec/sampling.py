@@ -1,79 +1,137 @@
-"""Choosing tokens inside the step: greedy, temperature, top-k, top-p, by row.
+"""Choosing tokens inside the step, by row: penalties and constraints, then greedy or temperature with its limits.
 
 No sort: the k-th largest logit, and the logit at which the nucleus is complete, are found by bisection over the
-ordered bit patterns of float32, 32 passes of compare and sum. A step whose rows are all greedy, or use neither limit,
-skips that work. A row's draw depends on its key, its position and its logits alone.
+ordered bit patterns of float32, 32 passes of compare and sum. A step whose rows are all greedy, or use no limit, skips
+that work. A row's draw depends on its key, its position and its logits alone.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jswa.types import NOT_FINITE
+from jswa.exec.extras import Extras
+from jswa.types import MAX_LOGPROBS, NOT_FINITE, SAMPLING
+
+_TINY = 2.0**-126  # smallest normal float32
+
+
+class Sampling(NamedTuple):
+    """Sampling parameters by row, [R] each; `keys` [R, 2]. The columns of `types.SAMPLING`."""
+
+    temperature: Float[Array, " R"]
+    top_k: Int[Array, " R"]
+    top_p: Float[Array, " R"]
+    min_p: Float[Array, " R"]
+    repetition: Float[Array, " R"]
+    presence: Float[Array, " R"]
+    frequency: Float[Array, " R"]
+    keys: UInt[Array, "R 2"]
+    extras: Int[Array, " R"]
+    prompt_length: Int[Array, " R"]
+
+    @staticmethod
+    def of(columns: Int[Array, "R C"]) -> "Sampling":
+        """Read the packed columns; floats and keys travel as their bits."""
+        column = {name: columns[:, index] for index, name in enumerate(SAMPLING)}
+        floats = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        real = {name: lax.bitcast_convert_type(column[name], jnp.float32) for name in floats}
+        keys = jnp.stack([column["key_high"], column["key_low"]], axis=-1)
+        return Sampling(
+            **real,
+            top_k=column["top_k"],
+            keys=lax.bitcast_convert_type(keys, jnp.uint32),
+            extras=column["extras"],
+            prompt_length=column["prompt_length"],
+        )
+
+
+class LogprobRows(NamedTuple):
+    """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs."""
+
+    chosen: Float[Array, " N"]
+    rank: Int[Array, " N"]
+    ids: Int[Array, "N top"]
+    values: Float[Array, "N top"]
 
 
 def sample(
-    logits: Float[Array, "R V"],
-    positions: Int[Array, " R"],
-    *,
-    temperature: Float[Array, " R"],
-    top_k: Int[Array, " R"],
-    top_p: Float[Array, " R"],
-    keys: UInt[Array, "R 2"],
+    logits: Float[Array, "R V"], positions: Int[Array, " R"], rows: Sampling, extras: Extras
 ) -> Int[Array, " R"]:
     """A token per row; NOT_FINITE where the row's logits hold NaN or infinity.
 
     Args:
         positions: of the token to be sampled; folded into the row's key (threefry).
-        temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off. Top-k comes first, top-p of what is left.
+        rows: temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. min_p comes first, then top-k, then top-p
+            of what is left.
     """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    random = temperature > 0
-    drawn = lax.cond(
-        random.any(), lambda: _draw(logits, positions, random, temperature, top_k, top_p, keys), lambda: greedy
-    )
     finite = jnp.isfinite(logits).all(axis=-1)
+    constrained = rows.extras < len(extras["counts"])
+    logits = lax.cond(constrained.any(), lambda: _constrain(logits, rows, extras, constrained), lambda: logits)
+    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    random = rows.temperature > 0
+    drawn = lax.cond(random.any(), lambda: _draw(logits, positions, rows, random), lambda: greedy)
     return jnp.where(finite, jnp.where(random, drawn, greedy), NOT_FINITE)
 
 
+def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"]) -> LogprobRows:
+    """Log probabilities of the model itself, before penalties, temperature and limits."""
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    own = jnp.take_along_axis(logprobs, jnp.maximum(chosen, 0)[:, None], axis=-1)
+    values, ids = lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[1]))
+    rank = (logprobs > own).sum(axis=-1, dtype=jnp.int32) + 1
+    return LogprobRows(own[:, 0], rank, ids.astype(jnp.int32), values)
+
+
+def _constrain(
+    logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"]
+) -> Float[Array, "R V"]:
+    """Penalties (Keskar et al. 2019 for repetition), bias and mask of the rows that have any."""
+    place = jnp.minimum(rows.extras, len(extras["counts"]) - 1)
+    counts, in_prompt = extras["counts"][place], extras["in_prompt"][place]
+    repetition = jnp.where((counts > 0) | in_prompt, rows.repetition[:, None], 1.0)
+    changed = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    changed -= rows.frequency[:, None] * counts.astype(jnp.float32)
+    changed -= rows.presence[:, None] * (counts > 0).astype(jnp.float32)
+    changed += extras["bias"][place]
+    words = jnp.repeat(extras["mask"][place], 32, axis=1)[:, : logits.shape[1]]
+    allowed = (words >> (jnp.arange(logits.shape[1], dtype=jnp.int32) % 32)[None]) & 1
+    return jnp.where(constrained[:, None], jnp.where(allowed == 1, changed, -jnp.inf), logits)
+
+
 def _draw(
-    logits: Float[Array, "R V"],
-    positions: Int[Array, " R"],
-    random: Bool[Array, " R"],
-    temperature: Float[Array, " R"],
-    top_k: Int[Array, " R"],
-    top_p: Float[Array, " R"],
-    keys: UInt[Array, "R 2"],
+    logits: Float[Array, "R V"], positions: Int[Array, " R"], rows: Sampling, random: Bool[Array, " R"]
 ) -> Int[Array, " R"]:
     """Gumbel-max over the kept tokens (Gumbel 1954)."""
     # A temperature near 0 must not overflow: the largest logit becomes 0 first.
-    scaled = (logits - logits.max(axis=-1, keepdims=True)) / jnp.where(random, temperature, 1.0)[:, None]
-    limited = random & ((top_k > 0) | (top_p < 1.0))
-    kept = lax.cond(limited.any(), lambda: _keep(scaled, top_k, top_p), lambda: jnp.ones_like(scaled, bool))
+    scaled = (logits - logits.max(axis=-1, keepdims=True)) / jnp.where(random, rows.temperature, 1.0)[:, None]
+    limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
+    scaled = lax.cond(limited.any(), lambda: jnp.where(_keep(scaled, rows), scaled, -jnp.inf), lambda: scaled)
     row_keys = jax.vmap(lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position))(
-        keys, positions
+        rows.keys, positions
     )
     noise = jax.vmap(lambda key: jax.random.gumbel(key, scaled.shape[1:], jnp.float32))(row_keys)
-    return jnp.argmax(jnp.where(kept, scaled + noise, -jnp.inf), axis=-1).astype(jnp.int32)
+    return jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
 
 
-def _keep(scaled: Float[Array, "R V"], top_k: Int[Array, " R"], top_p: Float[Array, " R"]) -> Bool[Array, "R V"]:
-    """Which tokens top-k and then top-p leave. Ties at a threshold all stay, so the result needs no order."""
-    ordered = _ordered_bits(scaled)
-    wanted = jnp.where(top_k > 0, jnp.minimum(top_k, scaled.shape[1]), scaled.shape[1])
-    kth = _largest(lambda t: (ordered >= t[:, None]).sum(axis=-1) >= wanted, scaled.shape[0])
-    in_top_k = ordered >= kth[:, None]
-    probability = jax.nn.softmax(jnp.where(in_top_k, scaled, -jnp.inf), axis=-1)
-    # Without top-p every token stays, also those whose probability rounds to nothing.
-    # And a top_p that float32 (or a device without subnormals) takes for zero still keeps one.
-    enough = jnp.where(top_p < 1.0, jnp.maximum(top_p, 2.0**-126), 0.0)
-    edge = _largest(
-        lambda t: jnp.where(ordered >= t[:, None], probability, 0.0).sum(axis=-1) >= enough, scaled.shape[0]
-    )
-    return in_top_k & ((ordered >= edge[:, None]) | (top_p >= 1.0)[:, None])
+def _keep(scaled: Float[Array, "R V"], rows: Sampling) -> Bool[Array, "R V"]:
+    """Which tokens the limits leave. Ties at a threshold all stay, so the result needs no order."""
+    vocab = scaled.shape[1]
+    # The largest is 0, so the most likely token's share is exp(0): p ≥ min_p · p_max is scaled ≥ log(min_p).
+    kept = (scaled >= jnp.log(rows.min_p)[:, None]) | (rows.min_p == 0.0)[:, None]
+    ordered = _ordered_bits(jnp.where(kept, scaled, -jnp.inf))
+    wanted = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
+    kth = _largest(lambda t: (ordered >= t[:, None]).sum(axis=-1) >= wanted, len(scaled))
+    kept &= ordered >= kth[:, None]
+    probability = jax.nn.softmax(jnp.where(kept, scaled, -jnp.inf), axis=-1)
+    # Without top-p every token stays, also those whose probability rounds to nothing. And a top_p that float32 (or a
+    # device without subnormals) takes for zero still keeps one.
+    enough = jnp.where(rows.top_p < 1.0, jnp.maximum(rows.top_p, _TINY), 0.0)
+    edge = _largest(lambda t: jnp.where(ordered >= t[:, None], probability, 0.0).sum(axis=-1) >= enough, len(scaled))
+    return kept & ((ordered >= edge[:, None]) | (rows.top_p >= 1.0)[:, None])
 
 
 def _ordered_bits(x: Float[Array, "R V"]) -> UInt[Array, "R V"]:

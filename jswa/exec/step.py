@@ -1,58 +1,72 @@
 """The one jitted function of a step: (params, state, packed inputs) -> (state, tokens). State is donated."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax, named_scope
 from jaxtyping import Array, Float, Int
 
 from jswa.cache.layout import KVLayout
-from jswa.config import ModelConfig
+from jswa.config import AttentionConfig, ModelConfig
 from jswa.exec.buckets import Bucket
+from jswa.exec.extras import count_tokens
 from jswa.exec.indices import StepIndices, step_indices
 from jswa.exec.pack import Inputs, PackSpec, unpack
-from jswa.exec.sampling import sample
+from jswa.exec.sampling import LogprobRows, Sampling, logprob_rows, sample
 from jswa.exec.state import DeviceState
 from jswa.model.transformer import Params, bind
-from jswa.types import FROM_DEVICE
-from pallas_kernels.api import Attend, Implementation, paged_attention, write_kv
+from jswa.types import FROM_DEVICE, SAMPLING, Logprobs
+from pallas_kernels.api import Implementation, paged_attention, write_kv
+from pallas_kernels.rows import Attend
+
+_LOGPROB_BLOCK = 128  # tokens
 
 
 @dataclass(frozen=True)
 class StepConfig:
-    """Everything static about a step: hashable, one compiled program each."""
+    """Everything static about a step: hashable, one compiled program each. `logprobs` names the lazy families."""
 
     model: ModelConfig
     layout: KVLayout
     bucket: Bucket
     pack: PackSpec
     implementation: Implementation = "xla"
+    logprobs: Logprobs = "none"
+
+
+class StepOutputs(NamedTuple):
+    """What a step hands to the host: a token per row (garbage for rows that sample none), and what was asked for."""
+
+    tokens: Int[Array, " R"]
+    sampled: LogprobRows | None
+    prompt: LogprobRows | None
 
 
 def step(
     params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
-) -> tuple[DeviceState, Int[Array, " R"]]:
-    """Run one step. Returns the next state and a token per row (garbage for rows that sample none)."""
+) -> tuple[DeviceState, StepOutputs]:
+    """Run one step and return the next state and the outputs."""
     inputs = unpack(packed, config.pack)
-    state, logits = forward(params, state, inputs, config=config)
+    state, hidden, indices = forward(params, state, inputs, config=config)
+    rows = Sampling.of(inputs.rows[:, -len(SAMPLING) :])
+    with named_scope("logits"):
+        logits = bind(config.model, params).logits(hidden[indices.last_tokens])
     with named_scope("sampling"):
-        sampled = sample(
-            logits,
-            inputs.column("start") + inputs.column("count"),
-            temperature=_bits(inputs, "temperature", jnp.float32),
-            top_k=inputs.column("top_k"),
-            top_p=_bits(inputs, "top_p", jnp.float32),
-            keys=jnp.stack([_bits(inputs, "key_high", jnp.uint32), _bits(inputs, "key_low", jnp.uint32)], axis=-1),
-        )
+        position = inputs.column("start") + inputs.column("count")
+        tokens = sample(logits, position, rows, state["extras"])
+    with named_scope("logprobs"):
+        sampled = logprob_rows(logits, tokens) if config.logprobs != "none" else None
+        prompt = _prompt_logprobs(params, hidden, inputs, config) if config.logprobs == "prompt" else None
     slots = jnp.where(inputs.column("samples") != 0, inputs.column("slot"), config.pack.max_rows)
-    last_token = state["last_token"].at[slots].set(jnp.maximum(sampled, 0), mode="drop")
-    return {**state, "last_token": last_token}, sampled
+    last_token = state["last_token"].at[slots].set(jnp.maximum(tokens, 0), mode="drop")
+    return {**state, "last_token": last_token}, StepOutputs(tokens, sampled, prompt)
 
 
 def forward(
     params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig
-) -> tuple[DeviceState, Float[Array, "R V"]]:
-    """Enter the plan's pages, run its tokens through the model, and return the logits after each row's last token."""
+) -> tuple[DeviceState, Float[Array, "T M"], StepIndices]:
+    """Enter the plan's pages and run its tokens through the model, to a hidden state for each token."""
     with named_scope("indices"):
         full_table = _enter(state["full_table"], inputs.full_pages)
         local_table = _enter(state["local_table"], inputs.local_pages)
@@ -61,20 +75,35 @@ def forward(
         # A row whose next token the host does not know yet runs the one it sampled last.
         previous = state["last_token"].at[indices.token_slots].get(mode="fill", fill_value=0)
         tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
+    with named_scope("extras"):
+        generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
+        places = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
+        extras = count_tokens(state["extras"], tokens, places, generated)
     lanes = list(state["lanes"])
-    model = bind(config.model, params)
 
     def attend(
-        layer: int, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K V"]
+        layer: int,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K V"],
+        sinks: Float[Array, " H"] | None,
     ) -> Float[Array, "T H V"]:
         lane = config.layout.layers[layer].lane
-        lanes[lane], out = _attend(config, indices, layer, lanes[lane], q, k, v)
+        lanes[lane], out = _attend(config, indices, layer, lanes[lane], q, k, v, sinks)
         return out
 
-    hidden = model(tokens, indices.positions, attend)
-    with named_scope("logits"):
-        logits = model.logits(hidden[indices.last_tokens])
-    return {**state, "lanes": lanes}, logits
+    hidden = bind(config.model, params)(tokens, indices.positions, attend)
+    return {**state, "lanes": lanes, "extras": extras}, hidden, indices
+
+
+def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
+    """Log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
+    model, size = bind(config.model, params), min(_LOGPROB_BLOCK, len(hidden))
+    pad = -len(hidden) % size
+    blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
+    targets = jnp.pad(inputs.targets, (0, pad)).reshape(-1, size)
+    rows: LogprobRows = lax.map(lambda block: logprob_rows(model.logits(block[0]), block[1]), (blocks, targets))
+    return LogprobRows(*(part.reshape(-1, *part.shape[2:])[: len(hidden)] for part in rows))
 
 
 def _attend(
@@ -85,13 +114,13 @@ def _attend(
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
     v: Float[Array, "T K V"],
+    sinks: Float[Array, " H"] | None,
 ) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
     """Write the layer's KV to its place in the lane, then attend. The reshapes are bitcasts: the lane stays put."""
     layout, place = config.layout, config.layout.layers[layer]
     shape, kind = (layout.full, indices.full) if place.kind == "full" else (layout.local, indices.local)
     assert shape is not None
     assert kind is not None
-    attention = config.model.layers[layer].attention
     view = lane.reshape(
         lane.shape[1] * shape.pages_per_block,
         shape.slots,
@@ -107,16 +136,23 @@ def _attend(
             kind.rows,
             indices.tiles,
             slot=place.slot,
-            attend=Attend(attention.scale, attention.window, attention.softcap),
+            attend=_static(config.model.layers[layer].attention),
+            sinks=sinks,
             implementation=config.implementation,
         )
     return view.reshape(lane.shape), out
 
 
+def _static(attention: AttentionConfig) -> Attend:
+    reach = attention.reach
+    return Attend(
+        attention.scale,
+        window=reach.size if reach is not None and not reach.chunked else None,
+        chunk=reach.size if reach is not None and reach.chunked else None,
+        softcap=attention.softcap,
+    )
+
+
 def _enter(table: Int[Array, "max_rows N"], entries: Int[Array, "U 3"]) -> Int[Array, "max_rows N"]:
     """The table with the plan's new pages; entries of the slot that does not exist are dropped."""
     return table.at[entries[:, 0], entries[:, 1]].set(entries[:, 2], mode="drop")
-
-
-def _bits(inputs: Inputs, name: str, dtype: type) -> Array:
-    return lax.bitcast_convert_type(inputs.column(name), dtype)

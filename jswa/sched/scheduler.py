@@ -20,8 +20,20 @@ from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
+from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
-from jswa.types import FROM_DEVICE, NOT_FINITE, FinishReason, Request, StepPlan, TokenEvent
+from jswa.types import (
+    FROM_DEVICE,
+    NOT_FINITE,
+    ExtrasEntry,
+    FinishReason,
+    Logprobs,
+    LogprobTable,
+    Request,
+    StepLogprobs,
+    StepPlan,
+    TokenEvent,
+)
 
 
 @dataclass(frozen=True)
@@ -48,11 +60,11 @@ class Scheduler:
         self.preemptions = 0
         self._arrivals = 0
         self._sequences: dict[str, Sequence] = {}
-        self._running: list[Sequence] = []  # by arrival
-        self._waiting: list[tuple[int, Sequence]] = []  # heap by arrival: a preempted sequence goes first again
+        self._running: list[Sequence] = []  # by rank
+        self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
         self._free_slots = list(range(limits.max_rows - 1, -1, -1))
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
-        self._sampling = _SamplingTable(limits.max_rows)
+        self._rows = RowTable(limits.max_rows, limits.extras_places)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong where prompt + 1 token could not be held even alone."""
@@ -63,10 +75,10 @@ class Scheduler:
             )
         if request.request_id in self._sequences:
             raise EngineError(f"request id {request.request_id!r} is already running")
-        sequence = Sequence(request, self._arrivals, limit=min(request.max_length, self.capacity))
+        sequence = Sequence(request, (request.priority, self._arrivals), limit=min(request.max_length, self.capacity))
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        heapq.heappush(self._waiting, (sequence.rank, sequence))
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request at once and free its pages; None where it has ended already."""
@@ -101,18 +113,24 @@ class Scheduler:
         self._in_flight.append((plan, draft.sequences))
         return plan
 
-    def apply(self, plan: StepPlan, tokens: Int[np.ndarray, " R"]) -> list[TokenEvent]:
+    def apply(
+        self, plan: StepPlan, tokens: Int[np.ndarray, " R"], logprobs: StepLogprobs | None = None
+    ) -> list[TokenEvent]:
         """Take in the tokens of the oldest step in flight. Returns what each row's request got from it."""
         launched_plan, sequences = self._in_flight.popleft()
         if launched_plan is not plan:
             raise EngineError("steps must be applied in the order in which they were planned")
+        if logprobs is not None and logprobs.prompt is not None:
+            _take_prompt_logprobs(plan, sequences, logprobs.prompt)
         events = []
-        for sequence, sampled, token in zip(sequences, plan.samples.tolist(), tokens.tolist(), strict=True):
+        rows = zip(sequences, plan.samples.tolist(), tokens.tolist(), strict=True)
+        for row, (sequence, sampled, token) in enumerate(rows):
             sequence.in_flight -= 1
             if sequence.status is Status.FINISHED:
                 continue
             if sampled:
-                events.append(self._take_token(sequence, token))
+                event = self._take_token(sequence, token)
+                events.append(event if logprobs is None else _with_logprobs(event, sequence, row, logprobs))
             if sequence.status is Status.PREEMPTED and not sequence.in_flight:
                 self._requeue(sequence)
         return events
@@ -133,7 +151,7 @@ class Scheduler:
     def check(self) -> None:
         """Assert every law of scheduler, leases and pool; for tests."""
         self.cache.check((_lease(s), s.launched) for s in self._running)
-        assert [s.order for s in self._running] == sorted(s.order for s in self._running)
+        assert [s.rank for s in self._running] == sorted(s.rank for s in self._running)
         slots = [s.slot for s in self._running]
         assert sorted(slots + self._free_slots) == list(range(self.limits.max_rows)), "a row slot leaked"
         for sequence in self._sequences.values():
@@ -154,6 +172,8 @@ class Scheduler:
             known = sequence.num_known - sequence.launched
             count = min(known, draft.budget) if known > 0 else 1
             if count == 0 or sequence.launched >= sequence.limit - 1:
+                continue
+            if sequence.in_flight and sequence.request.waits_for_tokens:
                 continue
             length = sequence.launched + count
             if length > _lease(sequence).covered:
@@ -177,12 +197,16 @@ class Scheduler:
         return True
 
     def _plan_admissions(self, draft: "_Draft") -> None:
+        if not self._waiting or not self._free_slots:
+            return
         # A row preempted in flight is not back in the queue yet, but nobody who came later may go before it.
         in_flight = (s for _, sequences in self._in_flight for s in sequences)
-        returning = min((s.order for s in in_flight if s.status is Status.PREEMPTED), default=self._arrivals)
+        returning = min((s.rank for s in in_flight if s.status is Status.PREEMPTED), default=None)
         while self._waiting and self._free_slots and draft.budget > 0:
             sequence = self._waiting[0][1]
-            if sequence.order > returning or not self._admissible(sequence):
+            if returning is not None and sequence.rank > returning:
+                return
+            if not self._rows.has_room(sequence.request) or not self._admissible(sequence):
                 return
             count = min(sequence.num_known, draft.budget)
             lease = self.cache.open()
@@ -191,8 +215,9 @@ class Scheduler:
                 return
             heapq.heappop(self._waiting)
             sequence.lease, sequence.slot, sequence.status = lease, self._free_slots.pop(), Status.RUNNING
-            self._sampling.set(sequence.slot, sequence.request)
-            bisect.insort(self._running, sequence, key=lambda s: s.order)
+            entry = self._rows.enter(sequence)
+            draft.extras += [] if entry is None else [entry]
+            bisect.insort(self._running, sequence, key=lambda s: s.rank)
             draft.grown.append(sequence)
             draft.add(sequence, count, spend=True)
 
@@ -216,6 +241,10 @@ class Scheduler:
         known = np.array([s.num_known for s in sequences], np.int32)
         counts = np.array(draft.counts, np.int32)
         ends = np.cumsum(counts)
+        if self._rows.any_extras:
+            updates = (self._rows.update(s, s.launched + n) for s, n in zip(sequences, draft.counts, strict=True))
+            draft.extras += [entry for entry in updates if entry is not None]
+        logprobs = _logprobs(sequences)
         tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
         for row in np.flatnonzero(starts < known).tolist():
             start, count = starts[row], counts[row]
@@ -227,13 +256,13 @@ class Scheduler:
             local_lo=np.zeros(len(slots), np.int32),
             samples=(starts + counts >= known).astype(np.int32),
             tokens=tokens,
-            temperature=self._sampling.temperature[slots],
-            top_k=self._sampling.top_k[slots],
-            top_p=self._sampling.top_p[slots],
-            keys=self._sampling.keys[slots],
+            sampling=self._rows.sampling[slots],
             full_pages=_table_entries((s.slot, _lease(s).full) for s in draft.grown),
             local_pages=_table_entries((s.slot, _lease(s).local) for s in draft.grown),
             moves=np.array(self.cache.drain_moves(), np.int32).reshape(-1, 2),
+            extras=tuple(draft.extras),
+            logprobs=logprobs,
+            targets=_targets(draft) if logprobs == "prompt" else np.zeros(0, np.int32),
         )
 
     def _take_token(self, sequence: Sequence, token: int) -> TokenEvent:
@@ -267,14 +296,15 @@ class Scheduler:
 
     def _requeue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        heapq.heappush(self._waiting, (sequence.rank, sequence))
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.lease is not None:
             self.cache.close(sequence.lease)
+            self._rows.leave(sequence)
             self._free_slots.append(sequence.slot)
             self._running.remove(sequence)
-            sequence.lease, sequence.slot = None, -1
+            sequence.lease, sequence.slot, sequence.place = None, -1, -1
 
 
 @dataclass
@@ -285,6 +315,7 @@ class _Draft:
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     grown: list[Sequence] = field(default_factory=list)
+    extras: list[ExtrasEntry] = field(default_factory=list)
 
     def add(self, sequence: Sequence, count: int, *, spend: bool) -> None:
         """Take a row in; a decode row's token has been set aside already."""
@@ -293,27 +324,48 @@ class _Draft:
         self.budget -= count if spend else 0
 
 
-class _SamplingTable:
-    """Sampling parameters by row slot, so that a plan gathers them in one go."""
-
-    def __init__(self, max_rows: int) -> None:
-        self.temperature = np.zeros(max_rows, np.float32)
-        self.top_k = np.zeros(max_rows, np.int32)
-        self.top_p = np.ones(max_rows, np.float32)
-        self.keys = np.zeros((max_rows, 2), np.uint32)
-
-    def set(self, slot: int, request: Request) -> None:
-        params = request.params
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = max(params.top_k, 0)
-        self.top_p[slot] = params.top_p
-        self.keys[slot] = request.key
-
-
 def _lease(sequence: Sequence) -> Lease:
     if sequence.lease is None:
         raise EngineError(f"request {sequence.request.request_id!r} runs without pages")
     return sequence.lease
+
+
+def _take_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:
+    """Keep the rows of tokens whose successor stands in the prompt; a preempted row runs its prompt again."""
+    ends = np.cumsum(plan.counts).tolist()
+    for sequence, start, count, end in zip(sequences, plan.starts.tolist(), plan.counts.tolist(), ends, strict=True):
+        if sequence.request.params.prompt_logprobs is None:
+            continue
+        prompt, kept = sequence.request.prompt, sequence.prompt_logprobs
+        for position in range(max(start, len(kept)), min(start + count, len(prompt) - 1)):
+            kept.append(table.row(end - count + position - start, int(prompt[position + 1])))
+
+
+def _with_logprobs(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs) -> TokenEvent:
+    """The event with what its request asked for; a prompt's come with the first token."""
+    params = sequence.request.params
+    if params.logprobs is not None and event.token is not None:
+        event = event._replace(logprobs=logprobs.sampled.row(row, event.token))
+    if params.prompt_logprobs is not None and sequence.num_known <= len(sequence.request.prompt) + 1:
+        event = event._replace(prompt_logprobs=sequence.prompt_logprobs)
+    return event
+
+
+def _logprobs(sequences: list[Sequence]) -> Logprobs:
+    if any(s.request.params.prompt_logprobs is not None and s.launched < len(s.request.prompt) - 1 for s in sequences):
+        return "prompt"
+    return "sampled" if any(s.request.params.logprobs is not None for s in sequences) else "none"
+
+
+def _targets(draft: _Draft) -> Int[np.ndarray, " T"]:
+    """The token that follows each token of the step, 0 where the host does not know it."""
+    parts = []
+    for sequence, count in zip(draft.sequences, draft.counts, strict=True):
+        part = np.zeros(count, np.int32)
+        known = sequence.tokens[sequence.launched + 1 : min(sequence.launched + 1 + count, sequence.num_known)]
+        part[: len(known)] = known
+        parts.append(part)
+    return np.concatenate(parts)
 
 
 def _table_entries(runs: Iterable[tuple[int, PageRun]]) -> Int[np.ndarray, "n 3"]:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.lease import Lease
-from jswa.types import Request
+from jswa.types import ChoiceLogprobs, Request
 
 
 class Status(enum.Enum):
@@ -29,17 +29,19 @@ class Status(enum.Enum):
 
 @dataclass(eq=False)
 class Sequence:
-    """State of one request in the scheduler. `order` is its place by arrival, kept through preemption;
+    """State of one request in the scheduler. `rank` is its turn, by priority and arrival, kept through preemption;
     `limit` is prompt + generated tokens at most; the last of them is sampled but never run, so launched < limit."""
 
     request: Request
-    order: int
+    rank: tuple[int, int]
     limit: int
     status: Status = Status.WAITING
     slot: int = -1
+    place: int = -1
     lease: Lease | None = None
     launched: int = 0
     in_flight: int = 0
+    prompt_logprobs: list[ChoiceLogprobs] = field(default_factory=list)
     num_known: int = field(init=False)
     tokens: Int[np.ndarray, " capacity"] = field(init=False)
 

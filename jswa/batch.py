@@ -1,0 +1,258 @@
+"""The prompts of one `generate` call on their way through the engine, and their texts on the way back."""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from jswa.engine import Engine
+from jswa.errors import GenerationError, RequestError
+from jswa.inputs import Prompt, bad_word_ids, params_of, tokenize
+from jswa.text import StopStrings, StreamDecoder, Tokenizer
+from jswa.types import (
+    ChoiceLogprobs,
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+    TokenEvent,
+)
+
+
+class Host(Protocol):
+    """What a batch needs of the LLM it runs in."""
+
+    tokenizer: Tokenizer | None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that all batches share."""
+        ...
+
+    def enter(self, batch: "Batch") -> str:
+        """A new request id, whose events go to the batch."""
+        ...
+
+    def leave(self, request_id: str) -> None:
+        """End a request, if it has not ended, and forget it."""
+        ...
+
+    def advance(self) -> None:
+        """Run one engine step and hand out its events."""
+        ...
+
+
+@dataclasses.dataclass
+class _Choice:
+    """One text that is being generated: choice `index` of prompt `prompt`."""
+
+    prompt: int
+    index: int
+    params: SamplingParams
+    decoder: StreamDecoder | None
+    stops: StopStrings
+
+
+class Batch:
+    """Requests of one call. `events` is filled by the host, also while another batch drives the engine."""
+
+    def __init__(
+        self,
+        host: Host,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling: Mapping[str, Any],
+        *,
+        defaults: Mapping[str, Any],
+        priority: int = 0,
+    ) -> None:
+        self.events: deque[TokenEvent] = deque()
+        self._host = host
+        self._priority = priority
+        self._prompts = list(zip(prompts, params_of(prompts, params, sampling, defaults), strict=True))
+        self._errors: dict[int, RequestError] = {}
+        self._outputs: list[RequestOutput | None] = [None] * len(prompts)
+        self._unfinished = [0] * len(prompts)
+        self._choices: dict[str, _Choice] = {}
+
+    def collect(self, *, show: bool) -> list[RequestOutput]:
+        """Run to the end and return whole results, in input order."""
+        texts: list[dict[int, CompletionOutput]] = [{} for _ in self._outputs]
+        last: list[RequestOutput | None] = [None] * len(self._outputs)
+        with tqdm(total=len(texts), desc="prompts", disable=not show, unit="prompt", dynamic_ncols=True) as bar:
+            for index, piece in self._pieces():
+                new = piece.outputs[0]
+                texts[index][new.index] = _joined(texts[index].get(new.index), new)
+                before = last[index]
+                if piece.prompt_logprobs is None and before is not None:
+                    piece = dataclasses.replace(piece, prompt_logprobs=before.prompt_logprobs)
+                last[index] = piece
+                bar.update(piece.finished)
+            bar.update(len(self._errors))
+        for index, output in enumerate(last):
+            if output is not None:
+                whole = [text for _, text in sorted(texts[index].items())]
+                self._outputs[index] = dataclasses.replace(output, outputs=whole)
+        self._raise(self._outputs)
+        done = [output for output in self._outputs if output is not None]
+        if len(done) == 1 and done[0].error is not None:
+            raise done[0].error
+        return done
+
+    def stream(self) -> Iterator[RequestOutput]:
+        """Yield pieces as they come; raise what was refused at the end."""
+        for _, output in self._pieces():
+            yield output
+        self._raise([])
+
+    def _submit(self) -> None:
+        for index, (prompt, params) in enumerate(self._prompts):
+            try:
+                self._add(index, prompt, params)
+            except RequestError as error:
+                error.index = index
+                self._errors[index] = error
+
+    def _add(self, index: int, prompt: Prompt, params: SamplingParams) -> None:
+        tokenizer, engine = self._host.tokenizer, self._host.engine
+        text, ids = tokenize(prompt, tokenizer)
+        words = bad_word_ids(params.bad_words or (), tokenizer)
+        entered: list[str] = []
+        try:
+            for choice in range(params.n):
+                own = (
+                    params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
+                )
+                entered.append(self._host.enter(self))
+                request = engine.request(entered[-1], ids, own, bad_words=words, priority=self._priority)
+                engine.add(request)
+                self._choices[entered[-1]] = _Choice(
+                    index,
+                    choice,
+                    params,
+                    decoder=StreamDecoder(tokenizer, request.prompt, skip_special_tokens=params.skip_special_tokens)
+                    if tokenizer is not None
+                    else None,
+                    stops=StopStrings(params.stop_strings(), include=params.include_stop_str_in_output),
+                )
+        except RequestError:
+            for request_id in entered:
+                self._choices.pop(request_id, None)
+                self._host.leave(request_id)
+            raise
+        self._unfinished[index] = params.n
+        self._outputs[index] = RequestOutput(
+            request_id=entered[0],
+            prompt=text,
+            prompt_token_ids=ids.tolist(),
+            outputs=[],
+            finished=False,
+            metrics=RequestMetrics(arrival_time=time.monotonic()),
+        )
+
+    def _pieces(self) -> Iterator[tuple[int, RequestOutput]]:
+        try:
+            self._submit()
+            while self._choices:
+                while not self.events:
+                    self._host.advance()
+                event = self.events.popleft()
+                if event.request_id in self._choices:
+                    yield self._piece(event, self._choices[event.request_id])
+        finally:
+            for request_id in self._choices:
+                self._host.leave(request_id)
+
+    def _piece(self, event: TokenEvent, choice: _Choice) -> tuple[int, RequestOutput]:
+        output = self._outputs[choice.prompt]
+        assert output is not None
+        reason: FinishReason | None = event.finish_reason
+        stop_reason: int | str | None = event.stop_reason
+        text = _text_of(event, choice)
+        if choice.stops.stopped is not None:
+            reason, stop_reason = "stop", choice.stops.stopped
+        if reason is not None:
+            del self._choices[event.request_id]
+            self._host.leave(event.request_id)
+            self._unfinished[choice.prompt] -= 1
+        error = None
+        if reason == "error":
+            error = GenerationError(f"request {event.request_id}: the model gave logits that are not finite")
+        if output.metrics is not None:
+            _stamp(output.metrics, finished=not self._unfinished[choice.prompt])
+        logprobs = event.logprobs
+        completion = CompletionOutput(
+            choice.index,
+            text,
+            [] if event.token is None else [event.token],
+            cumulative_logprob=None if logprobs is None else logprobs.logprob,
+            logprobs=None if logprobs is None else [self._logprobs(logprobs, choice.params.logprobs)],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+        )
+        prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if event.prompt_logprobs is not None:
+            wanted = choice.params.prompt_logprobs
+            prompt_logprobs = [None, *(self._logprobs(one, wanted) for one in event.prompt_logprobs)]
+        finished = not self._unfinished[choice.prompt]
+        piece = dataclasses.replace(
+            output, outputs=[completion], finished=finished, error=error, prompt_logprobs=prompt_logprobs
+        )
+        return choice.prompt, piece
+
+    def _logprobs(self, at: ChoiceLogprobs, wanted: int | None) -> dict[int, Logprob]:
+        """The token that stands there, and the `wanted` most likely ones."""
+        tokenizer = self._host.tokenizer
+
+        def decoded(token: int) -> str | None:
+            return None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+
+        table = {at.token: Logprob(at.logprob, at.rank, decoded(at.token))}
+        for rank, (token, logprob) in enumerate(zip(at.top_ids, at.top_logprobs, strict=True), start=1):
+            if rank <= (wanted or 0):
+                table.setdefault(token, Logprob(logprob, rank, decoded(token)))
+        return table
+
+    def _raise(self, outputs: Sequence[RequestOutput | None]) -> None:
+        if self._errors:
+            first = self._errors[min(self._errors)]
+            first.outputs = list(outputs)
+            first.errors = dict(self._errors)
+            raise first
+
+
+def _text_of(event: TokenEvent, choice: _Choice) -> str:
+    """What the event adds to the text: a stop token adds nothing, the end gives what was held back."""
+    if choice.decoder is None:
+        return ""
+    text = ""
+    if event.token is not None and event.finish_reason != "stop":
+        text = choice.stops.push(choice.decoder.push(event.token))
+    if event.finish_reason is not None:
+        text += choice.stops.push(choice.decoder.finish())
+        text += choice.stops.finish()
+    return text
+
+
+def _joined(so_far: CompletionOutput | None, new: CompletionOutput) -> CompletionOutput:
+    if so_far is None:
+        return new
+    so_far.text += new.text
+    so_far.token_ids += new.token_ids
+    if so_far.logprobs is not None and new.logprobs is not None:
+        so_far.logprobs += new.logprobs
+        so_far.cumulative_logprob = (so_far.cumulative_logprob or 0.0) + (new.cumulative_logprob or 0.0)
+    so_far.finish_reason, so_far.stop_reason = new.finish_reason, new.stop_reason
+    return so_far
+
+
+def _stamp(metrics: RequestMetrics, *, finished: bool) -> None:
+    now = time.monotonic()
+    metrics.first_token_time = metrics.first_token_time or now
+    metrics.last_token_time = now
+    metrics.finished_time = now if finished else None
