@@ -80,6 +80,27 @@ def generate(
 
 
 @app.command
+def capacity(config: str, *, block_size: int = 64, itemsize: int = 2, memory_gib: float = 75.0) -> None:
+    """Print what a model's KV takes and how much fits, at 2k, 8k, 32k and 128k tokens.
+
+    Parameters
+    ----------
+    config
+        A config.json, or the folder of a checkpoint.
+    block_size
+        Tokens per page.
+    itemsize
+        Bytes per element of KV.
+    memory_gib
+        Memory for KV, in GiB.
+    """
+    from jswa.capacity import report
+
+    for line in report(config, block_size=block_size, itemsize=itemsize, memory=int(memory_gib * 2**30)):
+        print(line)
+
+
+@app.command
 def env() -> None:
     """Print versions and devices, for bug reports."""
     import jax

@@ -4,8 +4,9 @@ import dataclasses
 import logging
 import math
 import os
+import time
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import IO, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,17 @@ from jaxtyping import Int
 from jswa.cache.capacity import ideal_fraction, row_capacity, rows_held, useful_blocks
 from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, Limits, ModelConfig, resolve_limits
+from jswa.constraint import make_constraint
+from jswa.env import Switches
 from jswa.errors import ConfigError, EngineError, InvalidPrompt, InvalidToken
 from jswa.exec.runner import Runner
 from jswa.model.load import load_checkpoint
+from jswa.planfile import write_header, write_step
 from jswa.sched.scheduler import Scheduler, SchedulerStats
-from jswa.types import Request, SamplingParams, StepPlan, TokenEvent
+from jswa.types import Request, SamplingParams, StepLogprobs, StepPlan, TokenEvent
 
 _log = logging.getLogger("jswa")
+_LOG_EVERY = 200  # steps
 _CPU_ARENA_BYTES = 4 * 2**30
 
 
@@ -38,6 +43,10 @@ class PendingStep(Protocol):
         """The tokens of the plan's rows."""
         ...
 
+    def logprobs(self) -> StepLogprobs | None:
+        """Log probabilities, where the plan asks for them."""
+        ...
+
 
 @runtime_checkable
 class StepRunner(Protocol):
@@ -51,19 +60,34 @@ class StepRunner(Protocol):
 class Engine:
     """Runs requests. One thread drives it: `add`, then `step` while `has_work`."""
 
-    def __init__(self, model: ModelConfig, limits: Limits, layout: KVLayout, runner: StepRunner, seed: int) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        limits: Limits,
+        layout: KVLayout,
+        runner: StepRunner,
+        *,
+        seed: int = 0,
+        switches: Switches | None = None,
+        trace: IO[str] | None = None,
+    ) -> None:
         self.model = model
         self.limits = limits
         self.layout = layout
+        self.runner = runner
         self._scheduler = Scheduler(layout, limits)
-        self._runner = runner
         self._pending: PendingStep | None = None
         self._seed = seed
         self._requests = 0
+        self._switches = switches or Switches()
+        self._trace = trace
+        self._log = StepLog()
 
     @staticmethod
     def build(folder: Path, options: EngineConfig) -> "Engine":
         """Load a checkpoint, size the arena and compile every bucket. Raises ModelError or ConfigError."""
+        switches = Switches.read()
+        use_compilation_cache(switches.compilation_cache)
         on_gpu = jax.default_backend() == "gpu"
         dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
         model, params = load_checkpoint(folder, dtype)
@@ -71,10 +95,27 @@ class Engine:
         layout = KVLayout.of(model, limits.page_size)
         limits = size_arena(limits, layout, options, dtype.itemsize, on_gpu=on_gpu)
         runner = Runner(model, params, layout, limits, on_gpu=on_gpu)
-        return Engine(model, limits, layout, runner, options.seed)
+        trace = None
+        if switches.dump_plans is not None:
+            trace = switches.dump_plans.open("w", encoding="utf-8")
+            write_header(trace, model=str(folder), options=dataclasses.asdict(options))
+        return Engine(model, limits, layout, runner, seed=options.seed, switches=switches, trace=trace)
 
-    def request(self, request_id: str, prompt: Int[np.ndarray, " P"], params: SamplingParams) -> Request:
-        """Validate a prompt. Raises InvalidPrompt or InvalidToken; length limits are `add`'s."""
+    def request(
+        self,
+        request_id: str,
+        prompt: Int[np.ndarray, " P"],
+        params: SamplingParams,
+        *,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+        priority: int = 0,
+    ) -> Request:
+        """Validate a prompt. Raises InvalidPrompt, InvalidToken or InvalidSampling; length limits are `add`'s.
+
+        Args:
+            bad_words: token sequences that are never generated; `params.bad_words` is text and not looked at.
+            priority: lower runs first.
+        """
         if len(prompt) == 0:
             raise InvalidPrompt("prompt", "", "must have at least one token")
         bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
@@ -88,8 +129,16 @@ class Engine:
             high, low = seed >> 32, seed & 0xFFFFFFFF
         stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.model.eos_token_ids)
         longest = self.limits.max_model_len
-        length = longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens)
-        return Request(request_id, prompt.astype(np.int32), params, stop_ids, (high, low), length)
+        return Request(
+            request_id,
+            prompt.astype(np.int32),
+            params,
+            stop_ids,
+            key=(high, low),
+            max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
+            priority=priority,
+            constraint=make_constraint(params, self.model.vocab_size, len(prompt), stop_ids, bad_words),
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong."""
@@ -106,15 +155,70 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Launch the next step, then take in the tokens of the one before, while the device works."""
         plan = self._scheduler.plan()
-        launched = self._runner.launch(plan) if plan is not None else None
+        launched = self.runner.launch(plan) if plan is not None else None
         before, self._pending = self._pending, launched
         if launched is None and before is None and self._scheduler.has_work():
             raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self.stats()}")
-        return self._scheduler.apply(before.plan, before.tokens()) if before is not None else []
+        events = self._take(before)
+        if not self._switches.overlap:
+            self._pending = None
+            events += self._take(launched)
+        if self._switches.check:
+            self._scheduler.check()
+        return events
+
+    def _take(self, step: PendingStep | None) -> list[TokenEvent]:
+        if step is None:
+            return []
+        tokens = step.tokens()
+        if self._trace is not None:
+            write_step(self._trace, step.plan, tokens)
+        self._log.count(step.plan, self._scheduler)
+        return self._scheduler.apply(step.plan, tokens, step.logprobs())
 
     def stats(self) -> SchedulerStats:
         """Rows and pages at this moment."""
         return self._scheduler.stats()
+
+
+class StepLog:
+    """A line every so many steps: rows, pages, tokens per second, queue."""
+
+    def __init__(self) -> None:
+        self._steps = self._tokens = 0
+        self._since = time.monotonic()
+
+    def count(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        """Take a finished step into account, and log when it is time."""
+        self._steps += 1
+        self._tokens += plan.num_tokens
+        if self._steps % _LOG_EVERY or not _log.isEnabledFor(logging.INFO):
+            return
+        now, stats = time.monotonic(), scheduler.stats()
+        _log.info(
+            "%d rows running, %d waiting; pages: %d full, %d local, %.1f %% of the arena; %.0f tokens/s",
+            stats.running,
+            stats.waiting,
+            stats.full_pages,
+            stats.local_pages,
+            100 * (1 - stats.free_slots / max(stats.total_slots, 1)),
+            self._tokens / max(now - self._since, 1e-9),
+        )
+        self._tokens, self._since = 0, now
+
+
+def use_compilation_cache(folder: Path | None) -> None:
+    """Keep compiled programs in a folder, so that the next start is quick; None: nowhere."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, object] = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
 def size_arena(limits: Limits, layout: KVLayout, options: EngineConfig, itemsize: int, *, on_gpu: bool) -> Limits:

@@ -1,0 +1,130 @@
+"""Offline throughput: a ragged batch through the whole engine, prefill and decode tokens per second, host and device.
+
+    python benchmarks/offline.py [--model tiny] [--prompts 32] [--input 256] [--output 128] [--json FILE] [--plot FILE]
+
+Prompt lengths are uniform in [input / 2, input]. The first run warms up and is not counted; then `--repeats` runs,
+of which the median and the spread are printed. Baseline in the same run: the same prompts one after another.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jswa.llm import LLM
+from jswa.types import SamplingParams
+
+
+def run(llm: LLM, prompts: list[list[int]], output: int) -> dict[str, float]:
+    """One pass: seconds, tokens, and how long the host waited for the device."""
+    engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        engine.add(engine.request(f"{time.monotonic_ns()}-{index}", np.array(prompt, np.int32), params))
+    decode_steps, decode_seconds, decode_tokens, steps = 0, 0.0, 0, 0
+    peak_full = peak_local = 0
+    start = time.perf_counter()
+    while engine.has_work():
+        before = time.perf_counter()
+        events = engine.step()
+        seconds = time.perf_counter() - before
+        steps += 1
+        stats = engine.stats()
+        peak_full, peak_local = max(peak_full, stats.full_pages), max(peak_local, stats.local_pages)
+        if len(events) == stats.running and stats.waiting == 0:
+            decode_steps, decode_seconds, decode_tokens = (
+                decode_steps + 1,
+                decode_seconds + seconds,
+                decode_tokens + len(events),
+            )
+    total = time.perf_counter() - start
+    return {
+        "seconds": total,
+        "steps": steps,
+        "prompt_tokens": sum(map(len, prompts)),
+        "output_tokens": output * len(prompts),
+        "tokens_per_s": (sum(map(len, prompts)) + output * len(prompts)) / total,
+        "output_tokens_per_s": output * len(prompts) / total,
+        "decode_tokens_per_s": decode_tokens / max(decode_seconds, 1e-9),
+        "peak_full_pages": peak_full,
+        "peak_local_pages": peak_local,
+    }
+
+
+def median_of(runs: list[dict[str, float]]) -> dict[str, Any]:
+    """Median, least and most of every figure."""
+    return {
+        name: {
+            "median": statistics.median(r[name] for r in runs),
+            "min": min(r[name] for r in runs),
+            "max": max(r[name] for r in runs),
+        }
+        for name in runs[0]
+    }
+
+
+def main() -> None:
+    """Run, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--input", type=int, default=256)
+    parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--max-num-seqs", type=int, default=16)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    random = np.random.default_rng(0)
+    started = time.perf_counter()
+    with LLM(args.model, max_num_seqs=args.max_num_seqs) as llm:
+        ready = time.perf_counter() - started
+        lengths = random.integers(args.input // 2, args.input + 1, args.prompts)
+        prompts = [random.integers(3, llm.engine.model.vocab_size, n).tolist() for n in lengths]
+        run(llm, prompts[:2], 4)
+        batched = median_of([run(llm, prompts, args.output) for _ in range(args.repeats)])
+        alone = median_of([run(llm, [p], args.output) for p in prompts[: args.repeats]])
+    results = {
+        "command": vars(args) | {"json": str(args.json), "plot": str(args.plot)},
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "python": platform.python_version(),
+        "start_seconds": ready,
+        "batched": batched,
+        "alone": alone,
+    }
+    for name in ("tokens_per_s", "output_tokens_per_s", "decode_tokens_per_s"):
+        b, a = batched[name], alone[name]
+        print(
+            f"{name:22} {b['median']:9.0f} ({b['min']:.0f} to {b['max']:.0f})   one at a time {a['median']:9.0f}   "
+            f"ratio {b['median'] / a['median']:.2f}"
+        )
+    print(f"start {ready:.1f} s; peak pages {batched['peak_full_pages']['median']:.0f} full, ", end="")
+    print(f"{batched['peak_local_pages']['median']:.0f} local")
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    if args.plot:
+        plot(results, args.plot)
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Bars of throughput, batched and alone."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3))
+    names = ("tokens_per_s", "output_tokens_per_s", "decode_tokens_per_s")
+    for offset, kind in ((-0.2, "batched"), (0.2, "alone")):
+        axes.bar([i + offset for i in range(3)], [results[kind][n]["median"] for n in names], 0.4, label=kind)
+    axes.set_xticks(range(3), [n.replace("_per_s", "/s").replace("_", " ") for n in names])
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""`jswa capacity`: how many tokens a model's KV holds in some memory, here, ideally, and in the ways others do it."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from jswa.cache.capacity import ideal_fraction
+from jswa.cache.layout import KVLayout
+from jswa.config import AttentionConfig, ModelConfig
+from jswa.model.hf.config import read_json
+from jswa.model.hf.geometry import kv_geometry
+
+LENGTHS = (2048, 8192, 32768, 131072)
+_FIXED_RATIO = 0.8  # SGLang's default share of window tokens to full tokens
+_SLACK = 128  # tokens by which its windows lag in decode
+
+
+@dataclass(frozen=True)
+class Row:
+    """KV of rows of one length: bytes per row, and rows that fit the memory."""
+
+    length: int
+    bytes_here: int
+    bytes_ideal: int
+    bytes_full: int
+    rows_here: int
+    rows_full: int
+    rows_fixed_ratio: int
+
+    @property
+    def share_of_ideal(self) -> float:
+        """Ideal bytes over bytes here."""
+        return self.bytes_ideal / self.bytes_here
+
+
+def report(model: str, *, block_size: int, itemsize: int, memory: int) -> list[str]:
+    """The lines of the report for a config.json, or a folder with one."""
+    path = Path(model)
+    config = kv_geometry(read_json(path / "config.json" if path.is_dir() else path))
+    layout = KVLayout.of(config, block_size)
+    rows = table(config, layout, itemsize=itemsize, memory=memory)
+    kinds = ", ".join(
+        f"{kind.num_layers} {name} layers of {kind.num_kv_heads} x ({kind.head_dim} + {kind.v_head_dim})"
+        for name, kind in (("full", layout.full), ("local", layout.local))
+        if kind is not None
+    )
+    reach = layout.reach
+    window = "" if reach is None else f", {'chunk' if reach.chunked else 'window'} {reach.size}"
+    head = f"{'tokens':>8} {'KV here':>10} {'ideal':>10} {'share':>7} {'all full':>10}   rows in {_gib(memory)} GiB:"
+    lines = [
+        f"{config.family}: {kinds}{window}",
+        f"{layout.num_lanes} lanes, blocks of {layout.block_bytes(itemsize)} bytes: {layout.pages_per_block} full "
+        f"pages or 1 local page of {block_size} tokens; padding {padding(layout):.1%}",
+        f"{head} here, all full, fixed ratio {_FIXED_RATIO}",
+    ]
+    lines += [
+        f"{row.length:>8} {_gib(row.bytes_here):>10} {_gib(row.bytes_ideal):>10} {row.share_of_ideal:>7.1%} "
+        f"{_gib(row.bytes_full):>10}   {row.rows_here:>6}, {row.rows_full}, {row.rows_fixed_ratio}"
+        for row in rows
+    ]
+    return [*lines, "KV in GiB per row, whole pages; share = ideal / here: what padding and part-filled pages cost"]
+
+
+def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:
+    """One row per length."""
+    attention = [layer.attention for layer in model.layers]
+    full = sum(_elems(a) for a in attention if a.kind == "full") * itemsize
+    local = sum(_elems(a) for a in attention if a.kind == "local") * itemsize
+    block = layout.block_bytes(itemsize)
+    slots = (memory // block - 1) * layout.pages_per_block
+    rows = []
+    for length in LENGTHS:
+        resident = layout.resident_slots(length)
+        here = math.ceil(resident * block / layout.pages_per_block)
+        rows.append(
+            Row(
+                length,
+                bytes_here=here,
+                bytes_ideal=round(ideal_fraction(layout, length) * here),
+                bytes_full=(full + local) * length,
+                rows_here=slots // resident,
+                rows_full=memory // ((full + local) * length),
+                rows_fixed_ratio=_fixed_ratio_rows(full, local, layout, length, memory),
+            )
+        )
+    return rows
+
+
+def padding(layout: KVLayout) -> float:
+    """Share of a block that no layer uses when it is a local page, or else full pages."""
+    kind = layout.local or layout.full
+    if kind is None:
+        return 0.0
+    used = kind.num_layers / layout.num_lanes * kind.elems * layout.page_size
+    return 1 - used / layout.block_elems
+
+
+def _fixed_ratio_rows(full: int, local: int, layout: KVLayout, length: int, memory: int) -> int:
+    """Two pools, the local one `_FIXED_RATIO` times the full one in tokens: the smaller of what either holds."""
+    if layout.reach is None or not full:
+        return memory // ((full + local) * length)
+    full_tokens = int(memory / (full + _FIXED_RATIO * local))
+    held = min(length, layout.reach.size + _SLACK + layout.page_size)
+    return min(full_tokens // length, int(full_tokens * _FIXED_RATIO) // held)
+
+
+def _elems(a: AttentionConfig) -> int:
+    return a.num_kv_heads * (a.head_dim + a.v_head_dim)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g}"

@@ -1,0 +1,49 @@
+"""Debug switches, read from the environment once per engine. A JSWA_ variable that is none of these is an error.
+
+JSWA_CHECK=1                 assert every law of scheduler, leases and pool after every step
+JSWA_NO_OVERLAP=1            wait for each step before the next is planned
+JSWA_DUMP_PLANS=FILE         write every plan to FILE, for `python -m jswa.trace replay FILE`
+JSWA_COMPILATION_CACHE=DIR   where compiled programs are kept (default ~/.cache/jswa; empty: nowhere). Programs
+                             are run as they are found: a folder that others can write to must not be used.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jswa.errors import ConfigError
+
+_NAMES = ("JSWA_CHECK", "JSWA_NO_OVERLAP", "JSWA_DUMP_PLANS", "JSWA_COMPILATION_CACHE")
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The switches in force."""
+
+    check: bool = False
+    overlap: bool = True
+    dump_plans: Path | None = None
+    compilation_cache: Path | None = None
+
+    @staticmethod
+    def read(environ: Mapping[str, str] = os.environ) -> "Switches":
+        """Read the JSWA_ variables. Raises ConfigError for one that is unknown or malformed."""
+        for name, value in environ.items():
+            if name.startswith("JSWA_") and name not in _NAMES:
+                raise ConfigError(name, value, f"is not a switch; there are {', '.join(_NAMES)}")
+        dump = environ.get("JSWA_DUMP_PLANS")
+        cache = environ.get("JSWA_COMPILATION_CACHE", str(Path.home() / ".cache" / "jswa"))
+        return Switches(
+            check=_flag(environ, "JSWA_CHECK"),
+            overlap=not _flag(environ, "JSWA_NO_OVERLAP"),
+            dump_plans=Path(dump) if dump else None,
+            compilation_cache=Path(cache) if cache else None,
+        )
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool:
+    value = environ.get(name, "0")
+    if value not in ("0", "1"):
+        raise ConfigError(name, value, "must be 0 or 1")
+    return value == "1"

@@ -1,0 +1,61 @@
+"""Plans on disk: written one per line while an engine runs, and read back."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.errors import CheckpointError
+from jswa.types import ExtrasEntry, StepPlan
+
+
+def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:
+    """First line of a trace: what to build the engine from."""
+    file.write(json.dumps({"model": model, "options": options}) + "\n")
+
+
+def write_step(file: IO[str], plan: StepPlan, tokens: Int[np.ndarray, " R"]) -> None:
+    """One line: the plan and the tokens that came of it."""
+    fields = {f.name: _plain(getattr(plan, f.name)) for f in dataclasses.fields(plan)}
+    file.write(json.dumps({"plan": fields, "tokens": tokens.tolist()}) + "\n")
+
+
+def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[StepPlan, Int[np.ndarray, " R"]]]]:
+    """Header and steps of a trace. Raises CheckpointError where the file is no trace."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        header = json.loads(lines[0])
+        steps = [json.loads(line) for line in lines[1:]]
+        return header, iter([(_plan(step["plan"]), np.array(step["tokens"], np.int32)) for step in steps])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a trace of plans: {error!r}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, tuple):
+        return [{k: _plain(v) for k, v in entry._asdict().items()} for entry in value]
+    return value
+
+
+def _plan(fields: dict[str, Any]) -> StepPlan:
+    shapes = {"full_pages": (-1, 3), "local_pages": (-1, 3), "moves": (-1, 2)}
+    arrays = {
+        name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
+        for name, value in fields.items()
+        if name not in ("extras", "logprobs")
+    }
+    extras = tuple(
+        ExtrasEntry(
+            entry["place"],
+            np.array(entry["mask"], np.int32),
+            None if entry["bias"] is None else np.array(entry["bias"], np.float32),
+        )
+        for entry in fields["extras"]
+    )
+    return StepPlan(**arrays, extras=extras, logprobs=fields["logprobs"])
