@@ -2,18 +2,20 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
-from jswa.config import AttentionConfig, LayerConfig, Limits, MlpConfig, ModelConfig, Norm
+from jswa.config import AttentionConfig, LayerConfig, Limits, MlpConfig, ModelConfig, Norm, Reach
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
 from jswa.sched.scheduler import Scheduler
-from jswa.types import FROM_DEVICE, NOT_FINITE, FinishReason, Request, SamplingParams, StepPlan, TokenEvent
+from jswa.types import FROM_DEVICE, NOT_FINITE, SAMPLING, FinishReason, Request, SamplingParams, StepPlan, TokenEvent
 
+NO_PLACE = 2**30  # of the extras tables
 POISON = -1  # KV memory that nobody may read
 _NORM = Norm(1e-6)
 
@@ -23,10 +25,27 @@ def share(part: int) -> settings:
     return settings(max_examples=max(1, settings().max_examples // part))
 
 
+def reach_of(window: int | None) -> Reach | None:
+    """A sliding window, or none."""
+    return None if window is None else Reach(window)
+
+
+def sampling_columns(rows: int, **values: Any) -> Int[np.ndarray, "R C"]:
+    """Packed sampling parameters: greedy rows without limits or extras, but for what is given."""
+    plain: dict[str, Any] = {"top_p": 1.0, "repetition": 1.0, "extras": NO_PLACE}
+    columns = []
+    for name in SAMPLING:
+        value = values.get(name, plain.get(name, 0))
+        real = name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        kind = np.float32 if real else np.uint32 if name.startswith("key") else np.int32
+        columns.append(np.broadcast_to(np.asarray(value).astype(kind), rows).copy().view(np.int32))
+    return np.stack(columns, axis=1)
+
+
 def make_layer(window: int | None, heads: tuple[int, int, int]) -> LayerConfig:
     """A layer by what the arena needs of it; `heads` is (KV heads, head size, value size)."""
     kv_heads, head_dim, v_head_dim = heads
-    attention = AttentionConfig(kv_heads, kv_heads, head_dim, v_head_dim, scale=1.0, rope=None, window=window)
+    attention = AttentionConfig(kv_heads, kv_heads, head_dim, v_head_dim, scale=1.0, rope=None, reach=reach_of(window))
     return LayerConfig(attention, MlpConfig(8, "silu"), _NORM, None, _NORM, None)
 
 
@@ -185,7 +204,7 @@ class FakeRunner:
             blocks, parts = np.divmod(self._full_table[slot, pages], self.layout.pages_per_block)
             self._full[blocks, parts, offsets] = marks
             self._local[blocks] = POISON
-        if self.layout.window is not None:
+        if self.layout.local is not None:
             blocks = self._local_table[slot, pages]
             self._local[blocks, offsets] = marks
             self._full[blocks] = POISON
@@ -194,8 +213,8 @@ class FakeRunner:
         """All that the queries at [start, end) see: full layers everything, local layers their windows."""
         if self.layout.full is not None:
             self._check(self._full.reshape(-1, self.limits.page_size), self._full_table, slot, 0, end)
-        if self.layout.window is not None:
-            first = max(0, start - (self.layout.window - 1))
+        if self.layout.reach is not None:
+            first = self.layout.reach.first_visible(start)
             self._check(self._local, self._local_table, slot, first, end)
 
     def _check(

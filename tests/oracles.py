@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.cache.layout import KVLayout
-from jswa.config import AttentionConfig, LayerConfig, Limits, MlpConfig, ModelConfig, Norm, Rope
+from jswa.config import AttentionConfig, LayerConfig, Limits, MlpConfig, ModelConfig, Norm, Reach, Rope
 from jswa.exec.runner import Runner
 from jswa.exec.state import DeviceState
 from jswa.model.attention import Attend
@@ -89,7 +89,11 @@ def dense_attention(model: ModelConfig) -> Attend:
     """Attention over the whole text at once, for one row that starts at position 0."""
 
     def attend(
-        layer: int, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K V"]
+        layer: int,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K V"],
+        sinks: Float[Array, " H"] | None,
     ) -> Float[Array, "T H V"]:
         config = model.layers[layer].attention
         group = config.num_heads // config.num_kv_heads
@@ -97,9 +101,15 @@ def dense_attention(model: ModelConfig) -> Attend:
         if config.softcap is not None:
             scores = config.softcap * jnp.tanh(scores / config.softcap)
         query, key = np.arange(len(q))[:, None], np.arange(len(q))[None]
-        visible = (key <= query) & (query - key < (config.window or len(q)))
-        weights = jnp.where(visible[None], jnp.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0)
-        weights = weights / weights.sum(axis=-1, keepdims=True)
+        visible = key <= query
+        if config.reach is not None:
+            same_chunk = key // config.reach.size == query // config.reach.size
+            visible &= same_chunk if config.reach.chunked else query - key < config.reach.size
+        top = scores.max(axis=-1, keepdims=True)
+        top = top if sinks is None else jnp.maximum(top, sinks[:, None, None])
+        weights = jnp.where(visible[None], jnp.exp(scores - top), 0.0)
+        total = weights.sum(axis=-1, keepdims=True)
+        weights = weights / (total if sinks is None else total + jnp.exp(sinks[:, None, None] - top))
         return jnp.einsum("hts,shv->thv", weights, jnp.repeat(v, group, axis=1))
 
     return attend
@@ -142,7 +152,7 @@ def small_model(
     num_heads, num_kv_heads, head_dim = heads
     rope = Rope(tuple((10_000.0 ** -(np.arange(0, head_dim, 2) / head_dim)).tolist()))
     full = AttentionConfig(num_heads, num_kv_heads, head_dim, head_dim, scale=head_dim**-0.5, rope=rope)
-    attention = {"F": full, "L": dataclasses.replace(full, window=window)}
+    attention = {"F": full, "L": dataclasses.replace(full, reach=Reach(window))}
     layers = [LayerConfig(attention[x], MlpConfig(2 * d_model, "silu"), norm, None, norm, None) for x in pattern]
     return ModelConfig("small", vocab, d_model, max_position, tuple(layers), norm, tie_embeddings=False)
 
@@ -170,10 +180,6 @@ def small_engine_parts() -> tuple[ModelConfig, Params, KVLayout, Limits, Runner]
     limits = Limits(max_model_len=2_304, max_rows=3, max_tokens=16, page_size=16, num_blocks=800)
     layout = KVLayout.of(model, limits.page_size)
     runner = Runner(model, params, layout, limits)
-    runner.state = DeviceState(
-        lanes=[lane.at[:, 1:].set(jnp.nan) for lane in runner.state["lanes"]],
-        full_table=runner.state["full_table"],
-        local_table=runner.state["local_table"],
-        last_token=runner.state["last_token"],
-    )
+    lanes = [lane.at[:, 1:].set(jnp.nan) for lane in runner.state["lanes"]]
+    runner.state = DeviceState(**{**runner.state, "lanes": lanes})
     return model, params, layout, limits, runner

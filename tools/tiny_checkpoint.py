@@ -17,8 +17,8 @@ from safetensors.numpy import save
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from jswa.config import ModelConfig
+from jswa.model.hf.weights import Source, sources
 from jswa.model.transformer import Params
-from jswa.model.weights_hf import Source, sources
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 PAD, BOS, EOS = range(len(SPECIAL))
@@ -155,7 +155,7 @@ def round_to_stored(params: Params) -> Params:
 
 
 def _split(source: Source, value: np.ndarray) -> Mapping[str, np.ndarray]:
-    stacked = value.T if source.transpose else value
+    stacked = value.T if source.how == "matrix" else value
     ends = np.cumsum([part.shape[0] for part in source.parts])[:-1]
     pieces = np.split(stacked, ends)
     return {part.key: np.ascontiguousarray(piece) for part, piece in zip(source.parts, pieces, strict=True)}

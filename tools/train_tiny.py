@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.config import AttentionConfig, ModelConfig
 from jswa.model.attention import Attend
-from jswa.model.config_hf import parse_config
+from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, bind, param_shapes
 from tools.tiny_checkpoint import (
     BOS,
@@ -53,10 +53,17 @@ def dense_attend(config: ModelConfig) -> Attend:
     """Causal attention of one whole sequence; the signature that the paged attention has too."""
 
     def attend(
-        layer: int, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K V"], /
+        layer: int,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K V"],
+        _sinks: Float[Array, " H"] | None,
+        /,
     ) -> Float[Array, "T H V"]:
         attention = config.layers[layer].attention
-        return _full(attention, q, k, v) if attention.window is None else _local(attention, attention.window, q, k, v)
+        return (
+            _full(attention, q, k, v) if attention.reach is None else _local(attention, attention.reach.size, q, k, v)
+        )
 
     return attend
 

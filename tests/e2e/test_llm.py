@@ -236,7 +236,7 @@ def test_max_new_tokens_is_max_tokens(llm: LLM) -> None:
 
 def test_a_row_with_nan_logits_fails_alone(llm: LLM) -> None:
     """Token 200's embedding is made NaN: the prompt that has it fails, its neighbour does not notice."""
-    runner: Any = llm.engine._runner
+    runner: Any = llm.engine.runner
     embed = runner.params["embed"]
     good = ids_of(llm.generate([[1, 70, 71]], **GREEDY))
     # Tied logits of token 200 would be NaN for every row: give the model a head of its own for this test.

@@ -7,6 +7,7 @@ row does not own, or no longer owns, fails loudly.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.cache.capacity import row_capacity
 from jswa.cache.layout import KVLayout
-from jswa.config import Limits, ModelConfig
+from jswa.config import Limits, ModelConfig, Reach
 from jswa.engine import Engine
 from jswa.exec import runner as runner_module
 from jswa.exec.buckets import Bucket, pick_bucket
@@ -26,7 +27,7 @@ from jswa.exec.runner import Runner, compile_copy_pages
 from jswa.exec.state import DeviceState, init_state
 from jswa.exec.step import StepConfig, forward
 from jswa.model.load import load_checkpoint
-from jswa.model.transformer import Params
+from jswa.model.transformer import Params, bind
 from jswa.sched.scheduler import Scheduler
 from jswa.types import Request, SamplingParams, StepPlan
 from tests.oracles import dense_logits, quick_compiles, small_engine_parts
@@ -74,12 +75,13 @@ class Device:
 
     def __init__(self, model: ModelConfig, params: Params, page_size: int, *, decode: bool = False) -> None:
         self.params = params
+        self.vocab = model.vocab_size
         self.layout = KVLayout.of(model, page_size)
         self.limits = Limits(2 * LENGTH, ROWS, TOKENS, page_size, num_blocks=0)
         slots = ROWS * self.layout.resident_slots(LENGTH) + self.layout.step_reserve_slots(TOKENS, ROWS)
         num_blocks = 2 + -(-slots // self.layout.pages_per_block)
         self.limits = dataclasses.replace(self.limits, num_blocks=num_blocks)
-        state = init_state(self.layout, self.limits, FLOAT32)
+        state = init_state(self.layout, self.limits, self.vocab, FLOAT32)
         self.buckets = tuple(Bucket(n, ROWS, decode=n == ROWS) for n in ([ROWS] if decode else []) + [TOKENS])
         self._configs = {
             b: StepConfig(model, self.layout, b, PackSpec.of(b, page_size=page_size, max_rows=ROWS))
@@ -96,7 +98,7 @@ class Device:
         for text in texts:
             scheduler.add(text.request())
         report = Report({text.name: {} for text in texts}, 0, 0)
-        state = init_state(self.layout, self.limits, FLOAT32)
+        state = init_state(self.layout, self.limits, self.vocab, FLOAT32)
         before: tuple[StepPlan, Int[np.ndarray, " R"]] | None = None
         moves = 0
         while scheduler.has_work():
@@ -133,7 +135,8 @@ class Device:
         def run(
             params: Params, state: DeviceState, packed: Int[Array, " size"]
         ) -> tuple[DeviceState, Float[Array, "R V"]]:
-            return forward(params, state, unpack(packed, config.pack), config=config)
+            state, hidden, indices = forward(params, state, unpack(packed, config.pack), config=config)
+            return state, bind(config.model, params).logits(hidden[indices.last_tokens])
 
         packed = np.zeros(config.pack.size, np.int32)
         with quick_compiles():
@@ -183,7 +186,7 @@ def _other_texts(fixture: Fixture) -> list[Text]:
 
     # One that starts with a single token; one that an end token stops; one of almost only prompt.
     return [
-        Text("long", tokens(), 1, 60),
+        Text("long", tokens(), 1, 45),
         Text("stopped", tokens(), 29, 37, stops=True),
         Text("short", tokens(), 49, 52),
     ]
@@ -217,7 +220,7 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
         expected = {text.name: dense_logits(model, params, text.tokens) for text in _other_texts(fixture)}
     expected["main"] = fixture.logits
     device = Device(model, params, page_size, decode=decode)
-    assert model.window is None or len(fixture.tokens) > 2 * model.window
+    assert all(x.attention.reach is None or len(fixture.tokens) > 2 * x.attention.reach.size for x in model.layers)
     prompt = len(fixture.prompt)
     main, others = Text("main", fixture.tokens, prompt), _other_texts(fixture)
     for chunk in (1, 3, 16, TOKENS):
@@ -242,7 +245,7 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
                 _compare(logits, expected[key])
 
 
-def make_engine(**changes: int) -> Engine:
+def make_engine(**changes: Any) -> Engine:
     """An engine on the shared runner, with a smaller arena, fewer rows or shorter steps than it was compiled for."""
     model, _, layout, limits, runner = small_engine_parts()
     return Engine(model, dataclasses.replace(limits, **changes), layout, runner, seed=0)
@@ -301,8 +304,8 @@ def test_a_text_of_2000_tokens_holds_one_window_of_local_pages() -> None:
     """Never more than touch(W) + 1 local pages after any step, in prefill and decode, and the dense model's tokens."""
     engine = make_engine()
     model, params, layout, *_ = small_engine_parts()
-    assert model.window == 64
-    most = layout.touch(model.window) + 1
+    assert layout.reach == Reach(64)
+    most = layout.touch(64) + 1
     prompt = make_prompts(1, seed=3, low=200, high=201)[0]
     sampling = SamplingParams(temperature=0.0, max_tokens=2_000, ignore_eos=True)
     engine.add(engine.request("long", prompt, sampling))

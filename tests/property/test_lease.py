@@ -107,7 +107,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.manager.check((row.lease, row.launched) for row in self.rows)
         assert self._held("full") == self.full_tags
         assert self._held("local") == self.local_tags
-        p, window = self.layout.page_size, self.layout.window
+        p, window = self.layout.page_size, self.layout.reach.size if self.layout.reach else None
         for row in self.rows:
             full, local = row.lease.full, row.lease.local
             assert (full.start, full.end) == (0, math.ceil(row.launched / p) if self.layout.full else 0)

@@ -120,8 +120,8 @@ class Conversation:
         if not admitted:
             return
         scheduler, layout = self.scheduler, self.scheduler.layout
-        left = [s.order for s in scheduler._sequences.values() if s.status is not Status.RUNNING]
-        assert max(s.order for s in admitted) < min(left, default=2**31), "not in order of arrival"
+        left = [s.rank for s in scheduler._sequences.values() if s.status is not Status.RUNNING]
+        assert max(s.rank for s in admitted) < min(left, default=(0, 2**31)), "not in order of arrival"
         ran = dict(zip(plan.slots.tolist(), plan.counts.tolist(), strict=True))
         prefills = [s for s in scheduler._running if s.launched - ran.get(s.slot, 0) < s.num_known]
         *others, last = sorted(scheduler._running, key=lambda s: s in admitted)

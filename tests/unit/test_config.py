@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jswa.config import EngineConfig, Limits, resolve_limits
+from jswa.config import EngineConfig, Limits, Reach, resolve_limits
 from jswa.errors import ConfigError
 from tests.fakes import make_layer, make_model
 
@@ -85,6 +85,5 @@ def test_a_model_knows_its_window_and_kinds() -> None:
     """A window makes a layer local; a model without one has none."""
     full, local = make_layer(None, (1, 2, 2)), make_layer(8, (1, 2, 2))
     assert (full.attention.kind, local.attention.kind) == ("full", "local")
-    assert make_model(full, local).window == 8
-    assert make_model(full).window is None
+    assert (full.attention.reach, local.attention.reach) == (None, Reach(8))
     assert hash(make_model(full, local)) == hash(make_model(full, local))

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jswa.config import Reach
 from jswa.llm import TINY
-from jswa.model.config_hf import parse_config
+from jswa.model.hf.config import parse_config
 from jswa.model.load import load_checkpoint
 from jswa.text import Tokenizer
 from tools import tiny_corpus, train_tiny
@@ -32,7 +33,7 @@ def tokenizer() -> Tokenizer:
 def test_checkpoint_is_the_model_that_the_script_describes() -> None:
     config, params = load_checkpoint(TINY, FLOAT32)
     assert config == parse_config(config_json(), eos_token_id=EOS)
-    assert [layer.attention.window for layer in config.layers] == [64, 64, None, 64, 64, None]
+    assert [layer.attention.reach for layer in config.layers] == 2 * [Reach(64), Reach(64), None]
     assert config.tie_embeddings
     assert config.eos_token_ids == (EOS,)
     assert 300_000 < sum(x.size for x in params.values()) < 400_000
@@ -88,13 +89,13 @@ def test_blocks_of_training_attention_are_the_whole(layer: int, length: int) -> 
         jax.random.normal(jax.random.key(i), (length, heads, attention.head_dim)) for i, heads in enumerate((4, 2, 2))
     )
     behind = np.arange(length)[:, None] - np.arange(length)[None, :]
-    visible = (behind >= 0) & (behind < (attention.window or length))
+    visible = (behind >= 0) & (behind < (attention.reach.size if attention.reach else length))
     expected = np.zeros(q.shape, np.float32)
     for head in range(4):
         scores = np.where(visible, np.asarray(q[:, head] @ k[:, head // 2].T) * attention.scale, -np.inf)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         expected[:, head] = weights / weights.sum(axis=1, keepdims=True) @ np.asarray(v[:, head // 2])
-    out = train_tiny.dense_attend(config)(layer, q, k, v)
+    out = train_tiny.dense_attend(config)(layer, q, k, v, None)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -103,7 +104,7 @@ def test_training_script_writes_a_checkpoint(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(train_tiny, "held_out_bits", lambda config, params: 1.0)
     train_tiny.main(["--steps", "2", "--out", str(tmp_path), "--samples", "0"])
     config, params = load_checkpoint(tmp_path, FLOAT32)
-    assert config.window == 64
+    assert config.layers[0].attention.reach == Reach(64)
     assert all(bool(jnp.isfinite(x).all()) for x in params.values())
     assert Tokenizer.load(tmp_path) is not None
     assert "2 AdamW steps" in (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from jswa.config import Limits
 from jswa.errors import EngineError
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.types import StepPlan
+from tests.fakes import sampling_columns
 
 
 def make_plan(counts: list[int]) -> StepPlan:
@@ -24,10 +25,7 @@ def make_plan(counts: list[int]) -> StepPlan:
         local_lo=zeros,
         samples=zeros,
         tokens=np.zeros(sum(counts), np.int32),
-        temperature=np.zeros(rows, np.float32),
-        top_k=zeros,
-        top_p=np.ones(rows, np.float32),
-        keys=np.zeros((rows, 2), np.uint32),
+        sampling=sampling_columns(rows),
         full_pages=nothing,
         local_pages=nothing,
         moves=np.zeros((0, 2), np.int32),

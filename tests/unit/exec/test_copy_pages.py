@@ -33,7 +33,7 @@ def program(pattern: str) -> tuple[KVLayout, Any]:
 def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
     """A state of which every cell is different."""
     limits = Limits(24, 4, 8, page_size=2, num_blocks=NUM_BLOCKS)
-    state = init_state(layout, limits, jnp.dtype("float32"))
+    state = init_state(layout, limits, 61, jnp.dtype("float32"))
     pages = NUM_BLOCKS * layout.pages_per_block
     shape = state["full_table"].shape
     return DeviceState(
@@ -41,6 +41,7 @@ def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
         full_table=jnp.asarray(rng.integers(0, pages, shape), jnp.int32),
         local_table=jnp.asarray(rng.integers(0, NUM_BLOCKS, shape), jnp.int32),
         last_token=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
+        extras=state["extras"],
     )
 
 

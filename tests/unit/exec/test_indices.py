@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import Bucket
+from jswa.exec.extras import init_extras
 from jswa.exec.indices import StepIndices, step_indices
 from jswa.exec.pack import Inputs, PackSpec, pack, unpack
 from jswa.exec.state import DeviceState, init_state, state_bytes, state_shapes
 from jswa.types import StepPlan
-from tests.fakes import share
+from tests.fakes import sampling_columns, share
 from tests.oracles import small_model
 
 MAX_ROWS, MAX_LEN = 6, 96
@@ -35,10 +36,7 @@ def make_plan(rows: list[tuple[int, int, int, int]]) -> StepPlan:
         local_lo=local_lo,
         samples=np.ones(len(rows), np.int32),
         tokens=np.zeros(counts.sum(), np.int32),
-        temperature=np.zeros(len(rows), np.float32),
-        top_k=np.zeros(len(rows), np.int32),
-        top_p=np.ones(len(rows), np.float32),
-        keys=np.zeros((len(rows), 2), np.uint32),
+        sampling=sampling_columns(len(rows)),
         full_pages=np.zeros((0, 3), np.int32),
         local_pages=np.zeros((0, 3), np.int32),
         moves=np.zeros((0, 2), np.int32),
@@ -57,10 +55,11 @@ class Program:
         ids = np.random.default_rng(0).permutation(np.arange(1, 700))[: MAX_ROWS * width].astype(np.int32)
         self.table = ids.reshape(MAX_ROWS, width)
         self.state = DeviceState(
-            lanes=init_state(self.layout, self.limits, jnp.dtype("float32"))["lanes"],
+            lanes=init_state(self.layout, self.limits, 61, jnp.dtype("float32"))["lanes"],
             full_table=jnp.asarray(self.table),
             local_table=jnp.asarray(self.table[::-1].copy()),
             last_token=jnp.zeros(MAX_ROWS, jnp.int32),
+            extras=init_extras(2, 61),
         )
         self._compiled = jax.jit(partial(step_indices, layout=self.layout, bucket=bucket))
 
@@ -122,13 +121,18 @@ def test_every_token_is_written_to_and_read_from_its_own_page(case: tuple[Any, .
     np.testing.assert_array_equal(found.token_slots[: plan.num_tokens], np.repeat(plan.slots, plan.counts))
     np.testing.assert_array_equal(found.last_tokens[: plan.num_rows], np.cumsum(plan.counts) - 1)
     assert ((found.positions >= 0) & (found.positions < MAX_LEN)).all()
-    window = program.layout.window
+    window = program.layout.reach.size if program.layout.reach else None
     assert (found.full is not None, found.local is not None) == (program.layout.full is not None, window is not None)
     if found.full is not None:
         check_kind(program, found.full, plan, program.table, window=None)
     if found.local is not None:
         check_kind(program, found.local, plan, program.table[::-1], window=window)
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype("int32")}
+    assert {
+        leaf.dtype
+        for leaf in jax.tree.leaves((found.positions, found.token_rows, found.tiles, found.full, found.local))
+    } == {np.dtype("int32")}
+    np.testing.assert_array_equal(found.real, np.arange(len(found.real)) < plan.num_tokens)
+    np.testing.assert_array_equal(found.token_rows[: plan.num_tokens], np.repeat(np.arange(plan.num_rows), plan.counts))
 
 
 @pytest.mark.parametrize(("page_size", "window"), [(4, 9), (16, 64), (1, 3)])
@@ -142,7 +146,7 @@ def test_local_page_rows_do_not_grow_with_the_context(page_size: int, window: in
             found = jax.eval_shape(
                 lambda packed, state: step_indices(unpack(packed, spec), state, layout=layout, bucket=bucket),  # noqa: B023
                 jnp.zeros(spec.size, jnp.int32),
-                state_shapes(layout, limits, jnp.dtype("float32")),
+                state_shapes(layout, limits, 61, jnp.dtype("float32")),
             )
             wanted = -(-(window - 1 + (1 if bucket.decode else bucket.tokens)) // page_size) + 1
             assert found.local.rows.page_rows.shape == (bucket.rows, min(wanted, limits.pages_per_row))
@@ -152,10 +156,13 @@ def test_local_page_rows_do_not_grow_with_the_context(page_size: int, window: in
 def test_a_new_state_is_zero_and_as_large_as_its_shapes_say() -> None:
     """Block 0 and every table start at zero; `state_shapes` allocates nothing and says the same."""
     layout, limits = KVLayout.of(small_model("LLLF"), 4), Limits(30, 5, 16, page_size=4, num_blocks=7)
-    state = init_state(layout, limits, jnp.dtype("bfloat16"))
-    shapes = state_shapes(layout, limits, jnp.dtype("bfloat16"))
+    state = init_state(layout, limits, 61, jnp.dtype("bfloat16"))
+    shapes = state_shapes(layout, limits, 61, jnp.dtype("bfloat16"))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
-    assert not any(np.asarray(leaf).astype(np.float32).any() for leaf in jax.tree.leaves(state))
+    tables = {name: leaf for name, leaf in state.items() if name != "extras"}
+    assert not any(np.asarray(leaf).astype(np.float32).any() for leaf in jax.tree.leaves(tables))
+    assert (np.asarray(state["extras"]["mask"]) == -1).all(), "a mask forbids tokens that nobody forbade"
     assert [lane.shape for lane in state["lanes"]] == [(1, 7, layout.block_elems)]
     assert state["full_table"].shape == state["local_table"].shape == (5, 8)
-    assert state_bytes(state) == state_bytes(shapes) == 7 * layout.block_bytes(2) + 4 * (2 * 5 * 8 + 5)
+    extras = 5 * (61 * 9 + 2 * 4)
+    assert state_bytes(state) == state_bytes(shapes) == 7 * layout.block_bytes(2) + 4 * (2 * 5 * 8 + 5) + extras

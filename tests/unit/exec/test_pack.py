@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import COLUMNS, PackSpec, pack, unpack
-from jswa.types import FROM_DEVICE, StepPlan
+from jswa.types import FROM_DEVICE, SAMPLING, StepPlan
 
 MAX_ROWS = 7
 
@@ -22,8 +22,6 @@ def plans(draw: st.DrawFn) -> StepPlan:
     entries = [rng.integers(0, 2**31, (rng.integers(0, rows + 1), 3)).astype(np.int32) for _ in range(2)]
     for table in entries:
         table[:, 0] %= MAX_ROWS
-    temperature = draw(st.lists(st.floats(0, 100, width=32), min_size=rows, max_size=rows))
-    top_p = draw(st.lists(st.floats(0, 1, width=32, exclude_min=True), min_size=rows, max_size=rows))
     return StepPlan(
         slots=rng.permutation(MAX_ROWS)[:rows].astype(np.int32),
         starts=rng.integers(0, 2**31, rows).astype(np.int32),
@@ -31,10 +29,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
         local_lo=rng.integers(0, 2**31, rows).astype(np.int32),
         samples=rng.integers(0, 2, rows).astype(np.int32),
         tokens=rng.integers(FROM_DEVICE, 2**31, counts.sum()).astype(np.int32),
-        temperature=np.array(temperature, np.float32),
-        top_k=rng.integers(0, 2**31, rows).astype(np.int32),
-        top_p=np.array(top_p, np.float32),
-        keys=rng.integers(0, 2**32, (rows, 2)).astype(np.uint32),
+        sampling=rng.integers(-(2**31), 2**31, (rows, len(SAMPLING))).astype(np.int32),
         full_pages=entries[0],
         local_pages=entries[1],
         moves=np.zeros((0, 2), np.int32),
@@ -43,7 +38,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
 
 @given(plans(), st.integers(0, 5), st.integers(0, 20))
 def test_what_is_packed_comes_out_and_the_rest_is_padding(plan: StepPlan, more_rows: int, more_tokens: int) -> None:
-    """Every field of the plan, floats to the bit and keys as unsigned; padding names a slot that does not exist."""
+    """Every field of the plan to the bit; padding names a slot that does not exist."""
     bucket = Bucket(plan.num_tokens + more_tokens, plan.num_rows + more_rows, decode=False)
     spec = PackSpec.of(bucket, page_size=4, max_rows=MAX_ROWS)
     packed = pack(plan, spec)
@@ -54,12 +49,10 @@ def test_what_is_packed_comes_out_and_the_rest_is_padding(plan: StepPlan, more_r
     got = {name: inputs.column(name)[:rows] for name in COLUMNS}
     for name, field in (("slot", "slots"), ("start", "starts"), ("count", "counts")):
         np.testing.assert_array_equal(got[name], getattr(plan, field))
-    for name in ("local_lo", "samples", "top_k"):
+    for name in ("local_lo", "samples"):
         np.testing.assert_array_equal(got[name], getattr(plan, name))
-    for name in ("temperature", "top_p"):
-        assert np.ascontiguousarray(got[name]).tobytes() == getattr(plan, name).tobytes()
-    keys = np.stack([got["key_high"], got["key_low"]], axis=1)
-    assert keys.tobytes() == plan.keys.tobytes()
+    np.testing.assert_array_equal(np.stack([got[name] for name in SAMPLING], axis=1), plan.sampling)
+    assert np.all(inputs.column("extras")[rows:] == MAX_ROWS), "padding rows have no extras"
     np.testing.assert_array_equal(inputs.tokens[: plan.num_tokens], plan.tokens)
     assert np.all(inputs.column("slot")[rows:] == MAX_ROWS)
     assert np.all(inputs.column("count")[rows:] == 0)
@@ -71,7 +64,9 @@ def test_what_is_packed_comes_out_and_the_rest_is_padding(plan: StepPlan, more_r
 @given(plans())
 def test_sections_share_no_element_and_leave_none_out(plan: StepPlan) -> None:
     """The sections are views that tile the packed array."""
-    spec = PackSpec.of(Bucket(plan.num_tokens + 3, plan.num_rows + 2, decode=False), page_size=16, max_rows=MAX_ROWS)
+    spec = PackSpec.of(
+        Bucket(plan.num_tokens + 3, plan.num_rows + 2, decode=False), page_size=16, max_rows=MAX_ROWS, targets=True
+    )
     packed = np.zeros(spec.size, np.int32)
     for section in unpack(packed, spec):
         assert np.shares_memory(section, packed)

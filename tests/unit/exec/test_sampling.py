@@ -11,12 +11,18 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Int
 
 from jswa.exec import sampling
+from jswa.exec.extras import init_extras
+from jswa.exec.sampling import Sampling
 from jswa.types import NOT_FINITE
 from tests import oracles
+from tests.fakes import sampling_columns
 
 VOCAB, ROWS, MANY = 37, 8, 512
-_sample = jax.jit(sampling.sample)
-_keep = jax.jit(sampling._keep)
+_sample = jax.jit(
+    lambda logits, positions, columns, extras: sampling.sample(logits, positions, Sampling.of(columns), extras)
+)
+_keep = jax.jit(lambda scaled, columns: sampling._keep(scaled, Sampling.of(columns)))
+_EXTRAS = init_extras(2, VOCAB)
 
 
 def run(
@@ -25,20 +31,14 @@ def run(
     temperature: float | list[float] = 1.0,
     top_k: int | list[int] = 0,
     top_p: float | list[float] = 1.0,
+    min_p: float | list[float] = 0.0,
     positions: int | Int[np.ndarray, " R"] = 5,
     seeds: int | Int[np.ndarray, " R"] = 0,
 ) -> list[int]:
     """`sample`; a parameter given once holds for every row."""
     rows = len(logits)
-    keys = np.stack([np.zeros(rows), np.broadcast_to(seeds, rows)], axis=-1).astype(np.uint32)
-    tokens = _sample(
-        logits,
-        np.broadcast_to(positions, rows).astype(np.int32),
-        temperature=np.broadcast_to(temperature, rows).astype(np.float32),
-        top_k=np.broadcast_to(top_k, rows).astype(np.int32),
-        top_p=np.broadcast_to(top_p, rows).astype(np.float32),
-        keys=keys,
-    )
+    columns = sampling_columns(rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, key_low=seeds)
+    tokens = _sample(logits, np.broadcast_to(positions, rows).astype(np.int32), columns, _EXTRAS)
     out: list[int] = np.asarray(tokens).tolist()
     return out
 
@@ -97,7 +97,7 @@ class Batch:
     def kept(self, row: int, slack: float) -> Bool[np.ndarray, " V"]:
         """What a row keeps if top_p were off by `slack`."""
         wanted = float(self.top_p[row])
-        wanted = wanted if wanted >= 1 else min(wanted + slack, 1.0 - 1e-15)
+        wanted = min(wanted + slack, 1.0) if wanted < 1 else wanted
         return oracles.kept_tokens(self.scaled[row], int(self.top_k[row]), wanted)
 
 
@@ -105,7 +105,9 @@ class Batch:
 def test_kept_tokens_are_the_top_k_and_then_the_nucleus(seed: int) -> None:
     """Bisection over float bits keeps what sorting in float64 keeps, but for sums that are a rounding from top_p."""
     batch = Batch.make(seed)
-    kept: Bool[np.ndarray, "R V"] = np.asarray(_keep(batch.scaled, batch.top_k, batch.top_p))
+    kept: Bool[np.ndarray, "R V"] = np.asarray(
+        _keep(batch.scaled, sampling_columns(ROWS, top_k=batch.top_k, top_p=batch.top_p))
+    )
     for row in range(ROWS):
         assert (kept[row] >= batch.kept(row, -1e-6)).all(), f"row {row} lacks a token"
         assert (kept[row] <= batch.kept(row, 1e-6)).all(), f"row {row} keeps too much"

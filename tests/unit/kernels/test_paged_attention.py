@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array, Float, Int, TypeCheckError
 
-from pallas_kernels.api import Attend, Implementation, paged_attention, write_kv
-from pallas_kernels.rows import Rows, Tiles, tile_rows
+from pallas_kernels.api import Implementation, paged_attention, write_kv
+from pallas_kernels.rows import Attend, Rows, Tiles, tile_rows
 from tests import oracles
 from tests.oracles import Row
 

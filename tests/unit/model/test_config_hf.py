@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.errors import CheckpointError, ModelError, UnsupportedModel
-from jswa.model.config_hf import load_config, parse_config
+from jswa.model.hf.config import load_config, parse_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

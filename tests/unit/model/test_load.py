@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from jswa.errors import CheckpointError, ModelError
+from jswa.model.hf.weights import canonical_name
 from jswa.model.load import load_checkpoint
 from jswa.model.transformer import Params
-from jswa.model.weights_hf import canonical_name
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 
