@@ -17,7 +17,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 run: .venv/installed  ## generate text with the embedded model
-	$(BIN)/jswa generate --stats $(PROMPTS)
+	$(BIN)/jswa generate --stats --max-tokens 600 $(PROMPTS)
 
 test: .venv/installed  ## run the tests on WORKERS=2 processes
 	$(BIN)/python -m pytest -q -n $(WORKERS)
@@ -43,14 +43,14 @@ tiny: .venv/installed  ## train the embedded model anew
 
 lock:  ## resolve requirements.lock anew
 	$(PYTHON) -m venv --clear .venv-lock
-	.venv-lock/bin/python $(PIP) ".[dev,server]"
+	.venv-lock/bin/python $(PIP) ".[dev,server,chat]"
 	.venv-lock/bin/python -m pip freeze --exclude jswa > requirements.lock
 
 .venv/installed: pyproject.toml requirements.lock
 	@test -n "$(PYTHON)" || \
 	  { echo "No Python >= 3.12 with venv found: install one, or make PYTHON=..." >&2; exit 1; }
 	$(BIN)/python $(call fits,pip) || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python $(PIP) -c requirements.lock -e ".[dev,server]"
+	$(BIN)/python $(PIP) -c requirements.lock -e ".[dev,server,chat]"
 	@touch $@
 
 .venv-parity/installed: tests/parity/requirements-parity.txt

@@ -195,6 +195,7 @@ class EngineConfig:
         kv_cache_memory_bytes: bytes for the KV arena, in place of that share.
         seed: of the requests that bring none.
         prefix_cache: reuse the KV of shared prefixes.
+        load_format: auto (safetensors), or dummy: random weights from the config's shapes, no weight file is read.
         deterministic: run every step in one shape, so that a request's tokens do not depend on what else runs; slow.
     """
 
@@ -207,6 +208,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     seed: int = 0
     prefix_cache: bool = False
+    load_format: Literal["auto", "dummy"] = "auto"
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -218,6 +220,8 @@ class EngineConfig:
             raise ConfigError("max_model_len", 1, "must leave room for a prompt and a generated token: at least 2")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError("dtype", self.dtype, "must be auto, float32, bfloat16 or float16")
+        if self.load_format not in ("auto", "dummy"):
+            raise ConfigError("load_format", self.load_format, "must be auto or dummy")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in (0, 1]")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:

@@ -20,7 +20,7 @@ from jswa.constraint import make_constraint
 from jswa.env import Switches
 from jswa.errors import ConfigError, EngineError, InvalidPrompt, InvalidToken
 from jswa.exec.runner import Runner
-from jswa.model.load import load_checkpoint
+from jswa.model.load import dummy_checkpoint, load_checkpoint
 from jswa.planfile import write_header, write_step
 from jswa.sched.scheduler import Scheduler, SchedulerStats
 from jswa.types import Request, SamplingParams, StepLogprobs, StepPlan, TokenEvent
@@ -90,7 +90,10 @@ class Engine:
         use_compilation_cache(switches.compilation_cache)
         on_gpu = jax.default_backend() == "gpu"
         dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
-        model, params = load_checkpoint(folder, dtype)
+        if options.load_format == "dummy":
+            model, params = dummy_checkpoint(folder, dtype, options.seed)
+        else:
+            model, params = load_checkpoint(folder, dtype)
         limits = resolve_limits(options, model, on_gpu=on_gpu)
         layout = KVLayout.of(model, limits.page_size)
         limits = size_arena(limits, layout, options, dtype.itemsize, on_gpu=on_gpu)

@@ -1,17 +1,18 @@
 """The Python API: `LLM(model).generate(prompts)`, and `generate(prompts)` for one-liners."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, cast, overload
 
 from jswa.batch import Batch
+from jswa.chat import ChatTemplate, Message
 from jswa.config import EngineConfig
 from jswa.engine import Engine
-from jswa.errors import CheckpointError, EngineError
-from jswa.inputs import Prompts, default_sampling, engine_config, split_prompts
+from jswa.errors import CheckpointError, EngineError, InvalidPrompt
+from jswa.inputs import Prompt, Prompts, default_sampling, engine_config, split_prompts
 from jswa.sched.scheduler import SchedulerStats
 from jswa.text import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
@@ -33,6 +34,7 @@ class LLM:
             raise CheckpointError(f"model = {str(model)!r}: must be the folder of a checkpoint, or 'tiny'")
         self.tokenizer = Tokenizer.load(folder)
         self._engine: Engine | None = Engine.build(folder, engine_config(options))
+        self.chat_template = ChatTemplate.load(folder)
         self.default_sampling = default_sampling(folder)
         self._requests = 0
         self._batches: dict[str, Batch] = {}
@@ -69,6 +71,7 @@ class LLM:
         *,
         stream: Literal[False] = False,
         use_tqdm: bool = True,
+        priority: int = 0,
         **sampling: Any,
     ) -> list[RequestOutput]: ...
 
@@ -80,6 +83,7 @@ class LLM:
         *,
         stream: Literal[True],
         use_tqdm: bool = True,
+        priority: int = 0,
         **sampling: Any,
     ) -> Iterator[RequestOutput]: ...
 
@@ -90,6 +94,7 @@ class LLM:
         *,
         stream: bool = False,
         use_tqdm: bool = True,
+        priority: int = 0,
         **sampling: Any,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Generate a continuation of every prompt.
@@ -101,6 +106,7 @@ class LLM:
             stream: return an iterator instead; each item holds what is new for one prompt (`outputs[0].text` and
                 `outputs[0].token_ids`), and `finished`. An iterator that is dropped aborts its requests.
             use_tqdm: show progress (never while streaming).
+            priority: lower runs first, beside other calls that are under way.
 
         Returns:
             One `RequestOutput` per prompt, in input order.
@@ -110,7 +116,46 @@ class LLM:
                 their end first, and the error carries their results (`outputs`) and all errors (`errors`).
             GenerationError: as `error` of the outputs concerned, and raised for a single prompt.
         """
-        batch = Batch(self, split_prompts(prompts), sampling_params, sampling, defaults=self.default_sampling)
+        defaults = self.default_sampling
+        batch = Batch(self, split_prompts(prompts), sampling_params, sampling, defaults=defaults, priority=priority)
+        return batch.stream() if stream else batch.collect(show=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        stream: bool = False,
+        use_tqdm: bool = True,
+        **sampling: Any,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Answer one conversation, or each of a list of them, rendered by the checkpoint's chat template.
+
+        Args:
+            messages: objects with `role` and `content`.
+            continue_final_message: go on with the last message instead of answering it.
+            chat_template_kwargs: variables for the template.
+
+        Otherwise as `generate`. Raises InvalidPrompt where the checkpoint has no template or it refuses the messages.
+        """
+        template, tokenizer = self.chat_template, self.tokenizer
+        if template is None or tokenizer is None:
+            raise InvalidPrompt("messages", messages, "the checkpoint has no chat template")
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        prompts: list[Prompt] = []
+        for conversation in messages if several else [messages]:
+            text = template.render(
+                cast(Sequence[Message], conversation),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            # The template has written all special tokens itself.
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+        batch = Batch(self, prompts, sampling_params, sampling, defaults=self.default_sampling)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def enter(self, batch: Batch) -> str:

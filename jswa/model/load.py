@@ -43,6 +43,24 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, Params
     return config, params
 
 
+def dummy_checkpoint(folder: Path, dtype: jnp.dtype, seed: int) -> tuple[ModelConfig, Params]:
+    """Random weights for the config of a folder; only config.json is read.
+
+    Matrices are N(0, 1/fan_in), norms the identity, biases and sinks 0, so that activations keep their size.
+    """
+    config = load_config(folder)
+    params: Params = {}
+    for index, (name, leaf) in enumerate(param_shapes(config, dtype).items()):
+        if len(leaf.shape) > 1:
+            fan_in = leaf.shape[-1] if name == "embed" else leaf.shape[-2]
+            noise = jax.random.normal(jax.random.key(seed + index), leaf.shape, dtype)
+            params[name] = noise * jnp.asarray(fan_in**-0.5, dtype)
+        else:
+            value = 1.0 - config.final_norm.offset if name.endswith(".weight") else 0.0
+            params[name] = jnp.full(leaf.shape, value, dtype)
+    return config, params
+
+
 class _Tensor:
     """One tensor of an open safetensors file."""
 

@@ -18,10 +18,11 @@ from jswa.model.hf.names import SANDWICH_NORMS, Names
 
 
 class Family(NamedTuple):
-    """How one model_type reads: its config, the names of its tensors, and where a multimodal checkpoint keeps it."""
+    """How one model_type reads: its config, the names of its tensors, the end token of a config without any."""
 
     parse: Callable[[Fields, tuple[int, ...]], ModelConfig]
     names: Names = Names()
+    eos: int | None = None
 
 
 _GPT_OSS = Names(router="router.weight", router_bias="router.bias", experts="interleaved")
@@ -29,18 +30,18 @@ _MIMO = Names(sinks="attention_sink_bias")
 _MIXTRAL = Names(mlp="block_sparse_moe", gate="w1", up="w3", down="w2")
 _LLAMA4 = Names(mlp="feed_forward", router="router.weight", experts="halves", shared="shared_expert")
 FAMILIES = {
-    "llama": Family(dense.llama),
-    "mistral": Family(dense.mistral),
-    "ministral": Family(dense.mistral),
+    "llama": Family(dense.llama, eos=2),
+    "mistral": Family(dense.mistral, eos=2),
+    "ministral": Family(dense.mistral, eos=2),
     "qwen2": Family(dense.qwen2),
     "qwen3": Family(dense.qwen3),
-    "gemma2": Family(gemma.gemma2, Names(norms=SANDWICH_NORMS)),
-    "gemma3_text": Family(gemma.gemma3, Names(norms=SANDWICH_NORMS)),
+    "gemma2": Family(gemma.gemma2, Names(norms=SANDWICH_NORMS), eos=1),
+    "gemma3_text": Family(gemma.gemma3, Names(norms=SANDWICH_NORMS), eos=1),
     "gpt_oss": Family(mixture.gpt_oss, _GPT_OSS),
-    "mixtral": Family(mixture.mixtral, _MIXTRAL),
+    "mixtral": Family(mixture.mixtral, _MIXTRAL, eos=2),
     "qwen3_moe": Family(mixture.qwen3_moe),
     "mimo_v2_flash": Family(mixture.mimo_v2_flash, _MIMO),
-    "llama4_text": Family(mixture.llama4_text, _LLAMA4),
+    "llama4_text": Family(mixture.llama4_text, _LLAMA4, eos=2),
 }
 # Multimodal checkpoints whose text part is one of these.
 _WRAPPERS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
@@ -84,7 +85,9 @@ def parse_config(raw: dict[str, Any], *, eos_token_id: object = None) -> ModelCo
     for key in ("quantization_config", "compression_config"):
         if raw.get(key) is not None or fields.raw.get(key) is not None:
             raise UnsupportedModel(f"config.json: {key} asks for quantised weights, which are not implemented")
-    eos = eos_token_id if eos_token_id is not None else fields.raw.get("eos_token_id", raw.get("eos_token_id"))
+    eos = eos_token_id
+    if eos is None:
+        eos = fields.raw.get("eos_token_id", raw.get("eos_token_id", FAMILIES[family].eos))
     model = FAMILIES[family].parse(fields, _token_ids(eos))
     if fields is not outer:
         # Of a multimodal gemma3 transformers reads this at the top level alone, and caps no logits of the text part.
