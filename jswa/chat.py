@@ -54,7 +54,7 @@ class ChatTemplate:
         except ImportError as error:
             raise ConfigError("chat", str(error), "needs `pip install jswa[chat]`") from error
         try:
-            rendered, _ = render_jinja_template(
+            rendered: Any = render_jinja_template(
                 conversations=[list(map(dict, messages))],
                 chat_template=self.source,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
@@ -63,4 +63,4 @@ class ChatTemplate:
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise InvalidPrompt("messages", messages, f"the chat template refuses them: {error}") from error
-        return str(rendered[0])
+        return str(rendered[0][0])

@@ -25,9 +25,9 @@ def share(part: int) -> settings:
     return settings(max_examples=max(1, settings().max_examples // part))
 
 
-def reach_of(window: int | None) -> Reach | None:
-    """A sliding window, or none."""
-    return None if window is None else Reach(window)
+def reach_of(reach: int | Reach | None) -> Reach | None:
+    """A number is a sliding window."""
+    return Reach(reach) if isinstance(reach, int) else reach
 
 
 def sampling_columns(rows: int, **values: Any) -> Int[np.ndarray, "R C"]:
@@ -42,10 +42,10 @@ def sampling_columns(rows: int, **values: Any) -> Int[np.ndarray, "R C"]:
     return np.stack(columns, axis=1)
 
 
-def make_layer(window: int | None, heads: tuple[int, int, int]) -> LayerConfig:
+def make_layer(reach: int | Reach | None, heads: tuple[int, int, int]) -> LayerConfig:
     """A layer by what the arena needs of it; `heads` is (KV heads, head size, value size)."""
     kv_heads, head_dim, v_head_dim = heads
-    attention = AttentionConfig(kv_heads, kv_heads, head_dim, v_head_dim, scale=1.0, rope=None, reach=reach_of(window))
+    attention = AttentionConfig(kv_heads, kv_heads, head_dim, v_head_dim, scale=1.0, rope=None, reach=reach_of(reach))
     return LayerConfig(attention, MlpConfig(8, "silu"), _NORM, None, _NORM, None)
 
 
@@ -54,10 +54,10 @@ def make_model(*layers: LayerConfig, vocab: int = 64, max_position: int = 2**20)
     return ModelConfig("fake", vocab, 8, max_position, layers, _NORM, tie_embeddings=True)
 
 
-def make_layout(page_size: int, window: int | None, *, num_full: int, num_local: int) -> KVLayout:
+def make_layout(page_size: int, reach: int | Reach | None, *, num_full: int, num_local: int) -> KVLayout:
     """A layout of equal layers, the last `num_full` full; with one full layer a block has `num_local` full pages."""
     heads = (1, 2, 2)
-    layers = [make_layer(window, heads)] * num_local + [make_layer(None, heads)] * num_full
+    layers = [make_layer(reach, heads)] * num_local + [make_layer(None, heads)] * num_full
     return KVLayout.of(make_model(*layers), page_size)
 
 

@@ -35,9 +35,10 @@ class Row:
         """One past the row's last position."""
         return self.start + self.count
 
-    def keys(self, position: int, window: int | None) -> range:
+    def keys(self, position: int, window: int | None, chunk: int | None = None) -> range:
         """Positions that the query at `position` sees."""
-        return range(max(self.visible_from, 0 if window is None else position - window + 1), position + 1)
+        first = 0 if window is None else position - window + 1
+        return range(max(self.visible_from, first if chunk is None else position - position % chunk), position + 1)
 
 
 def paged_attention(
@@ -50,14 +51,19 @@ def paged_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    chunk: int | None = None,
+    sinks: Float[np.ndarray, " H"] | None = None,
 ) -> Float[np.ndarray, "tokens H V"]:
-    """Attention of the rows' tokens in float64: one query, one head and one key at a time."""
+    """Attention of the rows' tokens in float64: one query, one head and one key at a time.
+
+    A sink is a key of that score, after scale and softcap, whose value is zero.
+    """
     head_dim, page_size, group = q.shape[2], kv.shape[3], q.shape[1] // kv.shape[2]
     out: list[Float[np.ndarray, "H V"]] = []
     for row, pages in zip(rows, page_rows, strict=True):
         for position in range(row.start, row.end):
             query = q[len(out)].astype(np.float64)
-            keys = np.array(row.keys(position, window))
+            keys = np.array(row.keys(position, window, chunk))
             seen = kv[pages[keys // page_size - row.first_page], slot, :, keys % page_size].astype(np.float64)
             heads = []
             for head in range(q.shape[1]):
@@ -65,8 +71,12 @@ def paged_attention(
                 score = cells[:, :head_dim] @ query[head] * scale
                 if softcap is not None:
                     score = softcap * np.tanh(score / softcap)
+                values = cells[:, head_dim:]
+                if sinks is not None:
+                    score = np.append(score, sinks[head])
+                    values = np.concatenate([values, np.zeros((1, values.shape[1]))])
                 weight = np.exp(score - score.max())
-                heads.append(weight @ cells[:, head_dim:] / weight.sum())
+                heads.append(weight @ values / weight.sum())
             out.append(np.stack(heads))
     return np.stack(out)
 

@@ -245,6 +245,34 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
                 _compare(logits, expected[key])
 
 
+@pytest.mark.parametrize(
+    ("name", "page_size"),
+    [
+        ("gpt_oss_base", 4),
+        ("mimo_v2_flash_base", 4),
+        ("llama4_text_every_second", 4),
+        ("gemma2_base", 16),
+        ("qwen3_window_from_layer_2", 1),
+        ("mixtral_window", 4),
+    ],
+)
+def test_batched_chunks_of_every_family_give_the_logits_of_transformers(
+    name: str, page_size: int, tmp_path: Path
+) -> None:
+    """Sinks, chunked attention, softcaps and mixtures of experts in the paged step; unowned pages hold NaN."""
+    fixture = load_fixture(name)
+    write_checkpoint(tmp_path, fixture.config, fixture.tensors)
+    model, params = load_checkpoint(tmp_path, FLOAT32)
+    other = _other_texts(fixture)[0]
+    with quick_compiles():
+        expected = {"main": fixture.logits, other.name: dense_logits(model, params, other.tokens)}
+    device = Device(model, params, page_size)
+    assert device.layout.local is not None
+    report = device.serve([other, Text("main", fixture.tokens, len(fixture.prompt))], chunk=11)
+    for text, logits in report.logits.items():
+        _compare(logits, expected[text])
+
+
 def make_engine(**changes: Any) -> Engine:
     """An engine on the shared runner, with a smaller arena, fewer rows or shorter steps than it was compiled for."""
     model, _, layout, limits, runner = small_engine_parts()

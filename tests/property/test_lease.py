@@ -17,6 +17,8 @@ from hypothesis.stateful import (
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import CacheManager
+from jswa.config import Reach
+from jswa.errors import UnsupportedModel
 from tests.fakes import make_layout, share
 
 LAYOUTS = {
@@ -27,7 +29,10 @@ LAYOUTS = {
     "hybrid, m = 6": (1, 6),
 }
 PAGE_SIZES = [1, 4, 16]
-WINDOWS = [1, 2, 3, 5, 16, 33]
+SHAPES = {  # page sizes and what local layers see
+    "sliding": [(page, Reach(window)) for page in PAGE_SIZES for window in (1, 2, 3, 5, 16, 33)],
+    "chunked": [(page, Reach(page * pages, chunked=True)) for page in PAGE_SIZES for pages in (1, 2, 5)],
+}
 WIDTH = 200
 
 
@@ -47,10 +52,12 @@ class LeaseMachine(RuleBasedStateMachine):
     """
 
     layers: tuple[int, int]  # full, local; set by a subclass
+    shapes: list[tuple[int, Reach]]  # likewise
 
-    @initialize(page_size=st.sampled_from(PAGE_SIZES), window=st.sampled_from(WINDOWS), blocks=st.integers(1, 24))
-    def start(self, page_size: int, window: int, blocks: int) -> None:
-        self.layout: KVLayout = make_layout(page_size, window, num_full=self.layers[0], num_local=self.layers[1])
+    @initialize(data=st.data(), blocks=st.integers(1, 24))
+    def start(self, data: st.DataObject, blocks: int) -> None:
+        page_size, reach = data.draw(st.sampled_from(self.shapes))
+        self.layout: KVLayout = make_layout(page_size, reach, num_full=self.layers[0], num_local=self.layers[1])
         self.manager = CacheManager(self.layout, 1 + blocks, WIDTH)
         self.rows: list[Row] = []
         self.names = 0
@@ -107,14 +114,19 @@ class LeaseMachine(RuleBasedStateMachine):
         self.manager.check((row.lease, row.launched) for row in self.rows)
         assert self._held("full") == self.full_tags
         assert self._held("local") == self.local_tags
-        p, window = self.layout.page_size, self.layout.reach.size if self.layout.reach else None
+        p, reach = self.layout.page_size, self.layout.reach
         for row in self.rows:
             full, local = row.lease.full, row.lease.local
             assert (full.start, full.end) == (0, math.ceil(row.launched / p) if self.layout.full else 0)
-            if window is not None:
-                first = max(0, row.launched - (window - 1)) // p
-                assert (local.start, local.end) == (first, math.ceil(row.launched / p))
-                assert len(local.held) <= self.layout.touch(min(row.launched, window))
+            if reach is not None:
+                first = row.launched // reach.size * reach.size
+                first = first if reach.chunked else max(0, row.launched - (reach.size - 1))
+                assert (local.start, local.end) == (first // p, math.ceil(row.launched / p))
+                assert len(local.held) <= self.layout.window_pages(row.launched)
+                if reach.chunked:
+                    assert len(local.held) == math.ceil(row.launched % reach.size / p), "pages of an earlier chunk"
+                else:
+                    assert len(local.held) <= self.layout.touch(min(row.launched, reach.size))
             slots = len(full.held) + self.layout.pages_per_block * len(local.held)
             assert self.manager.held_slots(row.lease) == slots
 
@@ -177,8 +189,32 @@ class LeaseMachine(RuleBasedStateMachine):
         return pool.free_slots, pool.holes, pool.num_full, pool.num_local, moves, leases, pool._held.tobytes()
 
 
-@pytest.mark.parametrize("kind", LAYOUTS)
-def test_leases_cover_exactly_the_window_under_any_calls(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
+)
+def test_leases_cover_exactly_the_window_under_any_calls(kind: str, shapes: str) -> None:
     """Full pages from 0, local pages exactly those of the window, ids that follow compaction, all or nothing growth."""
-    machine = type("Machine", (LeaseMachine,), {"layers": LAYOUTS[kind]})
+    machine = type("Machine", (LeaseMachine,), {"layers": LAYOUTS[kind], "shapes": SHAPES[shapes]})
     run_state_machine_as_test(machine, settings=share(8))
+
+
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 3), (4, 4), (4, 12), (16, 32)])
+def test_a_row_at_a_chunk_boundary_holds_no_local_page(page_size: int, chunk: int) -> None:
+    """Local pages are [⌊launched / C⌋ · C / p, ⌈launched / p⌉), whatever the strides that led there."""
+    for stride in (1, page_size, page_size + 1, chunk, 2 * chunk + 1):
+        manager = CacheManager(make_layout(page_size, Reach(chunk, chunked=True), num_full=1, num_local=2), 200, WIDTH)
+        lease = manager.open()
+        for launched in range(stride, 5 * chunk + 1, stride):
+            assert manager.grow(lease, launched)
+            manager.slide(lease, launched)
+            pages = range(launched // chunk * chunk // page_size, -(-launched // page_size))
+            assert (lease.local.start, lease.local.end) == (pages.start, pages.stop)
+            assert len(pages) > 0 or launched % chunk == 0
+            manager.check([(lease, launched)])
+
+
+@pytest.mark.parametrize(("page_size", "chunk"), [(16, 8), (4, 6), (64, 8192 + 32)])
+def test_a_page_that_does_not_divide_the_chunk_is_an_error(page_size: int, chunk: int) -> None:
+    """A page of two chunks could not leave with the first."""
+    with pytest.raises(UnsupportedModel, match=f"block_size = {page_size} must divide .* chunk of {chunk}"):
+        make_layout(page_size, Reach(chunk, chunked=True), num_full=1, num_local=3)

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from jswa.cache.capacity import peak_slots
-from jswa.config import Limits
+from jswa.config import Limits, Reach
 from jswa.errors import PromptTooLong
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import FinishReason, StepPlan, TokenEvent
@@ -28,6 +28,10 @@ LAYOUTS = {
     "hybrid, m = 1": (1, 1),
     "hybrid, m = 2": (1, 2),
     "hybrid, m = 6": (1, 6),
+}
+SHAPES = {  # page sizes and what local layers see
+    "sliding": [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 6, 9)],
+    "chunked": [(page, Reach(chunk, chunked=True)) for page, chunk in ((1, 1), (1, 3), (1, 9), (4, 4), (4, 12))],
 }
 VOCAB = 13
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
@@ -146,11 +150,9 @@ class Conversation:
                 expected.finished = e.finish_reason
 
 
-def make_conversation(
-    layers: tuple[int, int], page_size: int, window: int, limits: Limits, failures: int = 0
-) -> Conversation:
+def make_conversation(layers: tuple[int, int], reach: Reach, limits: Limits, failures: int = 0) -> Conversation:
     """A scheduler, a fake device and a text model, for (full, local) layers."""
-    layout = make_layout(page_size, window, num_full=layers[0], num_local=layers[1])
+    layout = make_layout(limits.page_size, reach, num_full=layers[0], num_local=layers[1])
     model = TextModel(VOCAB, failures)
     return Conversation(Loop(layout, limits, model), model)
 
@@ -158,19 +160,20 @@ def make_conversation(
 class SchedulerMachine(RuleBasedStateMachine):
     """Random traffic on an arena so small that rows are preempted and blocks compacted."""
 
-    layers: tuple[int, int]
+    layers: tuple[int, int]  # full, local; set by a subclass
+    shapes: list[tuple[int, Reach]]  # likewise
 
     @initialize(
-        page_size=st.sampled_from([1, 4]),
-        window=st.sampled_from([1, 3, 6, 9]),
+        data=st.data(),
         blocks=st.integers(4, 40),
         max_rows=st.integers(1, 6),
         max_tokens=st.integers(6, 24),
         failures=st.sampled_from([0, 0, 0, 50]),
     )
-    def start(self, page_size: int, window: int, blocks: int, max_rows: int, max_tokens: int, failures: int) -> None:
+    def start(self, data: st.DataObject, blocks: int, max_rows: int, max_tokens: int, failures: int) -> None:
+        page_size, reach = data.draw(st.sampled_from(self.shapes))
         limits = Limits(60, max_rows, max_tokens, page_size, num_blocks=1 + blocks)
-        self.talk = make_conversation(self.layers, page_size, window, limits, failures)
+        self.talk = make_conversation(self.layers, reach, limits, failures)
         self.names: list[str] = []
 
     @rule(prompt=PROMPTS, new=st.integers(1, 30), stop_ids=st.sets(st.integers(0, VOCAB - 1), max_size=2))
@@ -206,18 +209,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             event(f"moved: {min(self.talk.loop.runner.moves, 3)}")
 
 
-@pytest.mark.parametrize("kind", LAYOUTS)
-def test_every_request_finishes_once_with_the_tokens_it_has_alone(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
+)
+def test_every_request_finishes_once_with_the_tokens_it_has_alone(kind: str, shapes: str) -> None:
     """Whatever is batched, chunked, preempted, moved, aborted: the oracle's tokens, once, and nothing left behind."""
-    machine = type("Machine", (SchedulerMachine,), {"layers": LAYOUTS[kind]})
+    machine = type("Machine", (SchedulerMachine,), {"layers": LAYOUTS[kind], "shapes": SHAPES[shapes]})
     run_state_machine_as_test(machine, settings=share(8))
 
 
 @share(8)
 @given(
     layers=st.sampled_from(list(LAYOUTS.values())),
-    page_size=st.sampled_from([1, 4]),
-    window=st.sampled_from([1, 3, 6, 9]),
+    shape=st.sampled_from(SHAPES["sliding"] + SHAPES["chunked"]),
     blocks=st.integers(6, 30),
     older=st.lists(st.tuples(PROMPTS, st.integers(1, 30)), max_size=4),
     prompt=st.integers(1, 59),
@@ -225,15 +229,15 @@ def test_every_request_finishes_once_with_the_tokens_it_has_alone(kind: str) -> 
 )
 def test_a_request_that_fits_alone_finishes_whatever_else_comes(
     layers: tuple[int, int],
-    page_size: int,
-    window: int,
+    shape: tuple[int, Reach],
     blocks: int,
     older: list[tuple[list[int], int]],
     prompt: int,
     younger: list[tuple[list[int], int]],
 ) -> None:
     """The progress law: a prompt of up to capacity - 1 tokens gets through between others that never end."""
-    talk = make_conversation(layers, page_size, window, Limits(60, 4, 10, page_size, num_blocks=1 + blocks))
+    page_size, reach = shape
+    talk = make_conversation(layers, reach, Limits(60, 4, 10, page_size, num_blocks=1 + blocks))
     capacity = talk.scheduler.capacity
     if capacity < 2:
         return

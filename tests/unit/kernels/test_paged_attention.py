@@ -1,4 +1,4 @@
-"""`paged_attention`, `write_kv` and `tile_rows` against plain NumPy: ragged rows, pages and windows of all shapes."""
+"""`paged_attention`, `write_kv` and `tile_rows` against plain NumPy: ragged rows, pages, windows, chunks and sinks."""
 
 import inspect
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ class Case:
     tokens: int
     page_size: int
     window: int | None = None
+    chunk: int | None = None
+    sinks: tuple[float, ...] | None = None  # one per query head
     heads: tuple[int, int, int, int] = (4, 2, 8, 8)  # query heads, KV heads, D, D_v
     softcap: float | None = None
     slots: int = 1
@@ -56,6 +58,11 @@ MIXED = (Row(299, 1), Row(3, 33), Row(0, 1), Row(255, 13))
 PADDED = (Row(17, 1), Row(40, 9), Row(0, 0), Row(0, 0))
 LONG = (Row(460, 40), Row(383, 1), Row(0, 1), Row(511, 2))
 FROM = (Row(130, 20, 0, 125), Row(40, 6, 0, 3), Row(64, 1, 0, 64), Row(0, 3))
+# Chunks of 4 and 8: rows that end or begin at a boundary, lie in one chunk, cross many, or see one key alone.
+EDGES = (Row(124, 8), Row(3, 2), Row(8, 1), Row(16, 16))
+LATE = (Row(259, 3), Row(120, 23), Row(390, 2), Row(129, 1))  # about 130, 260 and 390
+SINKS = (0.5, -1.0, 3.0, 0.0)
+FAR_SINKS = (90.0, -90.0, 1e4, -1e4)
 RAGGED = (PREFILL, CHUNKS, MIXED, PADDED)
 
 CASES = (
@@ -74,6 +81,39 @@ CASES = (
     Case("window 1000, longer than the context, bfloat16", RAGGED, 48, 16, window=1000, dtype="bfloat16"),
     Case("window 8, cut page rows, p16", (*RAGGED, LONG), 48, 16, window=8, pages_cut=True, page_columns=5),
     Case("window 20, cut page rows, p3, first visible", (FROM, MIXED), 48, 3, window=20, pages_cut=True),
+    Case("chunk 4 = p", (*RAGGED, EDGES), 48, 4, chunk=4),
+    Case("chunk 4, p16, softcap, tiles of 7", (*RAGGED, EDGES, LONG), 48, 16, chunk=4, softcap=2.0, tile=7),
+    Case("chunk 8, cut page rows, p4", (*RAGGED, EDGES, LONG), 48, 4, chunk=8, pages_cut=True),
+    Case("chunk 8, cut page rows, p1, first visible", (FROM, MIXED, EDGES), 48, 1, chunk=8, pages_cut=True),
+    Case("chunk 130, p10, over blocks", (LONG, MIXED, LATE), 48, 10, chunk=130),
+    Case("chunk 130, cut page rows, p65", (LONG, MIXED, LATE), 48, 65, chunk=130, pages_cut=True),
+    Case("chunk 1000, longer than the context, bfloat16", RAGGED, 48, 16, chunk=1000, dtype="bfloat16"),
+    Case("sinks, full, p16", (*RAGGED, LONG), 48, 16, sinks=SINKS),
+    Case("sinks, full, p4, far, softcap, bfloat16", RAGGED, 48, 4, sinks=FAR_SINKS, softcap=3.0, dtype="bfloat16"),
+    Case("sinks, far, window 1: a row with one key", RAGGED, 48, 4, window=1, sinks=FAR_SINKS),
+    Case("sinks, window 130, p64, no groups", (LONG, MIXED), 48, 64, window=130, sinks=FAR_SINKS, heads=(4, 4, 8, 6)),
+    Case(
+        "sinks, window 8, cut page rows, one KV head",
+        RAGGED,
+        48,
+        4,
+        window=8,
+        pages_cut=True,
+        sinks=SINKS,
+        heads=(4, 1, 8, 8),
+    ),
+    Case("sinks, chunk 8, cut page rows, p8", (*RAGGED, EDGES), 48, 8, chunk=8, pages_cut=True, sinks=FAR_SINKS),
+    Case(
+        "decode, chunk 4, sinks, cut page rows",
+        (DECODE,),
+        4,
+        4,
+        chunk=4,
+        sinks=SINKS,
+        tile=1,
+        pages_cut=True,
+        page_columns=2,
+    ),
     Case("decode, window 5, cut page rows", (DECODE,), 4, 4, window=5, tile=1, pages_cut=True, page_columns=2),
     Case("decode, full, two of four rows", (DECODE, (Row(77, 1), Row(1, 1), Row(0, 0), Row(0, 0))), 4, 4, tile=1),
 )
@@ -105,7 +145,7 @@ def make_call(case: Case, rows: tuple[Row, ...], seed: int = 0) -> Call:
     kv[0] = 0.0
     for index, row in enumerate(placed):
         page_rows[index, : used[index]], ids = ids[: used[index]], ids[used[index] :]
-        seen = {key for position in range(row.start, row.end) for key in row.keys(position, case.window)}
+        seen = {key for position in range(row.start, row.end) for key in row.keys(position, case.window, case.chunk)}
         for key in seen:
             cell = page_rows[index, key // case.page_size - row.first_page], case.slot, slice(None)
             kv[(*cell, key % case.page_size)] = rng.standard_normal(kv.shape[2::2])
@@ -114,7 +154,7 @@ def make_call(case: Case, rows: tuple[Row, ...], seed: int = 0) -> Call:
 
 
 def _first_page(case: Case, row: Row) -> int:
-    return max(0, row.start - ((case.window or row.end) - 1)) // case.page_size if case.pages_cut else 0
+    return row.keys(row.start, case.window, case.chunk).start // case.page_size if case.pages_cut else 0
 
 
 def run(call: Call, case: Case, implementation: Implementation) -> Float[np.ndarray, "T H V"]:
@@ -150,8 +190,11 @@ def _program(
     case: Case,
     implementation: Implementation,
 ) -> Float[Array, "T H V"]:
-    attend = Attend(scale=0.4, window=case.window, softcap=case.softcap)
-    return paged_attention(q, kv, rows, tiles, slot=case.slot, attend=attend, implementation=implementation)
+    attend = Attend(scale=0.4, window=case.window, chunk=case.chunk, softcap=case.softcap)
+    sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
+    return paged_attention(
+        q, kv, rows, tiles, slot=case.slot, attend=attend, sinks=sinks, implementation=implementation
+    )
 
 
 def token_rows(counts: Int[np.ndarray, " R"], tokens: int) -> Int[np.ndarray, " T"]:
@@ -194,6 +237,8 @@ class TestPagedAttention:
                 scale=0.4,
                 window=case.window,
                 softcap=case.softcap,
+                chunk=case.chunk,
+                sinks=None if case.sinks is None else np.array(case.sinks),
             )
             tolerance = 1e-5 if case.dtype == "float32" else 2e-2
             np.testing.assert_allclose(out[: len(expected)], expected, rtol=0, atol=tolerance)
