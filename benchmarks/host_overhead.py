@@ -2,8 +2,8 @@
 
     python benchmarks/host_overhead.py [--rows 1 64 256 1400] [--context 2000] [--json FILE]
 
-The geometry is gemma-3-27b's (page 64). Prints the median and the spread of each part in µs. Beside it, in the same
-run, a baseline: one pass over a list of that many rows that only appends to a list.
+The geometry is that of gemma-3-27b (page 64). Prints the median and the spread of each part in µs. Beside it, in the
+same run, a baseline: one pass over a list of that many rows that only appends to a list.
 """
 
 import argparse

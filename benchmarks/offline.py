@@ -11,46 +11,90 @@ import json
 import platform
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
+from jswa.engine import Engine, PendingStep, StepRunner
 from jswa.llm import LLM
-from jswa.types import SamplingParams
+from jswa.types import SamplingParams, StepLogprobs, StepPlan
+
+FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_s")
 
 
-def run(llm: LLM, prompts: list[list[int]], output: int) -> dict[str, float]:
-    """One pass: seconds, tokens, and how long the host waited for the device."""
-    engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+class TimedRunner:
+    """A runner that adds up the time the host spends launching, and waiting for tokens."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self.launching = self.waiting = 0.0
+
+    def launch(self, plan: StepPlan) -> "TimedStep":
+        """As the runner's."""
+        start = time.perf_counter()
+        pending = self._runner.launch(plan)
+        self.launching += time.perf_counter() - start
+        return TimedStep(pending, self)
+
+
+@dataclass
+class TimedStep:
+    """A launched step; waiting for it is timed."""
+
+    pending: PendingStep
+    runner: TimedRunner
+
+    @property
+    def plan(self) -> StepPlan:
+        """What was launched."""
+        return self.pending.plan
+
+    def tokens(self) -> Int[np.ndarray, " R"]:
+        """Wait for the tokens."""
+        start = time.perf_counter()
+        tokens = self.pending.tokens()
+        self.runner.waiting += time.perf_counter() - start
+        return tokens
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Of the pending step."""
+        return self.pending.logprobs()
+
+
+def run(engine: Engine, timed: TimedRunner, prompts: list[list[int]], output: int) -> dict[str, float]:
+    """One pass: tokens per second, the host's and the device's part of the time, and the pages held at most.
+
+    Prefill counts until every prompt has its first token (decode steps of earlier ones included), decode after that.
+    """
+    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         engine.add(engine.request(f"{time.monotonic_ns()}-{index}", np.array(prompt, np.int32), params))
-    decode_steps, decode_seconds, decode_tokens, steps = 0, 0.0, 0, 0
-    peak_full = peak_local = 0
+    timed.launching = timed.waiting = 0.0
+    begun: set[str] = set()
+    prefill, decode_tokens, peak_full, peak_local = 0.0, 0, 0, 0
     start = time.perf_counter()
     while engine.has_work():
-        before = time.perf_counter()
         events = engine.step()
-        seconds = time.perf_counter() - before
-        steps += 1
         stats = engine.stats()
         peak_full, peak_local = max(peak_full, stats.full_pages), max(peak_local, stats.local_pages)
-        if len(events) == stats.running and stats.waiting == 0:
-            decode_steps, decode_seconds, decode_tokens = (
-                decode_steps + 1,
-                decode_seconds + seconds,
-                decode_tokens + len(events),
-            )
+        if len(begun) == len(prompts):
+            decode_tokens += len(events)
+            continue
+        begun |= {event.request_id for event in events}
+        prefill = time.perf_counter() - start
     total = time.perf_counter() - start
+    prompt_tokens, output_tokens = sum(map(len, prompts)), output * len(prompts)
     return {
         "seconds": total,
-        "steps": steps,
-        "prompt_tokens": sum(map(len, prompts)),
-        "output_tokens": output * len(prompts),
-        "tokens_per_s": (sum(map(len, prompts)) + output * len(prompts)) / total,
-        "output_tokens_per_s": output * len(prompts) / total,
-        "decode_tokens_per_s": decode_tokens / max(decode_seconds, 1e-9),
+        "prefill_tokens_per_s": prompt_tokens / prefill,
+        "decode_tokens_per_s": decode_tokens / max(total - prefill, 1e-9),
+        "tokens_per_s": (prompt_tokens + output_tokens) / total,
+        "host_share": 1 - timed.waiting / total,
+        "launch_share": timed.launching / total,
         "peak_full_pages": peak_full,
         "peak_local_pages": peak_local,
     }
@@ -86,9 +130,11 @@ def main() -> None:
         ready = time.perf_counter() - started
         lengths = random.integers(args.input // 2, args.input + 1, args.prompts)
         prompts = [random.integers(3, llm.engine.model.vocab_size, n).tolist() for n in lengths]
-        run(llm, prompts[:2], 4)
-        batched = median_of([run(llm, prompts, args.output) for _ in range(args.repeats)])
-        alone = median_of([run(llm, [p], args.output) for p in prompts[: args.repeats]])
+        engine = llm.engine
+        engine.runner = timed = TimedRunner(engine.runner)
+        run(engine, timed, prompts[:2], 4)
+        batched = median_of([run(engine, timed, prompts, args.output) for _ in range(args.repeats)])
+        alone = median_of([run(engine, timed, [p], args.output) for p in prompts[: args.repeats]])
     results = {
         "command": vars(args) | {"json": str(args.json), "plot": str(args.plot)},
         "jax": jax.__version__,
@@ -98,12 +144,13 @@ def main() -> None:
         "batched": batched,
         "alone": alone,
     }
-    for name in ("tokens_per_s", "output_tokens_per_s", "decode_tokens_per_s"):
+    for name in FIGURES:
         b, a = batched[name], alone[name]
-        print(
-            f"{name:22} {b['median']:9.0f} ({b['min']:.0f} to {b['max']:.0f})   one at a time {a['median']:9.0f}   "
-            f"ratio {b['median'] / a['median']:.2f}"
-        )
+        spread = f"({b['min']:.0f} to {b['max']:.0f})"
+        print(f"{name:22} {b['median']:9.0f} {spread:18} one at a time {a['median']:9.0f}, ", end="")
+        print(f"ratio {b['median'] / a['median']:.2f}")
+    share = batched["host_share"]["median"]
+    print(f"host {share:.0%} of the time, waiting for the device {1 - share:.0%}")
     print(f"start {ready:.1f} s; peak pages {batched['peak_full_pages']['median']:.0f} full, ", end="")
     print(f"{batched['peak_local_pages']['median']:.0f} local")
     if args.json:
@@ -117,10 +164,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3))
-    names = ("tokens_per_s", "output_tokens_per_s", "decode_tokens_per_s")
     for offset, kind in ((-0.2, "batched"), (0.2, "alone")):
-        axes.bar([i + offset for i in range(3)], [results[kind][n]["median"] for n in names], 0.4, label=kind)
-    axes.set_xticks(range(3), [n.replace("_per_s", "/s").replace("_", " ") for n in names])
+        axes.bar([i + offset for i in range(3)], [results[kind][n]["median"] for n in FIGURES], 0.4, label=kind)
+    axes.set_xticks(range(3), [n.replace("_per_s", "/s").replace("_", " ") for n in FIGURES])
     axes.legend()
     figure.tight_layout()
     figure.savefig(path)
