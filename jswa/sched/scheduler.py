@@ -130,7 +130,7 @@ class Scheduler:
                 continue
             if sampled:
                 event = self._take_token(sequence, token)
-                events.append(event if logprobs is None else _with_logprobs(event, sequence, row, logprobs))
+                events.append(_with_logprobs(event, sequence, row, logprobs))
             if sequence.status is Status.PREEMPTED and not sequence.in_flight:
                 self._requeue(sequence)
         return events
@@ -341,10 +341,10 @@ def _take_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: Logp
             kept.append(table.row(end - count + position - start, int(prompt[position + 1])))
 
 
-def _with_logprobs(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs) -> TokenEvent:
-    """The event with what its request asked for; a prompt's come with the first token."""
+def _with_logprobs(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs | None) -> TokenEvent:
+    """The event with what its request asked for; a prompt's come with the first token, whose step may have none."""
     params = sequence.request.params
-    if params.logprobs is not None and event.token is not None:
+    if logprobs is not None and params.logprobs is not None and event.token is not None:
         event = event._replace(logprobs=logprobs.sampled.row(row, event.token))
     if params.prompt_logprobs is not None and sequence.num_known <= len(sequence.request.prompt) + 1:
         event = event._replace(prompt_logprobs=sequence.prompt_logprobs)

@@ -45,7 +45,7 @@ def _model(fields: Fields, family: str) -> ModelConfig:
         reach = Reach(window) if local and window is not None else None
         layers.append(AttentionConfig(max(heads, kv_heads), kv_heads, head_dim, head_dim, 1.0, None, reach=reach))
     norm = Norm(1e-6)
-    mlp = MlpConfig(fields.width("intermediate_size", 1), "silu")
+    mlp = MlpConfig(1, "silu")  # takes no KV; gemma3n has a width per layer
     return ModelConfig(
         family=family,
         vocab_size=fields.integer("vocab_size", 1),

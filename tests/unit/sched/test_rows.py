@@ -32,9 +32,7 @@ def make_request(
     """A request with whatever constraint its parameters make; at most 30 tokens."""
     given_params = SamplingParams(**params)
     constraint = make_constraint(given_params, VOCAB, len(prompt), stop_ids, bad_words)
-    return Request(
-        name, np.array(prompt, np.int32), given_params, stop_ids, (7, 2**32 - 1), 30, priority, constraint
-    )
+    return Request(name, np.array(prompt, np.int32), given_params, stop_ids, (7, 2**32 - 1), 30, priority, constraint)
 
 
 def make_sequence(request: Request, slot: int = 0) -> Sequence:
@@ -165,7 +163,7 @@ class Steps:
 
 def make_steps(rows: int) -> Steps:
     """Plenty of pages."""
-    return Steps(Scheduler(LAYOUT, Limits(30, rows, 16, LAYOUT.page_size, num_blocks=400)))
+    return Steps(Scheduler(LAYOUT, Limits(30, rows, 64, LAYOUT.page_size, num_blocks=400)))
 
 
 @pytest.mark.parametrize("how", ["finished", "aborted"])

@@ -1,0 +1,188 @@
+"""Routers and mixtures of experts against plain NumPy: one token and one expert at a time."""
+
+import dataclasses
+import itertools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Float, Int
+
+from jswa.config import MlpConfig, MoeConfig, RouterConfig
+from jswa.model.moe import Moe, route
+
+EXPERTS, WIDTH, HIDDEN = 8, 12, 10
+FLOAT32 = jnp.dtype("float32")
+BASE = RouterConfig("softmax")
+ROUTERS = {
+    "softmax": BASE,
+    "softmax, normalised": RouterConfig("softmax", normalize=True),
+    "sigmoid": RouterConfig("sigmoid"),
+    "sigmoid, normalised, scaled": RouterConfig("sigmoid", normalize=True, eps=1e-20, scale=2.5),
+    "sigmoid, a large eps": RouterConfig("sigmoid", normalize=True, eps=0.5),
+    "sigmoid, selection bias": RouterConfig("sigmoid", selection_bias=True, normalize=True),
+    "sigmoid, two of four groups": RouterConfig("sigmoid", groups=4, top_groups=2),
+    "sigmoid, one of two groups, selection bias": RouterConfig("sigmoid", selection_bias=True, groups=2),
+    "softmax, two of two groups": RouterConfig("softmax", groups=2, top_groups=2, normalize=True),
+    "softmax of the chosen": RouterConfig("top_k_softmax"),
+    "softmax of the chosen, scaled": RouterConfig("top_k_softmax", scale=0.5),
+    "sigmoid of the chosen": RouterConfig("top_k_sigmoid"),
+}
+
+
+def sigmoid(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """1 / (1 + e^-x)."""
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def softmax(x: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Of one vector."""
+    weight = np.exp(x - x.max())
+    return np.asarray(weight / weight.sum())
+
+
+def route_one(
+    config: RouterConfig, logits: Float[np.ndarray, " E"], bias: Float[np.ndarray, " E"] | None, top_k: int
+) -> tuple[list[int], Float[np.ndarray, " k"]]:
+    """The experts of one token, best first, and their weights."""
+    scores = {"softmax": softmax, "sigmoid": sigmoid}.get(config.score, lambda x: x)(logits)
+    merit = scores if bias is None else scores + bias
+    size = len(logits) // config.groups
+    groups = [range(group * size, group * size + size) for group in range(config.groups)]
+    groups.sort(key=lambda group: -sum(sorted(merit[list(group)])[-2:]))
+    allowed = [e for group in groups[: config.top_groups] for e in group] if config.groups > 1 else range(len(logits))
+    chosen = sorted(allowed, key=lambda e: (-merit[e], e))[:top_k]
+    weights = scores[chosen]
+    if config.score.startswith("top_k"):
+        weights = (softmax if config.score == "top_k_softmax" else sigmoid)(weights)
+    if config.normalize:
+        weights = weights / (weights.sum() + config.eps)
+    return chosen, weights * config.scale
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize("router", list(ROUTERS.values()), ids=list(ROUTERS))
+def test_a_token_gets_the_experts_of_highest_merit_and_the_weights_of_their_scores(
+    router: RouterConfig, top_k: int
+) -> None:
+    """Chosen by score plus selection bias within the best groups; weighed by the score alone."""
+    rng = np.random.default_rng(top_k)
+    logits = (2 * rng.standard_normal((40, EXPERTS))).astype(np.float32)
+    bias = rng.standard_normal(EXPERTS).astype(np.float32) if router.selection_bias else None
+    chosen, weights = route(router, jnp.asarray(logits), None if bias is None else jnp.asarray(bias), top_k)
+    assert weights.dtype == FLOAT32
+    changed = 0
+    for token in range(len(logits)):
+        expected, expected_weights = route_one(router, logits[token].astype(np.float64), bias, top_k)
+        assert chosen[token].tolist() == expected
+        np.testing.assert_allclose(weights[token], expected_weights, rtol=2e-6)
+        plain = dataclasses.replace(router, groups=1)
+        changed += route_one(plain, logits[token].astype(np.float64), None, top_k)[0] != expected
+    assert (changed > 0) == (bias is not None or router.top_groups < router.groups), (
+        "bias and groups made no difference"
+    )
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "top_k_softmax", "top_k_sigmoid"])
+def test_ties_go_to_the_lowest_index(score: str) -> None:
+    """Equal logits: experts 0, 1, 2; and an even share where weights are normalised."""
+    router = dataclasses.replace(BASE, score=score, normalize=True)
+    chosen, weights = route(router, jnp.zeros((2, EXPERTS)), None, 3)
+    assert chosen.tolist() == [[0, 1, 2]] * 2
+    np.testing.assert_allclose(weights, np.full((2, 3), 1 / 3), rtol=1e-6)
+
+
+def random_moe(config: MoeConfig, seed: int = 0) -> Moe:
+    """Weights of unit gain, biases of about one half."""
+    rng = np.random.default_rng(seed)
+    moe = Moe(config, WIDTH, FLOAT32)
+    parts = [getattr(moe, name) for name in ("router", "gate_up", "down", "gate_up_bias", "down_bias")]
+    parts += [moe.router_bias, moe.selection_bias]
+    parts += [moe.shared.gate_up, moe.shared.down] if moe.shared is not None else []
+    for part in parts:
+        if part is not None:
+            scale = part.shape[-2] ** -0.5 if len(part.shape) > 1 and min(part.shape) >= EXPERTS else 0.5
+            part[...] = jnp.asarray(scale * rng.standard_normal(part.shape), jnp.float32)
+    return moe
+
+
+def swiglu(gate_up: Float[np.ndarray, " n"], config: MoeConfig) -> Float[np.ndarray, " F"]:
+    """The activation of the experts."""
+    gate, up = np.split(gate_up, 2)
+    if config.clamp is None:
+        return np.asarray(gate * sigmoid(gate) * up)
+    gate, up = np.minimum(gate, config.clamp), np.clip(up, -config.clamp, config.clamp)
+    return np.asarray((up + 1) * gate * sigmoid(config.alpha * gate))
+
+
+def dense_moe(moe: Moe, x: Float[np.ndarray, "T M"]) -> tuple[Float[np.ndarray, "T M"], Int[np.ndarray, " E"]]:
+    """Each token through its experts, one after the other, in float64; and how many tokens each expert had."""
+    config = moe.config
+    wide = {
+        name: np.asarray(getattr(moe, name)[...], np.float64)
+        for name in ("router", "gate_up", "down", "gate_up_bias", "down_bias", "router_bias", "selection_bias")
+        if getattr(moe, name) is not None
+    }
+    out, counts = np.zeros(x.shape), np.zeros(config.num_experts, np.int32)
+    for token, row in enumerate(x.astype(np.float64)):
+        logits = row @ wide["router"] + wide.get("router_bias", 0.0)
+        chosen, weights = route_one(config.router, logits, wide.get("selection_bias"), config.top_k)
+        for expert, weight in zip(chosen, weights, strict=True):
+            counts[expert] += 1
+            gate_up = (weight * row if config.weight_on_input else row) @ wide["gate_up"][expert]
+            if config.bias:
+                gate_up = gate_up + wide["gate_up_bias"][expert]
+            result = swiglu(gate_up, config) @ wide["down"][expert]
+            if config.bias:
+                result = result + wide["down_bias"][expert]
+            out[token] += result if config.weight_on_input else weight * result
+        if moe.shared is not None:
+            hidden = row @ np.asarray(moe.shared.gate_up[...], np.float64)
+            out[token] += swiglu(hidden, MOE) @ np.asarray(moe.shared.down[...], np.float64)
+    return out, counts
+
+
+MOE = MoeConfig(EXPERTS, 2, HIDDEN, "silu", RouterConfig("softmax", normalize=True))
+MOES = {
+    "plain": MOE,
+    "biases and clamp": dataclasses.replace(
+        MOE, router=RouterConfig("top_k_softmax", bias=True), bias=True, clamp=0.7, alpha=1.702
+    ),
+    "weight on the input, shared expert": dataclasses.replace(
+        MOE, router=RouterConfig("top_k_sigmoid"), weight_on_input=True, shared=MlpConfig(6, "silu")
+    ),
+    "groups and selection bias": dataclasses.replace(
+        MOE, router=RouterConfig("sigmoid", selection_bias=True, normalize=True, groups=2, top_groups=2, scale=1.5)
+    ),
+}
+
+
+@pytest.mark.parametrize(("tokens", "top_k"), list(itertools.product((1, 5, 40), (1, 2, EXPERTS))))
+@pytest.mark.parametrize("config", list(MOES.values()), ids=list(MOES))
+def test_tokens_sorted_by_expert_give_what_a_loop_over_experts_gives(
+    config: MoeConfig, tokens: int, top_k: int
+) -> None:
+    """Whatever shares the step: fewer tokens than experts, part-filled tiles, several tiles of one expert."""
+    moe = random_moe(dataclasses.replace(config, top_k=top_k), seed=tokens)
+    x = np.random.default_rng(top_k).standard_normal((tokens, WIDTH)).astype(np.float32)
+    expected, counts = dense_moe(moe, x)
+    assert counts.sum() == tokens * top_k
+    np.testing.assert_allclose(moe(jnp.asarray(x)), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 33])
+@pytest.mark.parametrize("favourites", [(3,), (0, EXPERTS - 1), (2, 3, 4)])
+def test_experts_without_tokens_are_never_read(favourites: tuple[int, ...], tokens: int) -> None:
+    """All tokens go to a few experts, in whole and in part-filled tiles; NaN in all the others does not show."""
+    config = dataclasses.replace(MOE, top_k=len(favourites), router=RouterConfig("top_k_softmax", bias=True))
+    moe = random_moe(config)
+    idle = [expert for expert in range(EXPERTS) if expert not in favourites]
+    assert moe.router_bias is not None
+    moe.router_bias[...] = jnp.zeros(EXPERTS).at[jnp.array(favourites)].set(100.0)
+    x = np.random.default_rng(tokens).standard_normal((tokens, WIDTH)).astype(np.float32)
+    expected, counts = dense_moe(moe, x)
+    assert counts.tolist() == [tokens * (expert in favourites) for expert in range(EXPERTS)]
+    for part in (moe.gate_up, moe.down):
+        part[...] = part[...].at[jnp.array(idle)].set(math.nan)
+    np.testing.assert_allclose(moe(jnp.asarray(x)), expected, rtol=0, atol=2e-5)
