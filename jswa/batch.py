@@ -56,6 +56,7 @@ class _Choice:
     params: SamplingParams
     decoder: StreamDecoder | None
     stops: StopStrings
+    generated: int = 0
 
 
 class Batch:
@@ -182,7 +183,9 @@ class Batch:
             self._unfinished[choice.prompt] -= 1
         error = None
         if reason == "error":
-            error = GenerationError(f"request {event.request_id}: the model gave logits that are not finite")
+            error = GenerationError(
+                f"request {event.request_id}: no next token: logits are not finite, or all tokens are forbidden"
+            )
         if output.metrics is not None:
             _stamp(output.metrics, finished=not self._unfinished[choice.prompt])
         logprobs = event.logprobs
@@ -232,7 +235,10 @@ def _text_of(event: TokenEvent, choice: _Choice) -> str:
         return ""
     text = ""
     if event.token is not None and event.finish_reason != "stop":
-        text = choice.stops.push(choice.decoder.push(event.token))
+        text = choice.decoder.push(event.token)
+        # As in vLLM, text of the first min_tokens tokens cannot stop.
+        text = choice.stops.push(text) if choice.generated >= choice.params.min_tokens else text
+        choice.generated += 1
     if event.finish_reason is not None:
         text += choice.stops.push(choice.decoder.finish())
         text += choice.stops.finish()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -56,6 +57,9 @@ def generate(
     from jswa.llm import LLM
     from jswa.types import SamplingParams
 
+    if stats:
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+        logging.getLogger("jswa").setLevel(logging.INFO)
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, ignore_eos=ignore_eos
     )

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
@@ -100,9 +101,13 @@ class Engine:
         runner = Runner(model, params, layout, limits, on_gpu=on_gpu)
         trace = None
         if switches.dump_plans is not None:
-            trace = switches.dump_plans.open("w", encoding="utf-8")
+            # By lines: an engine that breaks leaves the steps that led there.
+            trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
             write_header(trace, model=str(folder), options=dataclasses.asdict(options))
-        return Engine(model, limits, layout, runner, seed=options.seed, switches=switches, trace=trace)
+        engine = Engine(model, limits, layout, runner, seed=options.seed, switches=switches, trace=trace)
+        if trace is not None:
+            weakref.finalize(engine, trace.close)
+        return engine
 
     def request(
         self,

@@ -11,7 +11,7 @@
     ├── ModelError               the checkpoint, not the request
     │   ├── UnsupportedModel         the config asks for something jswa does not implement
     │   └── CheckpointError          a file is missing, truncated or corrupt, or disagrees with the config
-    ├── GenerationError          the model gave non-finite logits for one request; the others go on
+    ├── GenerationError          one request has no next token: logits not finite, or all forbidden; the others go on
     └── EngineError              an invariant of jswa itself is broken: the engine must stop
 
 `FieldError` is also a `ValueError`, so code written for other engines catches it.
@@ -98,7 +98,7 @@ class CheckpointError(ModelError):
 
 
 class GenerationError(JswaError):
-    """The model gave non-finite logits for one request; the others go on."""
+    """One request has no next token: logits were not finite, or all tokens forbidden. The others go on."""
 
 
 class EngineError(JswaError):

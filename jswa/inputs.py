@@ -71,6 +71,8 @@ def params_of(
     if params is not None and keywords:
         raise InvalidSampling("sampling_params", params, f"give it or keywords ({', '.join(keywords)}), not both")
     if params is None:
+        if "max_new_tokens" in keywords:  # the other name of max_tokens, which a default must not clash with
+            defaults = {name: value for name, value in defaults.items() if name != "max_tokens"}
         return [sampling_params({**defaults, **keywords})] * len(prompts)
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)

@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 FROM_DEVICE = -1  # in StepPlan.tokens: the token that the previous step sampled for this row
 MAX_LOGPROBS = 20  # log probabilities of most likely tokens, at most
-NOT_FINITE = -1  # in the tokens of a step: the row's logits held NaN or infinity
+NOT_FINITE = -1  # in the tokens of a step: logits held NaN or infinity, or nothing was allowed
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class LogprobRows(NamedTuple):
 def sample(
     logits: Float[Array, "R V"], positions: Int[Array, " R"], rows: Sampling, extras: Extras
 ) -> Int[Array, " R"]:
-    """A token per row; NOT_FINITE where the row's logits hold NaN or infinity.
+    """A token per row; NOT_FINITE where the row's logits hold NaN or infinity, or its constraint forbids every token.
 
     Args:
         positions: of the token to be sampled; folded into the row's key (threefry).
@@ -74,7 +74,8 @@ def sample(
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     random = rows.temperature > 0
     drawn = lax.cond(random.any(), lambda: _draw(logits, positions, rows, random), lambda: greedy)
-    return jnp.where(finite, jnp.where(random, drawn, greedy), NOT_FINITE)
+    possible = finite & (logits > -jnp.inf).any(axis=-1)
+    return jnp.where(possible, jnp.where(random, drawn, greedy), NOT_FINITE)
 
 
 def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"]) -> LogprobRows:
@@ -89,14 +90,14 @@ def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"]) -> Logpr
 def _constrain(
     logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"]
 ) -> Float[Array, "R V"]:
-    """Penalties (Keskar et al. 2019 for repetition), bias and mask of the rows that have any."""
+    """Bias, then penalties (Keskar et al. 2019 for repetition), and the mask, of the rows that have any."""
     place = jnp.minimum(rows.extras, len(extras["counts"]) - 1)
     counts, in_prompt = extras["counts"][place], extras["in_prompt"][place]
     repetition = jnp.where((counts > 0) | in_prompt, rows.repetition[:, None], 1.0)
-    changed = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    biased = logits + extras["bias"][place]
+    changed = jnp.where(biased > 0, biased / repetition, biased * repetition)
     changed -= rows.frequency[:, None] * counts.astype(jnp.float32)
     changed -= rows.presence[:, None] * (counts > 0).astype(jnp.float32)
-    changed += extras["bias"][place]
     words = jnp.repeat(extras["mask"][place], 32, axis=1)[:, : logits.shape[1]]
     allowed = (words >> (jnp.arange(logits.shape[1], dtype=jnp.int32) % 32)[None]) & 1
     return jnp.where(constrained[:, None], jnp.where(allowed == 1, changed, -jnp.inf), logits)

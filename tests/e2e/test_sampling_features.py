@@ -46,15 +46,15 @@ def left_empty(llm: LLM) -> Iterator[None]:
 
 def run(llm: LLM, prompt: Any = PROMPT, **keywords: Any) -> RequestOutput:
     """One prompt; greedy, 24 tokens without end unless told otherwise."""
-    return llm.generate(prompt, use_tqdm=False, **{"temperature": 0, "max_tokens": 24, "ignore_eos": True, **keywords})[
-        0
-    ]
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, **keywords}
+    outputs: list[RequestOutput] = llm.generate(prompt, use_tqdm=False, **options)
+    return outputs[0]
 
 
-def text_of(llm: LLM, ids: list[int]) -> str:
-    """Decoded ids."""
+def text_ids(llm: LLM, text: str) -> list[int]:
+    """Tokens of a text, without special ones."""
     assert llm.tokenizer is not None
-    return llm.tokenizer.decode(ids)
+    return llm.tokenizer.encode(text, add_special_tokens=False).tolist()  # type: ignore[no-any-return]
 
 
 @cache
@@ -90,7 +90,7 @@ def check_entry(entry: dict[int, Logprob], token: int, logprobs: Float[np.ndarra
 
 def test_n_texts_of_a_seeded_request_are_those_of_the_seeds_that_follow(llm: LLM) -> None:
     """Text i has the seed + i; indices in order; also more texts than rows, and around 2^64."""
-    options = {"temperature": 3.0, "max_tokens": 12}
+    options: dict[str, Any] = {"temperature": 3.0, "max_tokens": 12}
     for seed, n in ((40, 6), (2**64 - 1, 2)):
         texts = run(llm, n=n, seed=seed, **options).outputs
         assert [text.index for text in texts] == list(range(n))
@@ -121,7 +121,7 @@ def test_a_stop_string_ends_the_text_and_is_never_shown(llm: LLM, where: int, in
     free = run(llm).outputs[0]
     stop = free.text[where : where + 5]
     at = free.text.index(stop)
-    options = {"stop": ["\x00never", stop], "include_stop_str_in_output": include}
+    options: dict[str, Any] = {"stop": ["\x00never", stop], "include_stop_str_in_output": include}
     found = run(llm, **options).outputs[0]
     assert found.text == free.text[: at + (5 if include else 0)]
     assert found.token_ids == free.token_ids[: len(text_ids(llm, free.text[: at + 5]))]
@@ -135,12 +135,6 @@ def test_a_stop_string_ends_the_text_and_is_never_shown(llm: LLM, where: int, in
     assert shown == found.text
     assert last is not None
     assert (last.finish_reason, last.stop_reason) == ("stop", stop)
-
-
-def text_ids(llm: LLM, text: str) -> list[int]:
-    """Tokens of a text, without special ones."""
-    assert llm.tokenizer is not None
-    return llm.tokenizer.encode(text, add_special_tokens=False).tolist()  # type: ignore[no-any-return]
 
 
 def test_what_only_begins_like_a_stop_string_is_shown_at_the_end(llm: LLM) -> None:
@@ -242,7 +236,7 @@ def test_penalties_change_the_greedy_text_as_a_replay_of_dense_logits_says(
 @pytest.mark.parametrize(("wanted", "temperature"), [(0, 0.0), (3, 1.5), (20, 1.0)])
 def test_logprobs_are_those_of_the_model_itself(llm: LLM, wanted: int, temperature: float) -> None:
     """Before temperature, limits and penalties; one dictionary a token; their sum is cumulative_logprob."""
-    options = {"temperature": temperature, "seed": 5, "top_k": 40, "repetition_penalty": 1.3}
+    options: dict[str, Any] = {"temperature": temperature, "seed": 5, "top_k": 40, "repetition_penalty": 1.3}
     output = run(llm, logprobs=wanted, **options)
     completion, prompt = output.outputs[0], output.prompt_token_ids
     assert completion.logprobs is not None
@@ -311,6 +305,25 @@ def test_refused_features_name_their_field(llm: LLM) -> None:
         assert caught.value.field == field
 
 
+def test_a_row_that_may_generate_nothing_fails_alone(llm: LLM) -> None:
+    """The only allowed token is forbidden after itself: an error, not a forbidden token; the neighbour goes on."""
+    forbidden = SamplingParams(temperature=0, max_tokens=6, allowed_token_ids=[100], bad_words=["aa"], ignore_eos=True)
+    plain = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    failed, fine = llm.generate([PROMPT, PROMPT], [forbidden, plain], use_tqdm=False)
+    assert (failed.outputs[0].token_ids, failed.outputs[0].finish_reason) == ([100], "error")
+    assert isinstance(failed.error, jswa.GenerationError)
+    assert (len(fine.outputs[0].token_ids), fine.error) == (6, None)
+
+
+def test_stop_strings_wait_for_min_tokens(llm: LLM) -> None:
+    """As in vLLM: text of the first min_tokens tokens does not stop."""
+    free = run(llm).outputs[0]
+    stop = free.text[2]
+    assert run(llm, stop=stop).outputs[0].text == free.text[: free.text.index(stop)]
+    waited = run(llm, stop=stop, min_tokens=5).outputs[0].text
+    assert waited == free.text[: free.text.index(stop, 5)] if stop in free.text[5:] else free.text
+
+
 def test_generation_config_stands_behind_keywords_but_not_behind_sampling_params(tmp_path: Path) -> None:
     """Its values hold for what the keywords leave open; SamplingParams are taken as they are."""
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -321,16 +334,16 @@ def test_generation_config_stands_behind_keywords_but_not_behind_sampling_params
     with LLM(tmp_path, max_num_seqs=1, max_num_batched_tokens=16, max_model_len=64) as model:
 
         def ids(*args: Any, **keywords: Any) -> list[int]:
-            return model.generate(PROMPT, *args, use_tqdm=False, **keywords)[0].outputs[0].token_ids
+            outputs: list[RequestOutput] = model.generate(PROMPT, *args, use_tqdm=False, **keywords)
+            return outputs[0].outputs[0].token_ids
 
-        plain, penalized = ({"temperature": 0, "repetition_penalty": p, "ignore_eos": True} for p in (1.0, 4.0))
-        expected = ids(SamplingParams(max_tokens=9, **penalized))
-        free = ids(SamplingParams(max_tokens=9, **plain))
+        common: dict[str, Any] = {"temperature": 0, "max_tokens": 9, "ignore_eos": True}
+        expected = ids(SamplingParams(repetition_penalty=4.0, **common))
+        free = ids(SamplingParams(**common))
         assert free != expected
         assert ids(ignore_eos=True) == expected[:7]
         assert ids(max_tokens=9, ignore_eos=True) == expected
         assert ids(max_new_tokens=9, ignore_eos=True) == expected, "another name of max_tokens"
         assert ids(repetition_penalty=1.0, ignore_eos=True) == free[:7]
-        assert len(ids(SamplingParams(temperature=0, ignore_eos=True))) == 64 - len(
-            model.generate(PROMPT, max_tokens=1, use_tqdm=False)[0].prompt_token_ids
-        )
+        prompt = model.generate(PROMPT, use_tqdm=False)[0].prompt_token_ids
+        assert len(ids(SamplingParams(temperature=0, ignore_eos=True))) == 64 - len(prompt)

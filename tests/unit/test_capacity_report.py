@@ -129,7 +129,8 @@ MODELS: dict[str, tuple[dict[str, Any], float, float]] = {
         text("exaone4", 64, 5120, 40, 8, head_dim=128, sliding_window=4096, sliding_window_pattern="LLLG"), 2.75, 8.75,
     ),
     "K-EXAONE-236B": (
-        text("exaone_moe", 48, 6144, 64, 8, head_dim=128, sliding_window=128, sliding_window_pattern="LLLG"), 1.52, 6.02,
+        text("exaone_moe", 48, 6144, 64, 8, head_dim=128, sliding_window=128, sliding_window_pattern="LLLG"),
+        1.52, 6.02,
     ),
     "Trinity-Large": (
         text("afmoe", 60, 3072, 48, 8, head_dim=128, sliding_window=4096, global_attn_every_n_layers=4), 2.58, 8.2,

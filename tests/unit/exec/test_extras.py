@@ -46,7 +46,7 @@ def bits_of(allowed: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:
 
 def choice_of(values: Any, rng: np.random.Generator) -> Float[np.ndarray, " R"]:
     """One of the values per row, as the device gets it."""
-    return rng.choice(values, ROWS).astype(np.float32)
+    return np.asarray(rng.choice(values, ROWS), np.float32)
 
 
 @dataclass(frozen=True)
@@ -99,22 +99,23 @@ class Batch:
         parts += [(p, t, True) for p in range(PLACES) for t in self.texts[p]]
         parts += [(PLACES, 0, False)] * (PLACES * 24 - len(parts))  # padding, and one compiled shape
         places, tokens, generated = (np.array(column) for column in zip(*parts, strict=True))
-        return _count(extras, tokens.astype(np.int32), places.astype(np.int32), generated)
+        filled: Extras = _count(extras, tokens.astype(np.int32), places.astype(np.int32), generated)
+        return filled
 
     def expected(self, row: int) -> Float[np.ndarray, " V"]:
         """What the row's logits should become, token by token."""
         place = int(self.place[row])
-        out = self.logits[row].astype(np.float64)
+        out: Float[np.ndarray, " V"] = self.logits[row].astype(np.float64)
         if place == NO_PLACE:
             return out
         prompt, text = self.prompts[place], self.texts[place]
         for token in range(VOCAB):
+            out[token] += float(self.bias[place, token])
             if token in prompt or token in text:
                 factor = float(self.repetition[row])
                 out[token] = out[token] / factor if out[token] > 0 else out[token] * factor
             out[token] -= float(self.frequency[row]) * text.count(token)
             out[token] -= float(self.presence[row]) * (token in text)
-            out[token] += float(self.bias[place, token])
             if not self.allowed[place, token]:
                 out[token] = -np.inf
         return out
@@ -123,7 +124,7 @@ class Batch:
 @share(2)
 @given(st.integers(0, 2**32 - 1))
 def test_constrained_logits_are_what_float64_says_and_other_rows_stay_bit_for_bit(seed: int) -> None:
-    """Repetition by prompt and text, presence and frequency by text alone, then the bias, then the mask."""
+    """The bias, then repetition by prompt and text, presence and frequency by text alone, then the mask."""
     batch = Batch.make(seed)
     found = np.asarray(_constrain(batch.logits, batch.columns(), batch.extras()))
     for row in range(ROWS):
@@ -158,10 +159,10 @@ def kept_by_sorting(
 ) -> Bool[np.ndarray, " V"]:
     """min_p first, then top-k, then top-p of what is left; with min_p and top_p off by `slack`."""
     share = np.exp(scaled.astype(np.float64) - scaled.max())
-    first = share >= min(min_p * (1 - slack), 1.0)
+    first: Bool[np.ndarray, " V"] = share >= min(min_p * (1 - slack), 1.0)
     left = np.where(first, scaled, -np.inf).astype(np.float32)
     wanted = min(top_p + slack, 1.0) if top_p < 1 else top_p
-    return first & oracles.kept_tokens(left, top_k, wanted)
+    return np.asarray(first & oracles.kept_tokens(left, top_k, wanted))
 
 
 @share(2)

@@ -14,9 +14,8 @@ from jswa.model.moe import Moe, route
 
 EXPERTS, WIDTH, HIDDEN = 8, 12, 10
 FLOAT32 = jnp.dtype("float32")
-BASE = RouterConfig("softmax")
 ROUTERS = {
-    "softmax": BASE,
+    "softmax": RouterConfig("softmax"),
     "softmax, normalised": RouterConfig("softmax", normalize=True),
     "sigmoid": RouterConfig("sigmoid"),
     "sigmoid, normalised, scaled": RouterConfig("sigmoid", normalize=True, eps=1e-20, scale=2.5),
@@ -46,7 +45,9 @@ def route_one(
     config: RouterConfig, logits: Float[np.ndarray, " E"], bias: Float[np.ndarray, " E"] | None, top_k: int
 ) -> tuple[list[int], Float[np.ndarray, " k"]]:
     """The experts of one token, best first, and their weights."""
-    scores = {"softmax": softmax, "sigmoid": sigmoid}.get(config.score, lambda x: x)(logits)
+    scores = logits
+    if config.score in ("softmax", "sigmoid"):
+        scores = (softmax if config.score == "softmax" else sigmoid)(logits)
     merit = scores if bias is None else scores + bias
     size = len(logits) // config.groups
     groups = [range(group * size, group * size + size) for group in range(config.groups)]
@@ -84,10 +85,10 @@ def test_a_token_gets_the_experts_of_highest_merit_and_the_weights_of_their_scor
     )
 
 
-@pytest.mark.parametrize("score", ["softmax", "sigmoid", "top_k_softmax", "top_k_sigmoid"])
-def test_ties_go_to_the_lowest_index(score: str) -> None:
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "softmax of the chosen", "sigmoid of the chosen"])
+def test_ties_go_to_the_lowest_index(name: str) -> None:
     """Equal logits: experts 0, 1, 2; and an even share where weights are normalised."""
-    router = dataclasses.replace(BASE, score=score, normalize=True)
+    router = dataclasses.replace(ROUTERS[name], normalize=True)
     chosen, weights = route(router, jnp.zeros((2, EXPERTS)), None, 3)
     assert chosen.tolist() == [[0, 1, 2]] * 2
     np.testing.assert_allclose(weights, np.full((2, 3), 1 / 3), rtol=1e-6)

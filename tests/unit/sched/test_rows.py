@@ -49,7 +49,7 @@ def allowed(entry: ExtrasEntry | None) -> set[int]:
 def test_columns_hold_the_parameters_and_the_length_of_the_prompt() -> None:
     """Floats and keys as their bits; top_k -1 is 0; a row without extras points past the places."""
     table = RowTable(max_rows=3, places=2)
-    params = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
+    params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
     assert table.enter(make_sequence(make_request("a", [1, 2, 3], **params), slot=2)) is None
     columns = dict(zip(SAMPLING, table.sampling[2], strict=True))
     names = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
@@ -58,7 +58,7 @@ def test_columns_hold_the_parameters_and_the_length_of_the_prompt() -> None:
     assert (columns["key_high"], columns["key_low"].view(np.uint32)) == (7, 2**32 - 1)
     assert columns["extras"] >= 2
     assert not table.any_extras
-    penalties = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
+    penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
     entry = table.enter(make_sequence(make_request("b", [1], **penalties), slot=2))
     columns = dict(zip(SAMPLING, table.sampling[2], strict=True))
     assert [columns[name].view(np.float32) for name in names[3:]] == [1.5, -0.5, 0.75]
