@@ -4,6 +4,7 @@
 scheduler, on the model they were made for, and checks that the tokens are the same.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def replay(path: Path) -> int:
     from jswa.llm import LLM
 
     header, steps = read(path)
+    os.environ.pop("JSWA_DUMP_PLANS", None)  # it may still name this very file
     differ = 0
     with LLM(header["model"], **header["options"]) as llm:
         for plan, tokens in steps:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jswa.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
-from jswa.errors import UnsupportedModel
-from jswa.model.hf.common import FULL, SLIDING, num_layers
+from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.model.hf.common import FULL, SLIDING, head_size, num_layers
 from jswa.model.hf.config import FAMILIES, parse_config
 from jswa.model.hf.fields import Fields
 
@@ -22,7 +22,7 @@ def kv_geometry(raw: dict[str, Any]) -> ModelConfig:
         if isinstance(raw.get(key), dict):
             fields = Fields({"model_type": raw.get("model_type"), **raw[key]}, f"config.json: {key}")
     family = fields.string("model_type", None)
-    family = {"gemma3": "gemma3_text", "llama4": "llama4_text"}.get(family, family)
+    family = {"gemma3": "gemma3_text", "llama4": "llama4_text", "mimo_v2": "mimo_v2_flash"}.get(family, family)
     if family in FAMILIES:
         plain = {key: value for key, value in fields.raw.items() if "quantization" not in key}
         return parse_config({**plain, "model_type": family})
@@ -36,6 +36,10 @@ def _model(fields: Fields, family: str) -> ModelConfig:
     heads = fields.integer("num_attention_heads", None, high=4096)
     d_model = fields.width("hidden_size", None)
     types = fields.raw.get("layer_types") or _PATTERNS[family](fields, count)
+    if not isinstance(types, list) or len(types) < count or not all(isinstance(kind, str) for kind in types):
+        raise CheckpointError(f"{fields.where}: layer_types = {types}: must name the types of {count} layers")
+    if _shared_layers(fields) >= count:
+        raise CheckpointError(f"{fields.where}: num_kv_shared_layers must be less than the {count} layers")
     local_names = {SLIDING, "chunked_attention", "local_attention"}
     window = fields.optional_integer("sliding_window", None) or fields.optional_integer("attention_window", None)
     layers = []
@@ -67,7 +71,7 @@ def _shape(fields: Fields, index: int, heads: int, d_model: int, *, local: bool)
     kv_heads = fields.optional_integer("num_key_value_heads", None) or fields.optional_integer(
         "num_attention_groups", None
     )
-    head_dim = fields.optional_integer("head_dim", None) or d_model // heads
+    head_dim = head_size(fields, heads, d_model, None)
     if not local:
         kv_heads = fields.optional_integer("num_global_key_value_heads", None) or kv_heads
         head_dim = fields.optional_integer("global_head_dim", None) or head_dim
@@ -84,6 +88,8 @@ def _every(period_key: str | None, default: int, *, full_at: int = -1) -> Callab
     def pattern(fields: Fields, count: int) -> list[str]:
         value = fields.raw.get(period_key) if period_key else None
         period = len(value) if isinstance(value, str) else value if isinstance(value, int) else default
+        if period < 1:
+            raise CheckpointError(f"{fields.where}: {period_key} = {value!r}: must repeat after at least one layer")
         return [FULL if i % period == full_at % period else SLIDING for i in range(count)]
 
     return pattern

@@ -144,9 +144,16 @@ def _mimo_sparse(fields: Fields, count: int) -> list[bool]:
 
 
 def _mimo_moe(fields: Fields) -> MoeConfig:
+    experts, top_k = fields.width("n_routed_experts", 256), _top_k(fields, "n_routed_experts", 256, 8)
+    groups, kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+    if experts % groups or (groups > 1 and experts // groups < 2) or not top_k <= kept * experts // groups <= experts:
+        raise CheckpointError(
+            f"{fields.where}: n_group = {groups}, topk_group = {kept}: must cut {experts} experts into equal groups of "
+            f"at least 2, of which the kept ones hold the {top_k} that a token takes"
+        )
     return MoeConfig(
-        fields.width("n_routed_experts", 256),
-        _top_k(fields, "n_routed_experts", 256, 8),
+        experts,
+        top_k,
         fields.width("moe_intermediate_size", 2048),
         activation(fields, "hidden_act", "silu"),
         RouterConfig(
@@ -154,8 +161,8 @@ def _mimo_moe(fields: Fields) -> MoeConfig:
             selection_bias=True,
             normalize=fields.boolean("norm_topk_prob", True),
             eps=1e-20,
-            groups=fields.integer("n_group", 1),
-            top_groups=fields.integer("topk_group", 1),
+            groups=groups,
+            top_groups=kept,
             scale=fields.optional_number("routed_scaling_factor", 1.0) or 1.0,
         ),
     )
