@@ -110,6 +110,11 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities of text or prompt are asked for."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

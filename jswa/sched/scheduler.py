@@ -63,6 +63,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # by rank
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
         self._free_slots = list(range(limits.max_rows - 1, -1, -1))
+        self._logprob_requests = 0
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
         self._rows = RowTable(limits.max_rows, limits.extras_places)
 
@@ -78,6 +79,7 @@ class Scheduler:
         sequence = Sequence(request, (request.priority, self._arrivals), limit=min(request.max_length, self.capacity))
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
+        self._logprob_requests += request.params.wants_logprobs
         heapq.heappush(self._waiting, (sequence.rank, sequence))
 
     def abort(self, request_id: str) -> TokenEvent | None:
@@ -173,7 +175,7 @@ class Scheduler:
             count = min(known, draft.budget) if known > 0 else 1
             if count == 0 or sequence.launched >= sequence.limit - 1:
                 continue
-            if sequence.in_flight and sequence.request.waits_for_tokens:
+            if sequence.in_flight and sequence.waits_for_tokens:
                 continue
             length = sequence.launched + count
             if length > _lease(sequence).covered:
@@ -244,7 +246,7 @@ class Scheduler:
         if self._rows.any_extras:
             updates = (self._rows.update(s, s.launched + n) for s, n in zip(sequences, draft.counts, strict=True))
             draft.extras += [entry for entry in updates if entry is not None]
-        logprobs = _logprobs(sequences)
+        logprobs: Logprobs = _logprobs(sequences) if self._logprob_requests else "none"
         tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
         for row in np.flatnonzero(starts < known).tolist():
             start, count = starts[row], counts[row]
@@ -282,6 +284,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.request.request_id]
+        self._logprob_requests -= sequence.request.params.wants_logprobs
         return TokenEvent(sequence.request.request_id, token, reason, stop_reason)
 
     def _preempt(self, sequence: Sequence) -> None:

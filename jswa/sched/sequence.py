@@ -42,10 +42,12 @@ class Sequence:
     launched: int = 0
     in_flight: int = 0
     prompt_logprobs: list[ChoiceLogprobs] = field(default_factory=list)
+    waits_for_tokens: bool = field(init=False)
     num_known: int = field(init=False)
     tokens: Int[np.ndarray, " capacity"] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.waits_for_tokens = self.request.waits_for_tokens
         self.num_known = len(self.request.prompt)
         self.tokens = np.empty(self.num_known + 64, np.int32)
         self.tokens[: self.num_known] = self.request.prompt
