@@ -39,13 +39,13 @@ def gemma3_27b() -> ModelConfig:
 
 def measure(rows: int, context: int) -> dict[str, float]:
     """Median µs of each part over decode steps of `rows` rows at about `context` tokens."""
-    limits = Limits(131072, rows, max(rows, 8192), 64, num_blocks=rows * (context // 64 // 6 + 40) + 1000)
+    limits = Limits(2**18, rows, max(rows, 8192), 64, num_blocks=rows * (context // 64 // 6 + 90) + 1000)
     scheduler = Scheduler(KVLayout.of(gemma3_27b(), 64), limits)
     buckets = bucket_table(limits, on_gpu=True)
     specs = {bucket: PackSpec.of(bucket, page_size=64, max_rows=rows) for bucket in buckets}
     for i in range(rows):
         prompt = np.zeros(context, np.int32)
-        scheduler.add(Request(str(i), prompt, SamplingParams(), frozenset([7]), (0, i), context + 4000))
+        scheduler.add(Request(str(i), prompt, SamplingParams(), frozenset([7]), (0, i), context + 20_000))
     pending: StepPlan | None = None
     samples: list[tuple[float, ...]] = []
     while len(samples) < STEPS:

@@ -75,7 +75,8 @@ class Runner:
         if config not in self.compiled:
             _log.info("compiling the %s log probability family for %s", plan.logprobs, config.bucket)
             self.compiled[config] = compile_step(config, self.params, self._shapes)
-        with jax.transfer_guard("disallow"):
+        # In steady state nothing is traced, and nothing crosses to the device but what is put there by name.
+        with jax.transfer_guard("disallow"), jax.no_tracing(True):
             for moves in move_batches(plan.moves, self._num_pages):
                 self.state = self._copy_pages(self.state, jax.device_put(moves))
             for entry in plan.extras:
