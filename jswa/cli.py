@@ -124,7 +124,8 @@ def main() -> None:
     try:
         app()
     except JswaError as error:
-        raise SystemExit(f"jswa: {type(error).__name__}: {error}") from None
+        print(f"jswa: {type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 class _Meter:

@@ -219,7 +219,11 @@ def use_compilation_cache(folder: Path | None) -> None:
     """Keep compiled programs in a folder, so that the next start is quick; None: nowhere."""
     if folder is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning("compiled programs are not kept, every start compiles anew: %s", error)
+        return
     settings: dict[str, object] = {
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.0,

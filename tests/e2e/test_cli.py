@@ -1,0 +1,56 @@
+"""The command line on the embedded model: text, JSON, figures, and one-line errors."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-len", "128")
+
+
+def jswa(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    command = [sys.executable, "-m", "jswa", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
+
+
+def test_generate_prints_text_or_json_and_what_it_took() -> None:
+    """One object per prompt, in order; speed and live pages go to stderr."""
+    done = jswa("generate", "--json", "--stats", "--max-tokens", "4", "--temperature", "0", *SMALL, "The cat", "One")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["prompt"] for row in rows] == ["The cat", "One"]
+    assert all(len(row["token_ids"]) == 4 and row["finish_reason"] == "length" for row in rows)
+    assert "8 tokens in" in done.stderr
+    assert "at the end: 0 full, 0 local" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        (("generate", "--model", "no/such", "x"), {}, "no/such"),
+        (("generate", "--max-model-len", "9999", "x"), {}, "max_model_len = 9999"),
+        (("generate", "--temperature", "nan", "x"), {}, "temperature = nan"),
+        (("generate", "x"), {"JSWA_CHEK": "1"}, "JSWA_CHEK"),
+        (("capacity", "no/such.json"), {}, "such.json"),
+    ],
+)
+def test_an_error_is_one_line_that_names_it(arguments: tuple[str, ...], environ: dict[str, str], said: str) -> None:
+    """Exit status 2, no traceback."""
+    done = jswa(*arguments, **environ)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+
+
+def test_capacity_and_env_answer() -> None:
+    """Both run without a checkpoint's weights."""
+    from jswa.llm import TINY
+
+    capacity = jswa("capacity", str(TINY), "--block-size", "16")
+    assert capacity.returncode == 0, capacity.stderr
+    assert "2 full layers" in capacity.stdout
+    assert "4 local layers" in capacity.stdout
+    assert "jax 0.11" in jswa("env").stdout
