@@ -1,12 +1,15 @@
 """Settings of the whole test run. They must be in place before anything imports jax or jswa."""
 
 import os
+from pathlib import Path
 
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
 for name in [name for name in os.environ if name.startswith("JSWA_")]:
     del os.environ[name]
+# Compiled programs are shared by test processes and by runs, beside pytest's own cache.
+os.environ["JSWA_COMPILATION_CACHE"] = str(Path(__file__).parent.parent / ".pytest_cache" / "programs")
 
 # Environment variables, not jax.config: so conftest imports no jax, and the processes that tests
 # start behave alike. On a GPU machine: JAX_PLATFORMS=cuda pytest -m gpu.
