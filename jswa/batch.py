@@ -187,7 +187,7 @@ class Batch:
                 f"request {event.request_id}: no next token: logits are not finite, or all tokens are forbidden"
             )
         if output.metrics is not None:
-            _stamp(output.metrics, finished=not self._unfinished[choice.prompt])
+            _stamp(output.metrics, event.first_scheduled_time, finished=not self._unfinished[choice.prompt])
         logprobs = event.logprobs
         completion = CompletionOutput(
             choice.index,
@@ -257,8 +257,9 @@ def _joined(so_far: CompletionOutput | None, new: CompletionOutput) -> Completio
     return so_far
 
 
-def _stamp(metrics: RequestMetrics, *, finished: bool) -> None:
+def _stamp(metrics: RequestMetrics, first_scheduled: float | None, *, finished: bool) -> None:
     now = time.monotonic()
+    metrics.first_scheduled_time = metrics.first_scheduled_time or first_scheduled
     metrics.first_token_time = metrics.first_token_time or now
     metrics.last_token_time = now
     metrics.finished_time = now if finished else None

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from jswa.cache.capacity import ideal_fraction
+from jswa.cache.capacity import ideal_fraction, padding, rows_held
 from jswa.cache.layout import KVLayout
 from jswa.config import AttentionConfig, ModelConfig
 from jswa.model.hf.config import read_json
@@ -78,21 +78,12 @@ def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -
                 bytes_here=here,
                 bytes_ideal=round(ideal_fraction(layout, length) * here),
                 bytes_full=(full + local) * length,
-                rows_here=slots // resident,
+                rows_here=rows_held(layout, slots, length),
                 rows_full=memory // ((full + local) * length),
                 rows_fixed_ratio=_fixed_ratio_rows(full, local, layout, length, memory),
             )
         )
     return rows
-
-
-def padding(layout: KVLayout) -> float:
-    """Share of a block that no layer uses when it is a local page, or else full pages."""
-    kind = layout.local or layout.full
-    if kind is None:
-        return 0.0
-    used = kind.num_layers / layout.num_lanes * kind.elems * layout.page_size
-    return 1 - used / layout.block_elems
 
 
 def _fixed_ratio_rows(full: int, local: int, layout: KVLayout, length: int, memory: int) -> int:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import os
 import time
 import weakref
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.capacity import ideal_fraction, row_capacity, rows_held, useful_blocks
+from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_blocks
 from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, Limits, ModelConfig, resolve_limits
 from jswa.constraint import make_constraint
@@ -271,12 +270,5 @@ def _log_capacity(limits: Limits, layout: KVLayout, itemsize: int) -> None:
         for n in lengths
     )
     gib = limits.num_blocks * layout.block_bytes(itemsize) / 2**30
-    padding = _padding(layout)
-    _log.info("KV arena: %.2f GiB in %d blocks, padding %.1f %%; tokens: %s", gib, limits.num_blocks, padding, held)
-
-
-def _padding(layout: KVLayout) -> float:
-    """Per cent of a block that no layer uses."""
-    kinds = [k for k in (layout.full, layout.local) if k is not None]
-    used = max(math.ceil(k.num_layers / layout.num_lanes) * k.elems * layout.page_size for k in kinds)
-    return 100 * (1 - used / layout.block_elems)
+    share = 100 * padding(layout)
+    _log.info("KV arena: %.2f GiB in %d blocks, padding %.1f %%; tokens: %s", gib, limits.num_blocks, share, held)

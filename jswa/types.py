@@ -177,7 +177,8 @@ class ChoiceLogprobs(NamedTuple):
 class TokenEvent(NamedTuple):
     """One token of one request, or its end. `token` is None where the request ended without one.
 
-    `prompt_logprobs` come with the first token: one entry per prompt token but the first.
+    With the first token come `prompt_logprobs`, one entry per prompt token but the first, and `first_scheduled_time`,
+    when the request's first step was planned, in seconds of `time.monotonic`.
     """
 
     request_id: str
@@ -186,6 +187,7 @@ class TokenEvent(NamedTuple):
     stop_reason: int | None = None
     logprobs: ChoiceLogprobs | None = None
     prompt_logprobs: list[ChoiceLogprobs] | None = None
+    first_scheduled_time: float | None = None
 
 
 class LogprobTable(NamedTuple):

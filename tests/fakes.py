@@ -17,6 +17,13 @@ from jswa.types import FROM_DEVICE, NOT_FINITE, SAMPLING, FinishReason, Request,
 
 NO_PLACE = 2**30  # of the extras tables
 POISON = -1  # KV memory that nobody may read
+LAYOUTS = {  # full and local layers, for make_layout
+    "full only": (1, 0),
+    "local only": (0, 1),
+    "hybrid, m = 1": (1, 1),
+    "hybrid, m = 2": (1, 2),
+    "hybrid, m = 6": (1, 6),
+}
 _NORM = Norm(1e-6)
 
 

@@ -47,3 +47,12 @@ def ideal_fraction(layout: KVLayout, length: int) -> float:
         ideal += layout.local.num_layers * layout.local.elems * min(length, layout.reach.size)
     taken = layout.resident_slots(length) / layout.pages_per_block * layout.num_lanes * layout.block_elems
     return ideal / taken
+
+
+def padding(layout: KVLayout) -> float:
+    """Share of a block that no layer uses when it is a local page, or else full pages."""
+    kind = layout.local or layout.full
+    if kind is None:
+        return 0.0
+    used = kind.num_layers / layout.num_lanes * kind.elems * layout.page_size
+    return 1 - used / layout.block_elems

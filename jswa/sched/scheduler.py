@@ -7,6 +7,7 @@ discarded token. `apply` ignores rows whose sequence has ended or lost its pages
 
 import bisect
 import heapq
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -132,7 +133,7 @@ class Scheduler:
                 continue
             if sampled:
                 event = self._take_token(sequence, token)
-                events.append(_with_logprobs(event, sequence, row, logprobs))
+                events.append(_completed(event, sequence, row, logprobs))
             if sequence.status is Status.PREEMPTED and not sequence.in_flight:
                 self._requeue(sequence)
         return events
@@ -217,6 +218,8 @@ class Scheduler:
                 return
             heapq.heappop(self._waiting)
             sequence.lease, sequence.slot, sequence.status = lease, self._free_slots.pop(), Status.RUNNING
+            if sequence.first_scheduled_time is None and sequence.num_known == len(sequence.request.prompt):
+                sequence.first_scheduled_time = time.monotonic()
             entry = self._rows.enter(sequence)
             draft.extras += [] if entry is None else [entry]
             bisect.insort(self._running, sequence, key=lambda s: s.rank)
@@ -344,9 +347,13 @@ def _take_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: Logp
             kept.append(table.row(end - count + position - start, int(prompt[position + 1])))
 
 
-def _with_logprobs(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs | None) -> TokenEvent:
-    """The event with what its request asked for; a prompt's come with the first token, whose step may have none."""
+def _completed(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs | None) -> TokenEvent:
+    """The event with the log probabilities that were asked for (a prompt's come with the first token, whose step may
+    have none), and on the first token with the time at which the request was first scheduled."""
     params = sequence.request.params
+    if sequence.first_scheduled_time is not None:
+        event = event._replace(first_scheduled_time=sequence.first_scheduled_time)
+        sequence.first_scheduled_time = None
     if logprobs is not None and params.logprobs is not None and event.token is not None:
         event = event._replace(logprobs=logprobs.sampled.row(row, event.token))
     if params.prompt_logprobs is not None and sequence.num_known <= len(sequence.request.prompt) + 1:

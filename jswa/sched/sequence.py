@@ -30,7 +30,8 @@ class Status(enum.Enum):
 @dataclass(eq=False)
 class Sequence:
     """State of one request in the scheduler. `rank` is its turn, by priority and arrival, kept through preemption;
-    `limit` is prompt + generated tokens at most; the last of them is sampled but never run, so launched < limit."""
+    `limit` is prompt + generated tokens at most; the last of them is sampled but never run, so launched < limit;
+    `first_scheduled_time` waits here until the first token's event takes it along."""
 
     request: Request
     rank: tuple[int, int]
@@ -41,6 +42,7 @@ class Sequence:
     lease: Lease | None = None
     launched: int = 0
     in_flight: int = 0
+    first_scheduled_time: float | None = None
     prompt_logprobs: list[ChoiceLogprobs] = field(default_factory=list)
     waits_for_tokens: bool = field(init=False)
     num_known: int = field(init=False)

@@ -74,6 +74,10 @@ def test_results_come_in_input_order_with_vllms_fields(llm: LLM) -> None:
         assert output.metrics.first_token_time is not None
         assert output.metrics.finished_time is not None
         assert output.metrics.arrival_time <= output.metrics.first_token_time <= output.metrics.finished_time
+        assert output.metrics.first_scheduled_time is not None
+        assert output.metrics.first_scheduled_time <= output.metrics.first_token_time
+        assert output.metrics.time_in_queue is not None
+        assert output.metrics.time_in_queue >= 0
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:

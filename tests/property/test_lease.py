@@ -19,15 +19,8 @@ from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import CacheManager
 from jswa.config import Reach
 from jswa.errors import UnsupportedModel
-from tests.fakes import make_layout, share
+from tests.fakes import LAYOUTS, make_layout, share
 
-LAYOUTS = {
-    "full only": (1, 0),
-    "local only": (0, 1),
-    "hybrid, m = 1": (1, 1),
-    "hybrid, m = 2": (1, 2),
-    "hybrid, m = 6": (1, 6),
-}
 PAGE_SIZES = [1, 4, 16]
 SHAPES = {  # page sizes and what local layers see
     "sliding": [(page, Reach(window)) for page in PAGE_SIZES for window in (1, 2, 3, 5, 16, 33)],

@@ -20,15 +20,8 @@ from jswa.config import Limits, Reach
 from jswa.errors import PromptTooLong
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import FinishReason, StepPlan, TokenEvent
-from tests.fakes import Loop, TextModel, make_layout, make_request, share
+from tests.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
 
-LAYOUTS = {
-    "full only": (1, 0),
-    "local only": (0, 1),
-    "hybrid, m = 1": (1, 1),
-    "hybrid, m = 2": (1, 2),
-    "hybrid, m = 6": (1, 6),
-}
 SHAPES = {  # page sizes and what local layers see
     "sliding": [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 6, 9)],
     "chunked": [(page, Reach(chunk, chunked=True)) for page, chunk in ((1, 1), (1, 3), (1, 9), (4, 4), (4, 12))],
