@@ -195,6 +195,8 @@ class EngineConfig:
         kv_cache_memory_bytes: bytes for the KV arena, in place of that share.
         seed: of the requests that bring none.
         prefix_cache: reuse the KV of shared prefixes.
+        prefix_cache_interval: keep what a request needs to resume at every so many tokens of a prompt too, not only
+            where prompts and texts end and where texts part. Costs a window of local KV each, while memory lasts.
         load_format: auto (safetensors), or dummy: random weights from the config's shapes, no weight file is read.
         deterministic: run every step in one shape, so that a request's tokens do not depend on what else runs; slow.
     """
@@ -207,12 +209,20 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     seed: int = 0
-    prefix_cache: bool = False
+    prefix_cache: bool = True
+    prefix_cache_interval: int | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes"):
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "kv_cache_memory_bytes",
+            "prefix_cache_interval",
+        ):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
                 raise ConfigError(name, value, "must be a whole number of at least 1")
@@ -226,8 +236,8 @@ class EngineConfig:
             raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in (0, 1]")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
-        if self.prefix_cache:
-            raise ConfigError("prefix_cache", True, "is not implemented in this version; use prefix_cache=False")
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
 
 
 @dataclass(frozen=True)
@@ -240,6 +250,8 @@ class Limits:
     page_size: int
     num_blocks: int = field(default=0)
     one_bucket: bool = False
+    prefix_cache: bool = True
+    prefix_cache_interval: int | None = None
 
     @property
     def extras_places(self) -> int:
@@ -267,7 +279,15 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
     if max_tokens < max_rows:
         raise ConfigError("max_num_batched_tokens", max_tokens, f"must be at least max_num_seqs = {max_rows}")
     page_size = options.block_size or (64 if on_gpu else 16)
-    return Limits(max_model_len, max_rows, max_tokens, page_size, one_bucket=options.deterministic)
+    return Limits(
+        max_model_len,
+        max_rows,
+        max_tokens,
+        page_size,
+        one_bucket=options.deterministic,
+        prefix_cache=options.prefix_cache,
+        prefix_cache_interval=options.prefix_cache_interval,
+    )
 
 
 def _is_int(value: object) -> bool:

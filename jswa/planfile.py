@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError
-from jswa.types import ExtrasEntry, StepPlan
+from jswa.types import ExtrasEntry, StepPlan, TableRow
 
 
 def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:
@@ -44,18 +44,24 @@ def _plain(value: Any) -> Any:
 
 
 def _plan(fields: dict[str, Any]) -> StepPlan:
-    shapes = {"full_pages": (-1, 3), "local_pages": (-1, 3), "moves": (-1, 2)}
+    shapes = {"full_pages": (-1, 3), "local_pages": (-1, 3), "moves": (-1, 3)}
     arrays = {
         name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
         for name, value in fields.items()
-        if name not in ("extras", "logprobs")
+        if name not in ("extras", "logprobs", "table_rows")
     }
     extras = tuple(
         ExtrasEntry(
             entry["place"],
             np.array(entry["mask"], np.int32),
             None if entry["bias"] is None else np.array(entry["bias"], np.float32),
+            np.array(entry["skipped"], np.int32),
+            entry["prompt_length"],
         )
         for entry in fields["extras"]
     )
-    return StepPlan(**arrays, extras=extras, logprobs=fields["logprobs"])
+    rows = tuple(
+        TableRow(row["slot"], np.array(row["full"], np.int32), row["first_local"], np.array(row["local"], np.int32))
+        for row in fields["table_rows"]
+    )
+    return StepPlan(**arrays, table_rows=rows, extras=extras, logprobs=fields["logprobs"])

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from jswa.errors import GenerationError, InvalidSampling
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+MissReason = Literal["cold", "evicted", "window lost", "salt", "too short", "prompt logprobs"]
 
 FROM_DEVICE = -1  # in StepPlan.tokens: the token that the previous step sampled for this row
 MAX_LOGPROBS = 20  # log probabilities of most likely tokens, at most
@@ -147,6 +148,7 @@ class Request:
         max_length: prompt + generated tokens at most.
         priority: lower runs first; arrival decides between equals.
         constraint: None where the logits are used as they are.
+        cache_salt: prefixes are shared with requests of the same salt only.
     """
 
     request_id: str
@@ -157,6 +159,7 @@ class Request:
     max_length: int
     priority: int = 0
     constraint: Constraint | None = None
+    cache_salt: str = ""
 
     @property
     def waits_for_tokens(self) -> bool:
@@ -174,11 +177,35 @@ class ChoiceLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
+class PrefixHit(NamedTuple):
+    """What the prefix cache had of a prompt, in tokens.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        cached_tokens: of those, the ones that no layer computed.
+        full_hit_tokens: the ones whose full-attention KV was there.
+        replayed_tokens: full_hit_tokens - cached_tokens: run again because the local KV had been given up.
+        reason: why the others were not found: text never seen ("cold"), or seen and "evicted", under another "salt",
+            "too short" to be worth a copy, or not looked for because their log probabilities were asked for.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    full_hit_tokens: int
+    replayed_tokens: int
+    reason: MissReason
+
+    def missed(self) -> dict[MissReason, int]:
+        """Tokens that were computed, by reason; the last token of a prompt always is."""
+        lost: dict[MissReason, int] = {"window lost": self.replayed_tokens} if self.replayed_tokens else {}
+        return {**lost, self.reason: self.prompt_tokens - self.full_hit_tokens}
+
+
 class TokenEvent(NamedTuple):
     """One token of one request, or its end. `token` is None where the request ended without one.
 
-    With the first token come `prompt_logprobs`, one entry per prompt token but the first, and `first_scheduled_time`,
-    when the request's first step was planned, in seconds of `time.monotonic`.
+    With the first token come `prompt_logprobs`, one entry per prompt token but the first, `first_scheduled_time`,
+    when the request's first step was planned, in seconds of `time.monotonic`, and what the prefix cache had for it.
     """
 
     request_id: str
@@ -188,6 +215,7 @@ class TokenEvent(NamedTuple):
     logprobs: ChoiceLogprobs | None = None
     prompt_logprobs: list[ChoiceLogprobs] | None = None
     first_scheduled_time: float | None = None
+    prefix: PrefixHit | None = None
 
 
 class LogprobTable(NamedTuple):
@@ -212,11 +240,25 @@ class StepLogprobs(NamedTuple):
 
 
 class ExtrasEntry(NamedTuple):
-    """New contents of one place in the extras tables. `bias` None: the mask alone changes, counts stay."""
+    """New contents of one place in the extras tables. `bias` None: the mask alone changes, counts stay.
+
+    `skipped`: the tokens that the row will not run because their KV is cached, prompt first.
+    """
 
     place: int
     mask: Int[np.ndarray, " words"]
     bias: Float[np.ndarray, " V"] | None = None
+    skipped: Int[np.ndarray, " S"] = np.zeros(0, np.int32)
+    prompt_length: int = 0
+
+
+class TableRow(NamedTuple):
+    """The pages of a row that starts on cached ones: ids from page position 0, and from `first_local`."""
+
+    slot: int
+    full: Int[np.ndarray, " F"]
+    first_local: int
+    local: Int[np.ndarray, " L"]
 
 
 SAMPLING = (
@@ -234,13 +276,16 @@ class StepPlan:
 
     Attributes:
         slots: the row's place in the device state (page tables, last token), held for the row's life.
+        full_lo: first position whose full KV the row writes; that of positions before comes from the cache.
         local_lo: first position that the row's local layers may see.
         samples: whether the row's last position yields a token (a chunk inside a prompt does not).
         tokens: ids to run; FROM_DEVICE for a row whose token the previous step sampled.
         sampling: sampling parameters by row, columns `SAMPLING`, floats as their bits.
         extras: what to enter in the tables of counts, biases and masks before the step.
         full_pages, local_pages: new page-table entries (slot, page position, page id).
-        moves: full pages to copy (source, destination) in order, and to rename in the tables, before the step.
+        moves: slots of 1/m block to copy (source, destination, whether to rename in the full table), in order, before
+            the step: full pages that compaction moves, and copies of cached pages that a row will write to.
+        table_rows: whole rows to enter in the page tables after the moves.
         logprobs: whether any row wants log probabilities of its sampled token, or also of its prompt; then `targets`
             holds the token that follows each token of the step (0 where none does).
     """
@@ -248,13 +293,15 @@ class StepPlan:
     slots: Int[np.ndarray, " R"]
     starts: Int[np.ndarray, " R"]
     counts: Int[np.ndarray, " R"]
+    full_lo: Int[np.ndarray, " R"]
     local_lo: Int[np.ndarray, " R"]
     samples: Int[np.ndarray, " R"]
     tokens: Int[np.ndarray, " T"]
     sampling: Int[np.ndarray, "R C"]
     full_pages: Int[np.ndarray, "F 3"]
     local_pages: Int[np.ndarray, "L 3"]
-    moves: Int[np.ndarray, "M 2"]
+    moves: Int[np.ndarray, "M 3"]
+    table_rows: tuple[TableRow, ...] = ()
     extras: tuple[ExtrasEntry, ...] = ()
     logprobs: Logprobs = "none"
     targets: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -310,7 +357,10 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The result of one prompt; vLLM's names. `error` is set where the request failed after it had been accepted."""
+    """The result of one prompt; vLLM's names. `error` is set where the request failed after it had been accepted.
+
+    `prefix` says what the prefix cache had of the prompt (of the first text's, where n > 1).
+    """
 
     request_id: str
     prompt: str | None
@@ -319,6 +369,7 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    prefix: PrefixHit | None = None
     metrics: RequestMetrics | None = None
     error: GenerationError | None = field(default=None)
 

@@ -1,6 +1,6 @@
 """Doubles for tests: models without weights, and a device without jax."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,18 @@ from jswa.config import AttentionConfig, LayerConfig, Limits, MlpConfig, ModelCo
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
 from jswa.sched.scheduler import Scheduler
-from jswa.types import FROM_DEVICE, NOT_FINITE, SAMPLING, FinishReason, Request, SamplingParams, StepPlan, TokenEvent
+from jswa.sched.sequence import Sequence as Row
+from jswa.types import (
+    FROM_DEVICE,
+    NOT_FINITE,
+    SAMPLING,
+    FinishReason,
+    Request,
+    SamplingParams,
+    StepPlan,
+    TableRow,
+    TokenEvent,
+)
 
 NO_PLACE = 2**30  # of the extras tables
 POISON = -1  # KV memory that nobody may read
@@ -121,32 +132,40 @@ class FakePending:
 
 
 class FakeRunner:
-    """`StepRunner` in numpy: keeps what the device keeps, and asserts that every row reads back what it wrote.
+    """`StepRunner` in numpy: keeps what the device keeps, and asserts that every row reads what it should.
 
-    KV memory holds a mark (row's life, position, token) for each position, in two views over the same blocks: a write
-    through one view poisons the other. The order of a launch is the device's: moves, table entries, all writes, all
-    reads. So a page reused too early, a window cut too far or a move not followed is a wrong mark.
+    KV memory holds a mark for each position: a hash of the text up to there, so that pages may be shared by whoever
+    has the same text. Both views lie over the same slots of 1/m block: a write through one poisons the other. The
+    order of a launch is the device's: moves, table entries, all writes, all reads. So a page reused too early, a window
+    cut too far or a move not followed is a wrong mark.
+
+    Local KV has a level too: how many local layers of it are what a cold run gives. A token's is one more than the
+    lowest that it sees; what lies in its window below the row's `local_lo` counts as none. Full KV and samples must
+    come from tokens that see nothing but exact KV: the law of revival, for any start that a scheduler may choose.
     """
 
-    def __init__(self, layout: KVLayout, limits: Limits, model: TextModel) -> None:
+    def __init__(self, layout: KVLayout, limits: Limits, model: TextModel, row_of: Callable[[int], Row]) -> None:
         self.layout = layout
         self.limits = limits
         self.model = model
         self.launches = 0
         self.moves = 0
+        self.copies = 0
+        self._row_of = row_of  # by slot
+        self._rows: list[Row | None] = [None] * limits.max_rows
         self._buckets = bucket_table(limits, on_gpu=False)
         page, rows, width = limits.page_size, limits.max_rows, limits.pages_per_row
-        self._full = np.full((limits.num_blocks, layout.pages_per_block, page), POISON, np.int64)
-        self._local = np.full((limits.num_blocks, page), POISON, np.int64)
+        slots = limits.num_blocks * layout.pages_per_block
+        self._full = np.full((slots, page), POISON, np.int64)
+        self._local = np.full((slots, page), POISON, np.int64)
+        self._level = np.zeros((slots, page), np.int32)
         self._full_table = np.zeros((rows, width), np.int32)
         self._local_table = np.zeros((rows, width), np.int32)
         self._last_token = np.full(rows, POISON, np.int64)
-        # What no device has: the marks that each row wrote, and the state of its text.
-        self._written = np.full((rows, width * page), POISON, np.int64)
+        # What no device has: the marks that each row must find, and the state of its text.
+        self._marks = np.full((rows, width * page), POISON, np.int64)
         self._length = [0] * rows
-        self._life = [0] * rows
         self._text = [0] * rows
-        self._lives = 0
 
     def launch(self, plan: StepPlan) -> FakePending:
         """Run the step through the packed upload of its bucket, as the real runner does."""
@@ -154,85 +173,145 @@ class FakeRunner:
         spec = PackSpec.of(bucket, page_size=self.limits.page_size, max_rows=self.limits.max_rows)
         inputs = unpack(pack(plan, spec), spec)
         self._move(plan.moves)
+        first_steps = {int(row[0]): row for row in inputs.rows}
+        for row in plan.table_rows:
+            start, _, full_lo, local_lo = first_steps[row.slot][1:5].tolist()
+            self._enter_row(row, start, full_lo, local_lo)
         self._enter(self._full_table, inputs.full_pages, full=True)
         self._enter(self._local_table, inputs.local_pages, full=False)
         rows = inputs.rows[inputs.column("slot") < self.limits.max_rows]
         ends = np.cumsum(rows[:, 2])
         assert ends[-1] == plan.num_tokens, "rows and tokens disagree"
-        for (slot, start, count, *_), end in zip(rows.tolist(), ends.tolist(), strict=True):
-            self._write(slot, start, inputs.tokens[end - count : end])
-        for slot, start, count, *_ in rows.tolist():
-            self._read(slot, start, start + count)
+        for (slot, start, count, full_lo, local_lo, *_), end in zip(rows.tolist(), ends.tolist(), strict=True):
+            self._write(slot, start, full_lo, local_lo, inputs.tokens[end - count : end])
+        for slot, start, count, _, local_lo, samples, *_ in rows.tolist():
+            self._read(slot, start, start + count, local_lo)
+            exact = self._inexact_from(slot, start + count - 1, start + count, local_lo) is None
+            assert exact or not samples, "a token is sampled from local KV that is not exact"
         tokens = np.full(len(rows), NOT_FINITE, np.int32)
-        for index, (slot, _, _, _, samples, *_) in enumerate(rows.tolist()):
+        for index, (slot, _, _, _, _, samples, *_) in enumerate(rows.tolist()):
             if samples:
                 tokens[index] = self.model.next_token(self._text[slot])
                 self._last_token[slot] = max(int(tokens[index]), 0)
         self.launches += 1
         return FakePending(plan, tokens)
 
-    def _move(self, moves: Int[np.ndarray, "M 2"]) -> None:
-        m = self.layout.pages_per_block
-        pages = self._full.reshape(-1, self.limits.page_size)
-        for source, target in moves.tolist():
-            assert min(source, target) >= m, "the block of zeros moved"
-            pages[target] = pages[source]
-            self._local[target // m] = POISON
-            self._full_table[self._full_table == source] = target
-        self.moves += len(moves)
+    def _move(self, moves: Int[np.ndarray, "M 3"]) -> None:
+        for source, target, renames in moves.tolist():
+            assert min(source, target) >= self.layout.pages_per_block, "the block of zeros moved"
+            for memory in (self._full, self._local, self._level):
+                memory[target] = memory[source]
+            if renames:
+                self._full_table[self._full_table == source] = target
+                self.moves += 1
+            else:
+                self.copies += 1
+
+    def _enter_row(self, row: TableRow, start: int, full_lo: int, local_lo: int) -> None:
+        """Enter a row that starts on cached pages; those after them are new."""
+        page = self.limits.page_size
+        self._full_table[row.slot, : len(row.full)] = row.full
+        self._local_table[row.slot, row.first_local : row.first_local + len(row.local)] = row.local
+        cached_local = 0 if local_lo == start else -(-start // page) - row.first_local
+        for page_id in row.full[-(-full_lo // page) :].tolist():
+            self._poison(page_id, full=True)
+        for page_id in row.local[cached_local:].tolist():
+            self._poison(page_id, full=False)
 
     def _enter(self, table: Int[np.ndarray, "R N"], entries: Int[np.ndarray, "U 3"], *, full: bool) -> None:
         """Enter new pages into a table. Their memory holds what an earlier owner left: poison it."""
         for slot, position, page in entries[entries[:, 0] < self.limits.max_rows].tolist():
-            block, offset = divmod(page, self.layout.pages_per_block) if full else (page, slice(None))
-            assert block > 0, "the block of zeros was handed out"
             table[slot, position] = page
-            self._full[block, offset] = POISON
-            self._local[block] = POISON
+            self._poison(page, full=full)
 
-    def _write(self, slot: int, start: int, tokens: Int[np.ndarray, " n"]) -> None:
-        if start == 0:
-            self._lives += 1
-            self._life[slot], self._length[slot], self._text[slot] = self._lives, 0, 0
-        assert start == self._length[slot], "a row skipped or repeated positions"
+    def _poison(self, page: int, *, full: bool) -> None:
+        m = self.layout.pages_per_block
+        assert page >= (m if full else 1), "the block of zeros was handed out"
+        slots = slice(page, page + 1) if full else slice(page * m, page * m + m)
+        self._full[slots] = self._local[slots] = POISON
+
+    def _begin(self, slot: int, start: int, row: Row) -> None:
+        """A row's first step: what it skips is known text."""
+        text, self._length[slot], self._rows[slot] = 0, start, row
+        known = row.tokens[: min(start, row.num_known)].tolist()
+        assert len(known) == start, "a row starts beyond its text"
+        for position, token in enumerate(known):
+            text = self.model.fold(text, [token])
+            self._marks[slot, position] = text >> 1
+        self._text[slot] = text
+
+    def _write(self, slot: int, start: int, full_lo: int, local_lo: int, tokens: Int[np.ndarray, " n"]) -> None:
+        row = self._row_of(slot)
+        if start == 0 or start != self._length[slot] or row is not self._rows[slot]:
+            self._begin(slot, start, row)
         run = tokens.astype(np.int64)
         if run[0] == FROM_DEVICE:
             assert len(run) == 1, "only one token can come from the device"
             run[0] = self._last_token[slot]
         self._last_token[slot] = POISON
         assert np.all(run >= 0), "a token is not known"
-        self._text[slot] = self.model.fold(self._text[slot], run.tolist())
+        for position, token in enumerate(run.tolist(), start=start):
+            self._text[slot] = self.model.fold(self._text[slot], [token])
+            self._marks[slot, position] = self._text[slot] >> 1
         self._length[slot] += len(run)
-        positions = np.arange(start, start + len(run))
-        marks = (self._life[slot] << 40) | (positions << 16) | run
-        self._written[slot, positions] = marks
-        pages, offsets = np.divmod(positions, self.limits.page_size)
-        if self.layout.full is not None:
-            blocks, parts = np.divmod(self._full_table[slot, pages], self.layout.pages_per_block)
-            self._full[blocks, parts, offsets] = marks
-            self._local[blocks] = POISON
+        m, end = self.layout.pages_per_block, start + len(run)
         if self.layout.local is not None:
-            blocks = self._local_table[slot, pages]
-            self._local[blocks, offsets] = marks
-            self._full[blocks] = POISON
+            pages, offsets = np.divmod(np.arange(start, end), self.limits.page_size)
+            slots = self._local_table[slot, pages][:, None] * m + np.arange(m)
+            self._local[slots, offsets[:, None]] = self._marks[slot, start:end, None]
+            self._full[slots] = POISON
+            self._set_levels(slot, start, end, local_lo)
+        if self.layout.full is not None and end > full_lo:
+            first = max(start, full_lo)
+            pages, offsets = np.divmod(np.arange(first, end), self.limits.page_size)
+            slots = self._full_table[slot, pages]
+            self._full[slots, offsets] = self._marks[slot, first:end]
+            self._local[slots] = POISON
+            bad = self._inexact_from(slot, first, end, local_lo)
+            assert bad is None, f"slot {slot} writes full KV at {bad} from local KV that is not exact"
 
-    def _read(self, slot: int, start: int, end: int) -> None:
+    def _levels(self, slot: int, first: int, end: int) -> Int[np.ndarray, " n"]:
+        pages, offsets = np.divmod(np.arange(first, end), self.limits.page_size)
+        levels: Int[np.ndarray, " n"] = self._level[
+            self._local_table[slot, pages] * self.layout.pages_per_block, offsets
+        ]
+        return levels
+
+    def _set_levels(self, slot: int, start: int, end: int, local_lo: int) -> None:
+        reach, local, m, page = self.layout.reach, self.layout.local, self.layout.pages_per_block, self.limits.page_size
+        assert reach is not None
+        assert local is not None
+        for position in range(start, end):
+            first = reach.first_visible(position)
+            seen = self._levels(slot, max(first, local_lo), position)
+            least = 0 if local_lo > first else int(seen.min(initial=local.num_layers))
+            block = self._local_table[slot, position // page]
+            self._level[block * m : block * m + m, position % page] = min(local.num_layers, least + 1)
+
+    def _inexact_from(self, slot: int, start: int, end: int, local_lo: int) -> int | None:
+        """First of these positions that sees local KV which is not that of a cold run."""
+        reach, local = self.layout.reach, self.layout.local
+        if reach is None or local is None:
+            return None
+        for position in range(start, end):
+            first = reach.first_visible(position)
+            if local_lo > first or (self._levels(slot, first, position + 1) < local.num_layers).any():
+                return position
+        return None
+
+    def _read(self, slot: int, start: int, end: int, local_lo: int) -> None:
         """All that the queries at [start, end) see: full layers everything, local layers their windows."""
         if self.layout.full is not None:
-            self._check(self._full.reshape(-1, self.limits.page_size), self._full_table, slot, 0, end)
+            self._check(self._full[self._full_table[slot]], slot, 0, end)
         if self.layout.reach is not None:
-            first = self.layout.reach.first_visible(start)
-            self._check(self._local, self._local_table, slot, first, end)
+            first = max(self.layout.reach.first_visible(start), local_lo)
+            for part in range(self.layout.pages_per_block):
+                memory = self._local[self._local_table[slot] * self.layout.pages_per_block + part]
+                self._check(memory, slot, first, end)
 
-    def _check(
-        self, memory: Int[np.ndarray, "P p"], table: Int[np.ndarray, "R N"], slot: int, first: int, end: int
-    ) -> None:
-        page = self.limits.page_size
-        page_range = slice(first // page, -(-end // page))
-        seen = memory[table[slot, page_range]].reshape(-1)
-        begin = first - page_range.start * page
-        wrong = np.flatnonzero(seen[begin : begin + end - first] != self._written[slot, first:end])
-        assert not len(wrong), f"slot {slot} reads what it did not write at positions {first + wrong}"
+    def _check(self, row: Int[np.ndarray, "N p"], slot: int, first: int, end: int) -> None:
+        wrong = np.flatnonzero(row.reshape(-1)[first:end] != self._marks[slot, first:end])
+        assert not len(wrong), f"slot {slot} reads what is not its text at positions {first + wrong}"
 
 
 class Loop:
@@ -240,8 +319,11 @@ class Loop:
 
     def __init__(self, layout: KVLayout, limits: Limits, model: TextModel) -> None:
         self.scheduler = Scheduler(layout, limits)
-        self.runner = FakeRunner(layout, limits, model)
+        self.runner = FakeRunner(layout, limits, model, self._row_of)
         self.pending: FakePending | None = None
+
+    def _row_of(self, slot: int) -> Row:
+        return next(s for s in self.scheduler._running if s.slot == slot)
 
     def step(self) -> list[TokenEvent]:
         """Launch the next step, then take in the tokens of the one before."""

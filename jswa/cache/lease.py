@@ -1,14 +1,18 @@
 """The pages one sequence holds.
 
-position  0        local.start·p                    end·p
-full      [ every page from 0 ……………………………………………… full.end )
-local               [ the window, page aligned …… local.end )
+position  0           exact_from    local.kept·p     local.start·p          end·p
+full      [ every page from 0, at first those of the prefix cache ……………… full.end )
+local                               [ slid, unpublished )[ the window ………… local.end )
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
+
+if TYPE_CHECKING:
+    from jswa.cache.radix import Node
 
 NEVER = 2**62
 
@@ -50,14 +54,40 @@ class Lease:
         width: of the page tables.
         covered: positions below this have pages.
         slides_at: launched length at which the next local page leaves.
+        kept: local pages in [kept, local.start) have left the window and wait to be published; the manager takes
+            them back when memory is short.
+        full_lo: positions below this have their full KV from the cache: the row must not write it again.
+        local_lo: first position whose local KV the row can see.
+        exact_from: first position whose local KV is that of a cold run; older local pages are never shared.
+        salt: of the request; prefixes are shared within one salt only.
+        node, published: where in the prefix tree the row's published text ends, in tokens, page aligned.
+        boundaries: positions, ascending, whose windows stay in the cache once the row has published them; the last is
+            the end of what it knew when it started.
+        branch: the one of them at which texts part; 0: none.
+        apart: the tree has other pages for the row's text: it publishes the rest at its end only.
     """
 
     width: int
     covered: int = 0
     slides_at: int = NEVER
+    kept: int = 0
+    full_lo: int = 0
+    local_lo: int = 0
+    exact_from: int = 0
+    salt: str = ""
+    node: "Node | None" = None
+    published: int = 0
+    boundaries: list[int] = field(default_factory=list)
+    branch: int = 0
+    apart: bool = False
     full: PageRun = field(init=False)
     local: PageRun = field(init=False)
 
     def __post_init__(self) -> None:
         self.full = PageRun(np.zeros(self.width, np.int32))
         self.local = PageRun(np.zeros(self.width, np.int32))
+
+    @property
+    def slid(self) -> Int[np.ndarray, " n"]:
+        """Ids of the local pages that have left the window and wait to be published."""
+        return self.local.ids[self.kept : self.local.start]

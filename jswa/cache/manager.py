@@ -1,47 +1,118 @@
-"""Gives pages to sequences and takes them back: the one place where leases and the pool change together.
+"""Gives pages to sequences and takes them back: the one place where leases, prefix cache and pool change together.
 
 Local pages slide in one place (`slide`), by one frontier on *launched* tokens (steps handed to the device, never
-planned ones): whole pages older than max(0, launched - (W - 1)) leave the lease, and with chunked layers all pages of
-earlier chunks.
+planned ones): whole pages older than max(0, launched - (W - 1)) leave the window, and with chunked layers all pages
+of earlier chunks. With or without the prefix cache it is the same code. Pages of a prompt wait (`Lease.kept`) until
+its tokens have come back and the cache has taken them over; they are the first to go where memory is short.
 
 A page that leaves a lease may be handed out at once although the step that last used it may still run: the next step
 consumes the arrays which that step produces, so the order is a data dependence and needs no guard. A row that ended at
 step k still writes one position at k + 1: into its own tail page, past every position that anyone reads, and before
-the first step of the page's next owner.
+the first step of the page's next owner. So may a copy of a page be planned and its source be given up in one plan:
+moves run in order, before anything is written.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import NEVER, Lease
 from jswa.cache.pool import PagePool
+from jswa.cache.prefix import NO_MATCH, Match, PrefixCache
+from jswa.cache.radix import Window
+from jswa.cache.stats import CacheStats, HitCounter
+
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+class Move(NamedTuple):
+    """A slot of 1/m block to copy; `rename`: page tables that name the source name the target from then on."""
+
+    source: int
+    target: int
+    rename: bool
 
 
 class CacheManager:
-    """Owns the pool and all leases. `width` is the width of a page table, in pages."""
+    """Owns the pool, all leases and the prefix cache. `width` is the width of a page table, in pages.
 
-    def __init__(self, layout: KVLayout, num_blocks: int, width: int) -> None:
+    Args:
+        sharing: False: nothing is looked up or kept.
+        interval: keep the window at every so many tokens of a prompt, too.
+    """
+
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, width: int, *, sharing: bool = True, interval: int | None = None
+    ) -> None:
         self.layout = layout
         self.pool = PagePool(num_blocks, layout.pages_per_block)
-        self.moves: list[tuple[int, int]] = []
+        self.prefix = PrefixCache(layout, self.pool)
+        self.hits = HitCounter()
+        self.moves: list[Move] = []
+        self._sharing = sharing
+        self._interval = interval
         self._width = width
-        self._leases: set[Lease] = set()
+        self._leases: dict[Lease, None] = {}  # dicts serve as ordered sets
+        self._waiting: dict[Lease, None] = {}  # with pages that wait to be published
+
+    @property
+    def available_slots(self) -> int:
+        """Slots that are free, or can be made so without harm to a row."""
+        return self.pool.free_slots + self.pool.evictable_slots + self.pool.pages_per_block * self._idle_pages()
+
+    def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
+        """What the cache has of the first `limit` tokens of a text. Changes nothing."""
+        return self.prefix.match(salt, tokens, limit if self._sharing else 0)
+
+    def leased_slots(self, match: Match) -> int:
+        """Slots of a match that other rows hold too: starting from it takes none of the available ones for these."""
+        whole = match.resume.full_to // self.layout.page_size
+        full = np.count_nonzero(self.pool.full_owners[match.full[:whole]] > 1)
+        own = self._copied_local(match)
+        local = np.count_nonzero(self.pool.local_owners[match.local[: len(match.local) - own]] > 1)
+        return int(full) + self.pool.pages_per_block * int(local)
 
     def open(self) -> Lease:
-        """A lease without pages. The caller must `close` it."""
-        lease = Lease(self._width, slides_at=self._slides_at(0))
-        self._leases.add(lease)
+        """A lease without pages, for a row that starts from nothing; `close` it in the end."""
+        lease = self.open_at(NO_MATCH)
+        assert lease is not None
+        return lease
+
+    def open_at(self, match: Match, salt: str = "", length: int = 0) -> Lease | None:
+        """A lease on the pages of a match, for a row whose first `length` tokens are known; `close` it in the end.
+
+        None, and no change, where there is no room for a copy of a page that is shared in part.
+        """
+        lease = Lease(self._width, salt=salt)
+        at, p = match.resume, self.layout.page_size
+        lease.full_lo, lease.local_lo, lease.exact_from = at.full_to, at.local_lo, at.exact_from
+        lease.full.extend(match.full)
+        if self.layout.reach is not None:
+            lease.kept = lease.local.start = lease.local.end = lease.local.sent = at.local_lo // p
+            lease.local.extend(match.local)
+        self.pool.retain_full(match.full)
+        self.pool.retain_local(match.local)
+        self.prefix.retention.take(match.local)
+        self._leases[lease] = None
+        if not self._copy_last(lease, match):
+            self._release(lease)
+            return None
+        lease.slides_at = self._slides_at(lease.local.start)
+        if self._sharing:
+            self.prefix.start(lease, match)
+            self._set_boundaries(lease, match, length)
         return lease
 
     def grow(self, lease: Lease, length: int) -> bool:
-        """Hold pages for every position below `length`; False, and no change, where the pool has too few."""
+        """Hold pages for every position below `length`; False, and no change, where there are too few."""
         layout = self.layout
         pages = -(-length // layout.page_size)
         more_full = max(0, pages - lease.full.end) if layout.full else 0
         more_local = max(0, pages - lease.local.end) if layout.local else 0
-        if more_full + more_local * layout.pages_per_block > self.pool.free_slots:
+        if not self._make_room(more_full + more_local * layout.pages_per_block):
             return False
         if more_local:
             # Local first: compaction may need holes that full pages would fill.
@@ -57,20 +128,70 @@ class CacheManager:
         if self.layout.reach is None:
             return
         frontier = self.layout.reach.first_visible(launched) // self.layout.page_size
-        local = lease.local
-        if frontier > local.start:
-            self.pool.free_local(local.ids[local.start : frontier])
-            local.start = frontier
+        if frontier > lease.local.start:
+            lease.local.start = frontier
             lease.slides_at = self._slides_at(frontier)
+            if lease.boundaries:
+                self._waiting[lease] = None
+            else:
+                self._free_slid(lease, frontier)
 
-    def close(self, lease: Lease) -> None:
-        """Give every page of the lease back."""
-        self.pool.free_full(lease.full.held)
-        self.pool.free_local(lease.local.held)
-        self._leases.remove(lease)
+    def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], computed: int) -> None:
+        """A prompt has been computed so far: share what is whole, and at its end what is there. In decode: nothing."""
+        if not lease.boundaries:
+            return
+        end = lease.boundaries[-1]
+        upto = end if computed >= end else computed // self.layout.page_size * self.layout.page_size
+        if not lease.apart:
+            self.prefix.publish(lease, tokens, upto)
+            self.prefix.keep_windows(lease)
+        if computed >= end or lease.apart:
+            lease.boundaries.clear()
+        waiting_from = upto // self.layout.page_size if lease.boundaries else lease.local.start
+        self._free_slid(lease, min(lease.local.start, waiting_from))
+
+    def close(self, lease: Lease, tokens: Int[np.ndarray, " T"] = _NO_TOKENS, *, turn: tuple[int, ...] = ()) -> None:
+        """The row ends, with these tokens computed: they go to the cache, or, if there are none, nothing does.
+
+        Args:
+            turn: positions whose windows stay, besides the end: windows of earlier turns on the way are given up.
+        """
+        if self._sharing and len(tokens):
+            self.prefix.publish(lease, tokens, len(tokens), final=True)
+            lease.boundaries = [b for b in lease.boundaries if b < len(tokens)] + [len(tokens)]
+            self.prefix.keep_windows(lease)
+            self.prefix.supersede(lease, (*turn, len(tokens)), self._interval)
+        self._release(lease)
+
+    def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> None:
+        """Pages that a row computed from `start` on are worthless: take them and all that followed out of the cache."""
+        self.prefix.withdraw(salt, tokens, start)
+
+    def flush(self) -> None:
+        """Empty the cache and count anew; rows keep what they hold."""
+        self.prefix.flush()
+        self.hits = HitCounter()
+
+    def stats(self) -> CacheStats:
+        """What the cache has done and holds."""
+        pool, hits = self.pool, self.hits
+        return CacheStats(
+            requests=hits.requests,
+            prompt_tokens=hits.prompt_tokens,
+            cached_tokens=hits.cached_tokens,
+            full_hit_tokens=hits.full_hit_tokens,
+            replayed_tokens=hits.replayed_tokens,
+            missed=dict(hits.missed),
+            full_pages=int(np.count_nonzero(pool.full_cached)),
+            local_pages=int(np.count_nonzero(pool.local_cached)),
+            evictable_full_pages=pool.evictable_full,
+            evictable_local_pages=pool.evictable_local,
+            windows=sum(isinstance(item, Window) for item in self.prefix.tree.candidates.items),
+            evictions=self.prefix.retention.evictions,
+        )
 
     def held_slots(self, lease: Lease) -> int:
-        """Arena slots of everything the lease holds."""
+        """Arena slots of everything the lease needs."""
         return len(lease.full.held) + self.layout.pages_per_block * len(lease.local.held)
 
     def settle(self) -> None:
@@ -78,30 +199,132 @@ class CacheManager:
         self.pool.settle()
         self._follow_moves()
 
-    def drain_moves(self) -> list[tuple[int, int]]:
-        """Full-page moves (source, destination) for the device to carry out, in order, before the next step."""
+    def drain_moves(self) -> list[Move]:
+        """Copies for the device to carry out, in order, before the next step."""
         moves, self.moves = self.moves, []
         return moves
 
     def check(self, launched: Iterable[tuple[Lease, int]]) -> None:
-        """Assert the laws of pool and leases, given each open lease and its launched length."""
+        """Assert the laws of pool, cache and leases, given each open lease and its launched length."""
         self.pool.check()
+        self.prefix.check()
         layout, seen = self.layout, dict(launched)
-        assert set(seen) == self._leases, "leases are open that no sequence holds, or the reverse"
-        full = [lease.full.held for lease in seen]
-        local = [lease.local.held for lease in seen]
-        for ids, held in ((full, self.pool.num_full), (local, self.pool.num_local)):
-            flat = np.concatenate(ids) if ids else np.zeros(0, np.int32)
-            assert len(flat) == len(np.unique(flat)) == held, "a page has two owners or none"
+        assert set(seen) == set(self._leases), "leases are open that no sequence holds, or the reverse"
+        self._check_owners()
         for lease, length in seen.items():
             pages = -(-length // layout.page_size)
+            shared = -(-lease.full_lo // layout.page_size)
             assert lease.covered == pages * layout.page_size, "pages end before or after the launched length"
-            assert lease.full.end == (pages if layout.full else 0), "full pages differ from the launched length"
+            assert lease.full.end == (max(pages, shared) if layout.full else 0), "full pages differ from the length"
+            assert (lease in self._waiting) == (lease.kept < lease.local.start)
             if layout.reach is not None:
-                first = layout.reach.first_visible(length) // layout.page_size
+                first = max(layout.reach.first_visible(length), lease.local_lo) // layout.page_size
                 assert (lease.local.start, lease.local.end) == (first, pages), "local pages are not exactly the window"
                 assert lease.slides_at > length, "a page has left the window and is still held"
                 assert len(lease.local.held) <= layout.window_pages(length) + 1
+            if self._sharing:
+                assert lease.node is not None
+                assert lease in lease.node.leases
+                whole = lease.published // layout.page_size if layout.full and not lease.apart else 0
+                path = self.prefix.tree.page_ids(lease.node, "full", 0, whole)
+                assert np.array_equal(path, lease.full.ids[:whole]), "published pages are not those of the tree"
+
+    def _check_owners(self) -> None:
+        for kind in ("full", "local"):
+            owners = np.zeros(len(getattr(self.pool, f"{kind}_owners")), np.int32)
+            for lease in self._leases:
+                run = getattr(lease, kind)
+                held = run.ids[(lease.kept if kind == "local" else 0) : run.end]
+                assert len(held) == len(np.unique(held)), "a lease holds a page twice"
+                owners[held] += 1
+            owners += getattr(self.pool, f"{kind}_cached")
+            assert np.array_equal(owners, getattr(self.pool, f"{kind}_owners")), (
+                f"owners of {kind} pages are miscounted"
+            )
+
+    def _copied_local(self, match: Match) -> int:
+        """Whether the row writes to the last of the local pages it starts from, and so needs a copy."""
+        return int(len(match.local) > 0 and match.resume.live_to % self.layout.page_size > 0)
+
+    def _copy_last(self, lease: Lease, match: Match) -> bool:
+        """Put copies in place of pages that the row will write to, or return False."""
+        full = int(len(match.full) > 0 and match.resume.full_to % self.layout.page_size > 0)
+        local, m = self._copied_local(match), self.pool.pages_per_block
+        if not full and not local:
+            return True
+        if not self._make_room(full + local * m):
+            return False
+        if local:
+            source = lease.local.ids[lease.local.end - 1 : lease.local.end].copy()
+            lease.local.ids[lease.local.end - 1] = target = int(self.pool.alloc_local(1)[0])
+            self._follow_moves()
+            self.moves += [Move(int(source[0]) * m + i, target * m + i, rename=False) for i in range(m)]
+            self._free_local(source)
+        if full:
+            # Read after the local page was found: compaction may have moved it.
+            source = lease.full.ids[lease.full.end - 1 : lease.full.end].copy()
+            lease.full.ids[lease.full.end - 1] = target = int(self.pool.alloc_full(1)[0])
+            self.moves.append(Move(int(source[0]), target, rename=False))
+            self.pool.free_full(source)
+        return True
+
+    def _set_boundaries(self, lease: Lease, match: Match, length: int) -> None:
+        """Where the row's windows are to stay: where texts part, at intervals, at the end of its known tokens."""
+        found = match.resume.full_to
+        if length <= found:
+            return
+        step = self._interval
+        regular = range(found // step * step + step, length, step) if step is not None else ()
+        lease.boundaries = [*([found] if match.branch and found else []), *regular, length]
+        lease.branch = found if match.branch else 0
+
+    def _make_room(self, slots: int) -> bool:
+        """Have so many free slots, by what costs least; False, and no change, where there are too few."""
+        pool = self.pool
+        if slots <= pool.free_slots:
+            return True
+        if slots > self.available_slots:
+            return False
+        for held in (False, True):
+            for lease in list(self._waiting):
+                first = self._first_needed(lease) if not held else lease.local.start
+                self._free_slid(lease, min(lease.local.start, first))
+            self.prefix.retention.make_room(min(slots, pool.free_slots + pool.evictable_slots))
+            if slots <= pool.free_slots:
+                break
+        return True
+
+    def _first_needed(self, lease: Lease) -> int:
+        """First page position of the windows that are to stay in the cache."""
+        assert self.layout.reach is not None
+        return self.layout.reach.first_visible(lease.boundaries[0]) // self.layout.page_size
+
+    def _idle_pages(self) -> int:
+        """Local pages that wait to be published and that no other row holds."""
+        idle = 0
+        for lease in self._waiting:
+            slid = lease.slid
+            idle += int(np.count_nonzero(self.pool.local_owners[slid] - self.pool.local_cached[slid] == 1))
+            # Those that are cached with the lease as their one other owner become evictable, or are so already.
+        return idle
+
+    def _free_slid(self, lease: Lease, upto: int) -> None:
+        if upto > lease.kept:
+            self._free_local(lease.local.ids[lease.kept : upto])
+            lease.kept = upto
+        if lease.kept >= lease.local.start:
+            self._waiting.pop(lease, None)
+
+    def _free_local(self, ids: Int[np.ndarray, " n"]) -> None:
+        self.pool.free_local(ids)
+        self.prefix.retention.give(ids)
+
+    def _release(self, lease: Lease) -> None:
+        self.pool.free_full(lease.full.held)
+        self._free_local(lease.local.ids[lease.kept : lease.local.end])
+        self._waiting.pop(lease, None)
+        self._leases.pop(lease)
+        self.prefix.leave(lease)
 
     def _slides_at(self, local_start: int) -> int:
         """Launched length at which page `local_start` has left every later query's window."""
@@ -120,6 +343,7 @@ class CacheManager:
             origin = came_from.pop(source, source)
             came_from[target] = origin
             renamed[origin] = target
+            self.prefix.tree.rename(source, target)
         for lease in self._leases:
             lease.full.held[:] = renamed[lease.full.held]
-        self.moves.extend(moves)
+        self.moves.extend(Move(source, target, rename=True) for source, target in moves)

@@ -1,10 +1,15 @@
-"""Which blocks and pages of the arena are free. Owns no memory itself: ids only, int32.
+"""Which blocks and pages of the arena are free, and how many owners the others have. Owns no memory: ids only, int32.
 
 A block is free, or one local page, or m full pages of which some may be free. Free full pages inside partly used
 blocks are *holes*. Counting in slots (1/m block): free_slots = m · free blocks + holes.
 
+Owners are leases and the prefix cache: `alloc_*` gives a page its first, `retain_*` one more, `free_*` takes one away
+and frees the page with the last. The cache marks its pages (`cache_*`, `uncache_*`); those that nobody else owns are
+*evictable*.
+
 Laws (`check`):
 * conservation: free slots + m · local pages + full pages = slots of all blocks but block 0;
+* evictable pages are those of the cache with one owner;
 * compaction: free_slots ≥ m ⇒ one block can be had by moving at most m - 1 pages;
 * after `settle`, holes ≤ 2 % of all slots (or fewer than m, which no compaction can mend).
 
@@ -22,7 +27,11 @@ _FREE, _LOCAL, _FULL, _ZERO = range(4)
 
 
 class PagePool:
-    """Free lists of one arena of `num_blocks` blocks with `pages_per_block` (m) full pages each."""
+    """Free lists of one arena of `num_blocks` blocks with `pages_per_block` (m) full pages each.
+
+    `full_owners`, `local_owners` (how many), `full_cached` and `local_cached` (whether the cache is one of them) are by
+    page id, for others to read.
+    """
 
     def __init__(self, num_blocks: int, pages_per_block: int) -> None:
         self.num_blocks = num_blocks
@@ -34,7 +43,13 @@ class PagePool:
         self._state = np.full(num_blocks, _FREE, np.int8)
         self._state[0] = _ZERO
         self._free = list(range(num_blocks - 1, 0, -1))
+        self.evictable_full = 0
+        self.evictable_local = 0
         self._held = np.zeros((num_blocks, pages_per_block), bool)
+        self.full_owners = np.zeros(num_blocks * pages_per_block, np.int32)
+        self.local_owners = np.zeros(num_blocks, np.int32)
+        self.full_cached = np.zeros(num_blocks * pages_per_block, bool)
+        self.local_cached = np.zeros(num_blocks, bool)
         # Partly used blocks by their number of live pages; dicts serve as ordered sets.
         self._partial: list[dict[int, None]] = [{} for _ in range(pages_per_block + 1)]
 
@@ -48,6 +63,11 @@ class PagePool:
         """Slots that can still be handed out, holes included."""
         return len(self._free) * self.pages_per_block + self.holes
 
+    @property
+    def evictable_slots(self) -> int:
+        """Slots of pages that the cache alone owns."""
+        return self.evictable_full + self.pages_per_block * self.evictable_local
+
     def alloc_local(self, count: int) -> Int[np.ndarray, " count"]:
         """Take `count` whole blocks as local pages. The caller has seen `free_slots ≥ m · count`."""
         if count * self.pages_per_block > self.free_slots:
@@ -56,6 +76,7 @@ class PagePool:
             self._empty_one_block()
         blocks = np.array([self._free.pop() for _ in range(count)], np.int32)
         self._state[blocks] = _LOCAL
+        self.local_owners[blocks] = 1
         self.num_local += count
         return blocks
 
@@ -76,22 +97,68 @@ class PagePool:
         while len(pages) < count:
             pages.append(self._take_hole())
         self.num_full += count
-        return np.array(pages, np.int32)
+        ids = np.array(pages, np.int32)
+        self.full_owners[ids] = 1
+        return ids
+
+    def retain_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+        """One more owner for local pages that have one."""
+        owners = self.local_owners[blocks]
+        self.evictable_local -= int(np.count_nonzero(self.local_cached[blocks] & (owners == 1)))
+        self.local_owners[blocks] = owners + 1
+
+    def retain_full(self, pages: Int[np.ndarray, " n"]) -> None:
+        """One more owner for full pages that have one."""
+        owners = self.full_owners[pages]
+        self.evictable_full -= int(np.count_nonzero(self.full_cached[pages] & (owners == 1)))
+        self.full_owners[pages] = owners + 1
+
+    def cache_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+        """The cache becomes an owner of local pages that a lease owns."""
+        self.local_cached[blocks] = True
+        self.local_owners[blocks] += 1
+
+    def cache_full(self, pages: Int[np.ndarray, " n"]) -> None:
+        """The cache becomes an owner of full pages that a lease owns."""
+        self.full_cached[pages] = True
+        self.full_owners[pages] += 1
+
+    def uncache_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+        """The cache lets go of local pages."""
+        self.evictable_local -= int(np.count_nonzero(self.local_owners[blocks] == 1))
+        self.local_cached[blocks] = False
+        self.free_local(blocks)
+
+    def uncache_full(self, pages: Int[np.ndarray, " n"]) -> None:
+        """The cache lets go of full pages."""
+        self.evictable_full -= int(np.count_nonzero(self.full_owners[pages] == 1))
+        self.full_cached[pages] = False
+        self.free_full(pages)
 
     def free_local(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """Give local pages back."""
+        """Take one owner of local pages away; those without any are free."""
         if not np.all(self._state[blocks] == _LOCAL):
             raise EngineError(f"free_local of blocks that are not local pages: {blocks}")
-        self._state[blocks] = _FREE
-        self._free.extend(blocks.tolist())
-        self.num_local -= len(blocks)
+        owners = self.local_owners[blocks] - 1
+        self.local_owners[blocks] = owners
+        self.evictable_local += int(np.count_nonzero(self.local_cached[blocks] & (owners == 1)))
+        gone = blocks[owners == 0]
+        self._state[gone] = _FREE
+        self._free.extend(gone.tolist())
+        self.num_local -= len(gone)
 
     def free_full(self, pages: Int[np.ndarray, " n"]) -> None:
-        """Give full pages back; a block whose last page goes is free again."""
+        """Take one owner of full pages away; a block whose last page goes is free again."""
         m = self.pages_per_block
-        blocks, offsets = np.divmod(pages, m)
-        if not np.all(self._held[blocks, offsets]):
+        if not np.all(self.full_owners[pages] > 0):
             raise EngineError(f"free_full of pages that are not held: {pages}")
+        owners = self.full_owners[pages] - 1
+        self.full_owners[pages] = owners
+        self.evictable_full += int(np.count_nonzero(self.full_cached[pages] & (owners == 1)))
+        pages = pages[owners == 0]
+        if not len(pages):
+            return
+        blocks, offsets = np.divmod(pages, m)
         touched, counts = np.unique(blocks, return_counts=True)
         before = self._held[touched].sum(axis=1)
         self._held[blocks, offsets] = False
@@ -123,6 +190,13 @@ class PagePool:
         assert sorted(b for s in self._partial for b in s) == partial.tolist(), "partial lists differ from pages"
         assert all(live[b] == n for n, s in enumerate(self._partial) for b in s)
         assert self.holes == int((m - live[partial]).sum())
+        held = self._held.reshape(-1)
+        assert np.array_equal(self.full_owners > 0, held), "owners of a full page that is free, or the reverse"
+        assert np.array_equal(self.local_owners > 0, self._state == _LOCAL), "the same for a local page"
+        assert not np.any(self.full_cached & ~held)
+        assert not np.any(self.local_cached & (self.local_owners == 0)), "a page is cached that is free"
+        assert self.evictable_full == int((self.full_cached & (self.full_owners == 1)).sum())
+        assert self.evictable_local == int((self.local_cached & (self.local_owners == 1)).sum())
         assert self.free_slots + m * self.num_local + self.num_full == self.total_slots, "slots are not conserved"
 
     def _open_block(self) -> int:
@@ -164,8 +238,11 @@ class PagePool:
         # Off the lists while its pages leave, so that they do not move within the block.
         del listed[block]
         self.holes -= m - live
-        for source in sources:
-            self.moves.append((source, self._take_hole()))
+        targets = [self._take_hole() for _ in sources]
+        self.moves += zip(sources, targets, strict=True)
+        for table in (self.full_owners, self.full_cached):
+            table[targets] = table[sources]
+            table[sources] = 0
         self._held[block] = False
         self._state[block] = _FREE
         self._free.append(block)

@@ -1,11 +1,13 @@
 """What few rows need to change their logits: token counts, biases and masks, in a small table of places.
 
-Counts follow the tokens that the step runs, before it samples: whatever a row has run is what it has seen.
+Counts follow the tokens that the step runs, before it samples: whatever a row has run is what it has seen. Tokens
+that it does not run, because their KV is cached, are counted when it gets its place.
 """
 
 from typing import TypedDict
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -35,14 +37,31 @@ def init_extras(places: int, vocab: int) -> Extras:
     )
 
 
-def set_place(extras: Extras, place: Int[Array, ""], mask: Int[Array, " words"], bias: Float[Array, " V"]) -> Extras:
-    """Give a place to a new row: its bias and mask, nothing counted yet. The tables are donated."""
+def set_place(
+    extras: Extras,
+    place: Int[Array, ""],
+    mask: Int[Array, " words"],
+    bias: Float[Array, " V"],
+    seen: Int[Array, " V"],
+) -> Extras:
+    """Give a place to a new row: bias, mask, and the tokens that it will not run. The tables are donated.
+
+    `seen` is twice how often a token is among the generated ones of these, plus one where it is in the prompt.
+    """
     return Extras(
-        counts=extras["counts"].at[place].set(0),
-        in_prompt=extras["in_prompt"].at[place].set(False),
+        counts=extras["counts"].at[place].set(seen >> 1),
+        in_prompt=extras["in_prompt"].at[place].set((seen & 1) == 1),
         bias=extras["bias"].at[place].set(bias),
         mask=extras["mask"].at[place].set(mask),
     )
+
+
+def seen_counts(skipped: Int[np.ndarray, " S"], prompt_length: int, vocab: int) -> Int[np.ndarray, " V"]:
+    """`seen` of `set_place` for the tokens that a row skips, prompt first."""
+    prompt, generated = skipped[:prompt_length], skipped[prompt_length:]
+    seen = 2 * np.bincount(generated, minlength=vocab).astype(np.int32)
+    seen[prompt] |= 1
+    return seen
 
 
 def set_mask(mask: Int[Array, "E words"], place: Int[Array, ""], row: Int[Array, " words"]) -> Int[Array, "E words"]:

@@ -48,8 +48,9 @@ def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket
     """Derive all gather and scatter indices of a step, int32.
 
     Padding tokens belong to the last row, at positions that nobody reads, and are written to distinct pages past the
-    end of the arena, that is, dropped. Page rows of local layers are cut to the window, so their width
-    ⌈(W - 1 + chunk) / p⌉ + 1 does not depend on the context.
+    end of the arena, that is, dropped; so is the full KV of tokens that a row runs again for its local layers only.
+    Page rows of local layers are cut to the window, so their width ⌈(W - 1 + chunk) / p⌉ + 1 does not depend on the
+    context.
     """
     slots, starts, counts = inputs.column("slot"), inputs.column("start"), inputs.column("count")
     ends = jnp.cumsum(counts, dtype=jnp.int32)
@@ -65,15 +66,17 @@ def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket
     token_slot = slots[token_row]
     num_blocks = state["lanes"][0].shape[1]
 
-    def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows) -> KindIndices:
+    def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows, written: Bool[Array, " T"]) -> KindIndices:
         pages = table.at[token_slot, page].get(mode="fill", fill_value=0)
-        return KindIndices(jnp.where(real, pages, num_pages + token), offset, rows)
+        return KindIndices(jnp.where(written, pages, num_pages + token), offset, rows)
 
     full = local = None
     if layout.full is not None:
         page_rows = state["full_table"].at[slots].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
-        full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows)
+        # Below full_lo the pages are the cache's and hold the same already.
+        written = real & (positions >= inputs.column("full_lo")[token_row])
+        full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows, written)
     if layout.reach is not None:
         reach, longest = layout.reach, 1 if bucket.decode else bucket.tokens
         first = starts // reach.size * reach.size if reach.chunked else jnp.maximum(starts - (reach.size - 1), 0)
@@ -82,7 +85,7 @@ def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket
         columns = first_page[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
         page_rows = state["local_table"].at[slots[:, None], columns].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_lo"))
-        local = kind(state["local_table"], num_blocks, rows)
+        local = kind(state["local_table"], num_blocks, rows, real)
     tiles = tile_rows(counts, first_token, token_row, 1 if bucket.decode else min(TILE_TOKENS, bucket.tokens))
     return StepIndices(
         positions, token_row, token_slot, real, jnp.clip(ends - 1, 0, bucket.tokens - 1), tiles, full, local

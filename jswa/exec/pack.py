@@ -14,7 +14,7 @@ from jaxtyping import Int
 from jswa.exec.buckets import Bucket
 from jswa.types import SAMPLING, StepPlan
 
-COLUMNS = ("slot", "start", "count", "local_lo", "samples", *SAMPLING)
+COLUMNS = ("slot", "start", "count", "full_lo", "local_lo", "samples", *SAMPLING)
 
 
 class PackSpec(NamedTuple):
@@ -61,7 +61,8 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     """A fresh array each time: the device may still read the one before."""
     packed = np.zeros(spec.size, np.int32)
     inputs = unpack(packed, spec)
-    for index, column in enumerate((plan.slots, plan.starts, plan.counts, plan.local_lo, plan.samples)):
+    columns = (plan.slots, plan.starts, plan.counts, plan.full_lo, plan.local_lo, plan.samples)
+    for index, column in enumerate(columns):
         inputs.rows[: plan.num_rows, index] = column
     inputs.rows[: plan.num_rows, -len(SAMPLING) :] = plan.sampling
     inputs.rows[plan.num_rows :, 0] = spec.max_rows

@@ -13,9 +13,9 @@ from jaxtyping import Int
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits, ModelConfig
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
-from jswa.exec.extras import Extras, set_mask, set_place
+from jswa.exec.extras import Extras, seen_counts, set_mask, set_place
 from jswa.exec.pack import PackSpec, pack
-from jswa.exec.pages import WIDTH, copy_pages, move_batches
+from jswa.exec.pages import WIDTH, copy_pages, enter_row, move_batches, padded_row
 from jswa.exec.sampling import LogprobRows
 from jswa.exec.state import DeviceState, init_state, state_shapes
 from jswa.exec.step import StepConfig, StepOutputs, step
@@ -65,12 +65,13 @@ class Runner:
             configs = [self._config(bucket, "none") for bucket in self.buckets]
             steps = {config: pool.submit(compile_step, config, params, self._shapes) for config in configs}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
+            self._enter_row = pool.submit(compile_enter_row, self._shapes).result()
             self._set_place, self._set_mask = pool.submit(compile_set_extras, self._shapes["extras"]).result()
             self.compiled = {config: future.result() for config, future in steps.items()}
         self.state: DeviceState = init_state(layout, limits, model.vocab_size, dtype)
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Hand a plan to the device and return at once: one upload, and one more for each batch of moves or extras."""
+        """Hand a plan to the device and return at once: an upload, and one for each batch of moves, row or extras."""
         config = self._config(pick_bucket(self.buckets, plan), plan.logprobs)
         if config not in self.compiled:
             _log.info("compiling the %s log probability family for %s", plan.logprobs, config.bucket)
@@ -79,6 +80,8 @@ class Runner:
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
             for moves in move_batches(plan.moves, self._num_pages):
                 self.state = self._copy_pages(self.state, jax.device_put(moves))
+            for row in plan.table_rows:
+                self.state = self._enter_row(self.state, jax.device_put(padded_row(row, self.limits.pages_per_row)))
             for entry in plan.extras:
                 self._enter(entry)
             packed = jax.device_put(pack(plan, config.pack))
@@ -99,7 +102,8 @@ class Runner:
         if entry.bias is None:
             extras = {**extras, "mask": self._set_mask(extras["mask"], place, mask)}
         else:
-            extras = self._set_place(extras, place, mask, jax.device_put(entry.bias))
+            seen = seen_counts(entry.skipped, entry.prompt_length, len(entry.bias))
+            extras = self._set_place(extras, place, mask, *jax.device_put((entry.bias, seen)))
         self.state = {**self.state, "extras": extras}
 
 
@@ -117,13 +121,19 @@ def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
     """Compile `copy_pages` ahead of time. The state is donated."""
-    moves = np.zeros((2, WIDTH), np.int32)
+    moves = np.zeros((3, WIDTH), np.int32)
     return jax.jit(partial(copy_pages, layout=layout), donate_argnums=0).lower(state, moves).compile()
+
+
+def compile_enter_row(state: DeviceState) -> jax.stages.Compiled:
+    """Compile `enter_row` ahead of time. The state is donated."""
+    row = np.zeros(1 + 2 * state["full_table"].shape[1], np.int32)
+    return jax.jit(enter_row, donate_argnums=0).lower(state, row).compile()
 
 
 def compile_set_extras(extras: Extras) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """Compile the programs that enter a row into the extras tables, and that change its mask alone."""
     place, (_, words), (_, vocab) = np.int32(0), extras["mask"].shape, extras["bias"].shape
-    mask, bias = np.zeros(words, np.int32), np.zeros(vocab, np.float32)
-    whole = jax.jit(set_place, donate_argnums=0).lower(extras, place, mask, bias).compile()
+    mask, bias, seen = np.zeros(words, np.int32), np.zeros(vocab, np.float32), np.zeros(vocab, np.int32)
+    whole = jax.jit(set_place, donate_argnums=0).lower(extras, place, mask, bias, seen).compile()
     return whole, jax.jit(set_mask, donate_argnums=0).lower(extras["mask"], place, mask).compile()

@@ -50,7 +50,8 @@ class RowTable:
             return None
         mask = _mask(sequence, constraint, sequence.num_known)
         self._masks[sequence.place] = mask
-        return ExtrasEntry(sequence.place, mask, constraint.bias)
+        skipped = sequence.tokens[: sequence.launched].copy()
+        return ExtrasEntry(sequence.place, mask, constraint.bias, skipped, len(request.prompt))
 
     def leave(self, sequence: Sequence) -> None:
         """Give the row's place back."""

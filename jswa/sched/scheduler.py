@@ -17,8 +17,10 @@ from jaxtyping import Int
 
 from jswa.cache.capacity import peak_slots, row_capacity
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import Lease, PageRun
+from jswa.cache.lease import NEVER, Lease, PageRun
 from jswa.cache.manager import CacheManager
+from jswa.cache.prefix import Match
+from jswa.cache.radix import common_prefix
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.sched.rows import RowTable
@@ -30,21 +32,25 @@ from jswa.types import (
     FinishReason,
     Logprobs,
     LogprobTable,
+    PrefixHit,
     Request,
     StepLogprobs,
     StepPlan,
+    TableRow,
     TokenEvent,
 )
 
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """A snapshot for logs: rows and pages."""
+    """A snapshot for logs: rows, and pages that rows hold. `cached_slots` hold what the prefix cache alone has: they
+    are as good as free."""
 
     running: int
     waiting: int
     full_pages: int
     local_pages: int
+    cached_slots: int
     free_slots: int
     total_slots: int
     preemptions: int
@@ -56,7 +62,13 @@ class Scheduler:
     def __init__(self, layout: KVLayout, limits: Limits) -> None:
         self.layout = layout
         self.limits = limits
-        self.cache = CacheManager(layout, limits.num_blocks, limits.pages_per_row)
+        self.cache = CacheManager(
+            layout,
+            limits.num_blocks,
+            limits.pages_per_row,
+            sharing=limits.prefix_cache,
+            interval=limits.prefix_cache_interval,
+        )
         self.capacity = row_capacity(layout, limits, self.cache.pool.total_slots)
         self.preemptions = 0
         self._arrivals = 0
@@ -129,8 +141,16 @@ class Scheduler:
         rows = zip(sequences, plan.samples.tolist(), tokens.tolist(), strict=True)
         for row, (sequence, sampled, token) in enumerate(rows):
             sequence.in_flight -= 1
+            if sequence.discard:
+                sequence.discard -= 1
+                sampled = 0
+            elif sampled and token == NOT_FINITE:
+                self._withdraw(sequence)
             if sequence.status is Status.FINISHED:
                 continue
+            if sequence.lease is not None and sequence.lease.boundaries and token != NOT_FINITE:
+                computed = int(plan.starts[row] + plan.counts[row])
+                self.cache.publish(sequence.lease, sequence.tokens[: sequence.num_known], computed)
             if sampled:
                 event = self._take_token(sequence, token)
                 events.append(_completed(event, sequence, row, logprobs))
@@ -144,8 +164,9 @@ class Scheduler:
         return SchedulerStats(
             running=len(self._running),
             waiting=len(self._waiting),
-            full_pages=pool.num_full,
-            local_pages=pool.num_local,
+            full_pages=pool.num_full - pool.evictable_full,
+            local_pages=pool.num_local - pool.evictable_local,
+            cached_slots=pool.evictable_slots,
             free_slots=pool.free_slots,
             total_slots=pool.total_slots,
             preemptions=self.preemptions,
@@ -174,7 +195,7 @@ class Scheduler:
             visited += 1
             known = sequence.num_known - sequence.launched
             count = min(known, draft.budget) if known > 0 else 1
-            if count == 0 or sequence.launched >= sequence.limit - 1:
+            if count <= 0 or sequence.launched >= sequence.limit - 1:
                 continue
             if sequence.in_flight and sequence.waits_for_tokens:
                 continue
@@ -209,24 +230,63 @@ class Scheduler:
             sequence = self._waiting[0][1]
             if returning is not None and sequence.rank > returning:
                 return
-            if not self._rows.has_room(sequence.request) or not self._admissible(sequence):
+            match = self._match(sequence)
+            if self._prefix_is_coming(sequence, match):
                 return
-            count = min(sequence.num_known, draft.budget)
-            lease = self.cache.open()
-            if not self.cache.grow(lease, count):
+            if not self._rows.has_room(sequence.request) or not self._admissible(sequence, match):
+                return
+            lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
+            if lease is None:  # the row's page and the one it is a copy of do not both fit: start before it
+                whole = match.resume.full_to // self.layout.page_size * self.layout.page_size
+                match = self._match(sequence, whole)
+                lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
+            if lease is None:
+                return
+            start = match.resume.start
+            count = min(sequence.num_known - start, draft.budget)
+            if not self.cache.grow(lease, start + count):
                 self.cache.close(lease)
                 return
             heapq.heappop(self._waiting)
             sequence.lease, sequence.slot, sequence.status = lease, self._free_slots.pop(), Status.RUNNING
-            if sequence.first_scheduled_time is None and sequence.num_known == len(sequence.request.prompt):
-                sequence.first_scheduled_time = time.monotonic()
+            sequence.launched, sequence.computed_from = start, min(sequence.computed_from, start)
+            self._note_admission(sequence, match)
+            draft.entered += [sequence] if len(match.full) or len(match.local) else []
             entry = self._rows.enter(sequence)
             draft.extras += [] if entry is None else [entry]
             bisect.insort(self._running, sequence, key=lambda s: s.rank)
             draft.grown.append(sequence)
             draft.add(sequence, count, spend=True)
 
-    def _admissible(self, sequence: Sequence) -> bool:
+    def _match(self, sequence: Sequence, most: int = NEVER) -> Match:
+        """What the cache has for a waiting row, `most` tokens of it. Its last token must run; so must a prompt whose
+        log probabilities are asked for."""
+        limit = 0 if sequence.request.params.prompt_logprobs is not None else min(most, sequence.num_known - 1)
+        return self.cache.match(sequence.request.cache_salt, sequence.tokens[: sequence.num_known], limit)
+
+    def _prefix_is_coming(self, sequence: Sequence, match: Match) -> bool:
+        """Whether a running row computes more of this text than the cache has: it is worth waiting for."""
+        if sequence.request.params.prompt_logprobs is not None:
+            return False
+        tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
+        for other in self._running:
+            lease = _lease(other)
+            if lease.boundaries and not lease.apart and lease.salt == sequence.request.cache_salt:
+                common = common_prefix(tokens, other.tokens[: lease.boundaries[-1]])
+                if common - common % self.layout.page_size > found:
+                    return True
+        return False
+
+    def _note_admission(self, sequence: Sequence, match: Match) -> None:
+        """Keep what the first token's event tells: when the row was first scheduled, and what was cached for it."""
+        length, at = len(sequence.request.prompt), match.resume
+        if sequence.prefix is not None or sequence.num_known > length:
+            return
+        sequence.first_scheduled_time = time.monotonic()
+        sequence.prefix = PrefixHit(length, at.start, at.full_to, at.full_to - at.start, match.reason)
+        self.cache.hits.count(sequence.prefix)
+
+    def _admissible(self, sequence: Sequence, match: Match) -> bool:
         """The one formula (docs/design.md §3): resident(prompt + 1) + the step's reserve fits what is unclaimed."""
         layout = self.layout
         claimed = prefill_rows = 0
@@ -237,7 +297,7 @@ class Scheduler:
         reserve = layout.step_reserve_slots(self.limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
         need = layout.resident_slots(sequence.num_known + 1)
         alone = peak_slots(layout, self.limits.max_tokens, sequence.num_known + 1)
-        return max(need + reserve, alone) + claimed <= self.cache.pool.free_slots
+        return max(need + reserve, alone) - self.cache.leased_slots(match) + claimed <= self.cache.available_slots
 
     def _make_plan(self, draft: "_Draft") -> StepPlan:
         sequences = draft.sequences
@@ -250,6 +310,7 @@ class Scheduler:
             updates = (self._rows.update(s, s.launched + n) for s, n in zip(sequences, draft.counts, strict=True))
             draft.extras += [entry for entry in updates if entry is not None]
         logprobs: Logprobs = _logprobs(sequences) if self._logprob_requests else "none"
+        table_rows = tuple(_table_row(s.slot, _lease(s)) for s in draft.entered)
         tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
         for row in np.flatnonzero(starts < known).tolist():
             start, count = starts[row], counts[row]
@@ -258,13 +319,15 @@ class Scheduler:
             slots=slots,
             starts=starts,
             counts=counts,
-            local_lo=np.zeros(len(slots), np.int32),
+            full_lo=np.array([_lease(s).full_lo for s in sequences], np.int32),
+            local_lo=np.array([_lease(s).local_lo for s in sequences], np.int32),
             samples=(starts + counts >= known).astype(np.int32),
             tokens=tokens,
             sampling=self._rows.sampling[slots],
+            table_rows=table_rows,
             full_pages=_table_entries((s.slot, _lease(s).full) for s in draft.grown),
             local_pages=_table_entries((s.slot, _lease(s).local) for s in draft.grown),
-            moves=np.array(self.cache.drain_moves(), np.int32).reshape(-1, 2),
+            moves=np.array(self.cache.drain_moves(), np.int32).reshape(-1, 3),
             extras=tuple(draft.extras),
             logprobs=logprobs,
             targets=_targets(draft) if logprobs == "prompt" else np.zeros(0, np.int32),
@@ -272,7 +335,7 @@ class Scheduler:
 
     def _take_token(self, sequence: Sequence, token: int) -> TokenEvent:
         if token == NOT_FINITE:
-            return self._finish(sequence, None, "error")
+            return self._finish(sequence, None, "error", keep=False)
         sequence.append(token)
         if token in sequence.request.stop_ids:
             asked = token in sequence.request.params.stop_token_ids
@@ -282,18 +345,41 @@ class Scheduler:
         return TokenEvent(sequence.request.request_id, token)
 
     def _finish(
-        self, sequence: Sequence, token: int | None, reason: FinishReason, stop_reason: int | None = None
+        self,
+        sequence: Sequence,
+        token: int | None,
+        reason: FinishReason,
+        stop_reason: int | None = None,
+        *,
+        keep: bool = True,
     ) -> TokenEvent:
-        self._release(sequence)
+        self._release(sequence, keep=keep)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.request.request_id]
         self._logprob_requests -= sequence.request.params.wants_logprobs
         return TokenEvent(sequence.request.request_id, token, reason, stop_reason)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a row's pages away; it will run its known tokens again. A token in flight is kept when it comes."""
+        """Take a row's pages away, but for what the cache can keep. A token in flight is kept when it comes."""
         self._release(sequence)
         self.preemptions += 1
+        self._wait_again(sequence)
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """A row had logits that are not finite: what it computed is worthless, and so is what others built on it."""
+        tokens, start = sequence.tokens[: sequence.num_known], sequence.computed_from
+        page = start - start % self.layout.page_size
+        self.cache.withdraw(sequence.request.cache_salt, tokens, start)
+        for other in list(self._running):
+            lease = _lease(other)
+            if other is sequence or lease.salt != sequence.request.cache_salt:
+                continue
+            if common_prefix(tokens, other.tokens[: lease.full_lo]) > page:
+                self._release(other, keep=False)
+                other.discard = other.in_flight
+                self._wait_again(other)
+
+    def _wait_again(self, sequence: Sequence) -> None:
         sequence.launched = 0
         if sequence.in_flight:
             sequence.status = Status.PREEMPTED
@@ -304,9 +390,11 @@ class Scheduler:
         sequence.status = Status.WAITING
         heapq.heappush(self._waiting, (sequence.rank, sequence))
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Give a row's pages and slot back; `keep` what it has computed, for others and for itself."""
         if sequence.lease is not None:
-            self.cache.close(sequence.lease)
+            computed = min(sequence.launched, sequence.num_known) if keep else 0
+            self.cache.close(sequence.lease, sequence.tokens[:computed], turn=(len(sequence.request.prompt),))
             self._rows.leave(sequence)
             self._free_slots.append(sequence.slot)
             self._running.remove(sequence)
@@ -315,12 +403,14 @@ class Scheduler:
 
 @dataclass
 class _Draft:
-    """A step while it is being planned: rows so far, tokens left, rows whose pages the device does not know yet."""
+    """A step while it is being planned: rows so far, tokens left, rows that have new pages, and rows that start on
+    cached ones."""
 
     budget: int
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     grown: list[Sequence] = field(default_factory=list)
+    entered: list[Sequence] = field(default_factory=list)
     extras: list[ExtrasEntry] = field(default_factory=list)
 
     def add(self, sequence: Sequence, count: int, *, spend: bool) -> None:
@@ -352,7 +442,7 @@ def _completed(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLo
     have none), and on the first token with the time at which the request was first scheduled."""
     params = sequence.request.params
     if sequence.first_scheduled_time is not None:
-        event = event._replace(first_scheduled_time=sequence.first_scheduled_time)
+        event = event._replace(first_scheduled_time=sequence.first_scheduled_time, prefix=sequence.prefix)
         sequence.first_scheduled_time = None
     if logprobs is not None and params.logprobs is not None and event.token is not None:
         event = event._replace(logprobs=logprobs.sampled.row(row, event.token))
@@ -376,6 +466,13 @@ def _targets(draft: _Draft) -> Int[np.ndarray, " T"]:
         part[: len(known)] = known
         parts.append(part)
     return np.concatenate(parts)
+
+
+def _table_row(slot: int, lease: Lease) -> TableRow:
+    """All pages of a row that starts on cached ones."""
+    full, local = lease.full, lease.local
+    full.sent, local.sent = full.end, local.end
+    return TableRow(slot, full.held.copy(), local.start, local.held.copy())
 
 
 def _table_entries(runs: Iterable[tuple[int, PageRun]]) -> Int[np.ndarray, "n 3"]:

@@ -3,9 +3,9 @@
     position  0 ………………………………… launched ………………… limit
     tokens    [ known to the host ……… num_known )            launched ≤ num_known + 1 - 1 step in flight
 
-`launched` positions have been handed to the device; `num_known` token ids have come back or came with the prompt.
-A row with launched < num_known runs known tokens (a prompt, or a preempted text again); otherwise its next token is
-the one the device sampled last, and the host need not know it.
+`launched` positions have been handed to the device, or found in the cache; `num_known` token ids have come back or
+came with the prompt. A row with launched < num_known runs known tokens (a prompt, or a preempted text again); otherwise
+its next token is the one the device sampled last, and the host need not know it.
 """
 
 import enum
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.lease import Lease
-from jswa.types import ChoiceLogprobs, Request
+from jswa.cache.lease import NEVER, Lease
+from jswa.types import ChoiceLogprobs, PrefixHit, Request
 
 
 class Status(enum.Enum):
@@ -31,7 +31,8 @@ class Status(enum.Enum):
 class Sequence:
     """State of one request in the scheduler. `rank` is its turn, by priority and arrival, kept through preemption;
     `limit` is prompt + generated tokens at most; the last of them is sampled but never run, so launched < limit;
-    `first_scheduled_time` waits here until the first token's event takes it along."""
+    `first_scheduled_time` and `prefix` wait here until the first token's event takes them along; `computed_from` is the
+    first position that it has ever computed itself; tokens of the next `discard` steps in flight are not its own."""
 
     request: Request
     rank: tuple[int, int]
@@ -42,7 +43,10 @@ class Sequence:
     lease: Lease | None = None
     launched: int = 0
     in_flight: int = 0
+    discard: int = 0
+    computed_from: int = NEVER
     first_scheduled_time: float | None = None
+    prefix: PrefixHit | None = None
     prompt_logprobs: list[ChoiceLogprobs] = field(default_factory=list)
     waits_for_tokens: bool = field(init=False)
     num_known: int = field(init=False)

@@ -159,7 +159,7 @@ class LeaseMachine(RuleBasedStateMachine):
         return True
 
     def _follow(self) -> None:
-        for source, target in self.manager.drain_moves():
+        for source, target, _ in self.manager.drain_moves():
             assert target not in self.full_tags
             self.full_tags[target] = self.full_tags.pop(source)
 

@@ -34,6 +34,7 @@ PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
 class Expected:
     """A request, what it would say alone, and what it has said."""
 
+    prompt: list[int]
     tokens: list[int]
     reason: FinishReason
     steps_alone: int
@@ -62,7 +63,7 @@ class Conversation:
         scheduler.add(request)
         tokens, reason = self.model.generate(prompt, stop_ids, min(length, scheduler.capacity))
         chunks = math.ceil((len(prompt) + len(tokens)) / scheduler.limits.max_tokens)
-        self.requests[name] = Expected(tokens, reason, chunks + len(tokens))
+        self.requests[name] = Expected(prompt, tokens, reason, chunks + len(tokens))
         return name
 
     def abort(self, name: str) -> None:
@@ -100,7 +101,10 @@ class Conversation:
         assert all(expected.finished for expected in self.requests.values())
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.full_pages, stats.local_pages) == (0, 0, 0, 0)
-        assert stats.free_slots == stats.total_slots
+        assert stats.free_slots + stats.cached_slots == stats.total_slots
+        self.scheduler.cache.flush()
+        assert self.scheduler.cache.pool.free_slots == stats.total_slots, "flushing leaves pages behind"
+        self.scheduler.check()
         assert self.loop.launch() is None
         assert self.loop.apply(None) == []
 
@@ -110,7 +114,6 @@ class Conversation:
         assert plan.counts.min() >= 1
         assert plan.counts.sum() == plan.num_tokens <= limits.max_tokens
         assert len(set(plan.slots.tolist())) == plan.num_rows
-        assert not plan.local_lo.any()
 
     def _check_admissions(self, plan: StepPlan, admitted: list[Sequence]) -> None:
         """Whoever came in came first, and fits by the one formula, here computed anew for all rows together."""
@@ -122,6 +125,8 @@ class Conversation:
         ran = dict(zip(plan.slots.tolist(), plan.counts.tolist(), strict=True))
         prefills = [s for s in scheduler._running if s.launched - ran.get(s.slot, 0) < s.num_known]
         *others, last = sorted(scheduler._running, key=lambda s: s in admitted)
+        if scheduler.limits.prefix_cache:
+            return  # rows share pages: the sum below says nothing
         claimed = sum(layout.resident_slots(max(s.launched, s.num_known + 1)) for s in others)
         need = layout.resident_slots(last.num_known + 1)
         if len(prefills) > 1:
@@ -162,10 +167,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_rows=st.integers(1, 6),
         max_tokens=st.integers(6, 24),
         failures=st.sampled_from([0, 0, 0, 50]),
+        sharing=st.booleans(),
+        interval=st.sampled_from([None, None, 5, 16]),
     )
-    def start(self, data: st.DataObject, blocks: int, max_rows: int, max_tokens: int, failures: int) -> None:
+    def start(
+        self,
+        data: st.DataObject,
+        blocks: int,
+        max_rows: int,
+        max_tokens: int,
+        failures: int,
+        sharing: bool,
+        interval: int | None,
+    ) -> None:
         page_size, reach = data.draw(st.sampled_from(self.shapes))
-        limits = Limits(60, max_rows, max_tokens, page_size, num_blocks=1 + blocks)
+        limits = Limits(
+            60,
+            max_rows,
+            max_tokens,
+            page_size,
+            num_blocks=1 + blocks,
+            prefix_cache=sharing,
+            prefix_cache_interval=interval,
+        )
         self.talk = make_conversation(self.layers, reach, limits, failures)
         self.names: list[str] = []
 
@@ -174,6 +198,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = self.talk.add(prompt, new, stop_ids)
         if name is not None:
             self.names.append(name)
+
+    @precondition(lambda self: self.talk.requests)
+    @rule(
+        data=st.data(),
+        cut=st.integers(0, 59),
+        more=st.lists(st.integers(0, VOCAB - 1), max_size=20),
+        new=st.integers(1, 30),
+    )
+    def go_on(self, data: st.DataObject, cut: int, more: list[int], new: int) -> None:
+        """A prompt that shares a part of an earlier text, its answer included, and goes on in another way."""
+        before = self.talk.requests[data.draw(st.sampled_from(sorted(self.talk.requests)))]
+        prompt = ([*before.prompt, *before.tokens][: cut + 1] + more)[:59]
+        name = self.talk.add(prompt, new, set())
+        if name is not None:
+            self.names.append(name)
+
+    @rule()
+    def flush(self) -> None:
+        self.talk.scheduler.cache.flush()
 
     @rule(steps=st.integers(1, 8))
     def step(self, steps: int) -> None:
@@ -200,6 +243,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.talk.drain()
             event(f"preempted: {min(self.talk.scheduler.preemptions, 3)}")
             event(f"moved: {min(self.talk.loop.runner.moves, 3)}")
+            event(f"copied: {min(self.talk.loop.runner.copies, 3)}")
+            stats = self.talk.scheduler.cache.stats()
+            event(f"cached: {stats.cached_tokens > 0}, replayed: {stats.replayed_tokens > 0}")
+            event(f"evicted: {min(stats.evictions, 3)}")
 
 
 @pytest.mark.parametrize(

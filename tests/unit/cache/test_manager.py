@@ -15,7 +15,7 @@ def test_ids_follow_a_page_that_moves_twice() -> None:
     manager.pool.moves = [(first, 20), (20, 25), (second, first)]
     manager._follow_moves()
     assert lease.full.held.tolist() == [25, first]
-    assert manager.drain_moves() == [(first, 20), (20, 25), (second, first)]
+    assert manager.drain_moves() == [(first, 20, True), (20, 25, True), (second, first, True)]
 
 
 def test_pages_are_sent_once_and_with_the_ids_they_have_by_then() -> None:

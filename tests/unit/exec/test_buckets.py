@@ -22,13 +22,14 @@ def make_plan(counts: list[int]) -> StepPlan:
         slots=np.arange(rows, dtype=np.int32),
         starts=zeros,
         counts=np.array(counts, np.int32),
+        full_lo=zeros,
         local_lo=zeros,
         samples=zeros,
         tokens=np.zeros(sum(counts), np.int32),
         sampling=sampling_columns(rows),
         full_pages=nothing,
         local_pages=nothing,
-        moves=np.zeros((0, 2), np.int32),
+        moves=np.zeros((0, 3), np.int32),
     )
 
 

@@ -56,14 +56,15 @@ def test_a_batch_of_moves_copies_pages_and_renames_them(pattern: str, seed: int)
     pages = NUM_BLOCKS * layout.pages_per_block
     count = int(rng.integers(0, min(WIDTH, (pages - 1) // 2) + 1))
     chosen = rng.permutation(np.arange(1, pages))[: 2 * count].reshape(2, count)
-    moves = np.tile(pages + np.arange(WIDTH, dtype=np.int32), (2, 1))
-    moves[:, :count] = chosen
+    moves = np.tile(pages + np.arange(WIDTH, dtype=np.int32), (3, 1))
+    renames = rng.integers(0, 2, count)
+    moves[:2, :count], moves[2, :count] = chosen, np.where(renames, chosen[1], chosen[0])
     after = run(state, moves)
     for lane, copied in zip(state["lanes"], after["lanes"], strict=True):
         expected = np.array(lane).reshape(pages, -1)
         expected[chosen[1]] = expected[chosen[0]]
         np.testing.assert_array_equal(np.asarray(copied), expected.reshape(lane.shape))
-    renamed = dict(chosen.T.tolist())
+    renamed = dict(chosen.T[renames == 1].tolist())
     table = [[renamed.get(page, page) for page in row] for row in np.asarray(state["full_table"]).tolist()]
     np.testing.assert_array_equal(after["full_table"], table)
     np.testing.assert_array_equal(after["local_table"], state["local_table"])
@@ -79,13 +80,14 @@ def test_moves_of_any_length_end_as_if_made_one_by_one(seed: int) -> None:
     state = make_state(layout, rng)
     pages = NUM_BLOCKS * layout.pages_per_block
     pairs = [rng.choice(np.arange(1, pages), 2, replace=False) for _ in range(int(rng.integers(1, 50)))]
-    moves = np.array(pairs, np.int32)
+    moves = np.concatenate([np.array(pairs, np.int32), rng.integers(0, 2, (len(pairs), 1), np.int32)], axis=1)
     expected = [np.array(lane).reshape(pages, -1) for lane in state["lanes"]]
     table = np.array(state["full_table"])
-    for source, target in moves.tolist():
+    for source, target, renames in moves.tolist():
         for lane in expected:
             lane[target] = lane[source]
-        table[table == source] = target
+        if renames:
+            table[table == source] = target
     for batch in move_batches(moves, pages):
         state = run(state, batch)
     for moved, wanted in zip(state["lanes"], expected, strict=True):

@@ -33,13 +33,14 @@ def make_plan(rows: list[tuple[int, int, int, int]]) -> StepPlan:
         slots=slots,
         starts=starts,
         counts=counts,
+        full_lo=np.zeros(len(rows), np.int32),
         local_lo=local_lo,
         samples=np.ones(len(rows), np.int32),
         tokens=np.zeros(counts.sum(), np.int32),
         sampling=sampling_columns(len(rows)),
         full_pages=np.zeros((0, 3), np.int32),
         local_pages=np.zeros((0, 3), np.int32),
-        moves=np.zeros((0, 2), np.int32),
+        moves=np.zeros((0, 3), np.int32),
     )
 
 

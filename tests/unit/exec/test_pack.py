@@ -26,13 +26,14 @@ def plans(draw: st.DrawFn) -> StepPlan:
         slots=rng.permutation(MAX_ROWS)[:rows].astype(np.int32),
         starts=rng.integers(0, 2**31, rows).astype(np.int32),
         counts=counts,
+        full_lo=rng.integers(0, 2**31, rows).astype(np.int32),
         local_lo=rng.integers(0, 2**31, rows).astype(np.int32),
         samples=rng.integers(0, 2, rows).astype(np.int32),
         tokens=rng.integers(FROM_DEVICE, 2**31, counts.sum()).astype(np.int32),
         sampling=rng.integers(-(2**31), 2**31, (rows, len(SAMPLING))).astype(np.int32),
         full_pages=entries[0],
         local_pages=entries[1],
-        moves=np.zeros((0, 2), np.int32),
+        moves=np.zeros((0, 3), np.int32),
     )
 
 

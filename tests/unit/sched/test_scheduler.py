@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jswa.cache.layout import KVLayout
+from jswa.cache.manager import Move
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.sched.scheduler import Scheduler
@@ -241,11 +242,11 @@ def test_prefill_chunks_and_decode_rows_share_a_step() -> None:
 def test_moves_reach_the_plan_once_and_in_their_order() -> None:
     """Also those of a call of `plan` that had nothing to run: they are carried out before the next step."""
     scheduler = make_loop(FULL, blocks=40).scheduler
-    scheduler.cache.moves = [(5, 9), (9, 3)]
+    scheduler.cache.moves = [Move(5, 9, rename=True), Move(9, 3, rename=False)]
     assert scheduler.plan() is None
     scheduler.add(make_request("a", [1], length=5))
     plans = [scheduler.plan(), scheduler.plan()]
-    assert [plan.moves.tolist() for plan in plans if plan is not None] == [[[5, 9], [9, 3]], []]
+    assert [plan.moves.tolist() for plan in plans if plan is not None] == [[[5, 9, 1], [9, 3, 0]], []]
 
 
 def test_a_request_id_that_runs_cannot_be_added_again() -> None:

@@ -1,0 +1,333 @@
+"""The radix tree of cached text: one tree per salt, whose edges hold tokens and the pages of their KV.
+
+An edge (`Node`) holds the tokens [start, end) and, by absolute page position from start // p, a full and a local page
+id each, 0 for none. Edges may end inside a page. A page that two edges share belongs to the lower one, which has its
+own copy of the upper one's part; the upper edge's last entry is then 0. A leaf may end in a partly filled page: what
+is in it below the leaf's end never changes, and whoever goes on from there copies the page first.
+
+Laws (`check`): with full layers every entry of an edge but such a last one has its full page; a page is in the tree
+once; pages of the tree are those that the pool calls cached; an edge without pages lives only while a descendant or a
+lease needs it.
+
+Host only; each operation costs O(tokens compared) in numpy and O(edges passed) in Python.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.layout import KVLayout
+from jswa.cache.lease import Lease
+from jswa.cache.pool import PagePool
+
+NONE = 0  # block 0 is never handed out
+_SOURCES = 8  # edges looked at for a copy of a page that several share
+
+
+@dataclass(eq=False, slots=True)
+class Window:
+    """A place where requests are likely to resume: the local pages that a query at `end` sees, kept together.
+
+    `branch`: several texts part here. `hits`: rows that started here; `last`: when one did, by the cache's counter.
+    """
+
+    end: int
+    node: "Node"
+    blocks: Int[np.ndarray, " n"]
+    branch: bool
+    last: int
+    hits: int = 0
+    index: int = -1  # among the candidates for eviction
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """An edge of the tree, or the root of one (no tokens). `last` and `hits` as in `Window`."""
+
+    start: int
+    tokens: Int[np.ndarray, " n"]
+    full: Int[np.ndarray, " pages"]
+    local: Int[np.ndarray, " pages"]
+    parent: "Node | None"
+    salt: str
+    last: int = 0
+    hits: int = 0
+    index: int = -1
+    children: dict[int, "Node"] = field(default_factory=dict)
+    windows: dict[int, Window] = field(default_factory=dict)
+    leases: set[Lease] = field(default_factory=set)
+
+    @property
+    def end(self) -> int:
+        """One past the last position."""
+        return self.start + len(self.tokens)
+
+
+class Candidates:
+    """What may be evicted: windows and leaves, for drawing samples; entering and leaving cost O(1)."""
+
+    def __init__(self) -> None:
+        self.items: list[Node | Window] = []
+
+    def enter(self, item: Node | Window) -> None:
+        """Add an item, if it is not there."""
+        if item.index < 0:
+            item.index = len(self.items)
+            self.items.append(item)
+
+    def leave(self, item: Node | Window) -> None:
+        """Take an item out, if it is there."""
+        if item.index >= 0:
+            last = self.items.pop()
+            if last is not item:
+                self.items[item.index] = last
+                last.index = item.index
+            item.index = -1
+
+
+class RadixTree:
+    """Owns the edges; the pool knows which pages are theirs."""
+
+    def __init__(self, layout: KVLayout, pool: PagePool) -> None:
+        self.layout = layout
+        self.pool = pool
+        self.page_size = layout.page_size
+        self.roots: dict[str, Node] = {}
+        self.candidates = Candidates()
+        self.full_node = np.full(pool.num_blocks * pool.pages_per_block, None, object)
+        self.local_node = np.full(pool.num_blocks, None, object)
+        self.visits = 0  # edges passed, for tests and benchmarks
+
+    def root(self, salt: str) -> Node:
+        """The root of the salt's tree, made where there is none."""
+        if salt not in self.roots:
+            none = np.zeros(0, np.int32)
+            self.roots[salt] = Node(0, none, none, none, None, salt)
+        return self.roots[salt]
+
+    def walk(self, salt: str, tokens: Int[np.ndarray, " T"]) -> tuple[list[Node], int]:
+        """Edges that agree with a text from its start, and how many tokens do. Changes nothing."""
+        node, at, path = self.roots.get(salt), 0, []
+        while node is not None and at < len(tokens):
+            node = node.children.get(int(tokens[at]))
+            if node is None:
+                break
+            self.visits += 1
+            agree = common_prefix(node.tokens, tokens[at:])
+            at += agree
+            path.append(node)
+            if agree < len(node.tokens):
+                break
+        return path, at
+
+    def pages(self, path: list[Node], length: int) -> tuple[Int[np.ndarray, " pages"], Int[np.ndarray, " pages"]]:
+        """Full and local page ids of the first `length` tokens of a path that reaches so far."""
+        count = -(-length // self.page_size)
+        full, local = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        for node in path:
+            first = node.start // self.page_size
+            if first >= count:
+                break
+            part = node.full[: count - first]
+            full[first : first + len(part)] = part
+            local[first : first + len(part)] = node.local[: len(part)]
+        if length % self.page_size and path and length == path[-1].end:
+            # The page is shared by the edges below: each of them has it.
+            for child in islice(path[-1].children.values(), _SOURCES):
+                full[-1] = full[-1] or child.full[0]
+                local[-1] = local[-1] or child.local[0]
+        return full, local
+
+    def page_ids(self, node: Node, kind: Literal["full", "local"], first: int, last: int) -> Int[np.ndarray, " pages"]:
+        """Page ids at page positions [first, last) on the way from the root to the end of `node`."""
+        ids = np.zeros(last - first, np.int32)
+        above: Node | None = node
+        while above is not None and last > first:
+            base = above.start // self.page_size
+            low = max(first, base)
+            if low < last:
+                own = above.full if kind == "full" else above.local
+                ids[low - first : last - first] = own[low - base : last - base]
+                last = low
+            above = above.parent
+        return ids
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut an edge at a position inside it; returns the upper half, a new edge. The lower one stays the same."""
+        p, first = self.page_size, node.start // self.page_size
+        upper = Node(
+            node.start,
+            node.tokens[: at - node.start],
+            node.full[: -(-at // p) - first].copy(),
+            node.local[: -(-at // p) - first].copy(),
+            node.parent,
+            node.salt,
+            node.last,
+            node.hits,
+            children={int(node.tokens[at - node.start]): node},
+        )
+        if at % p:
+            upper.full[-1] = upper.local[-1] = NONE
+        self._own(upper)
+        assert node.parent is not None
+        node.parent.children[int(upper.tokens[0])] = upper
+        node.tokens = node.tokens[at - node.start :]
+        node.full, node.local = node.full[at // p - first :], node.local[at // p - first :]
+        node.start, node.parent = at, upper
+        for end in [end for end in node.windows if end <= at]:
+            window = upper.windows[end] = node.windows.pop(end)
+            window.node = upper
+        for lease in [lease for lease in node.leases if lease.published <= at]:
+            node.leases.remove(lease)
+            upper.leases.add(lease)
+            lease.node = upper
+        return upper
+
+    def append(
+        self,
+        node: Node,
+        tokens: Int[np.ndarray, " n"],
+        full: Int[np.ndarray, " pages"],
+        local: Int[np.ndarray, " pages"],
+    ) -> Node:
+        """Add text at the end of an edge: a leaf grows, anything else gets a child. Returns the edge that has it.
+
+        The pages begin at page position end // p and become the cache's, but those that already are. Where a leaf
+        grows from inside a page it must have given up its own page before (`drop_local` and `drop_full`), or the new
+        pages must begin with the same.
+        """
+        first = node.end // self.page_size
+        if node.parent is None or node.children:
+            child = Node(node.end, tokens, full, local, node, node.salt)
+            node.children[int(tokens[0])] = child
+            self.candidates.leave(node)
+        else:
+            child, shared = node, first - node.start // self.page_size
+            node.tokens = np.concatenate([node.tokens, tokens])
+            node.full = np.concatenate([node.full[:shared], full])
+            node.local = np.concatenate([node.local[:shared], local])
+        new_full, new_local = full[full != NONE], local[local != NONE]
+        self.pool.cache_full(new_full[~self.pool.full_cached[new_full]])
+        self.pool.cache_local(new_local[~self.pool.local_cached[new_local]])
+        self.full_node[new_full] = child
+        self.local_node[new_local] = child
+        self.candidates.enter(child)
+        return child
+
+    def adopt_local(self, node: Node, index: Int[np.ndarray, " n"], ids: Int[np.ndarray, " n"]) -> None:
+        """Fill holes of an edge with local pages."""
+        node.local[index] = ids
+        self.pool.cache_local(ids)
+        self.local_node[ids] = node
+
+    def drop_local(self, node: Node, index: Int[np.ndarray, " n"] | slice) -> None:
+        """Let go of local pages of an edge."""
+        ids = node.local[index]
+        ids = ids[ids != NONE]
+        node.local[index] = NONE
+        self.local_node[ids] = None
+        self.pool.uncache_local(ids)
+
+    def drop_full(self, node: Node, index: slice) -> None:
+        """Let go of full pages of an edge; the caller truncates it."""
+        ids = node.full[index]
+        ids = ids[ids != NONE]
+        node.full[index] = NONE
+        self.full_node[ids] = None
+        self.pool.uncache_full(ids)
+
+    def truncate(self, node: Node, end: int) -> None:
+        """Shorten a leaf; pages beyond must have been dropped, and windows and leases must end before."""
+        count = max(0, -(-end // self.page_size) - node.start // self.page_size)
+        node.tokens, node.full, node.local = node.tokens[: end - node.start], node.full[:count], node.local[:count]
+
+    def remove(self, node: Node) -> None:
+        """Take out a leaf, or a root, that has no pages left."""
+        self.candidates.leave(node)
+        if node.parent is None:
+            del self.roots[node.salt]
+        else:
+            self.detach(node)
+
+    def detach(self, node: Node) -> None:
+        """Cut an edge off, with all below it, whose pages must have been dropped."""
+        above = node.parent
+        assert above is not None
+        del above.children[int(node.tokens[0])]
+        if not above.children and above.parent is not None:
+            self.candidates.enter(above)
+
+    def rename(self, source: int, target: int) -> None:
+        """Follow a full page that the pool has moved."""
+        node = self.full_node[source]
+        if node is not None:
+            node.full[node.full == source] = target
+            self.full_node[source], self.full_node[target] = None, node
+
+    def nodes(self) -> Iterator[Node]:
+        """All edges and roots, parents first."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check(self) -> None:
+        """Assert the laws above."""
+        nodes, p = list(self.nodes()), self.page_size
+        for node in nodes:
+            assert len(node.full) == len(node.local) == -(-node.end // p) - node.start // p, "an edge lacks entries"
+            for token, child in node.children.items():
+                assert (child.parent, child.start, int(child.tokens[0])) == (node, node.end, token)
+            for lease in node.leases:
+                assert lease.node is node
+                assert node.start < lease.published <= node.end or node.parent is None
+            for end, window in node.windows.items():
+                assert (window.node, window.end) == (node, end)
+                assert node.start < end <= node.end
+            is_leaf = node.parent is not None and not node.children
+            assert (node.index >= 0) == is_leaf, "a leaf is no candidate for eviction, or something else is"
+            if node.parent is None:
+                assert node.children or node.leases, "an empty root"
+                continue
+            assert len(node.tokens), "an edge without tokens"
+            if self.layout.full is not None:
+                entries = node.full if node.end % p == 0 else node.full[:-1]
+                assert np.all(entries != NONE), "an edge has a hole in its full pages"
+            if is_leaf and not node.leases:
+                last = node.full[-1] if self.layout.full is not None else node.local[-1]
+                assert last != NONE, "a leaf ends in nothing"
+        for name, owner, cached in (
+            ("full", self.full_node, self.pool.full_cached),
+            ("local", self.local_node, self.pool.local_cached),
+        ):
+            ids = [getattr(node, name)[getattr(node, name) != NONE] for node in nodes]
+            flat = np.concatenate([np.zeros(0, np.int32), *ids])
+            assert len(flat) == len(np.unique(flat)), f"a {name} page is in the tree twice"
+            assert np.array_equal(np.sort(flat), np.flatnonzero(cached)), "cached ≠ in the tree"
+            assert all(owner[i] is node for node, own in zip(nodes, ids, strict=True) for i in own.tolist())
+            assert sum(node is not None for node in owner.tolist()) == len(flat)
+        for index, item in enumerate(self.candidates.items):
+            assert item.index == index
+
+    def _own(self, node: Node) -> None:
+        self.full_node[node.full[node.full != NONE]] = node
+        self.local_node[node.local[node.local != NONE]] = node
+
+
+def common_prefix(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " m"]) -> int:
+    """Leading tokens that two texts share."""
+    length = min(len(a), len(b))
+    at, step = 0, 128
+    while at < length:
+        stop = min(length, at + step)
+        differ = a[at:stop] != b[at:stop]
+        first = int(differ.argmax())
+        if differ[first]:
+            return at + first
+        at, step = stop, 8 * step
+    return length

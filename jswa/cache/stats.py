@@ -1,0 +1,58 @@
+"""What the prefix cache has done since the start, or since it was flushed."""
+
+from dataclasses import dataclass, field
+
+from jswa.types import MissReason, PrefixHit
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """A snapshot, tokens of prompts as in `PrefixHit`, summed over the requests whose first step has been planned.
+
+    Attributes:
+        missed: prompt tokens that were computed, by reason.
+        full_pages, local_pages: pages that the cache holds, with or without rows.
+        evictable_full_pages, evictable_local_pages: those that no row holds.
+        windows: places at which it keeps what a request needs to resume.
+        evictions: times that it gave up a window, or the end of a text.
+    """
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    full_hit_tokens: int
+    replayed_tokens: int
+    missed: dict[MissReason, int]
+    full_pages: int
+    local_pages: int
+    evictable_full_pages: int
+    evictable_local_pages: int
+    windows: int
+    evictions: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of all prompt tokens that no layer computed."""
+        return self.cached_tokens / max(self.prompt_tokens, 1)
+
+
+@dataclass
+class HitCounter:
+    """Sums of `PrefixHit`s."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    full_hit_tokens: int = 0
+    replayed_tokens: int = 0
+    missed: dict[MissReason, int] = field(default_factory=dict)
+
+    def count(self, hit: PrefixHit) -> None:
+        """One more request."""
+        self.requests += 1
+        self.prompt_tokens += hit.prompt_tokens
+        self.cached_tokens += hit.cached_tokens
+        self.full_hit_tokens += hit.full_hit_tokens
+        self.replayed_tokens += hit.replayed_tokens
+        for reason, tokens in hit.missed().items():
+            self.missed[reason] = self.missed.get(reason, 0) + tokens
