@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from jswa.engine import Engine
 from jswa.errors import GenerationError, RequestError
-from jswa.inputs import Prompt, bad_word_ids, params_of, tokenize
+from jswa.inputs import Prompt, bad_word_ids, params_of, salt_of, tokenize
 from jswa.text import StopStrings, StreamDecoder, Tokenizer
 from jswa.types import (
     ChoiceLogprobs,
@@ -71,10 +71,12 @@ class Batch:
         *,
         defaults: Mapping[str, Any],
         priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         self.events: deque[TokenEvent] = deque()
         self._host = host
         self._priority = priority
+        self._cache_salt = cache_salt
         self._prompts = list(zip(prompts, params_of(prompts, params, sampling, defaults), strict=True))
         self._errors: dict[int, RequestError] = {}
         self._outputs: list[RequestOutput | None] = [None] * len(prompts)
@@ -123,6 +125,7 @@ class Batch:
         tokenizer, engine = self._host.tokenizer, self._host.engine
         text, ids = tokenize(prompt, tokenizer)
         words = bad_word_ids(params.bad_words or (), tokenizer)
+        salt = salt_of(prompt, self._cache_salt)
         entered: list[str] = []
         try:
             for choice in range(params.n):
@@ -130,7 +133,9 @@ class Batch:
                     params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
                 )
                 entered.append(self._host.enter(self))
-                request = engine.request(entered[-1], ids, own, bad_words=words, priority=self._priority)
+                request = engine.request(
+                    entered[-1], ids, own, bad_words=words, priority=self._priority, cache_salt=salt
+                )
                 engine.add(request)
                 self._choices[entered[-1]] = _Choice(
                     index,
@@ -187,6 +192,8 @@ class Batch:
                 f"request {event.request_id}: no next token: logits are not finite, or all tokens are forbidden"
             )
         if output.metrics is not None:
+            if event.prefix is not None and output.prefix is None:
+                output.prefix, output.num_cached_tokens = event.prefix, event.prefix.cached_tokens
             _stamp(output.metrics, event.first_scheduled_time, finished=not self._unfinished[choice.prompt])
         logprobs = event.logprobs
         completion = CompletionOutput(

@@ -15,6 +15,7 @@ from jaxtyping import Int
 
 from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_blocks
 from jswa.cache.layout import KVLayout
+from jswa.cache.stats import CacheStats
 from jswa.config import EngineConfig, Limits, ModelConfig, resolve_limits
 from jswa.constraint import make_constraint
 from jswa.env import Switches
@@ -116,12 +117,14 @@ class Engine:
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
+        cache_salt: str = "",
     ) -> Request:
         """Validate a prompt. Raises InvalidPrompt, InvalidToken or InvalidSampling; length limits are `add`'s.
 
         Args:
             bad_words: token sequences that are never generated; `params.bad_words` is text and not looked at.
             priority: lower runs first.
+            cache_salt: cached prefixes are shared with requests of the same salt only.
         """
         if len(prompt) == 0:
             raise InvalidPrompt("prompt", "", "must have at least one token")
@@ -145,6 +148,7 @@ class Engine:
             max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
             priority=priority,
             constraint=make_constraint(params, self.model.vocab_size, len(prompt), stop_ids, bad_words),
+            cache_salt=cache_salt,
         )
 
     def add(self, request: Request) -> None:
@@ -186,6 +190,14 @@ class Engine:
     def stats(self) -> SchedulerStats:
         """Rows and pages at this moment."""
         return self._scheduler.stats()
+
+    def cache_stats(self) -> CacheStats:
+        """What the prefix cache has done and holds."""
+        return self._scheduler.cache.stats()
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache; rows that run keep what they hold."""
+        self._scheduler.cache.flush()
 
 
 class StepLog:

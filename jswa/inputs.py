@@ -110,6 +110,14 @@ def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, I
     return prompt, tokenizer.encode(prompt)
 
 
+def salt_of(prompt: Prompt, default: str) -> str:
+    """The cache salt of one prompt: its own, or that of the call. Raises InvalidPrompt."""
+    salt = prompt.get("cache_salt", default) if isinstance(prompt, Mapping) else default
+    if not isinstance(salt, str):
+        raise InvalidPrompt("cache_salt", salt, "must be a string")
+    return salt
+
+
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
     """Token sequences of words that must not be generated, at the start of a word and within one."""
     if words and tokenizer is None:

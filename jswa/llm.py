@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
 from jswa.batch import Batch
+from jswa.cache.stats import CacheStats
 from jswa.chat import ChatTemplate, Message
 from jswa.config import EngineConfig
 from jswa.engine import Engine
@@ -63,6 +64,14 @@ class LLM:
         """Rows and pages at this moment."""
         return self.engine.stats()
 
+    def cache_stats(self) -> CacheStats:
+        """What the prefix cache has done and holds."""
+        return self.engine.cache_stats()
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache and its counts; requests that run keep what they hold."""
+        self.engine.flush_cache()
+
     @overload
     def generate(
         self,
@@ -72,6 +81,7 @@ class LLM:
         stream: Literal[False] = False,
         use_tqdm: bool = True,
         priority: int = 0,
+        cache_salt: str = "",
         **sampling: Any,
     ) -> list[RequestOutput]: ...
 
@@ -84,6 +94,7 @@ class LLM:
         stream: Literal[True],
         use_tqdm: bool = True,
         priority: int = 0,
+        cache_salt: str = "",
         **sampling: Any,
     ) -> Iterator[RequestOutput]: ...
 
@@ -95,6 +106,7 @@ class LLM:
         stream: bool = False,
         use_tqdm: bool = True,
         priority: int = 0,
+        cache_salt: str = "",
         **sampling: Any,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Generate a continuation of every prompt.
@@ -107,6 +119,8 @@ class LLM:
                 `outputs[0].token_ids`), and `finished`. An iterator that is dropped aborts its requests.
             use_tqdm: show progress (never while streaming).
             priority: lower runs first, beside other calls that are under way.
+            cache_salt: cached prefixes are shared with prompts of the same salt only; {"cache_salt": …} beside a
+                prompt comes before it.
 
         Returns:
             One `RequestOutput` per prompt, in input order.
@@ -117,7 +131,15 @@ class LLM:
             GenerationError: as `error` of the outputs concerned, and raised for a single prompt.
         """
         defaults = self.default_sampling
-        batch = Batch(self, split_prompts(prompts), sampling_params, sampling, defaults=defaults, priority=priority)
+        batch = Batch(
+            self,
+            split_prompts(prompts),
+            sampling_params,
+            sampling,
+            defaults=defaults,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def chat(
@@ -130,6 +152,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         stream: bool = False,
         use_tqdm: bool = True,
+        cache_salt: str = "",
         **sampling: Any,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Answer one conversation, or each of a list of them, rendered by the checkpoint's chat template.
@@ -155,7 +178,7 @@ class LLM:
             )
             # The template has written all special tokens itself.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
-        batch = Batch(self, prompts, sampling_params, sampling, defaults=self.default_sampling)
+        batch = Batch(self, prompts, sampling_params, sampling, defaults=self.default_sampling, cache_salt=cache_salt)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def enter(self, batch: Batch) -> str:

@@ -102,6 +102,7 @@ class Conversation:
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.full_pages, stats.local_pages) == (0, 0, 0, 0)
         assert stats.free_slots + stats.cached_slots == stats.total_slots
+        self.hits = self.scheduler.cache.stats()
         self.scheduler.cache.flush()
         assert self.scheduler.cache.pool.free_slots == stats.total_slots, "flushing leaves pages behind"
         self.scheduler.check()
@@ -244,9 +245,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             event(f"preempted: {min(self.talk.scheduler.preemptions, 3)}")
             event(f"moved: {min(self.talk.loop.runner.moves, 3)}")
             event(f"copied: {min(self.talk.loop.runner.copies, 3)}")
-            stats = self.talk.scheduler.cache.stats()
-            event(f"cached: {stats.cached_tokens > 0}, replayed: {stats.replayed_tokens > 0}")
-            event(f"evicted: {min(stats.evictions, 3)}")
+            event(f"cached: {self.talk.hits.cached_tokens > 0}, replayed: {self.talk.hits.replayed_tokens > 0}")
+            event(f"evicted: {min(self.talk.hits.evictions, 3)}")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ BAD: dict[str, list[Any]] = {
     "dtype": ["int8", "float64", None, 32],
     "gpu_memory_utilization": [0.0, -0.1, 1.01, math.nan],
     "seed": [-1, 2**63, 1.0, True, None],
-    "prefix_cache": [True],
+    "prefix_cache": [1, "yes", None],
+    "prefix_cache_interval": WHOLE,
 }
 
 

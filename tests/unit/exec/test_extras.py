@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Int
 
 from jswa.exec import sampling
-from jswa.exec.extras import Extras, count_tokens, init_extras, set_mask, set_place
+from jswa.exec.extras import Extras, count_tokens, init_extras, seen_counts, set_mask, set_place
 from jswa.exec.sampling import Sampling
 from jswa.types import MAX_LOGPROBS
 from tests import oracles
@@ -63,6 +63,7 @@ class Batch:
     allowed: Bool[np.ndarray, "E V"]
     prompts: list[list[int]]
     texts: list[list[int]]
+    skipped: list[int]  # tokens of prompt and text whose KV is cached
 
     @staticmethod
     def make(seed: int) -> "Batch":
@@ -83,6 +84,7 @@ class Batch:
             allowed=allowed,
             prompts=[rng.integers(0, VOCAB, rng.integers(1, 12)).tolist() for _ in range(PLACES)],
             texts=[rng.integers(0, VOCAB // 2, rng.integers(0, 12)).tolist() for _ in range(PLACES)],
+            skipped=rng.integers(0, 24, PLACES).tolist(),
         )
 
     def columns(self, **more: Any) -> Int[np.ndarray, "R C"]:
@@ -94,9 +96,14 @@ class Batch:
         """The tables of these rows."""
         extras = init_extras(PLACES, VOCAB)
         for place in range(PLACES):
-            extras = _set_place(extras, jnp.int32(place), bits_of(self.allowed[place]), self.bias[place])
-        parts = [(p, t, False) for p in range(PLACES) for t in self.prompts[p]]
-        parts += [(p, t, True) for p in range(PLACES) for t in self.texts[p]]
+            prompt, text = self.prompts[place], self.texts[place]
+            skipped = np.array([*prompt, *text][: self.skipped[place]], np.int32)
+            seen = seen_counts(skipped, len(prompt), VOCAB)
+            extras = _set_place(extras, jnp.int32(place), bits_of(self.allowed[place]), self.bias[place], seen)
+        parts = []
+        for place in range(PLACES):
+            tokens_of = [(place, t, False) for t in self.prompts[place]] + [(place, t, True) for t in self.texts[place]]
+            parts += tokens_of[self.skipped[place] :]
         parts += [(PLACES, 0, False)] * (PLACES * 24 - len(parts))  # padding, and one compiled shape
         places, tokens, generated = (np.array(column) for column in zip(*parts, strict=True))
         filled: Extras = _count(extras, tokens.astype(np.int32), places.astype(np.int32), generated)
@@ -212,7 +219,7 @@ def test_a_new_row_finds_its_place_empty_and_a_new_mask_leaves_the_counts() -> N
     batch = Batch.make(0)
     before = batch.extras()
     bias, mask = np.full(VOCAB, 2.5, np.float32), np.array([5, 1], np.int32)
-    after = _set_place(before, jnp.int32(1), mask, bias)
+    after = _set_place(before, jnp.int32(1), mask, bias, np.zeros(VOCAB, np.int32))
     others = np.arange(PLACES) != 1
     assert not np.asarray(after["counts"])[1].any()
     assert not np.asarray(after["in_prompt"])[1].any()
