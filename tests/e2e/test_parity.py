@@ -22,7 +22,7 @@ from jswa.engine import Engine
 from jswa.exec import runner as runner_module
 from jswa.exec.buckets import Bucket, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
-from jswa.exec.pages import move_batches
+from jswa.exec.pages import enter_row, move_batches, padded_row
 from jswa.exec.runner import Runner, compile_copy_pages
 from jswa.exec.state import DeviceState, init_state
 from jswa.exec.step import StepConfig, forward
@@ -145,6 +145,8 @@ class Device:
     def _launch(self, state: DeviceState, plan: StepPlan) -> tuple[DeviceState, Float[np.ndarray, "R V"]]:
         for moves in move_batches(plan.moves, self.limits.num_blocks * self.layout.pages_per_block):
             state = self._copy_pages(state, jnp.asarray(moves))
+        for row in plan.table_rows:
+            state = enter_row(state, jnp.asarray(padded_row(row, self.limits.pages_per_row)))
         bucket = pick_bucket(self.buckets, plan)
         state, logits = self._compiled[bucket](self.params, state, jnp.asarray(pack(plan, self._configs[bucket].pack)))
         return state, np.asarray(logits)
@@ -155,19 +157,21 @@ class Device:
         tokens = np.zeros(plan.num_rows, np.int32)
         ends = (plan.starts + plan.counts).tolist()
         for row, (text, end) in enumerate(zip(texts, ends, strict=True)):
-            report.logits[text.name][end - 1] = logits[row]
+            # A replay becomes exact at its end; what comes before is run for the local layers' sake alone.
+            if end > plan.full_lo[row]:
+                report.logits[text.name][end - 1] = logits[row]
             tokens[row] = text.tokens[end] if end < LENGTH else 0
         return tokens
 
 
 def _poison(state: DeviceState, scheduler: Scheduler, layout: KVLayout) -> DeviceState:
-    """NaN in every page that no lease holds. The step in flight owned more, but this is the arena that it returned."""
+    """NaN in every page without an owner. The step in flight owned more, but this is the arena that it returned."""
     num_blocks = state["lanes"][0].shape[1]
     free: Bool[np.ndarray, "blocks m"] = np.ones((num_blocks, layout.pages_per_block), bool)
     free[0] = False
-    for lease in scheduler.cache._leases:
-        free.reshape(-1)[lease.full.held] = False
-        free[lease.local.held] = False
+    pool = scheduler.cache.pool
+    free.reshape(-1)[np.flatnonzero(pool.full_owners)] = False
+    free[np.flatnonzero(pool.local_owners)] = False
     lanes = []
     for lane in state["lanes"]:
         pages = np.array(lane).reshape(free.size, -1)

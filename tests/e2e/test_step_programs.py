@@ -158,6 +158,8 @@ def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, A
     for number in range(count):
         while len(scheduler._sequences) < 6:
             prompt = rng.integers(0, model.vocab_size, rng.integers(1, 200)).astype(np.int32)
+            if rng.random() < 0.5:  # a prefix that others have too
+                prompt[:150] = np.arange(len(prompt[:150])) % model.vocab_size
             params = SamplingParams(
                 temperature=float(rng.choice([0.0, 0.5, 1.0])),
                 top_k=int(rng.choice([0, 5])),
@@ -176,7 +178,7 @@ def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, A
 
 
 def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transfers are disallowed but for one explicit upload a launch and one per batch of moves; the donated state is
+    """Transfers are disallowed but for one explicit upload a launch and one per batch of moves or row; the donated state is
     gone; every token is finite, though the arena began full of NaN."""
     _, _, layout, limits, runner = small_engine_parts()
     num_pages = limits.num_blocks * layout.pages_per_block
@@ -188,7 +190,7 @@ def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.Monk
         return device_put(value)
 
     monkeypatch.setattr(jax, "device_put", counted)
-    steps = moves = samples = 0
+    steps = moves = entered = samples = 0
     kinds = set()
 
     def take_in(plan: StepPlan, pending: Pending, apply: Apply) -> int:
@@ -207,10 +209,11 @@ def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.Monk
             before = plan, pending, apply
             steps += 1
             moves += len(list(move_batches(plan.moves, num_pages)))
+            entered += len(plan.table_rows)
             kinds.add((plan.num_rows, bool((plan.counts > 1).any())))
-    assert (steps > 900, moves > 0, samples > 900) == (True, True, True)
+    assert (steps > 900, moves > 0, entered > 9, samples > 900) == (True, True, True, True)
     assert len(kinds) >= 5, "the plans are all alike"
-    assert guards == ["disallow"] * (steps + moves)
+    assert guards == ["disallow"] * (steps + moves + entered)
 
 
 def test_an_upload_that_is_not_explicit_is_an_error() -> None:

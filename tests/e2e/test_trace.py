@@ -69,14 +69,11 @@ def assert_equal_plans(found: StepPlan, expected: StepPlan) -> None:
         if isinstance(second, np.ndarray):
             assert (first.dtype, first.shape) == (second.dtype, second.shape), field.name
             np.testing.assert_array_equal(first, second, err_msg=field.name)
-        elif field.name == "extras":
-            assert len(first) == len(second)
+        elif field.name in ("extras", "table_rows"):
             for one, other in zip(first, second, strict=True):
-                assert one.place == other.place
-                assert (one.bias is None) == (other.bias is None)
-                np.testing.assert_array_equal(one.mask, other.mask)
-                if other.bias is not None:
-                    np.testing.assert_array_equal(one.bias, other.bias)
+                for name, value in other._asdict().items():
+                    assert type(getattr(one, name)) is type(value)
+                    np.testing.assert_array_equal(getattr(one, name), value, err_msg=f"{field.name}.{name}")
         else:
             assert first == second, field.name
 

@@ -53,7 +53,7 @@ def test_a_long_generation_never_holds_more_than_the_window(
         said.extend(event.token for event in loop.step())
         assert sum(len(lease.local.held) for lease in cache._leases) <= layout.touch(64) + 1
         # Beyond the window: the prompt's, in the cache; in prefill, pages on their way there.
-        assert cache.pool.num_local <= layout.touch(64) + 1 + layout.full_pages(100)
+        assert cache.pool.num_local <= layout.touch(64) + 1 + layout.touch(100)
     assert said == MODEL.generate(prompt, (), 100 + count)[0]
     assert loop.runner.launches == 4 + count - 1
 
