@@ -185,6 +185,7 @@ class PrefixHit(NamedTuple):
         cached_tokens: of those, the ones that no layer computed.
         full_hit_tokens: the ones whose full-attention KV was there.
         replayed_tokens: full_hit_tokens - cached_tokens: run again because the local KV had been given up.
+        revived: whether these end in a window that the replay has rebuilt; else they start from one that was kept.
         reason: why the others were not found: text never seen ("cold"), or seen and "evicted", under another "salt",
             "too short" to be worth a copy, or not looked for because their log probabilities were asked for.
     """
@@ -194,6 +195,7 @@ class PrefixHit(NamedTuple):
     full_hit_tokens: int
     replayed_tokens: int
     reason: MissReason
+    revived: bool = False
 
     def missed(self) -> dict[MissReason, int]:
         """Tokens that were computed, by reason; the last token of a prompt always is."""

@@ -7,8 +7,6 @@ grows up to the length of the loop, where LRU would evict all that is needed nex
 first use (scans) are told from the others by a table of their own.
 """
 
-import math
-
 _BUCKETS = 48  # half octaves of age
 _RELEARN = 64  # events between two computations of the densities
 _DECAY_AT = 4096.0  # events after which the past counts half
@@ -44,7 +42,8 @@ class Ageing:
 
 
 def _bucket(age: int) -> int:
-    return min(_BUCKETS - 1, int(2 * math.log2(age + 1)))
+    half_octaves = ((age + 1) * (age + 1)).bit_length() - 1
+    return min(_BUCKETS - 1, half_octaves)
 
 
 def _densities(hits: list[float], ends: list[float]) -> list[float]:

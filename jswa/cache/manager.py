@@ -181,6 +181,7 @@ class CacheManager:
             cached_tokens=hits.cached_tokens,
             full_hit_tokens=hits.full_hit_tokens,
             replayed_tokens=hits.replayed_tokens,
+            revived_tokens=hits.revived_tokens,
             missed=dict(hits.missed),
             full_pages=int(np.count_nonzero(pool.full_cached)),
             local_pages=int(np.count_nonzero(pool.local_cached)),

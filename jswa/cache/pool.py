@@ -125,46 +125,55 @@ class PagePool:
 
     def uncache_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """The cache lets go of local pages."""
-        self.evictable_local -= int(np.count_nonzero(self.local_owners[blocks] == 1))
         self.local_cached[blocks] = False
-        self.free_local(blocks)
+        self.evictable_local -= self._release_local(blocks)[1]
 
     def uncache_full(self, pages: Int[np.ndarray, " n"]) -> None:
         """The cache lets go of full pages."""
-        self.evictable_full -= int(np.count_nonzero(self.full_owners[pages] == 1))
         self.full_cached[pages] = False
-        self.free_full(pages)
+        self.evictable_full -= self._release_full(pages)[1]
 
     def free_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Take one owner of local pages away; those without any are free."""
-        if not np.all(self._state[blocks] == _LOCAL):
-            raise EngineError(f"free_local of blocks that are not local pages: {blocks}")
-        owners = self.local_owners[blocks] - 1
-        self.local_owners[blocks] = owners
-        self.evictable_local += int(np.count_nonzero(self.local_cached[blocks] & (owners == 1)))
-        gone = blocks[owners == 0]
-        self._state[gone] = _FREE
-        self._free.extend(gone.tolist())
-        self.num_local -= len(gone)
+        owners, gone = self._release_local(blocks)
+        if gone < len(blocks):
+            self.evictable_local += int(np.count_nonzero(self.local_cached[blocks] & (owners == 1)))
 
     def free_full(self, pages: Int[np.ndarray, " n"]) -> None:
         """Take one owner of full pages away; a block whose last page goes is free again."""
-        m = self.pages_per_block
-        if not np.all(self.full_owners[pages] > 0):
-            raise EngineError(f"free_full of pages that are not held: {pages}")
+        owners, gone = self._release_full(pages)
+        if gone < len(pages):
+            self.evictable_full += int(np.count_nonzero(self.full_cached[pages] & (owners == 1)))
+
+    def _release_local(self, blocks: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
+        """One owner less: how many each has left, and how many pages are free now."""
+        owners = self.local_owners[blocks] - 1
+        if len(owners) and owners.min() < 0:
+            raise EngineError(f"free_local of blocks that are not local pages: {blocks}")
+        self.local_owners[blocks] = owners
+        gone = blocks[owners == 0]
+        if len(gone):
+            self._state[gone] = _FREE
+            self._free.extend(gone.tolist())
+            self.num_local -= len(gone)
+        return owners, len(gone)
+
+    def _release_full(self, pages: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
+        """The same for full pages."""
         owners = self.full_owners[pages] - 1
+        if len(owners) and owners.min() < 0:
+            raise EngineError(f"free_full of pages that are not held: {pages}")
         self.full_owners[pages] = owners
-        self.evictable_full += int(np.count_nonzero(self.full_cached[pages] & (owners == 1)))
         pages = pages[owners == 0]
-        if not len(pages):
-            return
-        blocks, offsets = np.divmod(pages, m)
-        touched, counts = np.unique(blocks, return_counts=True)
-        before = self._held[touched].sum(axis=1)
-        self._held[blocks, offsets] = False
-        for block, live, gone in zip(touched.tolist(), before.tolist(), counts.tolist(), strict=True):
-            self._relist(block, live, live - gone)
-        self.num_full -= len(pages)
+        if len(pages):
+            blocks, offsets = np.divmod(pages, self.pages_per_block)
+            touched, counts = np.unique(blocks, return_counts=True)
+            before = self._held[touched].sum(axis=1)
+            self._held[blocks, offsets] = False
+            for block, live, gone in zip(touched.tolist(), before.tolist(), counts.tolist(), strict=True):
+                self._relist(block, live, live - gone)
+            self.num_full -= len(pages)
+        return owners, len(pages)
 
     def settle(self) -> None:
         """Compact until holes are at most 2 % of the pool, so that no step has to move many pages at once."""

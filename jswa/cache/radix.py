@@ -42,11 +42,12 @@ class Window:
     last: int
     hits: int = 0
     index: int = -1  # among the candidates for eviction
+    value: float = -1.0  # loss per slot if it goes; negative: to be computed
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """An edge of the tree, or the root of one (no tokens). `last` and `hits` as in `Window`."""
+    """An edge of the tree, or the root of one (no tokens). `last`, `hits`, `index` and `value` as in `Window`."""
 
     start: int
     tokens: Int[np.ndarray, " n"]
@@ -57,6 +58,7 @@ class Node:
     last: int = 0
     hits: int = 0
     index: int = -1
+    value: float = -1.0
     children: dict[int, "Node"] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     leases: set[Lease] = field(default_factory=set)

@@ -5,7 +5,7 @@ text, a place where texts part), or *spare*: slid out of a row's window, or of a
 Memory is taken, in this order,
 
 1. from spare pages, the oldest first: they help only who parts at a place where nobody has parted before;
-2. by loss per byte (`_score`): among a sample of windows and leaves, the one with the least expected loss per slot.
+2. by loss per byte (`_value`): among a sample of windows and leaves, the one with the least expected loss per slot.
    Loss of a window: the tokens by which a row would start earlier; of a leaf: those by which a row would that has all
    of it. Each times the chance of a use by its age (`Ageing`). Windows go as a whole, leaves from their end and with
    the windows that end there. So where a window is too costly to replay its leaf is worth nothing without it, and
@@ -74,11 +74,13 @@ class Retention:
             self._spare.pop(block, None)
         window = node.windows[end] = Window(end, node, blocks, branch, self.clock)
         self.tree.candidates.enter(window)
+        self._changed(node)
 
     def drop_window(self, window: Window) -> Int[np.ndarray, " n"]:
         """Forget a window; its pages that no other needs are spare. Returns those that nobody else owns."""
         del window.node.windows[window.end]
         self.tree.candidates.leave(window)
+        self._changed(window.node)
         self._uses[window.blocks] -= 1
         idle: Int[np.ndarray, " n"] = window.blocks[
             (self._uses[window.blocks] == 0) & (self.pool.local_owners[window.blocks] == 1)
@@ -236,17 +238,31 @@ class Retention:
             self._free_blocks(self.drop_window(victim))
 
     def _choose(self) -> Node | Window:
+        """Of a sample the item whose loss per slot, times its chance of being used, is least."""
         items = self.tree.candidates.items
-        sample = items if len(items) <= _SAMPLE else [items[self._random.randrange(len(items))] for _ in range(_SAMPLE)]
-        best = min(sample, key=self._score, default=None)
-        if best is None or math.isinf(self._score(best)):
-            best = min(items, key=self._score, default=None)
-        if best is None or math.isinf(self._score(best)):
-            raise EngineError("the prefix cache has nothing to evict, although its pages are counted as evictable")
-        return best
+        for sample in (_SAMPLE, len(items)):
+            whole = sample >= len(items)
+            picked = items if whole else [items[int(self._random.random() * len(items))] for _ in range(sample)]
+            ranked = sorted((self._score(item), item.index) for item in picked)
+            for _, index in ranked:
+                # What is known of an item may be older than the rows that hold its pages now.
+                if self._value(items[index]) < math.inf:
+                    return items[index]
+        raise EngineError("the prefix cache has nothing to evict, although its pages are counted as evictable")
 
     def _score(self, item: Node | Window) -> float:
-        """Expected loss per slot; infinite where nothing can be had."""
+        if item.value < 0 or item.value == math.inf:  # held by rows when it was looked at last
+            item.value = self._value(item)
+        return item.value * self.ageing.density(self.clock - item.last, reused=item.hits > 0)
+
+    def _changed(self, node: Node) -> None:
+        """Values of an edge and its windows are to be computed anew."""
+        node.value = -1.0
+        for window in node.windows.values():
+            window.value = -1.0
+
+    def _value(self, item: Node | Window) -> float:
+        """Loss per slot; infinite where nothing can be had."""
         m = self.pool.pages_per_block
         if isinstance(item, Window):
             idle = self.pool.local_owners[item.blocks] == 1
@@ -254,13 +270,11 @@ class Retention:
                 return math.inf
             loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
             # Pages that other windows need too are not to be had with this one alone.
-            slots = max(0.5, m * int(np.count_nonzero(idle & (self._uses[item.blocks] == 1))))
-        else:
-            if not self._free_tail(item):
-                return math.inf
-            loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
-            slots = len(item.full) + m * int(np.count_nonzero(item.local))
-        return loss / slots * self.ageing.density(self.clock - item.last, reused=item.hits > 0)
+            return loss / max(0.5, m * int(np.count_nonzero(idle & (self._uses[item.blocks] == 1))))
+        if self.tree.layout.full is None or item.full[-1] == NONE or self.pool.full_owners[item.full[-1]] > 1:
+            return math.inf
+        loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
+        return loss / (len(item.full) + m * int(np.count_nonzero(item.local)))
 
     def _resumes_at(self, node: Node, last: int, length: int) -> int:
         """Where a row that finds `length` tokens would start, by windows that end at `last` or before."""

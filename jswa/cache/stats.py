@@ -10,6 +10,7 @@ class CacheStats:
     """A snapshot, tokens of prompts as in `PrefixHit`, summed over the requests whose first step has been planned.
 
     Attributes:
+        revived_tokens: of the cached ones, those of requests that rebuilt a lost window from full-attention KV.
         missed: prompt tokens that were computed, by reason.
         full_pages, local_pages: pages that the cache holds, with or without rows.
         evictable_full_pages, evictable_local_pages: those that no row holds.
@@ -22,6 +23,7 @@ class CacheStats:
     cached_tokens: int
     full_hit_tokens: int
     replayed_tokens: int
+    revived_tokens: int
     missed: dict[MissReason, int]
     full_pages: int
     local_pages: int
@@ -45,6 +47,7 @@ class HitCounter:
     cached_tokens: int = 0
     full_hit_tokens: int = 0
     replayed_tokens: int = 0
+    revived_tokens: int = 0
     missed: dict[MissReason, int] = field(default_factory=dict)
 
     def count(self, hit: PrefixHit) -> None:
@@ -54,5 +57,6 @@ class HitCounter:
         self.cached_tokens += hit.cached_tokens
         self.full_hit_tokens += hit.full_hit_tokens
         self.replayed_tokens += hit.replayed_tokens
+        self.revived_tokens += hit.cached_tokens if hit.revived else 0
         for reason, tokens in hit.missed().items():
             self.missed[reason] = self.missed.get(reason, 0) + tokens

@@ -283,7 +283,9 @@ class Scheduler:
         if sequence.prefix is not None or sequence.num_known > length:
             return
         sequence.first_scheduled_time = time.monotonic()
-        sequence.prefix = PrefixHit(length, at.start, at.full_to, at.full_to - at.start, match.reason)
+        sequence.prefix = PrefixHit(
+            length, at.start, at.full_to, at.full_to - at.start, match.reason, revived=0 < at.start < at.exact_from
+        )
         self.cache.hits.count(sequence.prefix)
 
     def _admissible(self, sequence: Sequence, match: Match) -> bool:

@@ -1,0 +1,161 @@
+"""Traces of requests: a JSON-lines format, and workloads made to it.
+
+One line a request, in the order of arrival:
+
+    {"time": 0.0, "session": "a", "turn": 0, "prompt": PIECES, "output": N}
+
+`time` is in seconds. A request starts when its time has come and the turn before it in its session has ended. PIECES
+is a list; its items, put together, are the prompt's token ids:
+
+    [5, 9, 2]                      token ids
+    {"random": [seed, n]}          n ids drawn from the seed
+    {"of": [session, turn, n]}     the first n tokens of an earlier request's prompt and output
+
+`output` is a number of tokens, drawn from session and turn, or a list of ids. What the model would have said is part
+of the trace, so that every cache sees the same tokens.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+VOCAB = 100_000
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TraceRequest:
+    """One request with its tokens."""
+
+    time: float
+    session: str
+    turn: int
+    prompt: Int[np.ndarray, " P"]
+    output: Int[np.ndarray, " N"]
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The lines of a trace file."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.strip():
+                yield json.loads(line)
+
+
+def write(path: Path, lines: Iterable[Line]) -> None:
+    """A trace file."""
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
+
+
+def expand(lines: Iterable[Line]) -> list[TraceRequest]:
+    """Compact lines with their tokens."""
+    texts: dict[tuple[str, int], Int[np.ndarray, " T"]] = {}
+    requests = []
+    for line in lines:
+        session, turn = str(line["session"]), int(line["turn"])
+        prompt = np.concatenate([_piece(piece, texts) for piece in line["prompt"]])
+        output = line["output"]
+        if isinstance(output, list):
+            said = np.array(output, np.int32)
+        else:
+            said = _random(zlib.crc32(f"{session}/{turn}".encode()), output)
+        texts[session, turn] = np.concatenate([prompt, said])
+        requests.append(TraceRequest(float(line["time"]), session, turn, prompt, said))
+    return requests
+
+
+def multi_turn(clients: int, rounds: int, request: int, output: int) -> list[Line]:
+    """Rounds of all clients, each prompt the whole conversation and `request` new tokens."""
+    return [
+        _turn(session, turn, request, output, seed=turn * clients + session, length=turn * (request + output))
+        for turn in range(rounds)
+        for session in range(clients)
+    ]
+
+
+def edited(sessions: int, turns: int, request: int, output: int, seed: int = 0) -> list[Line]:
+    """Conversations one after another; the last turn comes twice, changed 150 to 399 tokens before its end."""
+    rng, lines = np.random.default_rng(seed), []
+    for session in range(sessions):
+        for turn in range(turns):
+            lines.append(_turn(session, turn, request, output, session * turns + turn, turn * (request + output)))
+        last = (turns - 1) * (request + output) + request
+        back = int(rng.integers(150, 400))
+        pieces = [{"of": [str(session), turns - 1, last - back]}, {"random": [10**6 + session, back]}]
+        lines.append({"time": 0.0, "session": str(session), "turn": turns, "prompt": pieces, "output": output})
+    return lines
+
+
+def branched(sessions: int, turns: int, request: int, output: int, branches: int = 4, seed: int = 0) -> list[Line]:
+    """Conversations one after another, each gone back to at random: all up to an earlier message, then a new one."""
+    rng, lines = np.random.default_rng(seed), []
+    for session in range(sessions):
+        for turn in range(turns):
+            lines.append(_turn(session, turn, request, output, session * turns + turn, turn * (request + output)))
+        for branch in range(branches):
+            at = int(rng.integers(1, turns)) * (request + output)
+            fresh = 10**6 + session * branches + branch
+            pieces = [{"of": [str(session), turns - 1, at]}, {"random": [fresh, request]}]
+            lines.append(
+                {"time": 0.0, "session": str(session), "turn": turns + branch, "prompt": pieces, "output": output}
+            )
+    return lines
+
+
+def shared_prompt(questions: int, system: int, question: int, output: int) -> list[Line]:
+    """Questions over one system prompt."""
+    return [
+        {
+            "time": 0.0,
+            "session": str(i),
+            "turn": 0,
+            "prompt": [{"random": [0, system]}, {"random": [1 + i, question]}],
+            "output": output,
+        }
+        for i in range(questions)
+    ]
+
+
+def agents(count: int, length: int, output: int, seed: int = 0) -> list[Line]:
+    """Agents whose context grows by 2,000 to 4,000 tokens a turn up to `length`, taking turns at random."""
+    rng, lines = np.random.default_rng(seed), []
+    lengths, turns = [0] * count, [0] * count
+    growing = list(range(count))
+    while growing:
+        agent = int(rng.choice(growing))
+        grown = int(rng.integers(2_000, 4_001))
+        if lengths[agent] + grown + output > length:
+            growing.remove(agent)
+            continue
+        lines.append(_turn(agent, turns[agent], grown, output, int(rng.integers(2**31)), lengths[agent]))
+        lengths[agent] += grown + output
+        turns[agent] += 1
+    return lines
+
+
+def _turn(session: int, turn: int, request: int, output: int, seed: int, length: int) -> Line:
+    """A prompt of the session's text so far, `length` tokens, and new ones."""
+    before = [{"of": [str(session), turn - 1, length]}] if turn else []
+    pieces = [*before, {"random": [seed, request]}]
+    return {"time": 0.0, "session": str(session), "turn": turn, "prompt": pieces, "output": output}
+
+
+def _piece(piece: Any, texts: dict[tuple[str, int], Int[np.ndarray, " T"]]) -> Int[np.ndarray, " n"]:
+    if isinstance(piece, list):
+        return np.array(piece, np.int32)
+    if "random" in piece:
+        return _random(*piece["random"])
+    session, turn, length = piece["of"]
+    return texts[str(session), turn][:length]
+
+
+def _random(seed: int, count: int) -> Int[np.ndarray, " n"]:
+    return np.random.default_rng(seed).integers(10, VOCAB, count, dtype=np.int32)
