@@ -4,7 +4,6 @@
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,7 +58,8 @@ def replay(cache: Cache, requests: list[TraceRequest], *, running: int, barrier:
 
     With a `barrier` no turn starts before all sessions have ended the one before.
     """
-    result, waiting, active = Result(), list(enumerate(requests)), {}
+    result, waiting = Result(), list(enumerate(requests))
+    active: dict[str, TraceRequest] = {}
     ended: set[tuple[str, int]] = set()
     while waiting or active:
         position = 0

@@ -45,6 +45,7 @@ class Retention:
         self._uses = np.zeros(tree.pool.num_blocks, np.int32)
         self._marks = np.zeros(tree.pool.num_blocks, bool)
         self._spare: dict[int, None] = {}
+        self._left: dict[int, None] = {}  # spare too, but of windows
         self._victim: tuple[Node, int] | None = None
         self._random = random.Random(0)
         self._ghosts: dict[tuple[str, int, bytes], None] = {}
@@ -71,13 +72,13 @@ class Retention:
             return
         self._uses[blocks] += 1
         for block in blocks.tolist():
-            self._spare.pop(block, None)
+            self._forget(block)
         window = node.windows[end] = Window(end, node, blocks, branch, self.clock)
         self.tree.candidates.enter(window)
         self._changed(node)
 
     def drop_window(self, window: Window) -> Int[np.ndarray, " n"]:
-        """Forget a window; its pages that no other needs are spare. Returns those that nobody else owns."""
+        """Forget a window; its pages that no other needs are spare, to go last. Returns those."""
         del window.node.windows[window.end]
         self.tree.candidates.leave(window)
         self._changed(window.node)
@@ -85,13 +86,13 @@ class Retention:
         idle: Int[np.ndarray, " n"] = window.blocks[
             (self._uses[window.blocks] == 0) & (self.pool.local_owners[window.blocks] == 1)
         ]
-        self._spare.update(dict.fromkeys(idle.tolist()))
+        self._left.update(dict.fromkeys(idle.tolist()))
         return idle
 
     def take(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages of the tree have got one more owner."""
         for block in blocks.tolist():
-            self._spare.pop(block, None)
+            self._forget(block)
 
     def give(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages have lost an owner: those of the tree that nobody else owns or needs are spare."""
@@ -110,8 +111,8 @@ class Retention:
         """Evict until the pool has `slots` free slots. The caller has seen that so many are free or evictable."""
         m = self.pool.pages_per_block
         while (short := slots - self.pool.free_slots) > 0:
-            if self._spare:
-                self._free_blocks(np.array(list(islice(self._spare, -(-short // m))), np.int32))
+            if spare := self._spare or self._left:
+                self._free_blocks(np.array(list(islice(spare, -(-short // m))), np.int32))
             else:
                 self._evict(max(short, m))
 
@@ -132,7 +133,7 @@ class Retention:
             for window in windows:
                 window.blocks[window.blocks == old] = block
             self._uses[block], self._uses[old] = self._uses[old], 0
-        self._spare.pop(old, None)
+        self._forget(old)
         self.tree.drop_local(node, slice(index, index + 1))
 
     def cut(self, node: Node, count: int) -> None:
@@ -150,7 +151,7 @@ class Retention:
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
         for block in node.local[index:].tolist():
-            self._spare.pop(block, None)
+            self._forget(block)
         self.tree.drop_local(node, slice(index, None))
         self.tree.drop_full(node, slice(index, None))
 
@@ -193,7 +194,7 @@ class Retention:
         assert np.array_equal(uses, self._uses), "windows and what they need differ"
         blocks = np.arange(len(uses), dtype=np.int32)
         spare = self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (uses == 0)
-        assert sorted(self._spare) == np.flatnonzero(spare).tolist(), "spare pages differ"
+        assert sorted([*self._spare, *self._left]) == np.flatnonzero(spare).tolist(), "spare pages differ"
 
     def _windows_past(self, node: Node, at: int) -> list[Window]:
         """Windows of an edge and of those above it that need a page which ends after `at`, page aligned or an end."""
@@ -208,7 +209,7 @@ class Retention:
         """Let go of spare pages."""
         nodes = self.tree.local_node[blocks]
         for block in blocks.tolist():
-            del self._spare[block]
+            self._forget(block)
         start = 0
         while start < len(blocks):
             node, stop = nodes[start], start + 1
@@ -221,6 +222,11 @@ class Retention:
             if self.tree.layout.full is None:
                 self.trim(node)
             start = stop
+
+    def _forget(self, block: int) -> None:
+        """A page is not spare any more."""
+        if self._spare.pop(block, False) is False:
+            self._left.pop(block, None)
 
     def _evict(self, slots: int) -> None:
         """Evict one window, or a leaf as far as it takes to free so many slots."""
