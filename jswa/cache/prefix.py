@@ -142,10 +142,10 @@ class PrefixCache:
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> None:
         """Take out what the tree has of a text from the page of `start` on, with all that goes on from there."""
         cut = start // self._page * self._page
-        path, _ = self.tree.walk(salt, tokens)
-        node = next((node for node in path if node.end > cut), None)
-        if node is None:
+        path, text = self.tree.walk(salt, tokens)
+        if text <= cut:
             return
+        node = next(node for node in path if node.end > cut)
         if node.start < cut:
             self.tree.split(node, cut)
         self._remove(node)

@@ -137,9 +137,9 @@ class RadixTree:
             part = node.full[: count - first]
             full[first : first + len(part)] = part
             local[first : first + len(part)] = node.local[: len(part)]
-        if length % self.page_size and path and length == path[-1].end:
-            # The page is shared by the edges below: each of them has it.
-            for child in islice(path[-1].children.values(), _SOURCES):
+        if path and length > path[-1].end // self.page_size * self.page_size:
+            # The last page is shared by the edges below that begin in it: each that does not end in it has its own.
+            for child in islice(self._below(path[-1]), _SOURCES):
                 full[-1] = full[-1] or child.full[0]
                 local[-1] = local[-1] or child.local[0]
         return full, local
@@ -315,6 +315,13 @@ class RadixTree:
             assert sum(node is not None for node in owner.tolist()) == len(flat)
         for index, item in enumerate(self.candidates.items):
             assert item.index == index
+
+    def _below(self, node: Node) -> Iterator[Node]:
+        """Edges that begin in the page in which an edge ends."""
+        for child in node.children.values():
+            yield child
+            if child.end // self.page_size == node.end // self.page_size:
+                yield from self._below(child)
 
     def _own(self, node: Node) -> None:
         self.full_node[node.full[node.full != NONE]] = node

@@ -1,0 +1,285 @@
+"""Laws of tree, pool and leases under any sequence of calls, against a dictionary of texts (jswa/cache/prefix.py)."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from jaxtyping import Int
+
+from jswa.cache.layout import KVLayout
+from jswa.cache.lease import Lease
+from jswa.cache.manager import CacheManager
+from jswa.cache.prefix import Match
+from jswa.cache.resume import replay_length
+from jswa.config import Reach
+from tests.fakes import LAYOUTS, TextModel, make_layout, share
+
+SHAPES = {  # page sizes and what local layers see
+    "sliding": [(page, Reach(window)) for page in (1, 4, 16) for window in (1, 3, 6, 20)],
+    "chunked": [(page, Reach(page * pages, chunked=True)) for page in (1, 4, 16) for pages in (1, 3)],
+}
+WIDTH = 64
+LONGEST = 90
+TAILS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+SALTS = st.sampled_from(["", "other"])
+
+
+@dataclass(eq=False)
+class Row:
+    """A lease at work. `start`: the first position that it computes."""
+
+    lease: Lease
+    salt: str
+    tokens: list[int]
+    start: int
+    launched: int
+
+
+class Memory:
+    """What the pages hold: by position a hash of the text so far, and whether local KV is that of a cold run."""
+
+    def __init__(self, manager: CacheManager) -> None:
+        self.layout, self.m = manager.layout, manager.pool.pages_per_block
+        slots, page = manager.pool.num_blocks * self.m, manager.layout.page_size
+        self.full = np.zeros((slots, page), np.int64)
+        self.local = np.zeros((slots, page), np.int64)
+        self.exact = np.zeros((slots, page), bool)
+
+    def move(self, manager: CacheManager) -> None:
+        """Carry out what the manager has planned."""
+        for source, target, _ in manager.drain_moves():
+            for memory in (self.full, self.local, self.exact):
+                memory[target] = memory[source]
+
+    def write(self, row: Row, end: int) -> None:
+        """A step writes positions [launched, end)."""
+        page, hashes = self.layout.page_size, marks(row.tokens)
+        for position in range(row.launched, end):
+            if self.layout.full is not None and position >= row.lease.full_lo:
+                self.full[row.lease.full.ids[position // page], position % page] = hashes[position]
+            if self.layout.local is not None:
+                block = row.lease.local.ids[position // page]
+                self.local[block * self.m, position % page] = hashes[position]
+                self.exact[block * self.m, position % page] = position >= row.lease.exact_from
+
+    def check(self, match: Match, tokens: list[int]) -> None:
+        """A match has the KV of this text, and none of its local pages is anything but exact."""
+        page, hashes, at = self.layout.page_size, marks(tokens), match.resume
+        for position in range(at.full_to if self.layout.full is not None else 0):
+            assert self.full[match.full[position // page], position % page] == hashes[position]
+        first = at.local_lo // page
+        for position in range(at.local_lo, at.live_to):
+            block = match.local[position // page - first]
+            assert self.local[block * self.m, position % page] == hashes[position]
+            assert self.exact[block * self.m, position % page]
+
+
+def marks(tokens: list[int]) -> list[int]:
+    """A hash for every prefix."""
+    out, state = [], 0
+    for token in tokens:
+        state = TextModel.fold(state, [token])
+        out.append(state >> 1)
+    return out
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """Rows over a few texts that share much. `texts`: what the cache must have, as long as it never was short."""
+
+    layers: tuple[int, int]  # full, local; set by a subclass
+    shapes: list[tuple[int, Reach]]  # likewise
+
+    @initialize(data=st.data(), blocks=st.sampled_from([12, 40, 4000]), interval=st.sampled_from([None, 7]))
+    def start(self, data: st.DataObject, blocks: int, interval: int | None) -> None:
+        page_size, reach = data.draw(st.sampled_from(self.shapes))
+        layout = make_layout(page_size, reach, num_full=self.layers[0], num_local=self.layers[1])
+        self.layout: KVLayout = layout
+        self.manager = CacheManager(layout, 1 + blocks, math.ceil(LONGEST / page_size), interval=interval)
+        self.memory = Memory(self.manager)
+        self.rows: list[Row] = []
+        self.texts: list[tuple[str, list[int]]] = []
+        self.written: list[tuple[str, list[int]]] = []  # what it may have besides
+        self.seen: list[list[int]] = [[]]
+        self.roomy = blocks == 4000
+        self.hits = self.copies = self.replays = 0
+
+    @precondition(lambda self: len(self.rows) < 5)
+    @rule(data=st.data(), tail=TAILS, salt=SALTS)
+    def enter(self, data: st.DataObject, tail: list[int], salt: str) -> None:
+        self.begin(data, tail, salt)
+
+    def begin(self, data: st.DataObject, tail: list[int], salt: str) -> None:
+        """A text that goes on from some part of another."""
+        before = data.draw(st.sampled_from(self.seen))
+        tokens = (before[: data.draw(st.integers(0, len(before)))] + tail)[:LONGEST]
+        self.seen.append(tokens)
+        match = self.manager.match(salt, array(tokens), len(tokens) - 1)
+        assert match.resume == self.manager.match(salt, array(tokens), len(tokens) - 1).resume, "a match changes things"
+        self.memory.check(match, tokens)
+        self._check_start(match, salt, tokens)
+        lease = self.manager.open_at(match, salt, len(tokens))
+        if lease is None:
+            return
+        self.copies += len(self.manager.moves) > 0
+        self.memory.move(self.manager)
+        start = match.resume.start
+        self.hits += start > 0
+        self.replays += start < match.resume.full_to
+        self.rows.append(Row(lease, salt, tokens, start, start))
+        if not self._run(self.rows[-1], start + 1):
+            self._end(self.rows[-1], keep=False)
+
+    @rule(data=st.data(), tail=TAILS, salt=SALTS, chunk=st.integers(5, 90))
+    def run_whole(self, data: st.DataObject, tail: list[int], salt: str, chunk: int) -> None:
+        """A row from its beginning to its end, as far as there is room."""
+        before = len(self.rows)
+        self.begin(data, tail, salt)
+        if len(self.rows) > before:
+            row = self.rows[-1]
+            while row.launched < len(row.tokens) and self._run(row, min(len(row.tokens), row.launched + chunk)):
+                self.manager.publish(row.lease, array(row.tokens), row.launched)
+            self._end(row, keep=True)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), chunk=st.integers(1, 30))
+    def run(self, data: st.DataObject, chunk: int) -> None:
+        """A step of a row, and what is known of it shared."""
+        row = data.draw(st.sampled_from(self.rows))
+        end = min(len(row.tokens), row.launched + chunk)
+        if end > row.launched and self._run(row, end) and data.draw(st.booleans()):
+            self.manager.publish(row.lease, array(row.tokens), end)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), more=st.lists(st.integers(0, 2), min_size=1, max_size=20))
+    def decode(self, data: st.DataObject, more: list[int]) -> None:
+        """A row that has run its text says something."""
+        row = data.draw(st.sampled_from(self.rows))
+        if row.launched == len(row.tokens):
+            row.tokens = (row.tokens + more)[:LONGEST]
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), keep=st.booleans())
+    def end(self, data: st.DataObject, keep: bool) -> None:
+        """Finished, aborted, preempted; or failed."""
+        self._end(data.draw(st.sampled_from(self.rows)), keep=keep)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        """A row was not finite: nothing that hangs on what it computed can be found, or stays in a row."""
+        row = data.draw(st.sampled_from(self.rows))
+        page = row.start // self.layout.page_size * self.layout.page_size
+        self.manager.withdraw(row.salt, array(row.tokens), row.start)
+        for other in list(self.rows):
+            taken = other.tokens[: other.lease.full_lo]
+            if other is row or (other.salt == row.salt and shared(taken, row.tokens) > page):
+                self._end(other, keep=False)
+        match = self.manager.match(row.salt, array([*row.tokens, 0]), len(row.tokens))
+        assert match.resume.full_to <= page
+        self.texts = [
+            (salt, text[:page] if salt == row.salt and shared(text, row.tokens) > page else text)
+            for salt, text in self.texts
+        ]
+
+    @rule()
+    def flush(self) -> None:
+        self.manager.flush()
+        self.texts.clear()
+        self.written.clear()
+
+    @rule()
+    def settle(self) -> None:
+        self.manager.settle()
+        self.memory.move(self.manager)
+
+    @invariant()
+    def laws_hold(self) -> None:
+        if hasattr(self, "manager"):
+            self.manager.check((row.lease, row.launched) for row in self.rows)
+
+    def teardown(self) -> None:
+        """With all rows gone everything is free or evictable, and after a flush free."""
+        if not hasattr(self, "manager"):
+            return
+        event(f"hits: {min(self.hits, 3)}, copies: {min(self.copies, 2)}, replays: {min(self.replays, 2)}")
+        event(f"evictions: {min(self.manager.prefix.retention.evictions, 3)}")
+        for row in list(self.rows):
+            self._end(row, keep=True)
+        self.manager.check([])
+        pool = self.manager.pool
+        assert pool.free_slots + pool.evictable_slots == pool.total_slots
+        assert self.manager._make_room(pool.total_slots), "not everything can be evicted"
+        self.manager.check([])
+        assert pool.free_slots == pool.total_slots
+        assert not self.manager.prefix.tree.roots
+
+    def _run(self, row: Row, end: int) -> bool:
+        if not self.manager.grow(row.lease, end):
+            return False
+        self.memory.move(self.manager)
+        self.memory.write(row, end)
+        row.launched = end
+        self.manager.slide(row.lease, end)
+        return True
+
+    def _end(self, row: Row, *, keep: bool) -> None:
+        tokens = row.tokens[: row.launched] if keep else []
+        self.manager.close(row.lease, array(tokens), turn=(row.start,))
+        self.rows.remove(row)
+        self.written.append((row.salt, row.tokens[: row.launched]))
+        if tokens:
+            self.texts.append((row.salt, tokens))
+
+    def _check_start(self, match: Match, salt: str, tokens: list[int]) -> None:
+        """Where the row starts, by the rule, and by what the dictionary says must be there."""
+        at, page, reach = match.resume, self.layout.page_size, self.layout.reach
+        known = [text for own, text in self.written if own == salt] + [r.tokens for r in self.rows if r.salt == salt]
+        longest = max((shared(text, tokens[:-1]) for text in known), default=0)
+        assert at.full_to <= longest, "the cache knows a text that nobody has written"
+        assert at.start <= at.full_to <= len(tokens) - 1
+        least = 0
+        if reach is None:
+            least = at.full_to
+        elif reach.chunked:
+            least = reach.first_visible(at.full_to)
+        else:
+            least = max(0, at.full_to - replay_length(self.layout))
+            assert at.exact_from <= max(0, at.full_to - (reach.size - 1)) or at.start == at.live_to
+        assert at.start >= least, "a missing window vetoes the hit"
+        if self.roomy:
+            kept = max((shared(text, tokens[:-1]) for own, text in self.texts if own == salt), default=0)
+            whole = kept // page * page
+            if self.layout.full is not None:
+                assert at.full_to >= whole, "a text that was kept is not found"
+                if reach is None:
+                    assert at.full_to >= kept - max(0, page // 8 - 1), "not found to the token"
+
+
+def array(tokens: list[int]) -> Int[np.ndarray, " T"]:
+    """Token ids as the cache takes them."""
+    return np.array(tokens, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
+)
+def test_the_cache_finds_what_it_was_given_and_nothing_else(kind: str, shapes: str) -> None:
+    """Right pages, exact windows, the start rule, no leak: whatever is shared, copied, slid, evicted or withdrawn."""
+    machine = type("Machine", (PrefixMachine,), {"layers": LAYOUTS[kind], "shapes": SHAPES[shapes]})
+    run_state_machine_as_test(machine, settings=share(8))
