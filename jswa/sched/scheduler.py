@@ -9,34 +9,30 @@ import bisect
 import heapq
 import time
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.capacity import peak_slots, row_capacity
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import NEVER, Lease, PageRun
+from jswa.cache.lease import NEVER
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix import Match
 from jswa.cache.radix import common_prefix
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
+from jswa.sched.draft import Draft, lease_of, make_plan
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import (
-    FROM_DEVICE,
     NOT_FINITE,
-    ExtrasEntry,
     FinishReason,
-    Logprobs,
     LogprobTable,
     PrefixHit,
     Request,
     StepLogprobs,
     StepPlan,
-    TableRow,
     TokenEvent,
 )
 
@@ -112,17 +108,17 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Choose the next step, oldest requests first; None where nothing can run now. Lengths count as launched."""
         self.cache.settle()
-        draft = _Draft(self.limits.max_tokens)
+        draft = Draft(self.limits.max_tokens)
         self._plan_running(draft)
         self._plan_admissions(draft)
         if not draft.sequences:
             return None
-        plan = self._make_plan(draft)
+        plan = make_plan(draft, self._rows, self.cache.drain_moves(), logprobs=self._logprob_requests > 0)
         for sequence, count in zip(draft.sequences, draft.counts, strict=True):
             sequence.launched += count
             sequence.in_flight += 1
             # Only now: a page that leaves a window in this step must not serve another row of the same step.
-            lease = _lease(sequence)
+            lease = lease_of(sequence)
             if sequence.launched >= lease.slides_at:
                 self.cache.slide(lease, sequence.launched)
         self._in_flight.append((plan, draft.sequences))
@@ -174,7 +170,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every law of scheduler, leases and pool; for tests."""
-        self.cache.check((_lease(s), s.launched) for s in self._running)
+        self.cache.check((lease_of(s), s.launched) for s in self._running)
         assert [s.rank for s in self._running] == sorted(s.rank for s in self._running)
         slots = [s.slot for s in self._running]
         assert sorted(slots + self._free_slots) == list(range(self.limits.max_rows)), "a row slot leaked"
@@ -186,7 +182,7 @@ class Scheduler:
             assert sequence.launched <= sequence.limit - 1
             assert sequence.launched <= sequence.num_known + sequence.in_flight
 
-    def _plan_running(self, draft: "_Draft") -> None:
+    def _plan_running(self, draft: Draft) -> None:
         """Rows that hold pages, oldest first; decode rows' tokens are set aside before any prefill chunk's."""
         draft.budget -= sum(s.num_known <= s.launched < s.limit - 1 for s in self._running)
         visited = 0
@@ -200,7 +196,7 @@ class Scheduler:
             if sequence.in_flight and sequence.waits_for_tokens:
                 continue
             length = sequence.launched + count
-            if length > _lease(sequence).covered:
+            if length > lease_of(sequence).covered:
                 if not self._grow(sequence, length, visited):
                     continue
                 draft.grown.append(sequence)
@@ -208,7 +204,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, length: int, visited: int) -> bool:
         """Get pages up to `length`, preempting the youngest rows not yet visited; False: not in this step."""
-        while not self.cache.grow(_lease(sequence), length):
+        while not self.cache.grow(lease_of(sequence), length):
             if sequence.in_flight:
                 return False  # it may have ended already, or others may: look again when that is known
             if visited < len(self._running):
@@ -220,7 +216,7 @@ class Scheduler:
                 raise EngineError(f"a row of {length} tokens alone does not fit the arena")
         return True
 
-    def _plan_admissions(self, draft: "_Draft") -> None:
+    def _plan_admissions(self, draft: Draft) -> None:
         if not self._waiting or not self._free_slots:
             return
         # A row preempted in flight is not back in the queue yet, but nobody who came later may go before it.
@@ -270,7 +266,7 @@ class Scheduler:
             return False
         tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
         for other in self._running:
-            lease = _lease(other)
+            lease = lease_of(other)
             if lease.boundaries and not lease.apart and lease.salt == sequence.request.cache_salt:
                 common = common_prefix(tokens, other.tokens[: lease.boundaries[-1]])
                 if common - common % self.layout.page_size > found:
@@ -293,47 +289,13 @@ class Scheduler:
         layout = self.layout
         claimed = prefill_rows = 0
         for other in self._running:
-            held = self.cache.held_slots(_lease(other))
+            held = self.cache.held_slots(lease_of(other))
             claimed += max(0, layout.resident_slots(max(other.launched, other.num_known + 1)) - held)
             prefill_rows += other.launched < other.num_known
         reserve = layout.step_reserve_slots(self.limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
         need = layout.resident_slots(sequence.num_known + 1)
         alone = peak_slots(layout, self.limits.max_tokens, sequence.num_known + 1)
         return max(need + reserve, alone) - self.cache.leased_slots(match) + claimed <= self.cache.available_slots
-
-    def _make_plan(self, draft: "_Draft") -> StepPlan:
-        sequences = draft.sequences
-        slots = np.array([s.slot for s in sequences], np.int32)
-        starts = np.array([s.launched for s in sequences], np.int32)
-        known = np.array([s.num_known for s in sequences], np.int32)
-        counts = np.array(draft.counts, np.int32)
-        ends = np.cumsum(counts)
-        if self._rows.any_extras:
-            updates = (self._rows.update(s, s.launched + n) for s, n in zip(sequences, draft.counts, strict=True))
-            draft.extras += [entry for entry in updates if entry is not None]
-        logprobs: Logprobs = _logprobs(sequences) if self._logprob_requests else "none"
-        table_rows = tuple(_table_row(s.slot, _lease(s)) for s in draft.entered)
-        tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
-        for row in np.flatnonzero(starts < known).tolist():
-            start, count = starts[row], counts[row]
-            tokens[ends[row] - count : ends[row]] = sequences[row].tokens[start : start + count]
-        return StepPlan(
-            slots=slots,
-            starts=starts,
-            counts=counts,
-            full_lo=np.array([_lease(s).full_lo for s in sequences], np.int32),
-            local_lo=np.array([_lease(s).local_lo for s in sequences], np.int32),
-            samples=(starts + counts >= known).astype(np.int32),
-            tokens=tokens,
-            sampling=self._rows.sampling[slots],
-            table_rows=table_rows,
-            full_pages=_table_entries((s.slot, _lease(s).full) for s in draft.grown),
-            local_pages=_table_entries((s.slot, _lease(s).local) for s in draft.grown),
-            moves=np.array(self.cache.drain_moves(), np.int32).reshape(-1, 3),
-            extras=tuple(draft.extras),
-            logprobs=logprobs,
-            targets=_targets(draft) if logprobs == "prompt" else np.zeros(0, np.int32),
-        )
 
     def _take_token(self, sequence: Sequence, token: int) -> TokenEvent:
         if token == NOT_FINITE:
@@ -373,7 +335,7 @@ class Scheduler:
         page = start - start % self.layout.page_size
         self.cache.withdraw(sequence.request.cache_salt, tokens, start)
         for other in list(self._running):
-            lease = _lease(other)
+            lease = lease_of(other)
             if other is sequence or lease.salt != sequence.request.cache_salt:
                 continue
             if common_prefix(tokens, other.tokens[: lease.full_lo]) > page:
@@ -403,31 +365,6 @@ class Scheduler:
             sequence.lease, sequence.slot, sequence.place = None, -1, -1
 
 
-@dataclass
-class _Draft:
-    """A step while it is being planned: rows so far, tokens left, rows that have new pages, and rows that start on
-    cached ones."""
-
-    budget: int
-    sequences: list[Sequence] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    grown: list[Sequence] = field(default_factory=list)
-    entered: list[Sequence] = field(default_factory=list)
-    extras: list[ExtrasEntry] = field(default_factory=list)
-
-    def add(self, sequence: Sequence, count: int, *, spend: bool) -> None:
-        """Take a row in; a decode row's token has been set aside already."""
-        self.sequences.append(sequence)
-        self.counts.append(count)
-        self.budget -= count if spend else 0
-
-
-def _lease(sequence: Sequence) -> Lease:
-    if sequence.lease is None:
-        raise EngineError(f"request {sequence.request.request_id!r} runs without pages")
-    return sequence.lease
-
-
 def _take_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:
     """Keep the rows of tokens whose successor stands in the prompt; a preempted row runs its prompt again."""
     ends = np.cumsum(plan.counts).tolist()
@@ -451,39 +388,3 @@ def _completed(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLo
     if params.prompt_logprobs is not None and sequence.num_known <= len(sequence.request.prompt) + 1:
         event = event._replace(prompt_logprobs=sequence.prompt_logprobs)
     return event
-
-
-def _logprobs(sequences: list[Sequence]) -> Logprobs:
-    if any(s.request.params.prompt_logprobs is not None and s.launched < len(s.request.prompt) - 1 for s in sequences):
-        return "prompt"
-    return "sampled" if any(s.request.params.logprobs is not None for s in sequences) else "none"
-
-
-def _targets(draft: _Draft) -> Int[np.ndarray, " T"]:
-    """The token that follows each token of the step, 0 where the host does not know it."""
-    parts = []
-    for sequence, count in zip(draft.sequences, draft.counts, strict=True):
-        part = np.zeros(count, np.int32)
-        known = sequence.tokens[sequence.launched + 1 : min(sequence.launched + 1 + count, sequence.num_known)]
-        part[: len(known)] = known
-        parts.append(part)
-    return np.concatenate(parts)
-
-
-def _table_row(slot: int, lease: Lease) -> TableRow:
-    """All pages of a row that starts on cached ones."""
-    full, local = lease.full, lease.local
-    full.sent, local.sent = full.end, local.end
-    return TableRow(slot, full.held.copy(), local.start, local.held.copy())
-
-
-def _table_entries(runs: Iterable[tuple[int, PageRun]]) -> Int[np.ndarray, "n 3"]:
-    """Entries (slot, page position, page id) for pages that the device's tables do not have yet."""
-    parts = []
-    for slot, run in runs:
-        if run.end > run.sent:
-            positions, ids = run.take_unsent()
-            part = np.empty((len(ids), 3), np.int32)
-            part[:, 0], part[:, 1], part[:, 2] = slot, positions, ids
-            parts.append(part)
-    return np.concatenate(parts) if parts else np.zeros((0, 3), np.int32)

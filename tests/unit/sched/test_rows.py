@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jswa.cache.lease import Lease
 from jswa.config import Limits
 from jswa.constraint import make_constraint
 from jswa.sched.rows import RowTable
@@ -37,7 +38,7 @@ def make_request(
 
 def make_sequence(request: Request, slot: int = 0) -> Sequence:
     """A sequence in a slot."""
-    return Sequence(request, (0, 0), limit=30, slot=slot)
+    return Sequence(request, (0, 0), limit=30, slot=slot, lease=Lease(8))
 
 
 def allowed(entry: ExtrasEntry | None) -> set[int]:

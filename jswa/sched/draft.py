@@ -1,0 +1,111 @@
+"""A step while it is being planned, and the `StepPlan` that comes of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.lease import Lease, PageRun
+from jswa.cache.manager import Move
+from jswa.errors import EngineError
+from jswa.sched.rows import RowTable
+from jswa.sched.sequence import Sequence
+from jswa.types import FROM_DEVICE, ExtrasEntry, Logprobs, StepPlan, TableRow
+
+
+@dataclass
+class Draft:
+    """Rows so far, tokens left, rows that have new pages, and rows that start on cached ones."""
+
+    budget: int
+    sequences: list[Sequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    grown: list[Sequence] = field(default_factory=list)
+    entered: list[Sequence] = field(default_factory=list)
+    extras: list[ExtrasEntry] = field(default_factory=list)
+
+    def add(self, sequence: Sequence, count: int, *, spend: bool) -> None:
+        """Take a row in; a decode row's token has been set aside already."""
+        self.sequences.append(sequence)
+        self.counts.append(count)
+        self.budget -= count if spend else 0
+
+
+def lease_of(sequence: Sequence) -> Lease:
+    """The pages of a running row. Raises EngineError for any other."""
+    if sequence.lease is None:
+        raise EngineError(f"request {sequence.request.request_id!r} runs without pages")
+    return sequence.lease
+
+
+def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool) -> StepPlan:
+    """The plan of a draft. Pages that it tells the device count as sent; `logprobs`: whether any request wants some."""
+    sequences = draft.sequences
+    slots = np.array([s.slot for s in sequences], np.int32)
+    starts = np.array([s.launched for s in sequences], np.int32)
+    known = np.array([s.num_known for s in sequences], np.int32)
+    counts = np.array(draft.counts, np.int32)
+    ends = np.cumsum(counts)
+    if rows.any_extras:
+        updates = (rows.update(s, s.launched + n) for s, n in zip(sequences, draft.counts, strict=True))
+        draft.extras += [entry for entry in updates if entry is not None]
+    kind: Logprobs = _logprobs(sequences) if logprobs else "none"
+    table_rows = tuple(_table_row(s.slot, lease_of(s)) for s in draft.entered)
+    tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
+    for row in np.flatnonzero(starts < known).tolist():
+        start, count = starts[row], counts[row]
+        tokens[ends[row] - count : ends[row]] = sequences[row].tokens[start : start + count]
+    return StepPlan(
+        slots=slots,
+        starts=starts,
+        counts=counts,
+        full_lo=rows.cached[slots, 0],
+        local_lo=rows.cached[slots, 1],
+        samples=(starts + counts >= known).astype(np.int32),
+        tokens=tokens,
+        sampling=rows.sampling[slots],
+        table_rows=table_rows,
+        full_pages=_table_entries((s.slot, lease_of(s).full) for s in draft.grown),
+        local_pages=_table_entries((s.slot, lease_of(s).local) for s in draft.grown),
+        moves=np.array(moves, np.int32).reshape(-1, 3),
+        extras=tuple(draft.extras),
+        logprobs=kind,
+        targets=_targets(draft) if kind == "prompt" else np.zeros(0, np.int32),
+    )
+
+
+def _logprobs(sequences: list[Sequence]) -> Logprobs:
+    if any(s.request.params.prompt_logprobs is not None and s.launched < len(s.request.prompt) - 1 for s in sequences):
+        return "prompt"
+    return "sampled" if any(s.request.params.logprobs is not None for s in sequences) else "none"
+
+
+def _targets(draft: Draft) -> Int[np.ndarray, " T"]:
+    """The token that follows each token of the step, 0 where the host does not know it."""
+    parts = []
+    for sequence, count in zip(draft.sequences, draft.counts, strict=True):
+        part = np.zeros(count, np.int32)
+        known = sequence.tokens[sequence.launched + 1 : min(sequence.launched + 1 + count, sequence.num_known)]
+        part[: len(known)] = known
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _table_row(slot: int, lease: Lease) -> TableRow:
+    """All pages of a row that starts on cached ones."""
+    full, local = lease.full, lease.local
+    full.sent, local.sent = full.end, local.end
+    return TableRow(slot, full.held.copy(), local.start, local.held.copy())
+
+
+def _table_entries(runs: Iterable[tuple[int, PageRun]]) -> Int[np.ndarray, "n 3"]:
+    """Entries (slot, page position, page id) for pages that the device's tables do not have yet."""
+    parts = []
+    for slot, run in runs:
+        if run.end > run.sent:
+            positions, ids = run.take_unsent()
+            part = np.empty((len(ids), 3), np.int32)
+            part[:, 0], part[:, 1], part[:, 2] = slot, positions, ids
+            parts.append(part)
+    return np.concatenate(parts) if parts else np.zeros((0, 3), np.int32)
