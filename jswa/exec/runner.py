@@ -3,12 +3,12 @@
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits, ModelConfig
@@ -19,6 +19,8 @@ from jswa.exec.pages import WIDTH, copy_pages, enter_row, move_batches, padded_r
 from jswa.exec.sampling import LogprobRows
 from jswa.exec.state import DeviceState, init_state, state_shapes
 from jswa.exec.step import StepConfig, StepOutputs, step
+from jswa.exec.transfer import WIDTH as SLOTS
+from jswa.exec.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
 from jswa.model.transformer import Params
 from jswa.types import ExtrasEntry, Logprobs, LogprobTable, StepLogprobs, StepPlan
 
@@ -47,7 +49,8 @@ class Pending:
 class Runner:
     """The only holder of the device state: each launch donates it to the step and keeps what comes back.
 
-    Buckets are compiled at start. The families for log probabilities are compiled bucket by bucket when first used.
+    Buckets are compiled at start. The families for log probabilities are compiled bucket by bucket when first used,
+    and so are the programs that carry pages to the host and back.
     """
 
     def __init__(
@@ -78,8 +81,7 @@ class Runner:
             self.compiled[config] = compile_step(config, self.params, self._shapes)
         # In steady state nothing is traced, and nothing crosses to the device but what is put there by name.
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
-            for moves in move_batches(plan.moves, self._num_pages):
-                self.state = self._copy_pages(self.state, jax.device_put(moves))
+            self._move(plan.moves)
             for row in plan.table_rows:
                 self.state = self._enter_row(self.state, jax.device_put(padded_row(row, self.limits.pages_per_row)))
             for entry in plan.extras:
@@ -89,6 +91,54 @@ class Runner:
         for array in jax.tree.leaves(outputs):
             array.copy_to_host_async()
         return Pending(plan, outputs)
+
+    @property
+    def kv_dtype(self) -> np.dtype:
+        """Of the KV arena."""
+        return np.dtype(self._shapes["lanes"][0].dtype)
+
+    def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
+        """Carry out moves of pages outside of a plan: before pages are written that were free only because of them."""
+        with jax.transfer_guard("disallow"), jax.no_tracing(True):
+            self._move(moves)
+
+    def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Shaped[np.ndarray, "n elems"]]:
+        """The contents of slots of 1/m block, for each lane, as the last launched step leaves them; waits for it."""
+        program = self._read_slots
+
+        def read(batch: Int[np.ndarray, " width"]) -> list[jax.Array]:
+            with jax.transfer_guard("disallow"), jax.no_tracing(True):
+                lanes: list[jax.Array] = program(self.state, jax.device_put(batch))
+            return lanes
+
+        return gather(read, ids, self._num_pages, slot_shapes(self.layout, self._shapes))
+
+    def write_slots(
+        self,
+        ids: Int[np.ndarray, " n"],
+        contents: list[Shaped[np.ndarray, "m elems"]],
+        rows: Int[np.ndarray, " n"],
+    ) -> None:
+        """Overwrite slots of 1/m block, each with a row of what `read_slots` gave; the next step sees it."""
+        write = self._write_slots
+        for start in range(0, len(ids), SLOTS):
+            batch = slot_batch(ids[start : start + SLOTS], self._num_pages)
+            # Padded slots are written nowhere: any row will do for them.
+            chosen = np.resize(rows[start : start + SLOTS], SLOTS)
+            with jax.transfer_guard("disallow"), jax.no_tracing(True):
+                self.state = write(self.state, *jax.device_put((batch, [lane[chosen] for lane in contents])))
+
+    @cached_property
+    def _read_slots(self) -> jax.stages.Compiled:
+        return compile_read_slots(self.layout, self._shapes)
+
+    @cached_property
+    def _write_slots(self) -> jax.stages.Compiled:
+        return compile_write_slots(self.layout, self._shapes)
+
+    def _move(self, moves: Int[np.ndarray, "M 3"]) -> None:
+        for batch in move_batches(moves, self._num_pages):
+            self.state = self._copy_pages(self.state, jax.device_put(batch))
 
     def _config(self, bucket: Bucket, logprobs: Logprobs) -> StepConfig:
         limits = self.limits
