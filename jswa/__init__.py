@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jswa.config import EngineConfig as EngineConfig
+    from jswa.errors import CacheFileError as CacheFileError
     from jswa.errors import CheckpointError as CheckpointError
     from jswa.errors import ConfigError as ConfigError
     from jswa.errors import EngineError as EngineError
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "jswa.config": ("EngineConfig",),
     "jswa.errors": (
+        "CacheFileError",
         "CheckpointError",
         "ConfigError",
         "EngineError",

@@ -11,17 +11,22 @@ from typing import IO, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
+from jswa import persist
 from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_blocks
 from jswa.cache.layout import KVLayout
+from jswa.cache.restore import restore
+from jswa.cache.snapshot import origins, take
 from jswa.cache.stats import CacheStats
 from jswa.config import EngineConfig, Limits, ModelConfig, resolve_limits
 from jswa.constraint import make_constraint
 from jswa.env import Switches
-from jswa.errors import ConfigError, EngineError, InvalidPrompt, InvalidToken
+from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken
 from jswa.exec.runner import Runner
+from jswa.exec.transfer import clear_stale
 from jswa.model.load import dummy_checkpoint, load_checkpoint
+from jswa.model.transformer import Params
 from jswa.planfile import write_header, write_step
 from jswa.sched.scheduler import Scheduler, SchedulerStats
 from jswa.types import Request, SamplingParams, StepLogprobs, StepPlan, TokenEvent
@@ -55,6 +60,32 @@ class StepRunner(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step and return at once."""
+        ...
+
+
+@runtime_checkable
+class PageRunner(StepRunner, Protocol):
+    """What saving and loading the cache needs of it, besides. Slots are of 1/m block; contents are by lane."""
+
+    params: Params
+
+    @property
+    def kv_dtype(self) -> np.dtype:
+        """Of the KV arena."""
+        ...
+
+    def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
+        """Carry out moves of pages outside of a plan."""
+        ...
+
+    def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Shaped[np.ndarray, "n elems"]]:
+        """The contents of slots, as the last launched step leaves them."""
+        ...
+
+    def write_slots(
+        self, ids: Int[np.ndarray, " n"], contents: list[Shaped[np.ndarray, "m elems"]], rows: Int[np.ndarray, " n"]
+    ) -> None:
+        """Overwrite each slot with a row of the contents, before the next step."""
         ...
 
 
@@ -198,6 +229,67 @@ class Engine:
     def flush_cache(self) -> None:
         """Empty the prefix cache; rows that run keep what they hold."""
         self._scheduler.cache.flush()
+
+    def save_cache(self, path: str | Path, cache_salt: str = "") -> int:
+        """Write what the prefix cache holds of a salt to a folder, for engines that start later; returns its tokens.
+
+        Between any two steps: of requests that run it takes what the cache has by now. A cache that is at `path` is
+        replaced when the new one is complete. Takes host memory for one copy of what is saved. Raises CacheFileError,
+        and ConfigError where the engine has no prefix cache.
+        """
+        runner, cache, p = self._page_runner(cache_salt), self._scheduler.cache, self.layout.page_size
+        taken = take(cache.prefix, cache_salt)
+        contents = runner.read_slots(origins(cache.moves, taken.slots))
+        filled, local = taken.snapshot.filled(p), taken.snapshot.local
+        clear_stale(contents, self.layout, filled[: len(filled) if self.layout.full else 0], filled[local])
+        persist.save(path, taken.snapshot, contents, self._cache_identity(runner, cache_salt))
+        return taken.tokens
+
+    def load_cache(self, path: str | Path, cache_salt: str = "") -> int:
+        """Go on with a saved cache: enter what the cache of this salt lacks; returns the tokens entered.
+
+        Between any two steps. Nothing is evicted: where memory is short, texts used longest ago are left out. Raises
+        CacheFileError, and changes nothing, where the cache is missing, torn, or of another model, weights, dtype,
+        block_size, salt or version; ConfigError where the engine has no prefix cache.
+        """
+        runner, cache = self._page_runner(cache_salt), self._scheduler.cache
+        wanted = self._cache_identity(runner, cache_salt)
+        snapshot, contents = persist.load(path, wanted, self.layout, runner.kv_dtype, self.model.vocab_size)
+        if self._trace is not None:
+            _log.warning("a cache was loaded: the plans in %s cannot be replayed", self._switches.dump_plans)
+        done = restore(cache, cache_salt, snapshot)
+        try:
+            # Pages that were in the way move before anything is written in their place.
+            runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
+            runner.write_slots(done.slots, contents, done.rows)
+        except BaseException:
+            cache.flush()  # it would hold pages without their contents
+            raise
+        return done.tokens
+
+    def _page_runner(self, salt: str) -> PageRunner:
+        if not isinstance(salt, str):
+            raise FieldError("cache_salt", salt, "must be a string")
+        if not self.limits.prefix_cache:
+            raise ConfigError("prefix_cache", False, "must be True to save or load the cache")
+        if not isinstance(self.runner, PageRunner):
+            raise EngineError(f"{type(self.runner).__name__} cannot read and write pages")
+        return self.runner
+
+    def _cache_identity(self, runner: PageRunner, salt: str) -> persist.Identity:
+        limits = self.limits
+        # Bits depend on the shape of the step too, and on who compiled it.
+        bits = (
+            f"{limits.max_rows} rows, {limits.max_tokens} tokens, jax {jax.__version__}, {jax.devices()[0].device_kind}"
+        )
+        return persist.identity(
+            self.model,
+            runner.params,
+            self.layout,
+            runner.kv_dtype,
+            salt,
+            deterministic=bits if limits.one_bucket else "",
+        )
 
 
 class StepLog:

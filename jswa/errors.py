@@ -11,6 +11,7 @@
     ├── ModelError               the checkpoint, not the request
     │   ├── UnsupportedModel         the config asks for something jswa does not implement
     │   └── CheckpointError          a file is missing, truncated or corrupt, or disagrees with the config
+    ├── CacheFileError           a saved prefix cache is missing, torn or of another model; the engine goes on without
     ├── GenerationError          one request has no next token: logits not finite, or all forbidden; the others go on
     └── EngineError              an invariant of jswa itself is broken: the engine must stop
 
@@ -95,6 +96,10 @@ class UnsupportedModel(ModelError):
 
 class CheckpointError(ModelError):
     """A checkpoint file is missing, truncated or corrupt, or disagrees with the config."""
+
+
+class CacheFileError(JswaError):
+    """A saved prefix cache cannot be written, or is missing, torn, or not of this model, options and salt."""
 
 
 class GenerationError(JswaError):

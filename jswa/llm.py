@@ -72,6 +72,24 @@ class LLM:
         """Empty the prefix cache and its counts; requests that run keep what they hold."""
         self.engine.flush_cache()
 
+    def save_cache(self, path: str | Path, cache_salt: str = "") -> int:
+        """Write what the prefix cache holds of a salt to a folder; returns its tokens.
+
+        An LLM of the same model and options can go on with it (`load_cache`). A cache that is at `path` is replaced
+        when the new one is complete; anything else there is left alone. Requests may be under way. Takes host memory
+        for one copy. Raises CacheFileError, and ConfigError where the LLM has no prefix cache.
+        """
+        return self.engine.save_cache(path, cache_salt)
+
+    def load_cache(self, path: str | Path, cache_salt: str = "") -> int:
+        """Enter a saved cache beside what the prefix cache of this salt holds; returns the tokens entered.
+
+        Nothing is evicted: where memory is short, texts used longest ago are left out. Raises CacheFileError with the
+        reason, and changes nothing, where the cache is missing, torn, or of another model, weights, dtype, block_size,
+        salt or version; ConfigError where the LLM has no prefix cache. Load only what you would run.
+        """
+        return self.engine.load_cache(path, cache_salt)
+
     @overload
     def generate(
         self,
