@@ -44,7 +44,7 @@ def measure(rows: int, context: int) -> dict[str, float]:
     buckets = bucket_table(limits, on_gpu=True)
     specs = {bucket: PackSpec.of(bucket, page_size=64, max_rows=rows) for bucket in buckets}
     for i in range(rows):
-        prompt = np.zeros(context, np.int32)
+        prompt = np.full(context, i, np.int32)  # no two rows share a prefix
         scheduler.add(Request(str(i), prompt, SamplingParams(), frozenset([7]), (0, i), context + 20_000))
     pending: StepPlan | None = None
     samples: list[tuple[float, ...]] = []
