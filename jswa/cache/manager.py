@@ -160,7 +160,8 @@ class CacheManager:
             self.prefix.publish(lease, tokens, len(tokens), final=True)
             lease.boundaries = [b for b in lease.boundaries if b < len(tokens)] + [len(tokens)]
             self.prefix.keep_windows(lease)
-            self.prefix.supersede(lease, (*turn, len(tokens)), self._interval)
+            # The window in which the turn began stays too: who edits the last message starts there.
+            self.prefix.supersede(lease, (lease.full_lo, *turn, len(tokens)), self._interval)
         self._release(lease)
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> None:
