@@ -53,7 +53,9 @@ WORKLOADS = {
     "sessions, 300 %": _sessions(96),
     "sessions, 400 %": _sessions(128),
     "last user turn edited": Workload(lambda: traces.edited(16, 4, 512, 128)),
+    "the same, sessions at 200 %": Workload(lambda: traces.in_turn(traces.edited(64, 8, 384, 128))),
     "branch at an earlier message": Workload(lambda: traces.branched(16, 8, 384, 128)),
+    "branches, sessions at 100 %": Workload(lambda: traces.in_turn(traces.branched(32, 8, 384, 128, branches=2))),
     "64 questions, one system prompt": Workload(lambda: traces.shared_prompt(64, 25_000, 500, 100)),
     "30 agents to 110k": Workload(lambda: traces.agents(30, 110_000, 200), 2_000_000),
 }

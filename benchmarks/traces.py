@@ -110,6 +110,11 @@ def branched(sessions: int, turns: int, request: int, output: int, branches: int
     return lines
 
 
+def in_turn(lines: list[Line]) -> list[Line]:
+    """The same requests, all sessions taking turns instead of one after another."""
+    return sorted(lines, key=lambda line: int(line["turn"]))
+
+
 def shared_prompt(questions: int, system: int, question: int, output: int) -> list[Line]:
     """Questions over one system prompt."""
     return [

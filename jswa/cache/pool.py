@@ -17,6 +17,8 @@ Moves are recorded in `moves` and must be carried out on the device, in order, b
 new ids; the caller rewrites the ids it holds (`drain_moves`).
 """
 
+from collections import Counter
+
 import numpy as np
 from jaxtyping import Int
 
@@ -50,6 +52,7 @@ class PagePool:
         self.local_owners = np.zeros(num_blocks, np.int32)
         self.full_cached = np.zeros(num_blocks * pages_per_block, bool)
         self.local_cached = np.zeros(num_blocks, bool)
+        self._live = [0] * num_blocks
         # Partly used blocks by their number of live pages; dicts serve as ordered sets.
         self._partial: list[dict[int, None]] = [{} for _ in range(pages_per_block + 1)]
 
@@ -166,12 +169,9 @@ class PagePool:
         self.full_owners[pages] = owners
         pages = pages[owners == 0]
         if len(pages):
-            blocks, offsets = np.divmod(pages, self.pages_per_block)
-            touched, counts = np.unique(blocks, return_counts=True)
-            before = self._held[touched].sum(axis=1)
-            self._held[blocks, offsets] = False
-            for block, live, gone in zip(touched.tolist(), before.tolist(), counts.tolist(), strict=True):
-                self._relist(block, live, live - gone)
+            self._held.reshape(-1)[pages] = False
+            for block, gone in Counter((pages // self.pages_per_block).tolist()).items():
+                self._relist(block, self._live[block], self._live[block] - gone)
             self.num_full -= len(pages)
         return owners, len(pages)
 
@@ -191,6 +191,7 @@ class PagePool:
         m = self.pages_per_block
         live = self._held.sum(axis=1)
         assert self._state[0] == _ZERO, "block 0 was handed out"
+        assert self._live == live.tolist()
         assert sorted(self._free) == np.flatnonzero(self._state == _FREE).tolist(), "free list differs from states"
         assert np.all((live > 0) == (self._state == _FULL)), "a block with full pages is not marked so"
         assert self.num_local == int((self._state == _LOCAL).sum())
@@ -217,15 +218,15 @@ class PagePool:
         """One page from the fullest partly used block (so that emptier ones may drain), else from a fresh block."""
         listed = next((s for s in reversed(self._partial) if s), None)
         block = next(reversed(listed)) if listed else self._open_block()
-        offset = int(np.argmin(self._held[block]))
-        live = int(self._held[block].sum())
+        offset = int(self._held[block].argmin())
         self._held[block, offset] = True
-        self._relist(block, live, live + 1)
+        self._relist(block, self._live[block], self._live[block] + 1)
         return block * self.pages_per_block + offset
 
     def _relist(self, block: int, before: int, after: int) -> None:
         """Move a block between the lists as its number of live pages changes."""
         m = self.pages_per_block
+        self._live[block] = after
         if 0 < before < m:
             del self._partial[before][block]
             self.holes -= m - before
@@ -243,6 +244,7 @@ class PagePool:
             raise EngineError(f"compaction with {self.holes} holes of {m} a block: no block can be emptied")
         live, listed = next((n, s) for n, s in enumerate(self._partial) if s)
         block = next(iter(listed))
+        self._live[block] = 0
         sources = (block * m + np.flatnonzero(self._held[block])).tolist()
         # Off the lists while its pages leave, so that they do not move within the block.
         del listed[block]

@@ -179,7 +179,7 @@ class RadixTree:
         node.parent.children[int(upper.tokens[0])] = upper
         node.tokens = node.tokens[at - node.start :]
         node.full, node.local = node.full[at // p - first :], node.local[at // p - first :]
-        node.start, node.parent = at, upper
+        node.start, node.parent, node.value = at, upper, -1.0
         for end in [end for end in node.windows if end <= at]:
             window = upper.windows[end] = node.windows.pop(end)
             window.node = upper
@@ -212,6 +212,7 @@ class RadixTree:
             node.tokens = np.concatenate([node.tokens, tokens])
             node.full = np.concatenate([node.full[:shared], full])
             node.local = np.concatenate([node.local[:shared], local])
+        child.value = -1.0
         new_full, new_local = full[full != NONE], local[local != NONE]
         self.pool.cache_full(new_full[~self.pool.full_cached[new_full]])
         self.pool.cache_local(new_local[~self.pool.local_cached[new_local]])
@@ -244,7 +245,7 @@ class RadixTree:
 
     def truncate(self, node: Node, end: int) -> None:
         """Shorten a leaf; pages beyond must have been dropped, and windows and leases must end before."""
-        count = max(0, -(-end // self.page_size) - node.start // self.page_size)
+        count, node.value = max(0, -(-end // self.page_size) - node.start // self.page_size), -1.0
         node.tokens, node.full, node.local = node.tokens[: end - node.start], node.full[:count], node.local[:count]
 
     def remove(self, node: Node) -> None:

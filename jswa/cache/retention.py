@@ -26,7 +26,7 @@ from jswa.cache.radix import NONE, Node, RadixTree, Window
 from jswa.cache.resume import replay_length
 from jswa.errors import EngineError
 
-_SAMPLE = 16
+_SAMPLE = 64
 _GHOSTS = 65_536
 _GHOST_TOKENS = 8
 
@@ -150,7 +150,8 @@ class Retention:
         """Let go of an edge's pages from this entry on, and of every window that needs one; the text stays."""
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
-        for block in node.local[index:].tolist():
+        local = node.local[index:]
+        for block in local[local != NONE].tolist():
             self._forget(block)
         self.tree.drop_local(node, slice(index, None))
         self.tree.drop_full(node, slice(index, None))
@@ -245,19 +246,20 @@ class Retention:
 
     def _choose(self) -> Node | Window:
         """Of a sample the item whose loss per slot, times its chance of being used, is least."""
-        items = self.tree.candidates.items
-        for sample in (_SAMPLE, len(items)):
-            whole = sample >= len(items)
-            picked = items if whole else [items[int(self._random.random() * len(items))] for _ in range(sample)]
-            ranked = sorted((self._score(item), item.index) for item in picked)
-            for _, index in ranked:
+        items, draw = self.tree.candidates.items, self._random.random
+        sample = [items[int(draw() * len(items))] for _ in range(_SAMPLE)] if len(items) > _SAMPLE else items
+        # Edges in which rows stand seldom have anything to give: they are looked at only where nothing else has.
+        free = [item for item in sample if isinstance(item, Window) or not item.leases]
+        for picked in (free, items):
+            for _, index in sorted((self._score(item), item.index) for item in picked):
                 # What is known of an item may be older than the rows that hold its pages now.
-                if self._value(items[index]) < math.inf:
+                items[index].value = self._value(items[index])
+                if items[index].value < math.inf:
                     return items[index]
         raise EngineError("the prefix cache has nothing to evict, although its pages are counted as evictable")
 
     def _score(self, item: Node | Window) -> float:
-        if item.value < 0 or item.value == math.inf:  # held by rows when it was looked at last
+        if item.value < 0 or item.value == math.inf:  # not known, or held by rows when looked at last
             item.value = self._value(item)
         return item.value * self.ageing.density(self.clock - item.last, reused=item.hits > 0)
 
