@@ -1,183 +1,36 @@
 """Prompt and generated tokens through the paged step, against transformers: chunked, batched, preempted, compacted.
 
-`Device` runs the real forward on an arena in which every page that nobody owns holds NaN, so a step that reads what a
-row does not own, or no longer owns, fails loudly.
+Every page that nobody owns holds NaN throughout (tests/e2e/paged.py).
 """
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Int
 
-from jswa.cache.capacity import row_capacity
 from jswa.cache.layout import KVLayout
-from jswa.config import Limits, ModelConfig, Reach
+from jswa.config import Limits, Reach
 from jswa.engine import Engine
 from jswa.exec import runner as runner_module
-from jswa.exec.buckets import Bucket, pick_bucket
-from jswa.exec.pack import PackSpec, pack, unpack
-from jswa.exec.pages import enter_row, move_batches, padded_row
-from jswa.exec.runner import Runner, compile_copy_pages
-from jswa.exec.state import DeviceState, init_state
-from jswa.exec.step import StepConfig, forward
+from jswa.exec.buckets import Bucket
+from jswa.exec.runner import Runner
 from jswa.model.load import load_checkpoint
-from jswa.model.transformer import Params, bind
-from jswa.sched.scheduler import Scheduler
-from jswa.types import Request, SamplingParams, StepPlan
+from jswa.types import SamplingParams, StepPlan
+from tests.e2e.paged import FLOAT32, LENGTH, TOKENS, Device, Session, Text, compare
 from tests.oracles import dense_logits, quick_compiles, small_engine_parts
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 
-TOLERANCE = 2e-4  # docs/design.md §7
-LENGTH, ROWS, TOKENS = 64, 3, 48
-FLOAT32 = jnp.dtype("float32")
-Logits = dict[int, Float[np.ndarray, " V"]]  # by position
-GREEDY = SamplingParams(temperature=0.0)
 
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """What one request may hold in the end: LENGTH tokens, of which the first `prompt` are its prompt.
-
-    It ends after `length` tokens, by its limit or, with `stops`, by an end token, which the host sees one step late.
-    """
-
-    name: str
-    tokens: Int[np.ndarray, " T"]
-    prompt: int
-    length: int = LENGTH
-    stops: bool = False
-
-    def request(self) -> Request:
-        """The request that becomes this text if every step samples the right token."""
-        stop_ids = frozenset({int(self.tokens[self.length - 1])}) if self.stops else frozenset[int]()
-        limit = LENGTH if self.stops else self.length
-        return Request(self.name, self.tokens[: self.prompt], GREEDY, stop_ids, (0, 0), limit)
-
-
-@dataclass(frozen=True)
-class Report:
-    """Logits of every chunk's last token, by text and position; and what the scheduler went through."""
-
-    logits: dict[str, Logits]
-    preemptions: int
-    moves: int
-
-
-class Device:
-    """The compiled forward of one model and page size, its arena poisoned between steps. Tokens are forced."""
-
-    def __init__(self, model: ModelConfig, params: Params, page_size: int, *, decode: bool = False) -> None:
-        self.params = params
-        self.vocab = model.vocab_size
-        self.layout = KVLayout.of(model, page_size)
-        self.limits = Limits(2 * LENGTH, ROWS, TOKENS, page_size, num_blocks=0)
-        slots = ROWS * self.layout.resident_slots(LENGTH) + self.layout.step_reserve_slots(TOKENS, ROWS)
-        num_blocks = 2 + -(-slots // self.layout.pages_per_block)
-        self.limits = dataclasses.replace(self.limits, num_blocks=num_blocks)
-        state = init_state(self.layout, self.limits, self.vocab, FLOAT32)
-        self.buckets = tuple(Bucket(n, ROWS, decode=n == ROWS) for n in ([ROWS] if decode else []) + [TOKENS])
-        self._configs = {
-            b: StepConfig(model, self.layout, b, PackSpec.of(b, page_size=page_size, max_rows=ROWS))
-            for b in self.buckets
-        }
-        self._compiled = {b: self._compile(config, state) for b, config in self._configs.items()}
-        self._copy_pages = compile_copy_pages(self.layout, state)
-
-    def serve(self, texts: list[Text], *, chunk: int, num_blocks: int | None = None) -> Report:
-        """Run all texts in overlapped steps of at most `chunk` tokens, in an arena of `num_blocks` blocks."""
-        limits = dataclasses.replace(self.limits, max_tokens=chunk, num_blocks=num_blocks or self.limits.num_blocks)
-        scheduler = Scheduler(self.layout, limits)
-        by_name = {text.name: text for text in texts}
-        for text in texts:
-            scheduler.add(text.request())
-        report = Report({text.name: {} for text in texts}, 0, 0)
-        state = init_state(self.layout, self.limits, self.vocab, FLOAT32)
-        before: tuple[StepPlan, Int[np.ndarray, " R"]] | None = None
-        moves = 0
-        while scheduler.has_work():
-            if not scheduler.cache.moves:  # moves that no plan has carried yet still have to be read
-                state = _poison(state, scheduler, self.layout)
-            plan = scheduler.plan()
-            now = None
-            if plan is not None:
-                names = {sequence.slot: name for name, sequence in scheduler._sequences.items() if sequence.lease}
-                moves += len(plan.moves)
-                state, logits = self._launch(state, plan)
-                tokens = self._record(plan, logits, [by_name[names[slot]] for slot in plan.slots.tolist()], report)
-                last = np.asarray(state["last_token"]).copy()
-                last[plan.slots[plan.samples != 0]] = tokens[plan.samples != 0]
-                state = DeviceState(**{**state, "last_token": jnp.asarray(last)})
-                now = plan, tokens
-            if before is not None:
-                scheduler.apply(*before)
-            before = now
-            scheduler.check()
-        for lane in state["lanes"]:
-            assert not np.asarray(lane)[:, 0].any(), "the block of zeros was written"
-        return dataclasses.replace(report, preemptions=scheduler.preemptions, moves=moves)
-
-    def least_blocks(self, chunk: int) -> int:
-        """The fewest blocks in which one row of LENGTH tokens can always run."""
-        limits = dataclasses.replace(self.limits, max_tokens=chunk)
-        blocks = range(1, self.limits.num_blocks)
-        return next(
-            n + 1 for n in blocks if row_capacity(self.layout, limits, n * self.layout.pages_per_block) >= LENGTH
-        )
-
-    def _compile(self, config: StepConfig, state: DeviceState) -> jax.stages.Compiled:
-        def run(
-            params: Params, state: DeviceState, packed: Int[Array, " size"]
-        ) -> tuple[DeviceState, Float[Array, "R V"]]:
-            state, hidden, indices = forward(params, state, unpack(packed, config.pack), config=config)
-            return state, bind(config.model, params).logits(hidden[indices.last_tokens])
-
-        packed = np.zeros(config.pack.size, np.int32)
-        with quick_compiles():
-            return jax.jit(run, donate_argnums=1).lower(self.params, state, packed).compile()
-
-    def _launch(self, state: DeviceState, plan: StepPlan) -> tuple[DeviceState, Float[np.ndarray, "R V"]]:
-        for moves in move_batches(plan.moves, self.limits.num_blocks * self.layout.pages_per_block):
-            state = self._copy_pages(state, jnp.asarray(moves))
-        for row in plan.table_rows:
-            state = enter_row(state, jnp.asarray(padded_row(row, self.limits.pages_per_row)))
-        bucket = pick_bucket(self.buckets, plan)
-        state, logits = self._compiled[bucket](self.params, state, jnp.asarray(pack(plan, self._configs[bucket].pack)))
-        return state, np.asarray(logits)
-
-    def _record(
-        self, plan: StepPlan, logits: Float[np.ndarray, "R V"], texts: list[Text], report: Report
-    ) -> Int[np.ndarray, " R"]:
-        tokens = np.zeros(plan.num_rows, np.int32)
-        ends = (plan.starts + plan.counts).tolist()
-        for row, (text, end) in enumerate(zip(texts, ends, strict=True)):
-            # A replay becomes exact at its end; what comes before is run for the local layers' sake alone.
-            if end > plan.full_lo[row]:
-                report.logits[text.name][end - 1] = logits[row]
-            tokens[row] = text.tokens[end] if end < LENGTH else 0
-        return tokens
-
-
-def _poison(state: DeviceState, scheduler: Scheduler, layout: KVLayout) -> DeviceState:
-    """NaN in every page without an owner. The step in flight owned more, but this is the arena that it returned."""
-    num_blocks = state["lanes"][0].shape[1]
-    free: Bool[np.ndarray, "blocks m"] = np.ones((num_blocks, layout.pages_per_block), bool)
-    free[0] = False
-    pool = scheduler.cache.pool
-    free.reshape(-1)[np.flatnonzero(pool.full_owners)] = False
-    free[np.flatnonzero(pool.local_owners)] = False
-    lanes = []
-    for lane in state["lanes"]:
-        pages = np.array(lane).reshape(free.size, -1)
-        pages[free.reshape(-1)] = np.nan
-        lanes.append(jnp.asarray(pages.reshape(lane.shape)))
-    return DeviceState(**{**state, "lanes": lanes})
+def serve(device: Device, texts: list[Text], *, chunk: int, num_blocks: int | None = None) -> Session:
+    """Run all texts in overlapped steps of at most `chunk` tokens, in an arena of `num_blocks` blocks."""
+    session = Session(device, chunk=chunk, num_blocks=num_blocks)
+    session.run(*texts)
+    session.check_zeros()
+    return session
 
 
 def _other_texts(fixture: Fixture) -> list[Text]:
@@ -194,12 +47,6 @@ def _other_texts(fixture: Fixture) -> list[Text]:
         Text("stopped", tokens(), 29, 37, stops=True),
         Text("short", tokens(), 49, 52),
     ]
-
-
-def _compare(found: Logits, expected: Float[np.ndarray, "T V"]) -> None:
-    for position, logits in found.items():
-        difference = np.abs(logits - expected[position]).max()
-        assert difference < TOLERANCE, f"logits after position {position} are off by {difference}"
 
 
 @pytest.mark.parametrize(
@@ -229,24 +76,24 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
     main, others = Text("main", fixture.tokens, prompt), _other_texts(fixture)
     for chunk in (1, 3, 16, TOKENS):
         with subtests.test("alone", chunk=chunk):
-            report = device.serve([main], chunk=chunk)
+            session = serve(device, [main], chunk=chunk)
             ends = {*range(chunk - 1, prompt - 1, chunk), *range(prompt - 1, len(fixture.tokens) - 1)}
-            assert report.logits["main"].keys() == ends
-            _compare(report.logits["main"], fixture.logits)
+            assert session.logits["main"].keys() == ends
+            compare(session.logits["main"], fixture.logits)
 
     crowd = [others[0], main, *others[1:]]
     for chunk in (5, TOKENS):
         with subtests.test("batched", chunk=chunk):
-            for key, logits in device.serve(crowd, chunk=chunk).logits.items():
-                _compare(logits, expected[key])
+            for key, logits in serve(device, crowd, chunk=chunk).logits.items():
+                compare(logits, expected[key])
 
     if device.layout.full is not None:
         with subtests.test("preempted"):
-            report = device.serve(crowd, chunk=8, num_blocks=device.least_blocks(8))
-            assert report.preemptions > 0
-            assert report.moves > 0 or page_size > 1, "nothing was compacted"
-            for key, logits in report.logits.items():
-                _compare(logits, expected[key])
+            session = serve(device, crowd, chunk=8, num_blocks=device.least_blocks(8))
+            assert session.scheduler.preemptions > 0
+            assert session.moves > 0 or page_size > 1, "nothing was compacted"
+            for key, logits in session.logits.items():
+                compare(logits, expected[key])
 
 
 @pytest.mark.parametrize(
@@ -272,9 +119,9 @@ def test_batched_chunks_of_every_family_give_the_logits_of_transformers(
         expected = {"main": fixture.logits, other.name: dense_logits(model, params, other.tokens)}
     device = Device(model, params, page_size)
     assert device.layout.local is not None
-    report = device.serve([other, Text("main", fixture.tokens, len(fixture.prompt))], chunk=11)
-    for text, logits in report.logits.items():
-        _compare(logits, expected[text])
+    session = serve(device, [other, Text("main", fixture.tokens, len(fixture.prompt))], chunk=11)
+    for text, logits in session.logits.items():
+        compare(logits, expected[text])
 
 
 def make_engine(**changes: Any) -> Engine:
