@@ -175,15 +175,9 @@ class CacheManager:
 
     def stats(self) -> CacheStats:
         """What the cache has done and holds."""
-        pool, hits = self.pool, self.hits
+        pool = self.pool
         return CacheStats(
-            requests=hits.requests,
-            prompt_tokens=hits.prompt_tokens,
-            cached_tokens=hits.cached_tokens,
-            full_hit_tokens=hits.full_hit_tokens,
-            replayed_tokens=hits.replayed_tokens,
-            revived_tokens=hits.revived_tokens,
-            missed=dict(hits.missed),
+            **{**vars(self.hits), "missed": dict(self.hits.missed)},
             full_pages=int(np.count_nonzero(pool.full_cached)),
             local_pages=int(np.count_nonzero(pool.local_cached)),
             evictable_full_pages=pool.evictable_full,
