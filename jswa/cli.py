@@ -143,9 +143,11 @@ class _Meter:
 
     def report(self) -> str:
         seconds = time.monotonic() - self._start
-        pool, limits = self._llm.stats(), self._llm.engine.limits
+        pool, limits, cached = self._llm.stats(), self._llm.engine.limits, self._llm.cache_stats()
         return (
             f"{self._tokens} tokens in {seconds:.2f} s, {self._tokens / seconds:.0f} tokens/s; "
             f"live pages of {limits.page_size} tokens at most: {self._full} full, {self._local} local; "
-            f"at the end: {pool.full_pages} full, {pool.local_pages} local"
+            f"at the end: {pool.full_pages} full, {pool.local_pages} local; "
+            f"prefix cache: {cached.hit_rate:.1%} of {cached.prompt_tokens} prompt tokens, "
+            f"{cached.full_pages} full and {cached.local_pages} local pages kept"
         )

@@ -307,12 +307,15 @@ class StepLog:
             return
         now, stats = time.monotonic(), scheduler.stats()
         _log.info(
-            "%d rows running, %d waiting; pages: %d full, %d local, %.1f %% of the arena; %.0f tokens/s",
+            "%d rows running, %d waiting; their pages: %d full, %d local; arena %.1f %% free, %.1f %% cached; "
+            "prefix hits %.1f %%; %.0f tokens/s",
             stats.running,
             stats.waiting,
             stats.full_pages,
             stats.local_pages,
-            100 * (1 - stats.free_slots / max(stats.total_slots, 1)),
+            100 * stats.free_slots / max(stats.total_slots, 1),
+            100 * stats.cached_slots / max(stats.total_slots, 1),
+            100 * scheduler.cache.hits.rate,
             self._tokens / max(now - self._since, 1e-9),
         )
         self._tokens, self._since = 0, now

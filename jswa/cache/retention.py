@@ -1,11 +1,12 @@
 """What the prefix cache keeps, and what it gives up first.
 
 Local pages of the tree are *needed* by the windows at which a request can resume (the end of a prompt, the end of a
-text, a place where texts part), or *spare*: slid out of a row's window, or of a window that a later turn replaced.
-Memory is taken, in this order,
+text, the place where its last turn began, a place where texts part), or *spare*: slid out of a row's window, or left by
+a window that a later turn superseded. Memory is taken, in this order,
 
-1. from spare pages, the oldest first: they help only who parts at a place where nobody has parted before;
-2. by loss per byte (`_value`): among a sample of windows and leaves, the one with the least expected loss per slot.
+1. from spare pages that no window ever needed, the oldest first: they help who parts where nobody has parted before;
+2. from those that superseded windows have left, the oldest first: they help who goes back to an earlier message;
+3. by loss per byte (`_value`): among a sample of windows and leaves, the one with the least expected loss per slot.
    Loss of a window: the tokens by which a row would start earlier; of a leaf: those by which a row would that has all
    of it. Each times the chance of a use by its age (`Ageing`). Windows go as a whole, leaves from their end and with
    the windows that end there. So where a window is too costly to replay its leaf is worth nothing without it, and

@@ -50,6 +50,11 @@ class HitCounter:
     revived_tokens: int = 0
     missed: dict[MissReason, int] = field(default_factory=dict)
 
+    @property
+    def rate(self) -> float:
+        """Share of all prompt tokens that no layer computed."""
+        return self.cached_tokens / max(self.prompt_tokens, 1)
+
     def count(self, hit: PrefixHit) -> None:
         """One more request."""
         self.requests += 1
