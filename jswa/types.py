@@ -188,6 +188,7 @@ class PrefixHit(NamedTuple):
         revived: whether these end in a window that the replay has rebuilt; else they start from one that was kept.
         reason: why the others were not found: text never seen ("cold"), or seen and "evicted", under another "salt",
             "too short" to be worth a copy, or not looked for because their log probabilities were asked for.
+            "salt" tells what another tenant has asked: it is for operators, not for clients.
     """
 
     prompt_tokens: int
