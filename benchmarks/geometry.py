@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
-from jswa.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 
 # full layers, local layers, window, (KV heads, head size, value size) of each kind
 GEOMETRIES = {

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
-from jswa.config import AttentionConfig, LayerConfig, Limits, MlpConfig, ModelConfig, Norm, Reach
+from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack
 from jswa.sched.scheduler import Scheduler

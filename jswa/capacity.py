@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.capacity import ideal_fraction, padding, rows_held
 from jswa.cache.layout import KVLayout
-from jswa.config import AttentionConfig, ModelConfig
 from jswa.model.hf.config import read_json
 from jswa.model.hf.geometry import kv_geometry
 
@@ -40,7 +40,7 @@ def report(model: str, *, block_size: int, itemsize: int, memory: int) -> list[s
     layout = KVLayout.of(config, block_size)
     rows = table(config, layout, itemsize=itemsize, memory=memory)
     kinds = ", ".join(
-        f"{kind.num_layers} {name} layers of {kind.num_kv_heads} x ({kind.head_dim} + {kind.v_head_dim})"
+        f"{kind.num_layers} {name} layers of {kind.num_kv_heads} x ({kind.row - kind.v_head_dim} + {kind.v_head_dim})"
         for name, kind in (("full", layout.full), ("local", layout.local))
         if kind is not None
     )
@@ -63,7 +63,7 @@ def report(model: str, *, block_size: int, itemsize: int, memory: int) -> list[s
 
 def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:
     """One row per length."""
-    attention = [layer.attention for layer in model.layers]
+    attention = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
     full = sum(_elems(a) for a in attention if a.kind == "full") * itemsize
     local = sum(_elems(a) for a in attention if a.kind == "local") * itemsize
     block = layout.block_bytes(itemsize)
@@ -96,7 +96,7 @@ def _fixed_ratio_rows(full: int, local: int, layout: KVLayout, length: int, memo
 
 
 def _elems(a: AttentionConfig) -> int:
-    return a.num_kv_heads * (a.head_dim + a.v_head_dim)
+    return a.num_kv_heads * (a.kept_head_dim + a.v_head_dim)
 
 
 def _gib(size: int) -> str:

@@ -14,12 +14,13 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from jswa import persist
+from jswa.architecture import ModelConfig
 from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_blocks
 from jswa.cache.layout import KVLayout
 from jswa.cache.restore import restore
 from jswa.cache.snapshot import origins, take
 from jswa.cache.stats import CacheStats
-from jswa.config import EngineConfig, Limits, ModelConfig, resolve_limits
+from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.constraint import make_constraint
 from jswa.env import Switches
 from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken
@@ -127,6 +128,7 @@ class Engine:
         else:
             model, params = load_checkpoint(folder, dtype)
         limits = resolve_limits(options, model, on_gpu=on_gpu)
+        model = model.at_length(limits.max_model_len)
         layout = KVLayout.of(model, limits.page_size)
         limits = size_arena(limits, layout, options, dtype.itemsize, on_gpu=on_gpu)
         runner = Runner(model, params, layout, limits, on_gpu=on_gpu)

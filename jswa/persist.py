@@ -22,9 +22,9 @@ import jax
 import numpy as np
 from jaxtyping import Shaped
 
+from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.cache.snapshot import Snapshot, check
-from jswa.config import ModelConfig
 from jswa.errors import CacheFileError
 from jswa.model.transformer import Params
 

@@ -1,8 +1,8 @@
 """`paged_attention` and `write_kv`: one signature, several implementations, none of which stands in for another.
 
 Shape letters: T tokens of a step (ragged, padded), R rows, N pages per row, P pages of a view, S slots of a page,
-p tokens per page, H query heads, K KV heads, D head size, V value head size, E = D + V, Q tokens per query tile,
-B tiles.
+p tokens per page, H query heads, K KV heads, D head size, V value head size, E numbers of a token (K first, V last;
+D + V, or less where they overlap), Q tokens per query tile, B tiles.
 """
 
 from typing import Literal
@@ -34,7 +34,8 @@ def paged_attention(
     that no token of a row sees are never used, so they may be NaN. Padding tokens give finite garbage.
 
     Args:
-        kv: a page view of one lane, K and V of a token side by side; `slot` is this layer's place in a page.
+        kv: a page view of one lane, K and V of a token side by side (`Attend.v_dim`); `slot` is this layer's place in
+            a page.
         sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         tiles: cut of the same rows into query tiles, made once per step by `tile_rows`.
     """
@@ -48,18 +49,17 @@ def paged_attention(
 
 def write_kv(
     kv: Float[Array, "P S K p E"],
-    k: Float[Array, "T K D"],
-    v: Float[Array, "T K V"],
+    values: Float[Array, "T K E"],
     *,
     pages: Int[Array, " T"],
     offsets: Int[Array, " T"],
     slot: int,
 ) -> Float[Array, "P S K p E"]:
-    """Write K and V of each token to its page, in place where the caller donates the arena.
+    """Write each token's K and V, side by side, to its page, in place where the caller donates the arena.
 
     A token whose page is ≥ P is dropped; pages past the end must be distinct, as (page, offset) pairs all are.
     """
-    values = jnp.concatenate([k, v], axis=-1).astype(kv.dtype)
+    values = values.astype(kv.dtype)
     if len(values) == 1:
         # XLA turns a scatter of one index into a guarded update that copies the whole lane: add one that is dropped.
         values = jnp.concatenate([values, values])

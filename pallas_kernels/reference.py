@@ -20,6 +20,7 @@ def paged_attention(
     """See `api.paged_attention`."""
     num_kv_heads, page_size = kv.shape[2], kv.shape[3]
     num_tokens, num_heads, head_dim = q.shape
+    v_dim = attend.value_size(kv.shape[-1], head_dim)
     token_row = tiles.row[tiles.place // tiles.tokens.shape[1]]
     # Tokens of a row follow each other, so a token's index in its row counts its predecessors in that row.
     order = jnp.arange(num_tokens)
@@ -41,6 +42,6 @@ def paged_attention(
         column = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None], (num_tokens, num_heads, 1))
         scores = jnp.concatenate([scores, column], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[2]]
-    values = jnp.where(visible[:, None, :, None], keys[..., head_dim:], 0.0)
+    values = jnp.where(visible[:, None, :, None], keys[..., -v_dim:], 0.0)
     out = jnp.einsum("ths,thsv->thv", jnp.where(visible[:, None], weights, 0.0), values, precision="highest")
     return out.astype(q.dtype)

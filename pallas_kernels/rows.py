@@ -14,12 +14,18 @@ class Attend(NamedTuple):
         window: keys seen at most, the query's own included.
         chunk: keys of the query's own chunk of that many positions are seen.
         softcap: scores become softcap · tanh(score / softcap).
+        v_dim: V is the last so many of a token's E numbers, K the first D; they may overlap. None: E - D.
     """
 
     scale: float
     window: int | None = None
     chunk: int | None = None
     softcap: float | None = None
+    v_dim: int | None = None
+
+    def value_size(self, row: int, head_dim: int) -> int:
+        """V, of rows of `row` numbers and keys of `head_dim`."""
+        return row - head_dim if self.v_dim is None else self.v_dim
 
     def first_visible(self, position: Int[Array, "..."]) -> Int[Array, "..."]:
         """Oldest key that a query at each position sees, as far as this layer is concerned."""

@@ -28,6 +28,7 @@ def paged_attention(
     """See `api.paged_attention`."""
     num_kv_heads, page_size = kv.shape[2], kv.shape[3]
     head_dim, group = q.shape[2], q.shape[1] // num_kv_heads
+    v_dim = attend.value_size(kv.shape[-1], head_dim)
     num_tiles, tile_size = tiles.tokens.shape
     block_pages = max(1, BLOCK_TOKENS // page_size)
     block_tokens = block_pages * page_size
@@ -62,14 +63,14 @@ def paged_attention(
         shrink = jnp.exp(top - new_top)
         probability = jnp.where(visible, jnp.exp(scores - new_top[..., None]), 0.0)
         # Values are masked too: 0 · NaN from a page that nobody wrote would be NaN.
-        values = jnp.where(in_tile[:, None, :, None], gathered[..., head_dim:], 0)
+        values = jnp.where(in_tile[:, None, :, None], gathered[..., -v_dim:], 0)
         update = jnp.einsum(
             "bkgqs,bksv->bkgqv", probability.astype(kv.dtype), values, preferred_element_type=jnp.float32
         )
         return total * shrink[..., None] + update, weight * shrink + probability.sum(axis=-1), new_top
 
     shape = (num_tiles, num_kv_heads, group, tile_size)
-    total = jnp.zeros((*shape, kv.shape[-1] - head_dim), jnp.float32)
+    total = jnp.zeros((*shape, v_dim), jnp.float32)
     weight, top = jnp.zeros(shape, jnp.float32), jnp.full(shape, _LOWEST, jnp.float32)
     if sinks is not None:
         # A sink is a key that all see and whose value is zero: the softmax starts with it.

@@ -9,7 +9,8 @@ from hypothesis import settings
 from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
-from jswa.config import AttentionConfig, LayerConfig, Limits, MlpConfig, ModelConfig, Norm, Reach
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
+from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
 from jswa.sched.scheduler import Scheduler

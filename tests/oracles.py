@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach, Rope
 from jswa.cache.layout import KVLayout
-from jswa.config import AttentionConfig, LayerConfig, Limits, MlpConfig, ModelConfig, Norm, Reach, Rope
+from jswa.config import Limits
 from jswa.exec.runner import Runner
 from jswa.exec.state import DeviceState
 from jswa.model.attention import Attend
@@ -98,14 +99,17 @@ def kept_tokens(scaled: Float[np.ndarray, " V"], top_k: int, top_p: float) -> Bo
 def dense_attention(model: ModelConfig) -> Attend:
     """Attention over the whole text at once, for one row that starts at position 0."""
 
+    stored: dict[int, Float[Array, "T K E"]] = {}
+
     def attend(
-        layer: int,
-        q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K V"],
-        sinks: Float[Array, " H"] | None,
+        layer: int, q: Float[Array, "T H D"], kv: Float[Array, "T K E"] | None, sinks: Float[Array, " H"] | None
     ) -> Float[Array, "T H V"]:
         config = model.layers[layer].attention
+        if kv is None:
+            assert config.kv_from is not None
+            kv = stored[config.kv_from]
+        stored[layer] = kv
+        k, v = kv[..., : config.head_dim], kv[..., -config.v_head_dim :]
         group = config.num_heads // config.num_kv_heads
         scores = jnp.einsum("thd,shd->hts", q, jnp.repeat(k, group, axis=1)) * config.scale
         if config.softcap is not None:

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from safetensors.numpy import save
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
-from jswa.config import ModelConfig
+from jswa.architecture import ModelConfig
 from jswa.model.hf.weights import Source, sources
 from jswa.model.transformer import Params
 

@@ -19,7 +19,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jswa.config import AttentionConfig, ModelConfig
+from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.model.attention import Attend
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, bind, param_shapes
@@ -55,11 +55,12 @@ def dense_attend(config: ModelConfig) -> Attend:
     def attend(
         layer: int,
         q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K V"],
+        kv: Float[Array, "T K E"] | None,
         _sinks: Float[Array, " H"] | None,
         /,
     ) -> Float[Array, "T H V"]:
+        assert kv is not None
+        k, v = jnp.split(kv, 2, axis=-1)
         attention = config.layers[layer].attention
         return (
             _full(attention, q, k, v) if attention.reach is None else _local(attention, attention.reach.size, q, k, v)

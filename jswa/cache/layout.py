@@ -11,17 +11,20 @@ Elements are counted per device, after KV heads have been sharded or replicated.
 import math
 from dataclasses import dataclass
 
-from jswa.config import AttentionConfig, AttentionKind, ModelConfig, Reach
+from jswa.architecture import AttentionConfig, AttentionKind, ModelConfig, Reach
 from jswa.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
 class KindLayout:
-    """The page view of one kind of layer: an array `[pages, slots, num_kv_heads, page_size, head_dim + v_head_dim]`."""
+    """The page view of one kind of layer: an array `[pages, slots, num_kv_heads, page_size, row]`.
+
+    A `row` is what a token keeps per head: K and V side by side.
+    """
 
     num_layers: int
     num_kv_heads: int
-    head_dim: int
+    row: int
     v_head_dim: int
     slots: int
     pages_per_block: int
@@ -29,12 +32,12 @@ class KindLayout:
     @property
     def elems(self) -> int:
         """Elements of one token in one layer."""
-        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+        return self.num_kv_heads * self.row
 
 
 @dataclass(frozen=True)
 class LayerSlot:
-    """Where one layer's KV lies. `slot` is 0 for full layers."""
+    """Where the KV that one layer reads lies, its own or another's. `slot` is 0 for full layers."""
 
     kind: AttentionKind
     lane: int
@@ -103,8 +106,9 @@ class KVLayout:
         Raises UnsupportedModel where layers of one kind differ in shape or reach, or a chunk is no multiple of a page.
         """
         attention = [layer.attention for layer in model.layers]
-        full = [a for a in attention if a.kind == "full"]
-        local = [a for a in attention if a.kind == "local"]
+        owners = [a for a in attention if a.kv_from is None]
+        full = [a for a in owners if a.kind == "full"]
+        local = [a for a in owners if a.kind == "local"]
         _require_uniform(full, "full")
         _require_uniform(local, "local")
         reach = local[0].reach if local else None
@@ -131,6 +135,9 @@ def _place(attention: list[AttentionConfig], local_per_lane: int) -> tuple[Layer
     placed: list[LayerSlot] = []
     counts = {"full": 0, "local": 0}
     for layer in attention:
+        if layer.kv_from is not None:
+            placed.append(placed[layer.kv_from])
+            continue
         index = counts[layer.kind]
         counts[layer.kind] += 1
         lane, slot = (index, 0) if layer.kind == "full" else divmod(index, local_per_lane)
@@ -139,18 +146,23 @@ def _place(attention: list[AttentionConfig], local_per_lane: int) -> tuple[Layer
 
 
 def _elems(layer: AttentionConfig) -> int:
-    return layer.num_kv_heads * (layer.head_dim + layer.v_head_dim)
+    return layer.num_kv_heads * (layer.kept_head_dim + layer.v_head_dim)
 
 
 def _kind(layers: list[AttentionConfig], *, slots: int, pages_per_block: int) -> KindLayout:
     first = layers[0]
     return KindLayout(
-        len(layers), first.num_kv_heads, first.head_dim, first.v_head_dim, slots=slots, pages_per_block=pages_per_block
+        len(layers),
+        first.num_kv_heads,
+        row=first.kept_head_dim + first.v_head_dim,
+        v_head_dim=first.v_head_dim,
+        slots=slots,
+        pages_per_block=pages_per_block,
     )
 
 
 def _require_uniform(layers: list[AttentionConfig], name: str) -> None:
-    shapes = {(a.num_kv_heads, a.head_dim, a.v_head_dim, a.reach.size if a.reach else 0) for a in layers}
+    shapes = {(a.num_kv_heads, a.kept_head_dim, a.v_head_dim, a.reach.size if a.reach else 0) for a in layers}
     chunked = {a.reach is not None and a.reach.chunked for a in layers}
     if len(shapes) > 1 or len(chunked) > 1:
         raise UnsupportedModel(

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix import PrefixCache
 from jswa.cache.radix import Node, RadixTree, common_prefix
 from jswa.cache.snapshot import Edges, Snapshot, slots_of
-from jswa.config import Reach
 
 _NONE = np.zeros(0, np.int32)
 _Place = tuple[Node, int]  # a position on the way to the end of a node

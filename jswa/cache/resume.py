@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
+from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
-from jswa.config import Reach
 
 
 class Resume(NamedTuple):

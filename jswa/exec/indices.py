@@ -19,11 +19,15 @@ TILE_TOKENS = 32  # query tokens per tile in mixed buckets
 
 
 class KindIndices(NamedTuple):
-    """Where the step's tokens of one kind of layer are written, and what their rows read."""
+    """Where the step's tokens of one kind of layer are written, and what their rows read.
+
+    `last` is `rows` with each row's last token alone: all that layers without KV of their own need run.
+    """
 
     write_pages: Int[Array, " T"]
     write_offsets: Int[Array, " T"]
     rows: Rows
+    last: Rows
 
 
 class StepIndices(NamedTuple):
@@ -32,6 +36,7 @@ class StepIndices(NamedTuple):
     Attributes:
         positions, token_rows, token_slots: position, row and row slot of each token; not `real`: padding.
         last_tokens: index of each row's last token.
+        tiles, last_tiles: the query tiles of all tokens, and of each row's last alone.
     """
 
     positions: Int[Array, " T"]
@@ -40,6 +45,7 @@ class StepIndices(NamedTuple):
     real: Bool[Array, " T"]
     last_tokens: Int[Array, " R"]
     tiles: Tiles
+    last_tiles: Tiles
     full: KindIndices | None
     local: KindIndices | None
 
@@ -68,7 +74,8 @@ def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket
 
     def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows, written: Bool[Array, " T"]) -> KindIndices:
         pages = table.at[token_slot, page].get(mode="fill", fill_value=0)
-        return KindIndices(jnp.where(written, pages, num_pages + token), offset, rows)
+        last = rows._replace(starts=starts + jnp.maximum(counts - 1, 0), counts=jnp.minimum(counts, 1))
+        return KindIndices(jnp.where(written, pages, num_pages + token), offset, rows, last)
 
     full = local = None
     if layout.full is not None:
@@ -87,6 +94,7 @@ def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket
         rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_lo"))
         local = kind(state["local_table"], num_blocks, rows, real)
     tiles = tile_rows(counts, first_token, token_row, 1 if bucket.decode else min(TILE_TOKENS, bucket.tokens))
-    return StepIndices(
-        positions, token_row, token_slot, real, jnp.clip(ends - 1, 0, bucket.tokens - 1), tiles, full, local
-    )
+    row = jnp.arange(bucket.rows, dtype=jnp.int32)
+    last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1)
+    last_tokens = jnp.clip(ends - 1, 0, bucket.tokens - 1)
+    return StepIndices(positions, token_row, token_slot, real, last_tokens, tiles, last_tiles, full, local)

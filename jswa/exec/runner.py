@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
-from jswa.config import Limits, ModelConfig
+from jswa.config import Limits
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.exec.extras import Extras, seen_counts, set_mask, set_place
 from jswa.exec.pack import PackSpec, pack

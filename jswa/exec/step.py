@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax, named_scope
 from jaxtyping import Array, Float, Int
 
+from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.layout import KVLayout
-from jswa.config import AttentionConfig, ModelConfig
 from jswa.exec.buckets import Bucket
 from jswa.exec.extras import count_tokens
 from jswa.exec.indices import StepIndices, step_indices
@@ -48,25 +48,31 @@ def step(
 ) -> tuple[DeviceState, StepOutputs]:
     """Run one step and return the next state and the outputs."""
     inputs = unpack(packed, config.pack)
-    state, hidden, indices = forward(params, state, inputs, config=config)
+    # Prompt logprobs take every token's hidden state, everything else a row's last one.
+    every = config.logprobs == "prompt"
+    state, hidden, indices = forward(params, state, inputs, config=config, every=every)
     rows = Sampling.of(inputs.rows[:, -len(SAMPLING) :])
     with named_scope("logits"):
-        logits = bind(config.model, params).logits(hidden[indices.last_tokens])
+        logits = bind(config.model, params).logits(hidden[indices.last_tokens] if every else hidden)
     with named_scope("sampling"):
         position = inputs.column("start") + inputs.column("count")
         tokens = sample(logits, position, rows, state["extras"])
     with named_scope("logprobs"):
         sampled = logprob_rows(logits, tokens) if config.logprobs != "none" else None
-        prompt = _prompt_logprobs(params, hidden, inputs, config) if config.logprobs == "prompt" else None
+        prompt = _prompt_logprobs(params, hidden, inputs, config) if every else None
     slots = jnp.where(inputs.column("samples") != 0, inputs.column("slot"), config.pack.max_rows)
     last_token = state["last_token"].at[slots].set(jnp.maximum(tokens, 0), mode="drop")
     return {**state, "last_token": last_token}, StepOutputs(tokens, sampled, prompt)
 
 
 def forward(
-    params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig
-) -> tuple[DeviceState, Float[Array, "T M"], StepIndices]:
-    """Enter the plan's pages and run its tokens through the model, to a hidden state for each token."""
+    params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig, every: bool
+) -> tuple[DeviceState, Float[Array, "N M"], StepIndices]:
+    """Enter the plan's pages and run its tokens through the model.
+
+    Gives a hidden state for `every` token, or for each row's last one; then layers at the end that store no KV run
+    for those alone.
+    """
     with named_scope("indices"):
         full_table = _enter(state["full_table"], inputs.full_pages)
         local_table = _enter(state["local_table"], inputs.local_pages)
@@ -84,15 +90,15 @@ def forward(
     def attend(
         layer: int,
         q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K V"],
+        kv: Float[Array, "T K E"] | None,
         sinks: Float[Array, " H"] | None,
     ) -> Float[Array, "T H V"]:
-        lane = config.layout.layers[layer].lane
-        lanes[lane], out = _attend(config, indices, layer, lanes[lane], q, k, v, sinks)
+        lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
+        lanes[lane], out = _attend(config, indices, layer, lanes[lane], q, kv, sinks, last=last)
         return out
 
-    hidden = bind(config.model, params)(tokens, indices.positions, attend)
+    select = None if every else indices.last_tokens
+    hidden = bind(config.model, params)(tokens, indices.positions, attend, select)
     return {**state, "lanes": lanes, "extras": extras}, hidden, indices
 
 
@@ -112,11 +118,15 @@ def _attend(
     layer: int,
     lane: Float[Array, "1 blocks elems"],
     q: Float[Array, "T H D"],
-    k: Float[Array, "T K D"],
-    v: Float[Array, "T K V"],
+    kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
+    *,
+    last: bool,
 ) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
-    """Write the layer's KV to its place in the lane, then attend. The reshapes are bitcasts: the lane stays put."""
+    """Write the layer's KV, if it has its own, to its place in the lane, then attend.
+
+    The reshapes are bitcasts: the lane stays put. `last`: the queries are each row's last token.
+    """
     layout, place = config.layout, config.layout.layers[layer]
     shape, kind = (layout.full, indices.full) if place.kind == "full" else (layout.local, indices.local)
     assert shape is not None
@@ -126,15 +136,16 @@ def _attend(
         shape.slots,
         shape.num_kv_heads,
         layout.page_size,
-        shape.head_dim + shape.v_head_dim,
+        shape.row,
     )
     with named_scope("attention"):
-        view = write_kv(view, k, v, pages=kind.write_pages, offsets=kind.write_offsets, slot=place.slot)
+        if kv is not None:
+            view = write_kv(view, kv, pages=kind.write_pages, offsets=kind.write_offsets, slot=place.slot)
         out = paged_attention(
             q,
             view,
-            kind.rows,
-            indices.tiles,
+            kind.last if last else kind.rows,
+            indices.last_tiles if last else indices.tiles,
             slot=place.slot,
             attend=_static(config.model.layers[layer].attention),
             sinks=sinks,
@@ -150,6 +161,7 @@ def _static(attention: AttentionConfig) -> Attend:
         window=reach.size if reach is not None and not reach.chunked else None,
         chunk=reach.size if reach is not None and reach.chunked else None,
         softcap=attention.softcap,
+        v_dim=attention.v_head_dim,
     )
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from jswa.cache.layout import KindLayout, KVLayout
+from jswa.cache.layout import KVLayout
 from jswa.exec.state import DeviceState
 
 WIDTH = 32  # slots per launch
@@ -90,13 +90,13 @@ def clear_stale(
     p, pages = layout.page_size, len(full)
     for number, lane in enumerate(contents):
         if layout.full is not None:
-            view = lane[:pages].reshape(pages, layout.full.num_kv_heads, p, _width(layout.full))
+            view = lane[:pages].reshape(pages, layout.full.num_kv_heads, p, layout.full.row)
             for page in np.flatnonzero(full < p).tolist():
                 view[page, :, full[page] :] = 0
         if layout.local is not None:
             kind = layout.local
-            view = lane[pages:].reshape(len(local), kind.slots, kind.num_kv_heads, p, _width(kind))
-            used = sum(layer.kind == "local" and layer.lane == number for layer in layout.layers)
+            view = lane[pages:].reshape(len(local), kind.slots, kind.num_kv_heads, p, kind.row)
+            used = len({place.slot for place in layout.layers if place.kind == "local" and place.lane == number})
             view[:, used:] = 0
             for page in np.flatnonzero(local < p).tolist():
                 view[page, :, :, local[page] :] = 0
@@ -120,7 +120,3 @@ def slot_shapes(layout: KVLayout, state: DeviceState) -> list[jax.ShapeDtypeStru
         jax.ShapeDtypeStruct((WIDTH, elems), lane.dtype)  # type: ignore[no-untyped-call]
         for lane in state["lanes"]
     ]
-
-
-def _width(kind: KindLayout) -> int:
-    return kind.head_dim + kind.v_head_dim

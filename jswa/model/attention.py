@@ -1,25 +1,29 @@
-"""Projections and rotary embedding around the attention itself, which the caller supplies."""
+"""Projections, norms and rotary embedding around the attention itself, which the caller supplies."""
 
 from typing import Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jswa.config import AttentionConfig, Temperature
-from jswa.model.layers import RmsNorm, RopeTables, linear, rotate, zeros
+from jswa.architecture import AttentionConfig, Gate, Norm, Temperature
+from jswa.model.layers import Normalize, RopeTables, linear, normed, rotate, zeros
 
 
 @runtime_checkable
 class Attend(Protocol):
-    """Store K and V of layer `layer` and attend to all that its queries may see: over pages, or densely."""
+    """Store K and V of layer `layer` and attend to all that its queries may see: over pages, or densely.
+
+    A layer that has none of its own (`kv_from`) brings None and reads what that layer has stored. E is D + V, or less
+    where a layer stores a part of K only (`folded_keys`).
+    """
 
     def __call__(
         self,
         layer: int,
         q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K V"],
+        kv: Float[Array, "T K E"] | None,
         sinks: Float[Array, " H"] | None,
         /,
     ) -> Float[Array, "T H V"]:
@@ -28,48 +32,89 @@ class Attend(Protocol):
 
 
 class Attention(nnx.Module):
-    """q, k and v are one matrix [M, H·D + K·D + K·V], in that order."""
+    """q, k and v are one matrix [M, H·D + K·D + K·V], in that order, as far as the layer has them."""
 
     def __init__(self, config: AttentionConfig, d_model: int, dtype: jnp.dtype) -> None:
         self.config = config
-        q, k, v = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, _v_size(config)
+        q, k, v = projected(config)
         self.qkv = zeros(d_model, q + k + v, dtype=dtype)
         self.qkv_bias = zeros(q + k + v, dtype=dtype) if config.qkv_bias else None
         self.out = zeros(config.num_heads * config.v_head_dim, d_model, dtype=dtype)
         self.out_bias = zeros(d_model, dtype=dtype) if config.out_bias else None
-        self.q_norm = RmsNorm(config.qk_norm, config.head_dim, dtype) if config.qk_norm else None
-        self.k_norm = RmsNorm(config.qk_norm, config.head_dim, dtype) if config.qk_norm else None
+
+        def norm(norm_config: Norm | None, heads: int) -> Normalize | None:
+            size = config.head_dim * (heads if config.qk_norm_all_heads else 1)
+            return Normalize(norm_config, size, dtype) if norm_config else None
+
+        self.q_norm = norm(config.qk_norm, config.num_heads)
+        self.k_norm = norm(config.qk_norm, config.num_kv_heads) if config.kv_from is None else None
+        self.v_norm = Normalize(config.v_norm, config.v_head_dim, dtype) if config.v_norm and k else None
         self.sinks = zeros(config.num_heads, dtype=dtype) if config.sinks else None
+        self.gate = zeros(d_model, gates(config, config.gate), dtype=dtype) if config.gate else None
+        self.gate_bias = zeros(config.num_heads, dtype=dtype) if config.gate and config.gate.bias else None
 
     def __call__(
         self, x: Float[Array, "T M"], layer: int, positions: Int[Array, " T"], ropes: RopeTables, attend: Attend
     ) -> Float[Array, "T M"]:
         """Attention of each token, projected back to the model's width."""
         config = self.config
-        q_size, v_size = config.num_heads * config.head_dim, _v_size(config)
+        q_size, k_size, _ = projected(config)
         qkv = linear(x, self.qkv, self.qkv_bias)
-        q = qkv[:, :q_size].reshape(-1, config.num_heads, config.head_dim)
-        k = qkv[:, q_size:-v_size].reshape(-1, config.num_kv_heads, config.head_dim)
-        v = qkv[:, -v_size:].reshape(-1, config.num_kv_heads, config.v_head_dim)
-        norms = (self.q_norm, self.k_norm) if self.q_norm is not None and self.k_norm is not None else None
-        if norms is not None and norms[0].weight is not None:
-            q, k = norms[0](q), norms[1](k)
+        q = self._heads(self.q_norm, qkv[:, :q_size])
         if config.rope is not None:
-            q, k = rotate(q, config.rope, ropes), rotate(k, config.rope, ropes)
-        if norms is not None and norms[0].weight is None:
-            q, k = norms[0](q), norms[1](k)  # a norm without weight comes after the rotation (Llama 4)
+            q = rotate(q, config.rope, ropes)
         if config.temperature is not None:
             q = q * _temperature(config.temperature, positions)[:, None, None].astype(q.dtype)
+        kv = self._keys_and_values(qkv[:, q_size : q_size + k_size], qkv[:, q_size + k_size :], ropes)
+        out = attend(layer, q, kv, None if self.sinks is None else self.sinks[...])
+        return linear(self._gated(out, x).reshape(len(x), -1), self.out, self.out_bias)
+
+    def _heads(self, norm: Normalize | None, x: Float[Array, "T n"]) -> Float[Array, "T N D"]:
+        if self.config.qk_norm_all_heads:
+            return normed(norm, x).reshape(len(x), -1, self.config.head_dim)
+        return normed(norm, x.reshape(len(x), -1, self.config.head_dim))
+
+    def _keys_and_values(
+        self, k: Float[Array, "T k"], v: Float[Array, "T v"], ropes: RopeTables
+    ) -> Float[Array, "T K E"] | None:
+        """What the layer stores: K and V of a token side by side; None where it reads another layer's."""
+        config = self.config
+        if config.kv_from is not None:
+            return None
+        values = k if config.keys_as_values else v
+        values = normed(self.v_norm, values.reshape(len(k), config.num_kv_heads, config.v_head_dim))
+        keys = self._heads(self.k_norm, k)[..., -config.kept_head_dim :]
+        if config.rope is not None:
+            keys = rotate(keys, config.rope, ropes)
         if config.v_scale != 1.0:
-            v = v * jnp.asarray(config.v_scale, v.dtype)
-        out = attend(layer, q, k, v, None if self.sinks is None else self.sinks[...])
-        return linear(out.reshape(len(x), -1), self.out, self.out_bias)
+            values = values * jnp.asarray(config.v_scale, values.dtype)
+        return jnp.concatenate([keys, values], axis=-1)
+
+    def _gated(self, out: Float[Array, "T H V"], x: Float[Array, "T M"]) -> Float[Array, "T H V"]:
+        config = self.config.gate
+        if config is None or self.gate is None:
+            return out
+        gate = (x @ self.gate[...]).reshape(*out.shape[:2], -1)
+        if self.gate_bias is not None:
+            gate = gate + self.gate_bias[...][None, :, None]
+        function = jax.nn.sigmoid if config.activation == "sigmoid" else jax.nn.softplus
+        return out * function(gate.astype(jnp.float32)).astype(out.dtype)
+
+
+def projected(config: AttentionConfig) -> tuple[int, int, int]:
+    """Columns of q, k and v in the fused projection: none for what the layer has not got."""
+    q, k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    if config.kv_from is not None:
+        return q, 0, 0
+    return q, k, 0 if config.keys_as_values else config.num_kv_heads * config.v_head_dim
+
+
+def gates(config: AttentionConfig, gate: Gate) -> int:
+    """Numbers that a token's gates are."""
+    return config.num_heads * (1 if gate.per_head else config.v_head_dim)
 
 
 def _temperature(config: Temperature, positions: Int[Array, " T"]) -> Float[Array, " T"]:
-    steps = jnp.floor((positions.astype(jnp.float32) + 1.0) / config.floor)
-    return 1.0 + config.scale * jnp.log1p(steps)
-
-
-def _v_size(config: AttentionConfig) -> int:
-    return config.num_kv_heads * config.v_head_dim
+    steps = (positions.astype(jnp.float32) + config.offset) / config.period
+    growth = config.rate * jnp.log1p(jnp.floor(steps) if config.whole else steps)
+    return jnp.exp(growth) if config.power else 1.0 + growth

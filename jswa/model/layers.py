@@ -1,11 +1,11 @@
-"""Norm, rotary embedding, gated feed-forward. Linear weights are [in, out]."""
+"""Norm, rotary embedding, feed-forward. Linear weights are [in, out]."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jswa.config import Activation, MlpConfig, Norm, Rope
+from jswa.architecture import Activation, MlpConfig, MoeConfig, Norm, Rope
 
 RopeTables = dict[Rope, tuple[Float[Array, "T n"], Float[Array, "T n"]]]
 
@@ -15,23 +15,34 @@ def zeros(*shape: int, dtype: jnp.dtype) -> nnx.Param[Array]:
     return nnx.Param(jnp.zeros(shape, dtype))
 
 
-class RmsNorm(nnx.Module):
-    """x / rms(x) · (offset + weight) over the last axis, in float32 (Zhang and Sennrich 2019)."""
+class Normalize(nnx.Module):
+    """RMS norm (Zhang and Sennrich 2019) or LayerNorm over the last axis, in float32; see `Norm`."""
 
     def __init__(self, config: Norm, size: int, dtype: jnp.dtype) -> None:
         self.config = config
         self.weight = zeros(size, dtype=dtype) if config.weighted else None
+        self.bias = zeros(size, dtype=dtype) if config.bias else None
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         """Same shape and type as x."""
         wide = x.astype(jnp.float32)
+        if self.config.centered:
+            wide = wide - wide.mean(axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + self.config.eps)
         if self.weight is None:
             return wide.astype(x.dtype)
-        weight = self.weight[...].reshape(*[1] * (x.ndim - 1), -1)
+        ones = [1] * (x.ndim - 1)
+        weight = self.weight[...].reshape(*ones, -1)
         if self.config.cast_first:
-            return wide.astype(x.dtype) * (self.config.offset + weight).astype(x.dtype)
-        return (wide * (self.config.offset + weight.astype(jnp.float32))).astype(x.dtype)
+            out = wide.astype(x.dtype) * (self.config.offset + weight).astype(x.dtype)
+        else:
+            out = (wide * (self.config.offset + weight.astype(jnp.float32))).astype(x.dtype)
+        return out if self.bias is None else out + self.bias[...].reshape(*ones, -1)
+
+
+def normed(norm: Normalize | None, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
+    """x through a norm that may not be there."""
+    return x if norm is None else norm(x)
 
 
 def rope_tables(ropes: set[Rope], positions: Int[Array, " T"]) -> RopeTables:
@@ -69,20 +80,39 @@ def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
     return functions[name](x)
 
 
+def feed(config: MlpConfig | MoeConfig, gate_up: Float[Array, "T n"]) -> Float[Array, "T m"]:
+    """What goes into the down projection: act(gate) · up of the two halves, or act(up) where nothing is gated."""
+    if isinstance(config, MlpConfig) and not config.gated:
+        return activate(config.activation, gate_up)
+    gate, up = jnp.split(gate_up, 2, axis=-1)
+    if isinstance(config, MoeConfig) and config.alpha is not None:
+        if config.clamp is not None:
+            gate, up = jnp.minimum(gate, config.clamp), jnp.clip(up, -config.clamp, config.clamp)
+        return (up + 1) * gate * jax.nn.sigmoid(gate * config.alpha)
+    if isinstance(config, MlpConfig) and config.sparsity is not None:
+        wide = gate.astype(jnp.float32)
+        cut = wide.mean(axis=-1, keepdims=True) + config.sparsity * wide.std(axis=-1, keepdims=True)
+        gate = jax.nn.relu(gate - cut.astype(gate.dtype))
+    gate = activate(config.activation, gate)
+    if config.clamp is not None:
+        gate, up = jnp.minimum(gate, config.clamp), jnp.clip(up, -config.clamp, config.clamp)
+    return gate * up
+
+
 class Mlp(nnx.Module):
-    """down(act(gate(x)) · up(x)); gate and up are one matrix [M, 2F]."""
+    """Feed-forward; gate and up are one matrix [M, 2F] (or [M, F] where nothing is gated)."""
 
     def __init__(self, config: MlpConfig, d_model: int, dtype: jnp.dtype) -> None:
-        self.activation = config.activation
-        self.gate_up = zeros(d_model, 2 * config.hidden, dtype=dtype)
+        self.config = config
+        width = config.hidden * (2 if config.gated else 1)
+        self.gate_up = zeros(d_model, width, dtype=dtype)
         self.down = zeros(config.hidden, d_model, dtype=dtype)
-        self.gate_up_bias = zeros(2 * config.hidden, dtype=dtype) if config.bias else None
+        self.gate_up_bias = zeros(width, dtype=dtype) if config.bias else None
         self.down_bias = zeros(d_model, dtype=dtype) if config.bias else None
 
     def __call__(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
         """Feed-forward of each token."""
-        gate, up = jnp.split(linear(x, self.gate_up, self.gate_up_bias), 2, axis=-1)
-        return linear(activate(self.activation, gate) * up, self.down, self.down_bias)
+        return linear(feed(self.config, linear(x, self.gate_up, self.gate_up_bias)), self.down, self.down_bias)
 
 
 def linear(x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None) -> Float[Array, "T m"]:

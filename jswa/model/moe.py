@@ -10,8 +10,8 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jswa.config import MoeConfig, RouterConfig
-from jswa.model.layers import Mlp, activate, zeros
+from jswa.architecture import MoeConfig, RouterConfig
+from jswa.model.layers import Mlp, Normalize, feed, normed, zeros
 
 TILE_TOKENS = 16
 
@@ -29,18 +29,33 @@ class Moe(nnx.Module):
         self.down = zeros(experts, hidden, d_model, dtype=dtype)
         self.gate_up_bias = zeros(experts, 2 * hidden, dtype=dtype) if config.bias else None
         self.down_bias = zeros(experts, d_model, dtype=dtype) if config.bias else None
+        self.router_norm = Normalize(config.router.norm, d_model, dtype) if config.router.norm else None
+        self.expert_scale = zeros(experts, dtype=dtype) if config.router.expert_scale else None
         self.shared = Mlp(config.shared, d_model, dtype) if config.shared else None
+        self.shared_gate = zeros(d_model, 1, dtype=dtype) if config.shared_gate else None
 
-    def __call__(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
-        """Each token through its experts."""
+    def __call__(self, x: Float[Array, "T M"], routed_by: Float[Array, "T M"] | None = None) -> Float[Array, "T M"]:
+        """Each token through its experts, which `routed_by` chooses, or else x itself."""
         with jax.named_scope("moe"):
-            logits = jnp.matmul(x, self.router[...], preferred_element_type=jnp.float32)
-            if self.router_bias is not None:
-                logits += self.router_bias[...].astype(jnp.float32)[None]
-            bias = None if self.selection_bias is None else self.selection_bias[...].astype(jnp.float32)
-            chosen, weights = route(self.config.router, logits, bias, self.config.top_k)
+            chosen, weights = self._route(x if routed_by is None else routed_by)
             out = self._experts(x, chosen, weights.astype(x.dtype))
-            return out if self.shared is None else out + self.shared(x)
+            if self.shared is None:
+                return out
+            shared = self.shared(x)
+            if self.shared_gate is not None:
+                shared = shared * jax.nn.sigmoid(x @ self.shared_gate[...])
+            return (out + shared) * jnp.asarray(0.5, x.dtype) if self.config.mean else out + shared
+
+    def _route(self, x: Float[Array, "T M"]) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
+        config = self.config.router
+        logits = jnp.matmul(normed(self.router_norm, x), self.router[...], preferred_element_type=jnp.float32)
+        if self.router_bias is not None:
+            logits += self.router_bias[...].astype(jnp.float32)[None]
+        bias = None if self.selection_bias is None else self.selection_bias[...].astype(jnp.float32)
+        chosen, weights = route(config, logits, bias, self.config.top_k)
+        if self.expert_scale is not None:
+            weights *= self.expert_scale[...].astype(jnp.float32)[chosen]
+        return chosen, weights
 
     def _experts(
         self, x: Float[Array, "T M"], chosen: Int[Array, "T k"], weights: Float[Array, "T k"]
@@ -77,12 +92,7 @@ class Moe(nnx.Module):
         gate_up = x @ self.gate_up[...][expert]
         if self.gate_up_bias is not None:
             gate_up = gate_up + self.gate_up_bias[...][expert][None]
-        gate, up = jnp.split(gate_up, 2, axis=-1)
-        if config.clamp is not None:
-            gate, up = jnp.minimum(gate, config.clamp), jnp.clip(up, -config.clamp, config.clamp)
-            hidden = (up + 1) * gate * jax.nn.sigmoid(gate * config.alpha)
-        else:
-            hidden = activate(config.activation, gate) * up
+        hidden = feed(config, gate_up)
         out = hidden @ self.down[...][expert]
         return out if self.down_bias is None else out + self.down_bias[...][expert][None]
 
@@ -91,6 +101,11 @@ def route(
     config: RouterConfig, logits: Float[Array, "T E"], selection_bias: Float[Array, " E"] | None, top_k: int
 ) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
     """Chosen experts and their weights, float32."""
+    logits = logits * config.logit_scale
+    if config.softcap is not None:
+        logits = config.softcap * jnp.tanh(logits / config.softcap)
+    if config.score == "sparsemixer":
+        return _sparsemixer(config.jitter, logits)
     if config.score == "softmax":
         scores = jax.nn.softmax(logits, axis=-1)
     else:
@@ -116,3 +131,21 @@ def _best_groups(config: RouterConfig, merit: Float[Array, "T E"]) -> Float[Arra
     _, kept = lax.top_k(best_two.sum(axis=-1), config.top_groups)
     inside = jax.nn.one_hot(kept, config.groups, dtype=jnp.float32).sum(axis=1) > 0
     return jnp.where(inside[:, :, None], grouped, -jnp.inf).reshape(merit.shape)
+
+
+def _sparsemixer(jitter: float, logits: Float[Array, "T E"]) -> tuple[Int[Array, "T 2"], Float[Array, "T 2"]]:
+    """The two best experts, each weighed by a softmax over those near it (Phi-3.5-MoE; SparseMixer, arXiv 2310.00811).
+
+    The first's softmax leaves out experts that fall short of it by more than 2 · jitter of the larger of the best and
+    their own absolute value; the second's the same among the rest.
+    """
+    chosen, weights, open_logits = [], [], logits
+    for _ in range(2):
+        best = open_logits.max(axis=-1, keepdims=True)
+        choice = jnp.argmax(open_logits, axis=-1)
+        near = (best - logits) / jnp.maximum(jnp.abs(logits), best) <= 2 * jitter
+        scores = jax.nn.softmax(jnp.where(near, open_logits, -jnp.inf), axis=-1)
+        chosen.append(choice.astype(jnp.int32))
+        weights.append(jnp.take_along_axis(scores, choice[:, None], axis=-1)[:, 0])
+        open_logits = jnp.where(jax.nn.one_hot(choice, logits.shape[1], dtype=jnp.bool_), -jnp.inf, open_logits)
+    return jnp.stack(chosen, axis=-1), jnp.stack(weights, axis=-1)

@@ -1,40 +1,101 @@
 """The one config-driven decoder. Parameters cross every boundary as a plain dict {dotted name: array}."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jswa.config import LayerConfig, MlpConfig, ModelConfig, Norm
+from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
 from jswa.model.attention import Attend, Attention
-from jswa.model.layers import Mlp, RmsNorm, RopeTables, rope_tables, zeros
+from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.moe import Moe
+from jswa.model.streams import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 
 Params = dict[str, Array]
 
 
-class Layer(nnx.Module):
-    """One decoder layer; a norm that the config leaves out is the identity."""
+class Run(NamedTuple):
+    """The tokens that a layer runs, and what all layers share about them; `per_layer` where the model has it."""
 
-    def __init__(self, config: LayerConfig, d_model: int, dtype: jnp.dtype) -> None:
-        def norm(norm_config: Norm | None) -> RmsNorm | None:
-            return RmsNorm(norm_config, d_model, dtype) if norm_config else None
+    positions: Int[Array, " T"]
+    ropes: RopeTables
+    attend: Attend
+    per_layer: Float[Array, "T L P"] | None
+
+    def only(self, select: Int[Array, " R"]) -> "Run":
+        """The same for some of the tokens."""
+        ropes = {rope: (cos[select], sin[select]) for rope, (cos, sin) in self.ropes.items()}
+        per_layer = None if self.per_layer is None else self.per_layer[select]
+        return Run(self.positions[select], ropes, self.attend, per_layer)
+
+
+class Side(nnx.Module):
+    """Experts beside the dense feed-forward; see `SideExperts`."""
+
+    def __init__(self, config: SideExperts, d_model: int, dtype: jnp.dtype) -> None:
+        self.moe = Moe(config.moe, d_model, dtype)
+        self.pre, self.post = Normalize(config.pre, d_model, dtype), Normalize(config.post, d_model, dtype)
+        self.post_dense = Normalize(config.post_dense, d_model, dtype)
+
+    def __call__(self, x: Float[Array, "T M"], dense: Float[Array, "T M"]) -> Float[Array, "T M"]:
+        """Both branches of the stream x, added."""
+        return self.post_dense(dense) + self.post(self.moe(self.pre(x), routed_by=x))
+
+
+class Layer(nnx.Module):
+    """One decoder layer."""
+
+    def __init__(self, model: ModelConfig, config: LayerConfig, dtype: jnp.dtype) -> None:
+        self.config = config
+        d_model, mlp = model.d_model, config.mlp
+
+        def norm(norm_config: Norm | None) -> Normalize | None:
+            return Normalize(norm_config, d_model, dtype) if norm_config else None
 
         self.attention = Attention(config.attention, d_model, dtype)
-        mlp = config.mlp
         self.mlp = Mlp(mlp, d_model, dtype) if isinstance(mlp, MlpConfig) else Moe(mlp, d_model, dtype)
         self.pre_attn, self.post_attn = norm(config.pre_attn), norm(config.post_attn)
         self.pre_mlp, self.post_mlp = norm(config.pre_mlp), norm(config.post_mlp)
+        self.side = Side(config.side, d_model, dtype) if config.side else None
+        self.scalar = zeros(1, dtype=dtype) if config.scalar else None
+        ple = model.per_layer_input
+        self.per_layer = PerLayerMix(ple, ple.norm, d_model, dtype) if ple else None
+        self.streams = StreamLayer(model.altup, model.final_norm, d_model, dtype) if model.altup else None
 
-    def __call__(
-        self, x: Float[Array, "T M"], layer: int, positions: Int[Array, " T"], ropes: RopeTables, attend: Attend
-    ) -> Float[Array, "T M"]:
-        """The residual stream after this layer."""
-        attended = self.attention(_normed(self.pre_attn, x), layer, positions, ropes, attend)
-        x = x + _normed(self.post_attn, attended)
-        return x + _normed(self.post_mlp, self.mlp(_normed(self.pre_mlp, x)))
+    def __call__(self, x: Float[Array, "..."], index: int, run: Run) -> Float[Array, "..."]:
+        """The residual stream [T, M], or streams [T, S, M], after this layer."""
+        own = None if run.per_layer is None else run.per_layer[:, index]
+        if self.streams is not None:
+            return self._all_streams(self.streams, x, index, run, own)
+        read = normed(self.pre_attn, x)
+        attended = normed(self.post_attn, self._attend(read, index, run))
+        if self.config.parallel:
+            return x + attended + normed(self.post_mlp, self.mlp(read))
+        x = _join(self.config.attn_residual, x, attended)
+        x = _join(self.config.mlp_residual, x, self._feed(x))
+        if self.per_layer is not None and own is not None:
+            x = x + self.per_layer(x, own)
+        return x if self.scalar is None else x * self.scalar[...][None]
+
+    def _attend(self, x: Float[Array, "T M"], index: int, run: Run) -> Float[Array, "T M"]:
+        return self.attention(x, index, run.positions, run.ropes, run.attend)
+
+    def _feed(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
+        out = self.mlp(normed(self.pre_mlp, x))
+        return normed(self.post_mlp, out if self.side is None else self.side(x, out))
+
+    def _all_streams(
+        self, streams: StreamLayer, x: Float[Array, "T S M"], index: int, run: Run, own: Float[Array, "T P"] | None
+    ) -> Float[Array, "T S M"]:
+        predicted = streams.predict(x)
+        active = predicted[:, streams.config.active]
+        read = normed(self.pre_attn, active)
+        attended = active + normed(self.post_attn, self._attend(read, index, run))
+        mixed = (attended + streams.laurel(read)) * jnp.asarray(2**-0.5, read.dtype)
+        corrected = streams.correct(predicted, mixed + self._feed(mixed))
+        return corrected if self.per_layer is None or own is None else streams.mix(corrected, self.per_layer, own)
 
 
 class Decoder(nnx.Module):
@@ -42,28 +103,54 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
         self.config = config
-        self.embed = zeros(config.vocab_size, config.d_model, dtype=dtype)
-        self.layers = nnx.List([Layer(layer, config.d_model, dtype) for layer in config.layers])
-        self.final_norm = RmsNorm(config.final_norm, config.d_model, dtype)
-        self.lm_head = None if config.tie_embeddings else zeros(config.d_model, config.vocab_size, dtype=dtype)
+        d_model, ple = config.d_model, config.per_layer_input
+        self.embed = zeros(config.vocab_size, d_model, dtype=dtype)
+        self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
+        self.per_layer = PerLayerEmbedding(ple, len(config.layers), d_model, dtype) if ple else None
+        self.streams = Streams(config.altup, d_model, dtype) if config.altup else None
+        self.layers = nnx.List([Layer(config, layer, dtype) for layer in config.layers])
+        self.final_norm = Normalize(config.final_norm, d_model, dtype)
+        self.lm_head = None if config.tie_embeddings else zeros(d_model, config.vocab_size, dtype=dtype)
+        self.head_bias = zeros(config.vocab_size, dtype=dtype) if config.head_bias else None
 
-    def __call__(self, tokens: Int[Array, " T"], positions: Int[Array, " T"], attend: Attend) -> Float[Array, "T M"]:
-        """Hidden states after the final norm. Ids outside the vocabulary must have been refused before."""
+    def __call__(
+        self,
+        tokens: Int[Array, " T"],
+        positions: Int[Array, " T"],
+        attend: Attend,
+        select: Int[Array, " R"] | None = None,
+    ) -> Float[Array, "N M"]:
+        """Hidden states after the final norm, of the tokens in `select` if it is given, or of all.
+
+        Layers behind the last one that stores KV (`ModelConfig.tail`) run for those tokens only: nothing else of
+        theirs is ever read. Ids outside the vocabulary must have been refused before.
+        """
         config = self.config
         embed = self.embed[...]
-        x = embed[tokens] * jnp.asarray(config.embed_scale, embed.dtype)
+        x = normed(self.embed_norm, embed[tokens] * jnp.asarray(config.embed_scale, embed.dtype))
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
+        run = Run(positions, ropes, attend, None if self.per_layer is None else self.per_layer(tokens, x))
+        if self.streams is not None:
+            x = self.streams.split(x)
         for index, layer in enumerate(self.layers):
+            if index == config.tail and select is not None:
+                x, run = x[select], run.only(select)
             with jax.named_scope(f"layer_{index}"):
-                x = layer(x, index, positions, ropes, attend)
-        return self.final_norm(x)
+                x = layer(x, index, run)
+        if config.tail == len(config.layers) and select is not None:
+            x = x[select]
+        return self.final_norm(x if self.streams is None else self.streams.join(x))
 
     def logits(self, hidden: Float[Array, "R M"]) -> Float[Array, "R V"]:
         """float32 logits of the given hidden states."""
+        config = self.config
         weight = self.embed[...].T if self.lm_head is None else self.lm_head[...]
         out = jnp.matmul(hidden, weight, preferred_element_type=jnp.float32)
-        cap = self.config.final_softcap
-        return out if cap is None else cap * jnp.tanh(out / cap)
+        if self.head_bias is not None:
+            out += self.head_bias[...].astype(jnp.float32)[None]
+        if config.logit_scale != 1.0:
+            out *= config.logit_scale
+        return out if config.final_softcap is None else config.final_softcap * jnp.tanh(out / config.final_softcap)
 
 
 def param_shapes(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
@@ -88,5 +175,6 @@ def _name(path: tuple[object, ...]) -> str:
     return ".".join(map(str, path))
 
 
-def _normed(norm: RmsNorm | None, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
-    return x if norm is None else norm(x)
+def _join(residual: Residual, x: Float[Array, "T M"], result: Float[Array, "T M"]) -> Float[Array, "T M"]:
+    kept = x if residual.keep == 1.0 else x * jnp.asarray(residual.keep, x.dtype)
+    return kept + (result if residual.add == 1.0 else result * jnp.asarray(residual.add, x.dtype))

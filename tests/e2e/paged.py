@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jswa.architecture import ModelConfig
 from jswa.cache.capacity import row_capacity
 from jswa.cache.layout import KVLayout
-from jswa.config import Limits, ModelConfig
+from jswa.config import Limits
 from jswa.engine import use_compilation_cache
 from jswa.env import Switches
 from jswa.exec.buckets import Bucket, pick_bucket
@@ -135,8 +136,8 @@ class Device:
         def run(
             params: Params, state: DeviceState, packed: Int[Array, " size"]
         ) -> tuple[DeviceState, Float[Array, "R V"]]:
-            state, hidden, indices = forward(params, state, unpack(packed, config.pack), config=config)
-            return state, bind(config.model, params).logits(hidden[indices.last_tokens])
+            state, hidden, _ = forward(params, state, unpack(packed, config.pack), config=config, every=False)
+            return state, bind(config.model, params).logits(hidden)
 
         packed = np.zeros(config.pack.size, np.int32)
         with quick_compiles():

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from jaxtyping import Int
 
+from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
-from jswa.config import Limits, Reach
+from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.exec import runner as runner_module
 from jswa.exec.buckets import Bucket

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import CacheManager
-from jswa.config import Reach
+from jswa.architecture import Reach
 from jswa.errors import UnsupportedModel
 from tests.fakes import LAYOUTS, make_layout, share
 

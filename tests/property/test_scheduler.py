@@ -16,7 +16,8 @@ from hypothesis.stateful import (
 )
 
 from jswa.cache.capacity import peak_slots
-from jswa.config import Limits, Reach
+from jswa.architecture import Reach
+from jswa.config import Limits
 from jswa.errors import PromptTooLong
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import FinishReason, StepPlan, TokenEvent

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from jswa.config import EngineConfig, Limits, Reach, resolve_limits
+from jswa.architecture import Reach
+from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.errors import ConfigError
 from tests.fakes import make_layer, make_model
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jswa.config import Reach
+from jswa.architecture import Reach
 from jswa.llm import TINY
 from jswa.model.hf.config import parse_config
 from jswa.model.load import load_checkpoint

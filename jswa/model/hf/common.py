@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jswa.config import Activation, AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig, Norm, Reach
+from jswa.architecture import Activation, AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig, Norm, Reach
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.fields import Fields
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jswa.config import ModelConfig
+from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf import dense, gemma, mixture
 from jswa.model.hf.fields import Fields

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jswa.config import MlpConfig, ModelConfig, Norm, Reach
+from jswa.architecture import MlpConfig, ModelConfig, Norm, Reach
 from jswa.model.hf.common import (
     FULL,
     SLIDING,

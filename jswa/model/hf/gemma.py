@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from jswa.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm
 from jswa.errors import UnsupportedModel
 from jswa.model.hf.common import FULL, SLIDING, activation, attention, num_layers, reaches
 from jswa.model.hf.fields import Fields

@@ -6,7 +6,7 @@ Only what KV takes is read: heads, head sizes, windows, which layers are local, 
 from collections.abc import Callable
 from typing import Any
 
-from jswa.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.common import FULL, SLIDING, head_size, num_layers
 from jswa.model.hf.config import FAMILIES, parse_config

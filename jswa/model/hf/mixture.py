@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jswa.config import MlpConfig, ModelConfig, MoeConfig, Norm, RouterConfig, Temperature
+from jswa.architecture import MlpConfig, ModelConfig, MoeConfig, Norm, RouterConfig, Temperature
 from jswa.errors import CheckpointError
 from jswa.model.hf.common import (
     CHUNKED,

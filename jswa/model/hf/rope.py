@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jswa.config import Rope
+from jswa.architecture import Rope
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.fields import Fields
 

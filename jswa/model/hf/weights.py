@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jswa.config import LayerConfig, MlpConfig, ModelConfig, MoeConfig
+from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, MoeConfig
 from jswa.model.hf.config import FAMILIES
 from jswa.model.hf.names import Names
 

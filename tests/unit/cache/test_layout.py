@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jswa.architecture import ModelConfig
 from jswa.cache.capacity import ideal_fraction
 from jswa.cache.layout import KVLayout
-from jswa.config import ModelConfig
 from jswa.errors import UnsupportedModel
 from tests.fakes import make_layer, make_model
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jswa.architecture import Reach
 from jswa.cache.resume import last_live_boundary, replay_length, resume
-from jswa.config import Reach
 from tests.fakes import make_layout
 
 SHAPES = [(1, Reach(1)), (1, Reach(5)), (4, Reach(3)), (4, Reach(9)), (4, Reach(4, chunked=True)), (2, Reach(6, True))]

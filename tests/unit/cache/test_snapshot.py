@@ -10,10 +10,11 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from jaxtyping import Int
 
+from jswa.architecture import Reach
 from jswa.cache.manager import CacheManager, Move
 from jswa.cache.restore import Restored, restore
 from jswa.cache.snapshot import Snapshot, Taken, check, origins, take
-from jswa.config import Limits, Reach
+from jswa.config import Limits
 from tests.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
 
 VOCAB = 5  # texts part often, and inside pages

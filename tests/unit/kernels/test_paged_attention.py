@@ -297,7 +297,7 @@ def test_kv_of_a_token_lands_in_its_cell_and_nowhere_else(tokens: int, dtype: st
             cell = np.concatenate([k[token], v[token]], axis=-1)
             expected[pages[token], 1, :, offsets[token]] = np.asarray(jnp.asarray(cell, dtype).astype(jnp.float32))
         arena = jnp.asarray(before, dtype)
-        out = jax.jit(partial(write_kv, slot=1))(arena, k, v, pages=pages, offsets=offsets)
+        out = jax.jit(partial(write_kv, slot=1))(arena, np.concatenate([k, v], axis=-1), pages=pages, offsets=offsets)
         assert out.dtype == dtype
         np.testing.assert_array_equal(np.asarray(out.astype(jnp.float32)), expected)
 

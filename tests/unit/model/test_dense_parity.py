@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jswa.config import ModelConfig
+from jswa.architecture import ModelConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.weights import assemble, sources
 from jswa.model.load import load_checkpoint

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jaxtyping import Float, Int
 
-from jswa.config import MlpConfig, MoeConfig, RouterConfig
+from jswa.architecture import MlpConfig, MoeConfig, RouterConfig
 from jswa.model.moe import Moe, route
 
 EXPERTS, WIDTH, HIDDEN = 8, 12, 10
