@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Config = dict[str, Any]
+OldForm = Callable[[Config], Config]
 
 W = 8  # keys a window holds, the query's own included; prompts are 5 W long
 S, F = "sliding_attention", "full_attention"
@@ -96,6 +97,23 @@ class OldHub:
         return scaling | {self.rope_key: rope["rope_type"]}
 
 
+@dataclass(frozen=True)
+class Keys:
+    """The same config with text keys left out (`drop`), all but some left out (`only`), or added."""
+
+    drop: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    add: Mapping[str, object] = field(default_factory=dict)
+
+    def __call__(self, config: Config) -> Config:
+        if "text_config" in config:
+            return config | {"text_config": self(config["text_config"])}
+        kept = {key: value for key, value in config.items() if key not in self.drop}
+        if self.only:
+            kept = {key: kept[key] for key in self.only}
+        return kept | dict(self.add)
+
+
 def _pattern(layer_types: list[str]) -> int:
     """The period p for which layer i is full exactly when p divides i + 1."""
     for p in range(1, len(layer_types) + 2):
@@ -111,12 +129,13 @@ class Case:
     name: str
     model_type: str
     kwargs: Config
-    old_style: Callable[[Config], Config] | None = None
+    old_style: OldForm | None = None
     renames: tuple[tuple[str, str], ...] = ()  # (prefix as saved by 5.23, prefix in the checkpoint)
     extra_tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)  # new tensor -> the tensor it equals
     cached: bool = True  # transformers' cached decode equals its full forward
     old_is_read: bool = True  # transformers reads the old form as it is meant; if not, only we do
+    scales: tuple[tuple[str, float], ...] = ()  # (pattern of tensor names, factor of their weights)
     seed: int = 0
 
 
@@ -124,5 +143,6 @@ def rope(theta: float, scaling: Config | None = None, **options: object) -> Conf
     return {"rope_type": "default", "rope_theta": theta} | (scaling or {}) | options
 
 
-def case(name: str, model_type: str, config: Config, old: OldHub | None, kwargs: Config) -> Case:
+def case(name: str, model_type: str, config: Config, old: OldForm | None, kwargs: Config) -> Case:
+    """A case of a family's table: the family's common config, with changes."""
     return Case(f"{model_type}_{name}", model_type, config | kwargs, old)

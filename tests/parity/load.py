@@ -50,7 +50,8 @@ def load_fixture(name: str) -> Fixture:
         stored: dict[str, NDArray[Any]] = dict(data)
     shapes = {key: tuple(shape) for key, shape in json.loads(str(stored["shapes"])).items()}
     means = dict(zip(stored["names"].tolist(), stored["means"].tolist(), strict=True))
-    tensors = random_weights(shapes, means, int(stored["seed"]))
+    scales = json.loads(str(stored["scales"])) if "scales" in stored else ()
+    tensors = random_weights(shapes, means, int(stored["seed"]), scales)
     for copy, source in json.loads(str(stored["copies"])).items():
         tensors[copy] = tensors[source].copy()
     if not np.allclose(fingerprint(tensors), stored["fingerprint"], rtol=1e-5):

@@ -18,7 +18,6 @@ It is deterministic: on one machine a second run gives identical files.
 """
 
 import json
-import math
 import shutil
 import sys
 import tempfile
@@ -34,12 +33,13 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
-from tests.parity import cases, cases_hybrid, cases_qwen
+from tests.parity import cases, cases_gemma, cases_hybrid, cases_qwen
 from tests.parity.case import Case, Config
+from tests.parity.choices import Choices
 from tests.parity.load import FIXTURES
 from tests.parity.weights import Tensor, fingerprint, random_weights, write_checkpoint
 
-CASES = (*cases.CASES, *cases_hybrid.CASES, *cases_qwen.CASES)
+CASES = (*cases.CASES, *cases_hybrid.CASES, *cases_qwen.CASES, *cases_gemma.CASES)
 PROMPT, GREEDY = 40, 24
 MARGIN = 0.01  # least distance between the best and the second logit of a greedy choice
 ROUTER_MARGIN = 1e-4  # least distance between the last expert (or group) chosen and the next one
@@ -64,7 +64,7 @@ def make_fixture(case: Case) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         config, shapes, means = _saved_form(case, folder / "saved")
-        tensors = random_weights(shapes, means, case.seed)
+        tensors = random_weights(shapes, means, case.seed, case.scales)
         tensors |= {copy: tensors[source].copy() for copy, source in case.copies.items()}
         model = _load(folder / "checkpoint", config, tensors)
         prompt, tokens, logits, margin = _greedy(model, case)
@@ -80,6 +80,7 @@ def make_fixture(case: Case) -> None:
     _write_json(out / "config.json", config)
     if old is not None:
         _write_json(out / "config.old.json", old)
+    optional: dict[str, Any] = {"scales": np.array(json.dumps(case.scales))} if case.scales else {}
     np.savez_compressed(
         out / "expected.npz",
         prompt=prompt,
@@ -91,6 +92,7 @@ def make_fixture(case: Case) -> None:
         means=np.array([means[name] for name in sorted(shapes)], np.float64),
         copies=np.array(json.dumps(dict(case.copies))),
         fingerprint=fingerprint(tensors),
+        **optional,
     )
     size = (out / "expected.npz").stat().st_size
     if size > MAX_BYTES:
@@ -161,7 +163,7 @@ def _full_forward(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
 def _greedy(model: PreTrainedModel, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Prompt, all tokens, logits, and the least margin, of the first prompt without a near tie."""
     vocab = model.get_input_embeddings().weight.shape[0]
-    for attempt in range(50):
+    for attempt in range(200):
         rng = np.random.default_rng([case.seed, zlib.crc32(case.name.encode()), attempt])
         prompt = rng.integers(3, vocab, PROMPT).astype(np.int32)
         tokens = _decode(model, prompt, case.cached)
@@ -177,31 +179,10 @@ def _greedy(model: PreTrainedModel, case: Case) -> tuple[np.ndarray, np.ndarray,
 
 def _router_margin(model: PreTrainedModel, tokens: np.ndarray) -> float:
     """The least distance, over tokens and layers, between an expert just chosen and one just not."""
-    margins: list[float] = []
-
-    def measure(router: torch.nn.Module, inputs: tuple[torch.Tensor], _: object) -> None:
-        hidden = inputs[0].reshape(-1, router.weight.shape[1])
-        scores = torch.nn.functional.linear(hidden, router.weight, getattr(router, "bias", None))
-        if hasattr(router, "e_score_correction_bias"):
-            scores = scores.sigmoid() + router.e_score_correction_bias
-            groups = scores.reshape(len(scores), router.num_group, -1)
-            worth = groups.topk(2)[0].sum(-1)
-            margins.append(_margin(worth, router.topk_group))
-            kept = worth >= worth.topk(router.topk_group)[0][:, -1:]
-            scores = groups.masked_fill(~kept[..., None], -torch.inf).reshape(scores.shape)
-        margins.append(_margin(scores, router.top_k))
-
-    routers = [m for m in model.modules() if type(m).__name__.endswith("Router")]
-    hooks = [router.register_forward_hook(measure) for router in routers]
-    _full_forward(model, tokens)
-    for hook in hooks:
-        hook.remove()
-    return min(margins, default=math.inf)
-
-
-def _margin(scores: torch.Tensor, k: int) -> float:
-    best = scores.sort(descending=True)[0]
-    return math.inf if k >= scores.shape[-1] else float((best[:, k - 1] - best[:, k]).min())
+    with Choices() as choices:
+        _full_forward(model, tokens)
+    margin: float = choices.margin
+    return margin
 
 
 def _decode(model: PreTrainedModel, prompt: np.ndarray, cached: bool) -> np.ndarray:

@@ -11,8 +11,9 @@ Regenerate the fixtures with `make parity` after any change to `random_weights`.
 
 import json
 import math
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,23 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 Tensor = NDArray[np.float32]
+Scales = Sequence[tuple[str, float]]  # (regular expression, factor)
 
 
-def random_weights(shapes: Mapping[str, tuple[int, ...]], means: Mapping[str, float], seed: int) -> dict[str, Tensor]:
+def random_weights(
+    shapes: Mapping[str, tuple[int, ...]], means: Mapping[str, float], seed: int, scales: Scales = ()
+) -> dict[str, Tensor]:
     """One float32 tensor per name: matrices N(0, 1/fan_in), vectors mean + 0.3 N(0, 1).
 
     fan_in is the last axis (torch keeps a linear layer as [out, in]). A vector without a mean
-    gets mean 0.
+    gets mean 0. A tensor is multiplied by the factor of every scale that is found in its name.
     """
-    return {name: _random_tensor(name, shape, means.get(name, 0.0), seed) for name, shape in shapes.items()}
+    tensors = {name: _random_tensor(name, shape, means.get(name, 0.0), seed) for name, shape in shapes.items()}
+    for name in tensors:
+        for pattern, factor in scales:
+            if re.search(pattern, name):
+                tensors[name] = tensors[name] * np.float32(factor)
+    return tensors
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], mean: float, seed: int) -> Tensor:
