@@ -1,0 +1,131 @@
+"""Parity cases of dense families that differ from Llama in little: Phi 3, Ministral 3.
+
+What and why: as in cases.py.
+"""
+
+from dataclasses import replace
+
+from tests.parity.case import BASE, SIZES, Case, Config, F, Keys, OldForm, OldHub, S, W, case, rope
+
+# phi3 ---------------------------------------------------------------------------------------------
+
+PHI3: Config = BASE | {"sliding_window": W, "rms_norm_eps": 1e-5}
+PHI3_HUB = OldHub(add={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_bias": False, "auto_map": {}})
+SHORT = [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8]
+LONG = [1.0, 1.5, 2.5, 4.0, 7.0, 12.0, 20.0, 33.0]
+LONGROPE = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
+
+
+def phi3(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
+    return case(name, "phi3", PHI3, old, kwargs)
+
+
+def longrope(original: int, **options: object) -> Config:
+    return {
+        "max_position_embeddings": 4 * original,
+        "original_max_position_embeddings": original,
+        "rope_parameters": rope(1e4, LONGROPE, **options),
+    }
+
+
+def phi3_hub(**scaling: object) -> OldForm:
+    """The partial rotation is a key of the config, not of its rope, which may say things that do not count."""
+
+    def form(config: Config) -> Config:
+        old = OldHub("type")(config) | {"partial_rotary_factor": config["rope_parameters"]["partial_rotary_factor"]}
+        if old["rope_scaling"]:
+            kept = {k: v for k, v in old["rope_scaling"].items() if k != "partial_rotary_factor"}
+            old["rope_scaling"] = kept | scaling
+        return old
+
+    return form
+
+
+PHI3_CASES = (
+    # Like the 4k repositories. The key of a bias that Phi 3 does not have is false there.
+    phi3("base", PHI3_HUB, num_key_value_heads=4),
+    phi3("gqa_partial", phi3_hub(), rope_parameters=rope(500.0, partial_rotary_factor=0.75)),
+    # 32 heads, as many key heads, no window, theta 1e4, eps 1e-5, untied.
+    phi3(
+        "defaults",
+        OldHub(only=(*SIZES, "pad_token_id")),
+        num_attention_heads=32,
+        num_key_value_heads=None,
+        sliding_window=None,
+    ),
+    # More tokens than `original`: the long factors, for all positions.
+    phi3("long", OldHub("type"), **longrope(32)),
+    phi3("short", OldHub("type"), **longrope(256)),
+    # Like Phi 4 mini: six pairs of sixteen dimensions rotate, and the embeddings are tied.
+    phi3(
+        "long_partial_tied",
+        phi3_hub(),
+        **longrope(32, partial_rotary_factor=0.75, short_factor=SHORT[:6], long_factor=LONG[:6]),
+        tie_word_embeddings=True,
+        sliding_window=64,
+    ),
+    # The first repositories said `su`; for `yarn` it holds as well. Factors of its own beat the ratio of lengths.
+    phi3("long_su", phi3_hub(type="su"), **longrope(32, factor=2.5)),
+    phi3("short_yarn", phi3_hub(type="yarn"), **longrope(256, attention_factor=1.7)),
+    # Of the two original lengths the outer one counts.
+    phi3("outer_original", phi3_hub(original_max_position_embeddings=256), **longrope(32)),
+    # A head that is not the width over the heads.
+    phi3("head_dim", OldHub(), head_dim=24, hidden_act="gelu", rms_norm_eps=0.1, sliding_window=64),
+)
+
+# ministral3 ---------------------------------------------------------------------------------------
+
+MINISTRAL3: Config = BASE | {"head_dim": 24, "rms_norm_eps": 1e-5}
+YARN16 = {
+    "type": "yarn",
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+def ministral3(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
+    """Queries and keys are raised, so that a factor near one shows."""
+    return replace(case(name, "ministral3", MINISTRAL3, old, kwargs), scales=(("[qk]_proj", 2.0),))
+
+
+MINISTRAL3_CASES = (
+    # The original length is also the one that the query temperature counts by.
+    ministral3("base", Keys(drop=("sliding_window",)), rope_parameters=rope(1e6, YARN16)),
+    ministral3(
+        "window",
+        sliding_window=W,
+        rope_parameters=rope(
+            1e4, YARN16, llama_4_scaling_beta=0.5, mscale_all_dim=0.5, original_max_position_embeddings=7
+        ),
+    ),
+    # Every default but the sizes: 32 heads of 128, 8 key heads, theta 1e6, yarn by 16 of 16384 positions.
+    ministral3(
+        "defaults",
+        Keys(only=SIZES),
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=262144,
+    ),
+    # Any rope has the temperature.
+    ministral3(
+        "plain_rope_tied",
+        rope_parameters=rope(1e4, llama_4_scaling_beta=0.9, original_max_position_embeddings=5),
+        tie_word_embeddings=True,
+        rms_norm_eps=0.1,
+        hidden_act="gelu",
+    ),
+    # All layers have the window, or none. (The cache of transformers does read layer_types.)
+    replace(
+        ministral3("layer_types_ignored", rope_parameters=rope(1e6, YARN16), sliding_window=W, layer_types=[F, S, F]),
+        cached=False,
+    ),
+)
+
+CASES = (*PHI3_CASES, *MINISTRAL3_CASES)
