@@ -1,23 +1,26 @@
 """Checkpoint folder to ModelConfig and parameters: tensor by tensor, every key used exactly once."""
 
 import dataclasses
-from collections.abc import Callable
+import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jswa.config import ModelConfig
+from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
-from jswa.model.hf.config import load_config, read_json
+from jswa.model.hf.config import load_config
 from jswa.model.hf.weights import Part, Source, assemble, canonical_name, sources
+from jswa.model.json_object import label, read_object, shown
+from jswa.model.safetensors_header import Stored, read_header
 from jswa.model.transformer import Params, param_shapes
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -26,16 +29,22 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, Params
 
     Weights are cast to `dtype`, q/k/v and gate/up are fused, matrices become [in, out]. Host memory holds one
     parameter at a time. Raises CheckpointError naming the file and key where a tensor is missing, unknown, misshaped,
-    stored twice or not of floating point, or where a file is truncated or corrupt.
+    stored twice or not of floating point, or where a file is truncated or corrupt. The headers of all files are
+    checked against each other, the index and the config before the first tensor is read.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
-    config = load_config(folder)
+    declared = load_config(folder)
+    config, tensors = _resolve_tied(declared, _stored_tensors(folder))
+    table = sources(config)
+    parts = [part for source in table.values() for part in source.parts]
+    _require_same_keys({part.key for part in parts}, set(tensors))
+    for part in parts:
+        tensors[part.key].require(part)
     with ExitStack() as stack:
-        tensors = _open_tensors(folder, stack)
-        config, tensors = _resolve_tied(config, tensors)
-        table = sources(config)
-        _require_same_keys({part.key for source in table.values() for part in source.parts}, set(tensors))
+        tensors = _opened(tensors, stack)
+        if config is not declared and np.array_equal(tensors[_EMBED].read(), tensors[_HEAD].read()):
+            config, table = declared, sources(declared)
         params = {name: _load(source, tensors, dtype) for name, source in table.items()}
     expected = {name: leaf.shape for name, leaf in param_shapes(config, dtype).items()}
     actual = {name: value.shape for name, value in params.items()}
@@ -61,77 +70,84 @@ def dummy_checkpoint(folder: Path, dtype: jnp.dtype, seed: int) -> tuple[ModelCo
     return config, params
 
 
-class _Tensor:
-    """One tensor of an open safetensors file."""
+class _Tensor(NamedTuple):
+    """One tensor of a safetensors file; `file` is None until it is opened."""
 
-    def __init__(self, path: Path, file: Any, key: str) -> None:
-        self._path, self._file, self._key = path, file, key
-        info = self._guard(lambda: file.get_slice(key))
-        self.shape = tuple(info.get_shape())
-        self.dtype = str(info.get_dtype())
+    path: Path
+    key: str
+    stored: Stored
+    file: Any = None
 
-    def read(self, part: Part) -> np.ndarray:
-        """The values, once shape and type are what the model needs."""
-        where = f"{self._path.name}: {self._key}"
-        if self.shape != part.shape:
-            raise CheckpointError(f"{where} has shape {list(self.shape)}, the config asks for {list(part.shape)}")
-        if self.dtype not in _FLOATS:
-            raise CheckpointError(f"{where} has type {self.dtype}, must be one of {', '.join(_FLOATS)}")
-        values: np.ndarray = self._guard(lambda: self._file.get_tensor(self._key))
+    def require(self, part: Part) -> None:
+        """Refuse another shape or type than the model needs."""
+        where = f"{self.path.name}: {label(self.key)}"
+        if self.stored.shape != part.shape:
+            shape = shown(list(self.stored.shape))
+            raise CheckpointError(f"{where} has shape {shape}, the config asks for {list(part.shape)}")
+        if self.stored.dtype not in _FLOATS:
+            raise CheckpointError(f"{where} has type {self.stored.dtype}, must be one of {', '.join(_FLOATS)}")
+
+    def read(self) -> np.ndarray:
+        """The values."""
+        try:
+            values: np.ndarray = self.file.get_tensor(self.key)
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{self.path.name}: {label(self.key)} cannot be read: {error}") from error
         return values
 
-    def _guard(self, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except (SafetensorError, OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{self._path.name}: {self._key} cannot be read: {error}") from error
 
-
-def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, _Tensor]:
-    """All tensors that a text decoder may need, by canonical name."""
+def _stored_tensors(folder: Path) -> dict[str, _Tensor]:
+    """All tensors that a text decoder may need, by canonical name, as the headers describe them."""
+    places = _weight_map(folder)
+    promised: dict[str, list[str]] = {} if places else {_SINGLE: []}
+    for key, file in places.items():
+        promised.setdefault(file, []).append(key)
     tensors: dict[str, _Tensor] = {}
-    for path in _weight_files(folder):
-        try:
-            file = stack.enter_context(safe_open(path, framework="numpy"))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path.name} is not a readable safetensors file: {error}") from error
-        for key in file.keys():  # noqa: SIM118 - the file object is no dict
+    seen: dict[str, str] = {}  # also of what a text decoder does not need: no file counts twice
+    for file in sorted(promised):
+        header = read_header(folder / file)
+        for key, stored in header.items():
             name = canonical_name(key)
-            if name in tensors:
-                raise CheckpointError(f"{path.name}: {key} is stored twice in this checkpoint")
+            first = seen.get(key) or (tensors[name].path.name if name in tensors else None)
+            if first is not None:
+                raise CheckpointError(f"{file}: {label(key)} is stored twice in this checkpoint, first in {first}")
+            if places.get(key, file) != file:
+                raise CheckpointError(f"{file}: {label(key)} is here, but {_INDEX} places it in {places[key]}")
+            seen[key] = file
             if name is not None:
-                tensors[name] = _Tensor(path, file, key)
+                tensors[name] = _Tensor(folder / file, key, stored)
+        for key in promised[file]:
+            if key not in header:
+                raise CheckpointError(f"{_INDEX}: weight_map places {label(key)} in {file}, which does not hold it")
     return tensors
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        single = folder / "model.safetensors"
-        if not single.exists():
-            raise CheckpointError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
-        return [single]
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise CheckpointError(f"{index.name}: weight_map must map tensor names to file names")
-    paths = [folder / name for name in sorted(set(names.values()))]
-    for path in paths:
-        if path.parent != folder or not path.is_file():
-            raise CheckpointError(f"{index.name} names {path.name}, which is not a file of this checkpoint")
-    return paths
+def _weight_map(folder: Path) -> dict[str, str]:
+    """File names by tensor, from the index; empty for a checkpoint of one file."""
+    index = folder / _INDEX
+    if not os.path.lexists(index):
+        if not os.path.lexists(folder / _SINGLE):
+            raise CheckpointError(f"{folder} has neither {_SINGLE} nor {_INDEX}")
+        return {}
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{_INDEX}: weight_map = {shown(places)}: must map tensor names to file names")
+    for file, key in {file: key for key, file in places.items()}.items():
+        # A file of the folder may be a link to anywhere, as in the hub's cache; a name may not lead out of it.
+        if file in ("", ".", "..") or os.path.basename(file) != file or not os.path.isfile(folder / file):
+            raise CheckpointError(
+                f"{_INDEX}: weight_map places {label(key)} in {label(file)}, which is not a file of this checkpoint"
+            )
+    return places
 
 
 def _resolve_tied(config: ModelConfig, tensors: dict[str, _Tensor]) -> tuple[ModelConfig, dict[str, _Tensor]]:
-    """A tied checkpoint may store its one matrix under either name, or twice; two different ones are not tied."""
+    """A tied checkpoint may store its one matrix under either name, or twice: untied until both have been read."""
     if not config.tie_embeddings or _HEAD not in tensors:
         return config, tensors
-    rest = {name: tensor for name, tensor in tensors.items() if name != _HEAD}
-    if _EMBED not in tensors:
-        return config, rest | {_EMBED: tensors[_HEAD]}
-    part = Part(_EMBED, (config.vocab_size, config.d_model))
-    if np.array_equal(tensors[_EMBED].read(part), tensors[_HEAD].read(part)):
-        return config, rest
-    return dataclasses.replace(config, tie_embeddings=False), tensors
+    if _EMBED in tensors:
+        return dataclasses.replace(config, tie_embeddings=False), tensors
+    return config, {_EMBED if name == _HEAD else name: tensor for name, tensor in tensors.items()}
 
 
 def _require_same_keys(wanted: set[str], found: set[str]) -> None:
@@ -142,9 +158,20 @@ def _require_same_keys(wanted: set[str], found: set[str]) -> None:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return ", ".join(map(label, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _opened(tensors: dict[str, _Tensor], stack: ExitStack) -> dict[str, _Tensor]:
+    """The tensors with their files, all of which the library accepts."""
+    files: dict[Path, Any] = {}
+    for path in {tensor.path for tensor in tensors.values()}:
+        try:
+            files[path] = stack.enter_context(safe_open(path, framework="numpy"))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path.name} is not a readable safetensors file: {error}") from error
+    return {name: tensor._replace(file=files[tensor.path]) for name, tensor in tensors.items()}
 
 
 def _load(source: Source, tensors: dict[str, _Tensor], dtype: jnp.dtype) -> jax.Array:
-    pieces = [tensors[part.key].read(part) for part in source.parts]
+    pieces = [tensors[part.key].read() for part in source.parts]
     return jnp.asarray(assemble(source, pieces), dtype)
