@@ -33,13 +33,22 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
-from tests.parity import cases, cases_dense, cases_gemma, cases_hybrid, cases_moe, cases_post_norm, cases_qwen
+from tests.parity import (
+    cases,
+    cases_dense,
+    cases_gated,
+    cases_gemma,
+    cases_hybrid,
+    cases_moe,
+    cases_post_norm,
+    cases_qwen,
+)
 from tests.parity.case import Case, Config
 from tests.parity.choices import Choices
 from tests.parity.load import FIXTURES
 from tests.parity.weights import Tensor, fingerprint, random_weights, write_checkpoint
 
-TABLES = (cases, cases_hybrid, cases_qwen, cases_gemma, cases_post_norm, cases_dense, cases_moe)
+TABLES = (cases, cases_hybrid, cases_qwen, cases_gemma, cases_post_norm, cases_dense, cases_moe, cases_gated)
 CASES = tuple(case for table in TABLES for case in table.CASES)
 PROMPT, GREEDY = 40, 24
 MARGIN = 0.01  # least distance between the best and the second logit of a greedy choice
