@@ -1,5 +1,6 @@
 """Text to token ids and back, by the checkpoint's own tokenizer.json."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -8,26 +9,55 @@ from jaxtyping import Int
 from tokenizers.decoders import DecodeStream
 
 from jswa.errors import CheckpointError, InvalidPrompt
+from jswa.special_tokens import SpecialTokens
 
+# Vocabularies that transformers can turn into a tokenizer.json.
+_OTHER_FILES = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json")
+_log = logging.getLogger(__name__)
 _CONTEXT = 16  # tokens of the prompt that the first generated token is decoded after
 
 
 class Tokenizer:
     """A checkpoint's tokenizer."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens | None = None) -> None:
         self.backend = backend
+        self.special = special or SpecialTokens({}, {}, ())
 
     @staticmethod
     def load(folder: Path) -> "Tokenizer | None":
-        """Read tokenizer.json; None where the checkpoint has none. Raises CheckpointError where it is corrupt."""
+        """Read tokenizer.json, and what the files beside it add; None where there is no tokenizer.json.
+
+        tokenizer.json is taken as it is, but for truncation and padding, which no prompt may have: so whether prompts
+        begin with a bos token is for its post-processor to say, as in transformers 5. Raises CheckpointError where a
+        file is corrupt.
+        """
         path = folder / "tokenizer.json"
         if not path.exists():
+            others = [name for name in _OTHER_FILES if (folder / name).exists()]
+            if others:
+                _log.warning("%s has %s, but no tokenizer.json: prompts must be token ids", folder, others[0])
             return None
+        special = SpecialTokens.load(folder)
         try:
-            return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
+            backend = tokenizers.Tokenizer.from_file(str(path))
+            backend.no_truncation()
+            backend.no_padding()
+            special.add_to(backend, folder)
+        except CheckpointError:
+            raise
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(f"{path} is not a readable tokenizer: {error}") from error
+        loaded = Tokenizer(backend, special)
+        bos = special.named.get("bos_token")
+        if special.add_bos and bos is not None and loaded.token_id("bos_token") not in backend.encode("").ids:
+            _log.warning("%s: add_bos_token has no effect, tokenizer.json does not put %r before prompts", folder, bos)
+        return loaded
+
+    def token_id(self, name: str) -> int | None:
+        """Id of a special token by its name (`eos_token`); None where the checkpoint names none."""
+        text = self.special.named.get(name)
+        return None if text is None else self.backend.token_to_id(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Int[np.ndarray, " T"]:
         """Ids of a text. Raises InvalidPrompt for a string that is not valid Unicode."""
