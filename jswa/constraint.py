@@ -14,7 +14,11 @@ def make_constraint(
     stop_ids: frozenset[int],
     bad_words: tuple[tuple[int, ...], ...],
 ) -> Constraint | None:
-    """The constraint of one request, None where it has none. Raises InvalidSampling for ids outside the vocabulary."""
+    """The constraint of one request, None where it has none. Raises InvalidSampling for ids outside the vocabulary.
+
+    Bad words with tokens that only the tokenizer has cannot be generated, and are left out.
+    """
+    bad_words = tuple(word for word in bad_words if max(word) < vocab_size)
     penalized = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     limited = params.logit_bias or params.allowed_token_ids is not None or params.min_tokens or bad_words
     if not penalized and not limited:

@@ -107,3 +107,11 @@ def test_nothing_left_to_generate_is_refused_by_name() -> None:
         constraint_of(8, allowed_token_ids=[3, 4], min_tokens=1, stop_ids=frozenset({3, 4}))
     assert caught.value.field == "min_tokens"
     assert constraint_of(8, allowed_token_ids=[3, 4], stop_ids=frozenset({3, 4})).bad_words == ()
+
+
+def test_bad_words_that_only_the_tokenizer_has_are_left_out() -> None:
+    """A tokenizer may know more ids than the model: those are never generated, and the others still are bad."""
+    found = constraint_of(40, bad_words=((3,), (40,), (5, 41), (5, 6)))
+    assert np.flatnonzero(~allowed_in(found.mask, 40)).tolist() == [3]
+    assert found.bad_words == ((5, 6),)
+    assert make_constraint(SamplingParams(), 40, PROMPT, frozenset(), ((99,),)) is None
