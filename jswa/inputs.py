@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
@@ -12,11 +11,19 @@ from jaxtyping import Int
 
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
+from jswa.special_tokens import read_object
 from jswa.text import Tokenizer
 from jswa.types import SamplingParams
 
 Prompt = str | Sequence[int] | Int[np.ndarray, " P"] | Mapping[str, Any]
 Prompts = Prompt | Sequence[Prompt]
+# Keys of generation_config.json, and what SamplingParams calls them.
+_DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+_DEFAULTS["max_new_tokens"] = "max_tokens"
+NO_TOKENIZER = (
+    "is text, but the checkpoint has no tokenizer.json: give token ids, or make one with "
+    "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+)
 
 
 def engine_config(options: Mapping[str, Any]) -> EngineConfig:
@@ -29,18 +36,23 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
 
 
 def default_sampling(folder: Path) -> dict[str, Any]:
-    """Sampling that a checkpoint's generation_config.json asks for, as keywords. Raises CheckpointError."""
+    """Sampling that a checkpoint's generation_config.json asks for, as keywords.
+
+    As in vLLM, `do_sample` counts for nothing: a checkpoint is greedy where its temperature is 0. Null is absent.
+    Raises CheckpointError for a value that SamplingParams would refuse.
+    """
     path = folder / "generation_config.json"
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
-    found = {name: config[name] for name in names if isinstance(config, dict) and config.get(name) is not None}
-    if "max_new_tokens" in found:
-        found["max_tokens"] = found.pop("max_new_tokens")
+    config = read_object(path)
+    found = {}
+    for key, name in _DEFAULTS.items():
+        value = config.get(key)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except InvalidSampling as error:
+            raise CheckpointError(f"{path}: {key} = {value!r:.80}: {error.limit}") from error
+        found[name] = value
     return found
 
 
@@ -106,7 +118,7 @@ def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, I
     if not prompt:
         raise InvalidPrompt("prompt", prompt, "must not be empty")
     if tokenizer is None:
-        raise InvalidPrompt("prompt", prompt, "is text, but the checkpoint has no tokenizer.json: give token ids")
+        raise InvalidPrompt("prompt", prompt, NO_TOKENIZER)
     return prompt, tokenizer.encode(prompt)
 
 
