@@ -7,13 +7,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
+from jswa.architecture import ModelConfig
 from jswa.batch import Batch
 from jswa.cache.stats import CacheStats
 from jswa.chat import ChatTemplate, Message
 from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import CheckpointError, EngineError, InvalidPrompt
-from jswa.inputs import Prompt, Prompts, default_sampling, engine_config, split_prompts
+from jswa.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
 from jswa.sched.scheduler import SchedulerStats
 from jswa.text import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
@@ -33,10 +34,14 @@ class LLM:
         folder = TINY if str(model) == "tiny" else Path(model)
         if not folder.is_dir():
             raise CheckpointError(f"model = {str(model)!r}: must be the folder of a checkpoint, or 'tiny'")
+        config = engine_config(options)
+        # First what is quick to read, and to refuse.
         self.tokenizer = Tokenizer.load(folder)
-        self._engine: Engine | None = Engine.build(folder, engine_config(options))
         self.chat_template = ChatTemplate.load(folder)
         self.default_sampling = default_sampling(folder)
+        engine = Engine.build(folder, config)
+        engine.model = _with_end_token(engine.model, self.tokenizer)
+        self._engine: Engine | None = engine
         self._requests = 0
         self._batches: dict[str, Batch] = {}
 
@@ -165,6 +170,8 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -177,23 +184,28 @@ class LLM:
 
         Args:
             messages: objects with `role` and `content`.
+            tools: what the model may call, as JSON schemas.
+            chat_template: name of one of the checkpoint's templates, or a template to use instead.
             continue_final_message: go on with the last message instead of answering it.
-            chat_template_kwargs: variables for the template.
+            chat_template_kwargs: variables for the template; the arguments above may stand here too.
 
         Otherwise as `generate`. Raises InvalidPrompt where the checkpoint has no template or it refuses the messages.
         """
-        template, tokenizer = self.chat_template, self.tokenizer
-        if template is None or tokenizer is None:
-            raise InvalidPrompt("messages", messages, "the checkpoint has no chat template")
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise InvalidPrompt("messages", messages, NO_TOKENIZER)
+        template = self.chat_template or ChatTemplate({}, tokenizer.special.named)
+        variables: dict[str, Any] = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
         several = bool(messages) and not isinstance(messages[0], Mapping)
         prompts: list[Prompt] = []
         for conversation in messages if several else [messages]:
-            text = template.render(
-                cast(Sequence[Message], conversation),
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
-            )
+            text = template.render(cast(Sequence[Message], conversation), **variables)
             # The template has written all special tokens itself.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
         batch = Batch(self, prompts, sampling_params, sampling, defaults=self.default_sampling, cache_salt=cache_salt)
@@ -238,6 +250,17 @@ def generate(
     if stream:
         return llm.generate(prompts, sampling_params, stream=True, **sampling)
     return llm.generate(prompts, sampling_params, stream=False, use_tqdm=use_tqdm, **sampling)
+
+
+def _with_end_token(model: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+    """The model, which also ends at its tokenizer's `eos_token`, as in vLLM and SGLang.
+
+    Of a model trained further the tokenizer often names the end of a turn, where the configs still have that of a text.
+    """
+    end = None if tokenizer is None else tokenizer.token_id("eos_token")
+    if end is None or end in model.eos_token_ids or end >= model.vocab_size:
+        return model
+    return dataclasses.replace(model, eos_token_ids=(*model.eos_token_ids, end))
 
 
 @lru_cache(maxsize=1)

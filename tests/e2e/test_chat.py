@@ -1,0 +1,101 @@
+"""LLM.chat on the embedded model, and where its answers end."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jswa
+from jswa import LLM
+from jswa.llm import TINY
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if tools %}{{ tools | length }} tools\n{% endif %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+CAT = [{"role": "user", "content": "The cat"}]
+DOG = [{"role": "user", "content": "The dog"}]
+OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 256}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "use_tqdm": False}
+
+
+def tiny(folder: Path, **changes: Any) -> Path:
+    """The embedded model in a folder, its tokenizer_config.json changed."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "generation_config.json"):
+        (folder / name).write_bytes((TINY / name).read_bytes())
+    config = json.loads((TINY / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """tiny with a chat template."""
+    with LLM(tiny(tmp_path_factory.mktemp("chat"), chat_template=TEMPLATE), **OPTIONS) as model:
+        yield model
+
+
+def test_a_conversation_is_rendered_and_answered(llm: LLM) -> None:
+    """One bos token, the template's; the answer is what the rendered ids give."""
+    output = next(iter(llm.chat(CAT, **GREEDY)))
+    assert output.prompt == "<bos>user: The cat\nassistant:"
+    assert output.prompt_token_ids[0] == 1
+    assert output.prompt_token_ids.count(1) == 1
+    again = llm.generate(output.prompt_token_ids, **GREEDY)[0]
+    assert again.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_several_conversations_keep_their_order(llm: LLM) -> None:
+    """A list of lists; or streamed."""
+    prompts = [one.prompt for one in llm.chat([CAT, DOG], **GREEDY)]
+    assert prompts == ["<bos>user: The cat\nassistant:", "<bos>user: The dog\nassistant:"]
+    whole = next(iter(llm.chat(CAT, **GREEDY))).outputs[0].text
+    assert "".join(piece.outputs[0].text for piece in llm.chat(CAT, stream=True, **GREEDY)) == whole
+
+
+def test_variables_of_the_template(llm: LLM) -> None:
+    """Tools, a template of the caller's, and keywords, which come last."""
+
+    def prompt(**keywords: Any) -> str | None:
+        return next(iter(llm.chat(CAT, **GREEDY, **keywords))).prompt
+
+    assert prompt(tools=[{"name": "f"}]) == "<bos>user: The cat\n1 tools\nassistant:"
+    assert prompt(chat_template="{{ messages[0].content }}") == "The cat"
+    assert prompt(chat_template_kwargs={"add_generation_prompt": False}) == "<bos>user: The cat\n"
+    assert prompt(continue_final_message=True) == "<bos>user: The cat"
+
+
+def test_what_cannot_be_rendered_is_refused(llm: LLM, tmp_path: Path) -> None:
+    """InvalidPrompt with the reason, nothing has run."""
+    with pytest.raises(jswa.InvalidPrompt, match="no"):
+        llm.chat(CAT, chat_template="{{ raise_exception('no') }}", **GREEDY)
+    with LLM(tiny(tmp_path), **OPTIONS) as plain:
+        with pytest.raises(jswa.InvalidPrompt, match="no template"):
+            plain.chat(CAT, **GREEDY)
+        given = next(iter(plain.chat(CAT, chat_template=TEMPLATE, **GREEDY)))
+        assert given.prompt == "<bos>user: The cat\nassistant:"
+
+
+def test_the_tokenizers_eos_token_ends_a_text_too(llm: LLM, tmp_path: Path) -> None:
+    """Beside the ids of generation_config.json, as in vLLM; `ignore_eos` goes on after either."""
+    output = next(iter(llm.chat(CAT, ignore_eos=True, **GREEDY)))
+    prompt, free = output.prompt_token_ids, output.outputs[0]
+    assert llm.tokenizer is not None
+    third = free.token_ids[2]
+    end = llm.tokenizer.backend.id_to_token(third)
+    assert end is not None
+    with LLM(tiny(tmp_path, chat_template=TEMPLATE, eos_token=end), **OPTIONS) as model:
+        assert model.engine.model.eos_token_ids == (2, third)
+        ended, first = model.generate(prompt, **GREEDY)[0].outputs[0], free.token_ids.index(third)
+        assert (ended.token_ids, ended.finish_reason) == (free.token_ids[: first + 1], "stop")
+        assert model.generate(prompt, ignore_eos=True, **GREEDY)[0].outputs[0].token_ids == free.token_ids
+
+
+def test_a_corrupt_text_side_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
+    """Nothing is loaded for a checkpoint that cannot be used."""
+    folder = tiny(tmp_path, eos_token=5)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(jswa.CheckpointError, match="eos_token = 5"):
+        LLM(folder)
