@@ -7,8 +7,8 @@ from pathlib import Path
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.capacity import ideal_fraction, padding, rows_held
 from jswa.cache.layout import KVLayout
-from jswa.model.hf.config import read_json
-from jswa.model.hf.geometry import kv_geometry
+from jswa.model.hf.config import parse_config
+from jswa.model.json_object import read_object
 
 LENGTHS = (2048, 8192, 32768, 131072)
 _FIXED_RATIO = 0.8  # SGLang's default share of window tokens to full tokens
@@ -36,7 +36,8 @@ class Row:
 def report(model: str, *, block_size: int, itemsize: int, memory: int) -> list[str]:
     """The lines of the report for a config.json, or a folder with one."""
     path = Path(model)
-    config = kv_geometry(read_json(path / "config.json" if path.is_dir() else path))
+    raw = read_object(path / "config.json" if path.is_dir() else path)
+    config = parse_config(raw, weights=False)
     layout = KVLayout.of(config, block_size)
     rows = table(config, layout, itemsize=itemsize, memory=memory)
     kinds = ", ".join(

@@ -119,7 +119,7 @@ def dense_attention(model: ModelConfig) -> Attend:
         if config.reach is not None:
             same_chunk = key // config.reach.size == query // config.reach.size
             visible &= same_chunk if config.reach.chunked else query - key < config.reach.size
-        top = scores.max(axis=-1, keepdims=True)
+        top = jnp.where(visible[None], scores, -jnp.inf).max(axis=-1, keepdims=True)
         top = top if sinks is None else jnp.maximum(top, sinks[:, None, None])
         weights = jnp.where(visible[None], jnp.exp(scores - top), 0.0)
         total = weights.sum(axis=-1, keepdims=True)

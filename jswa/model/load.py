@@ -14,13 +14,14 @@ from safetensors import SafetensorError, safe_open
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.hf.config import load_config
-from jswa.model.hf.weights import Part, Source, assemble, canonical_name, sources
+from jswa.model.hf.weights import Part, Source, assemble, canonical_name, sources, unused
 from jswa.model.json_object import label, read_object, shown
 from jswa.model.safetensors_header import Stored, read_header
 from jswa.model.transformer import Params, param_shapes
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_FACTORS = (".scalar", ".expert_scale", ".output_scale")  # neutral at 1, as norms are
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -36,7 +37,9 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, Params
         raise CheckpointError(f"{folder} is not a folder")
     declared = load_config(folder)
     config, tensors = _resolve_tied(declared, _stored_tensors(folder))
-    table = sources(config)
+    idle = unused(config, tensors)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in idle}
+    table = sources(config, tensors)
     parts = [part for source in table.values() for part in source.parts]
     _require_same_keys({part.key for part in parts}, set(tensors))
     for part in parts:
@@ -44,7 +47,7 @@ def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, Params
     with ExitStack() as stack:
         tensors = _opened(tensors, stack)
         if config is not declared and np.array_equal(tensors[_EMBED].read(), tensors[_HEAD].read()):
-            config, table = declared, sources(declared)
+            config, table = declared, sources(declared, tensors)
         params = {name: _load(source, tensors, dtype) for name, source in table.items()}
     expected = {name: leaf.shape for name, leaf in param_shapes(config, dtype).items()}
     actual = {name: value.shape for name, value in params.items()}
@@ -60,7 +63,9 @@ def dummy_checkpoint(folder: Path, dtype: jnp.dtype, seed: int) -> tuple[ModelCo
     config = load_config(folder)
     params: Params = {}
     for index, (name, leaf) in enumerate(param_shapes(config, dtype).items()):
-        if len(leaf.shape) > 1:
+        if name.endswith(_FACTORS):
+            params[name] = jnp.ones(leaf.shape, dtype)
+        elif len(leaf.shape) > 1:
             fan_in = leaf.shape[-1] if name == "embed" else leaf.shape[-2]
             noise = jax.random.normal(jax.random.key(seed + index), leaf.shape, dtype)
             params[name] = noise * jnp.asarray(fan_in**-0.5, dtype)

@@ -270,7 +270,7 @@ class Session:
         shape = layout.full if kind == "full" else layout.local
         if shape is None:
             return []
-        cells = (shape.slots, shape.num_kv_heads, layout.page_size, shape.head_dim + shape.v_head_dim)
+        cells = (shape.slots, shape.num_kv_heads, layout.page_size, shape.row)
         return [np.array(lane).reshape(-1, *cells) for lane in self._state["lanes"]]
 
     def _launch(self, plan: StepPlan) -> Float[np.ndarray, "R V"]:

@@ -76,9 +76,9 @@ def test_the_gather_count_sees_a_gather_in_a_layer(monkeypatch: pytest.MonkeyPat
     """The law above can fail: a layer that derives its own page rows is counted once per layer."""
     attend = step_module._attend
 
-    def wasteful(config: StepConfig, indices: Any, *rest: Any) -> Any:
+    def wasteful(config: StepConfig, indices: Any, *rest: Any, last: bool) -> Any:
         write_pages = indices.local.write_pages[indices.local.write_offsets]
-        return attend(config, indices._replace(local=indices.local._replace(write_pages=write_pages)), *rest)
+        return attend(config, indices._replace(local=indices.local._replace(write_pages=write_pages)), *rest, last=last)
 
     few = len(integer_gathers(trace("LLF", MIXED)))
     monkeypatch.setattr(step_module, "_attend", wasteful)

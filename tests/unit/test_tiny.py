@@ -95,7 +95,7 @@ def test_blocks_of_training_attention_are_the_whole(layer: int, length: int) -> 
         scores = np.where(visible, np.asarray(q[:, head] @ k[:, head // 2].T) * attention.scale, -np.inf)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         expected[:, head] = weights / weights.sum(axis=1, keepdims=True) @ np.asarray(v[:, head // 2])
-    out = train_tiny.dense_attend(config)(layer, q, k, v, None)
+    out = train_tiny.dense_attend(config)(layer, q, jnp.concatenate([k, v], axis=-1), None)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -1,14 +1,25 @@
-"""What adapters of several families share: layers and attention from the usual keys."""
+"""What adapters share: keys that nearly every config has, read once, and builders of layers and models from them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from jswa.architecture import Activation, AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig, Norm, Reach
+from jswa.architecture import (
+    Activation,
+    AttentionConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    MoeConfig,
+    Norm,
+    Reach,
+    RouterConfig,
+)
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.fields import Fields
 
-MAX_LAYERS = 512
+MAX_LAYERS, MAX_HEADS, MAX_EXPERTS = 512, 4096, 4096
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -22,73 +33,208 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def num_layers(fields: Fields, default: int) -> int:
-    """`num_hidden_layers`."""
-    return fields.integer("num_hidden_layers", default, high=MAX_LAYERS)
+@dataclass(frozen=True)
+class Defaults:
+    """What a family's config class says where config.json is silent, by the key's name there.
+
+    `num_key_value_heads` None: as many as query heads. `head_dim` None: hidden_size / num_attention_heads.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    max_position_embeddings: int
+    intermediate_size: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    sliding_window: int | None = None
+    tie_word_embeddings: bool = False
 
 
-def head_size(fields: Fields, heads: int, d_model: int, default: int | None) -> int:
-    """`head_dim`, or the share of one head in the width. Raises CheckpointError where that is nothing."""
-    size = fields.optional_width("head_dim", default) or d_model // heads
-    if size < 1:
+@dataclass(frozen=True)
+class Usual:
+    """The keys that nearly every family has, once read; `fields` has the rest."""
+
+    fields: Fields
+    family: str
+    eos: tuple[int, ...]
+    defaults: Defaults
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_position: int
+    window: int | None
+    norm: Norm
+
+
+def usual(fields: Fields, family: str, eos: tuple[int, ...], defaults: Defaults) -> Usual:
+    """Read them. Raises CheckpointError that names the key."""
+    heads = fields.integer("num_attention_heads", defaults.num_attention_heads, high=MAX_HEADS)
+    d_model = fields.width("hidden_size", defaults.hidden_size)
+    head_dim = fields.optional_width("head_dim", defaults.head_dim) or d_model // heads
+    if head_dim < 1:
         raise CheckpointError(f"{fields.where}: num_attention_heads = {heads} must be at most hidden_size = {d_model}")
-    return size
-
-
-def reaches(fields: Fields, types: Sequence[str], size_key: str, size: int | None) -> list[Reach | None]:
-    """What each layer sees, by its layer type. Raises CheckpointError for local layers without a size."""
-    if size is None and set(types) - {FULL}:
-        raise CheckpointError(f"{fields.where}: {size_key} = None, but the model has local layers")
-    return [None if kind == FULL or size is None else Reach(size, chunked=kind == CHUNKED) for kind in types]
-
-
-def attention(heads: int, kv_heads: int, head_dim: int, v_head_dim: int | None = None, **rest: Any) -> AttentionConfig:
-    """AttentionConfig, once its head counts fit together. Raises CheckpointError."""
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"config.json: num_attention_heads = {heads} must be a multiple of num_key_value_heads = {kv_heads}"
-        )
-    return AttentionConfig(heads, kv_heads, head_dim, v_head_dim or head_dim, **rest)
-
-
-def activation(fields: Fields, key: str, default: str) -> Activation:
-    """The activation function that a key names. Raises UnsupportedModel."""
-    name = fields.string(key, default)
-    if name not in _ACTIVATIONS:
-        raise UnsupportedModel(f"{fields.where}: {key} = {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}")
-    return _ACTIVATIONS[name]
-
-
-def pre_norm_layer(attention: AttentionConfig, mlp: MlpConfig | MoeConfig, norm: Norm) -> LayerConfig:
-    """llama's block: a norm before attention and before the feed-forward, none behind."""
-    return LayerConfig(attention, mlp, pre_attn=norm, post_attn=None, pre_mlp=norm, post_mlp=None)
-
-
-def pre_norm_model(
-    fields: Fields,
-    eos: tuple[int, ...],
-    *,
-    family: str,
-    attentions: Sequence[AttentionConfig],
-    mlps: Sequence[MlpConfig | MoeConfig],
-    norm: Norm,
-    d_model: int,
-    vocab: int,
-    max_position: int,
-) -> ModelConfig:
-    """A model of llama's blocks."""
-    return ModelConfig(
-        family=family,
-        vocab_size=fields.integer("vocab_size", vocab),
+    kv_heads = fields.optional_integer("num_key_value_heads", defaults.num_key_value_heads, high=MAX_HEADS) or heads
+    lowest = 0 if "use_sliding_window" in fields.raw else 1  # qwen2_moe saves 0 for no window
+    return Usual(
+        fields,
+        family,
+        eos,
+        defaults,
+        layers=fields.integer("num_hidden_layers", defaults.num_hidden_layers, high=MAX_LAYERS),
         d_model=d_model,
-        max_position=max_position,
-        layers=tuple(pre_norm_layer(a, m, norm) for a, m in zip(attentions, mlps, strict=True)),
-        final_norm=norm,
-        tie_embeddings=fields.boolean("tie_word_embeddings", False),
-        eos_token_ids=eos,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position=fields.integer("max_position_embeddings", defaults.max_position_embeddings),
+        window=fields.optional_integer("sliding_window", defaults.sliding_window, low=lowest) or None,
+        norm=Norm(fields.number("rms_norm_eps", defaults.rms_norm_eps)),
     )
 
 
-def with_reaches(base: AttentionConfig, reaches: Sequence[Reach | None]) -> list[AttentionConfig]:
-    """One layer's attention for each reach."""
-    return [dataclasses.replace(base, reach=reach) for reach in reaches]
+def attention(u: Usual, **changes: Any) -> AttentionConfig:
+    """Attention of the usual heads, scaled by 1 / √head_dim, with `changes`. Raises CheckpointError for bad counts."""
+    head_dim = changes.get("head_dim", u.head_dim)
+    usual_heads = {"num_heads": u.heads, "num_kv_heads": u.kv_heads, "head_dim": head_dim, "v_head_dim": head_dim}
+    built = AttentionConfig(**{**usual_heads, "scale": head_dim**-0.5, "rope": None, **changes})
+    if built.num_heads % built.num_kv_heads:
+        raise CheckpointError(
+            f"{u.fields.where}: num_attention_heads = {built.num_heads} must be a multiple of "
+            f"num_key_value_heads = {built.num_kv_heads}"
+        )
+    return built
+
+
+def biased(u: Usual, key: str = "attention_bias", default: bool = False) -> dict[str, bool]:
+    """Biases on all four projections of attention, or none."""
+    bias = u.fields.boolean(key, default)
+    return {"qkv_bias": bias, "out_bias": bias}
+
+
+def mlp(u: Usual, key: str = "intermediate_size", default: int | None = None, **changes: Any) -> MlpConfig:
+    """The usual gated feed-forward, of the width that a key names."""
+    hidden = u.fields.width(key, default or u.defaults.intermediate_size)
+    return MlpConfig(hidden, **{"activation": activation(u), **changes})
+
+
+def activation(u: Usual, key: str = "hidden_act", default: str = "silu") -> Activation:
+    """The activation function that a key names. Raises UnsupportedModel."""
+    name = u.fields.string(key, default)
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(f"{u.fields.where}: {key} = {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}")
+    return _ACTIVATIONS[name]
+
+
+def experts(u: Usual, key: str, default: int | None, top_k: int | None, top_key: str = "num_experts_per_tok") -> Any:
+    """{num_experts, top_k} of a mixture, by the key that counts the experts."""
+    count = u.fields.integer(key, default, high=MAX_EXPERTS)
+    return {"num_experts": count, "top_k": u.fields.integer(top_key, top_k, high=count)}
+
+
+def sigmoid_router(u: Usual, counts: Mapping[str, int], *, normalize: bool, scale: float) -> RouterConfig:
+    """DeepSeek-V3's router: sigmoid scores, a selection bias, groups. `normalize`, `scale`: the family's defaults."""
+    fields, count, top_k = u.fields, counts["num_experts"], counts["top_k"]
+    groups, kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+    if count % groups or (groups > 1 and count // groups < 2) or not top_k <= kept * (count // groups) <= count:
+        raise CheckpointError(
+            f"{fields.where}: n_group = {groups}, topk_group = {kept}: must cut {count} experts into equal groups of "
+            f"at least 2, of which the kept ones hold the {top_k} that a token takes"
+        )
+    return RouterConfig(
+        "sigmoid",
+        selection_bias=True,
+        normalize=fields.boolean("norm_topk_prob", normalize),
+        eps=1e-20,
+        groups=groups,
+        top_groups=kept,
+        scale=fields.optional_number("routed_scaling_factor", scale) or 1.0,
+    )
+
+
+def every(u: Usual, period: int | None, *, full_at: int = -1) -> list[str]:
+    """Layers of index ≡ full_at (mod period) full, the others sliding; all sliding without a period."""
+    return [FULL if period and i % period == full_at % period else SLIDING for i in range(u.layers)]
+
+
+def sliding_from(u: Usual, window: int | None, first: int) -> list[str]:
+    """Layers from `first` on slide, if there is a window."""
+    return [SLIDING if window is not None and i >= first else FULL for i in range(u.layers)]
+
+
+def layer_types(u: Usual, default: list[str], allowed: Sequence[str] = (FULL, SLIDING)) -> list[str]:
+    """`layer_types`, which wins over the family's own rule."""
+    return u.fields.layer_types(default, allowed=tuple(allowed))
+
+
+def reaches(u: Usual, types: Sequence[str], key: str = "sliding_window", size: int | None = None) -> list[Reach | None]:
+    """What each layer sees, by its type. Raises CheckpointError for local layers without a size."""
+    size = size or (u.window if key == "sliding_window" else None)
+    if size is None and set(types) - {FULL}:
+        raise CheckpointError(f"{u.fields.where}: {key} = {u.fields.raw.get(key)}, but the model has local layers")
+    return [None if kind == FULL or size is None else Reach(size, chunked=kind == CHUNKED) for kind in types]
+
+
+def by_type(
+    u: Usual, types: Sequence[str], kinds: Mapping[str, AttentionConfig], **reach: Any
+) -> list[AttentionConfig]:
+    """Each layer's attention, with its reach."""
+    sizes = reaches(u, types, **reach)
+    return [dataclasses.replace(kinds[kind], reach=size) for kind, size in zip(types, sizes, strict=True)]
+
+
+def sparse_layers(u: Usual, default: Sequence[bool]) -> list[bool]:
+    """Which layers are mixtures: `mlp_layer_types`, or else the family's rule."""
+    types = u.fields.raw.get("mlp_layer_types")
+    if types is None:
+        return list(default)
+    if not isinstance(types, list) or len(types) < u.layers or not set(map(str, types)) <= {"dense", "sparse"}:
+        shown = repr(types)[:80]
+        raise CheckpointError(f"{u.fields.where}: mlp_layer_types = {shown}: must list {u.layers} of dense, sparse")
+    return [kind == "sparse" for kind in types[: u.layers]]
+
+
+def llama_norms(norm: Norm) -> dict[str, Norm]:
+    """A norm before attention and before the feed-forward, none behind."""
+    return {"pre_attn": norm, "pre_mlp": norm}
+
+
+def sandwich(norm: Norm) -> dict[str, Norm]:
+    """Norms before and behind both halves."""
+    return {**llama_norms(norm), **post_norms(norm)}
+
+
+def post_norms(norm: Norm) -> dict[str, Norm]:
+    """Norms behind both halves, none before."""
+    return {"post_attn": norm, "post_mlp": norm}
+
+
+def decoder(
+    u: Usual,
+    attentions: Sequence[AttentionConfig],
+    mlps: MlpConfig | MoeConfig | Sequence[MlpConfig | MoeConfig],
+    norms: Mapping[str, Norm],
+    *,
+    layer: Mapping[str, Any] | None = None,
+    **rest: Any,
+) -> ModelConfig:
+    """A model whose layers differ in attention and feed-forward alone.
+
+    `layer`: further fields of every layer; `rest`: of the model.
+    """
+    each = [mlps] * u.layers if isinstance(mlps, MlpConfig | MoeConfig) else mlps
+    extra = {**norms, **(layer or {})}
+    fields = {
+        "family": u.family,
+        "vocab_size": u.fields.integer("vocab_size", u.defaults.vocab_size),
+        "d_model": u.d_model,
+        "max_position": u.max_position,
+        "layers": tuple(LayerConfig(a, m, **extra) for a, m in zip(attentions, each, strict=True)),
+        "final_norm": u.norm,
+        "tie_embeddings": u.fields.boolean("tie_word_embeddings", u.defaults.tie_word_embeddings),
+        "eos_token_ids": u.eos,
+    }
+    return ModelConfig(**{**fields, **rest})

@@ -1,50 +1,42 @@
-"""config.json to ModelConfig and tensor names: one entry per model_type.
-
-Facts per family are transformers 5.23's: a key that is absent has the default of that family's config class, since
-checkpoints on the hub leave such keys out. Old hub forms and version-5 forms of the rotary parameters both parse.
-"""
+"""config.json to ModelConfig. Old hub forms and version-5 forms, text-only and multimodal configs all parse."""
 
 import dataclasses
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, UnsupportedModel
-from jswa.model.hf import dense, gemma, mixture
+from jswa.model.hf.common import usual
+from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.fields import Fields
-from jswa.model.hf.names import SANDWICH_NORMS, Names
+from jswa.model.json_object import read_object, shown
 
-
-class Family(NamedTuple):
-    """How one model_type reads: its config, the names of its tensors, the end token of a config without any."""
-
-    parse: Callable[[Fields, tuple[int, ...]], ModelConfig]
-    names: Names = Names()
-    eos: int | None = None
-
-
-_GPT_OSS = Names(router="router.weight", router_bias="router.bias", experts="interleaved")
-_MIMO = Names(sinks="attention_sink_bias")
-_MIXTRAL = Names(mlp="block_sparse_moe", gate="w1", up="w3", down="w2")
-_LLAMA4 = Names(mlp="feed_forward", router="router.weight", experts="halves", shared="shared_expert")
-FAMILIES = {
-    "llama": Family(dense.llama, eos=2),
-    "mistral": Family(dense.mistral, eos=2),
-    "ministral": Family(dense.mistral, eos=2),
-    "qwen2": Family(dense.qwen2),
-    "qwen3": Family(dense.qwen3),
-    "gemma2": Family(gemma.gemma2, Names(norms=SANDWICH_NORMS), eos=1),
-    "gemma3_text": Family(gemma.gemma3, Names(norms=SANDWICH_NORMS), eos=1),
-    "gpt_oss": Family(mixture.gpt_oss, _GPT_OSS),
-    "mixtral": Family(mixture.mixtral, _MIXTRAL, eos=2),
-    "qwen3_moe": Family(mixture.qwen3_moe),
-    "mimo_v2_flash": Family(mixture.mimo_v2_flash, _MIMO),
-    "llama4_text": Family(mixture.llama4_text, _LLAMA4, eos=2),
+# Multimodal configs whose text part may not say what it is; others say so.
+_TEXT_PARTS = {
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "llama4": "llama4_text",
+    "mistral3": "mistral",
+    "muse_glimmer": "muse_glimmer_text",
+    "exaone4_5": "exaone4",
+    "step3p7": "step3p5",
 }
-# Multimodal checkpoints whose text part is one of these.
-_WRAPPERS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+# Other names of a family.
+_SAME = {"mimo_v2": "mimo_v2_flash", "mimo_v2_pro": "mimo_v2_flash", "step3p7_text": "step3p5"}
+# Families with building blocks that the decoder does not have.
+_OTHER_BLOCKS = {
+    "deepseek_v4": "compressed caches and hyper-connections",
+    "dots3_note": "latent attention (MLA) beside sliding windows",
+    "inkling": "short convolutions and learned relative positions",
+    "inkling2": "short convolutions and learned relative positions",
+    "lfm3": "short convolutions",
+    "muse_spark": "gated residuals",
+    "nemotron_h": "state-space layers",
+    "recurrent_gemma": "recurrent layers",
+    "zaya": "convolutions within attention",
+}
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -53,51 +45,55 @@ def load_config(folder: Path) -> ModelConfig:
     Raises CheckpointError where a file is missing, is not JSON, or has a key of the wrong type or range;
     UnsupportedModel where the architecture, or a feature it asks for, is not implemented.
     """
-    raw = read_json(folder / "config.json")
+    raw = read_object(folder / "config.json")
     generation = folder / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    eos = read_object(generation).get("eos_token_id") if generation.exists() else None
     return parse_config(raw, eos_token_id=eos)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path.name} is missing in {path.parent}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
-    return value
+def parse_config(raw: dict[str, Any], *, eos_token_id: object = None, weights: bool = True) -> ModelConfig:
+    """Derive the ModelConfig of a config.json.
 
-
-def parse_config(raw: dict[str, Any], *, eos_token_id: object = None) -> ModelConfig:
-    """Derive the ModelConfig of a config.json. `eos_token_id` (generation_config.json) wins over the config's own."""
+    `eos_token_id` (generation_config.json) wins over the config's own. `weights` False: only shapes are wanted, so that
+    weights may be of a type that cannot be loaded.
+    """
     outer = Fields(raw, "config.json")
-    family = outer.string("model_type", None)
-    fields = outer
-    if family in _WRAPPERS:
-        fields = Fields(outer.table("text_config"), "config.json: text_config")
-        family = fields.string("model_type", _WRAPPERS[family])
-    if family not in FAMILIES:
-        raise UnsupportedModel(f"config.json: model_type = {family!r} is not one of {', '.join(sorted(FAMILIES))}")
-    for key in ("quantization_config", "compression_config"):
+    fields, family = _text_part(outer)
+    for key in ("quantization_config", "compression_config") if weights else ():
         if raw.get(key) is not None or fields.raw.get(key) is not None:
             raise UnsupportedModel(f"config.json: {key} asks for quantised weights, which are not implemented")
+    entry = FAMILIES[family]
     eos = eos_token_id
     if eos is None:
-        eos = fields.raw.get("eos_token_id", raw.get("eos_token_id", FAMILIES[family].eos))
-    model = FAMILIES[family].parse(fields, _token_ids(eos))
-    if fields is not outer:
-        # Of a multimodal gemma3 transformers reads this at the top level alone, and caps no logits of the text part.
-        tied = outer.boolean("tie_word_embeddings", True) if family == "gemma3_text" else model.tie_embeddings
+        eos = fields.raw.get("eos_token_id", raw.get("eos_token_id", entry.eos))
+    aliased = {entry.aliases.get(key, key): value for key, value in fields.raw.items() if key in entry.aliases}
+    fields = Fields({**aliased, **fields.raw}, fields.where)
+    model = entry.parse(usual(fields, family, _token_ids(eos), entry.defaults))
+    if raw.get("model_type") == "gemma3" and "text_config" in raw:
+        # transformers reads this at the top level alone, and caps no logits of the text part.
+        tied = outer.boolean("tie_word_embeddings", True)
         model = dataclasses.replace(model, tie_embeddings=tied, final_softcap=None)
     return model
 
 
+def _text_part(outer: Fields) -> tuple[Fields, str]:
+    """The keys of the text decoder, and its family. Raises UnsupportedModel where there is none that jswa runs."""
+    family, fields = outer.string("model_type", None), outer
+    if isinstance(outer.raw.get("text_config"), dict) and family not in FAMILIES:
+        fields = Fields(outer.table("text_config"), "config.json: text_config")
+        family = fields.string("model_type", _TEXT_PARTS.get(family, family))
+    family = _SAME.get(_TEXT_PARTS.get(family, family), _TEXT_PARTS.get(family, family))
+    if family in _OTHER_BLOCKS:
+        raise UnsupportedModel(f"{fields.where}: model_type = {family!r} has {_OTHER_BLOCKS[family]}: not implemented")
+    if family not in FAMILIES:
+        raise UnsupportedModel(
+            f"{fields.where}: model_type = {shown(family)} is not one of {', '.join(sorted(FAMILIES))}"
+        )
+    return fields, family
+
+
 def _token_ids(value: object) -> tuple[int, ...]:
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(x, int) and x >= 0 for x in ids):
-        raise CheckpointError(f"eos_token_id = {value!r} must be a token id or a list of token ids")
+    ids: list[Any] = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    if not all(isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in ids):
+        raise CheckpointError(f"eos_token_id = {shown(value)} must be a token id or a list of token ids")
     return tuple(ids)

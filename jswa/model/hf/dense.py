@@ -1,114 +1,137 @@
-"""llama, mistral, qwen2, qwen3: llama's block, layers that differ in their window alone, one rotary embedding."""
+"""Dense models of llama's block: they differ in windows, rotary embedding, biases and norms on q and k."""
 
-from dataclasses import dataclass
+from typing import Any
 
-from jswa.architecture import MlpConfig, ModelConfig, Norm, Reach
+from jswa.architecture import MlpConfig, ModelConfig, Norm, Reach, Temperature
+from jswa.errors import CheckpointError
 from jswa.model.hf.common import (
     FULL,
     SLIDING,
+    Usual,
     activation,
     attention,
-    head_size,
-    num_layers,
-    pre_norm_model,
+    biased,
+    by_type,
+    decoder,
+    every,
+    layer_types,
+    llama_norms,
+    mlp,
     reaches,
-    with_reaches,
+    sliding_from,
 )
-from jswa.model.hf.fields import Fields
 from jswa.model.hf.rope import parse_rope
 
+_MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
 
-@dataclass(frozen=True)
-class _Defaults:
-    """What a family's config class says where config.json is silent. `head_dim` None: hidden size / heads."""
 
-    vocab: int
-    intermediate: int
-    max_position: int
-    kv_heads: int | None
-    head_dim: int | None = None
-
-
-def llama(fields: Fields, eos: tuple[int, ...]) -> ModelConfig:
+def llama(u: Usual) -> ModelConfig:
     """All layers full."""
-    bias, defaults = fields.boolean("attention_bias", False), _Defaults(32000, 11008, 2048, kv_heads=None)
-    none: list[Reach | None] = [None] * num_layers(fields, 32)
-    return _model(fields, eos, "llama", none, defaults, qkv_bias=bias, out_bias=bias, mlp_bias=True)
+    feed = mlp(u, bias=u.fields.boolean("mlp_bias", False))
+    return _model(u, [None] * u.layers, feed, rope=parse_rope(u), **biased(u))
 
 
-def mistral(fields: Fields, eos: tuple[int, ...]) -> ModelConfig:
+def mistral(u: Usual) -> ModelConfig:
     """All layers slide, or none where sliding_window is null; `layer_types` (ministral) wins where it is given."""
-    window = fields.optional_integer("sliding_window", 4096)
-    types = [FULL if window is None else SLIDING] * num_layers(fields, 32)
-    types = fields.layer_types(types, allowed=(FULL, SLIDING))
-    return _model(
-        fields,
-        eos,
-        "mistral",
-        reaches(fields, types, "sliding_window", window),
-        _Defaults(32000, 14336, 131072, kv_heads=8),
-    )
+    return _model(u, _all_or_none(u), mlp(u), rope=parse_rope(u))
 
 
-def qwen2(fields: Fields, eos: tuple[int, ...]) -> ModelConfig:
+def ministral3(u: Usual) -> ModelConfig:
+    """Queries grow with their position; all layers slide, or none."""
+    rope = u.fields.table("rope_parameters") or u.fields.table("rope_scaling") or _MINISTRAL3_ROPE
+    beta, original = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings", u.max_position)
+    if not isinstance(beta, int | float | None) or not isinstance(original, int | float) or not original > 0:
+        raise CheckpointError(f"{u.fields.where}: llama_4_scaling_beta = {beta!r} and {original!r} must be numbers")
+    temperature = Temperature(float(original), float(beta), offset=0) if beta else None
+    types = sliding_from(u, u.window, 0)  # transformers ignores layer_types here
+    rotary = parse_rope(u, default=_MINISTRAL3_ROPE)
+    return _model(u, reaches(u, types), mlp(u), rope=rotary, temperature=temperature)
+
+
+def qwen2(u: Usual) -> ModelConfig:
     """Biases on q, k and v; layers from max_window_layers on slide, if any do."""
-    defaults = _Defaults(151936, 22016, 32768, kv_heads=32)
-    return _model(fields, eos, "qwen2", _qwen_reaches(fields), defaults, qkv_bias=True)
+    return _model(u, _qwen_reaches(u), mlp(u), rope=parse_rope(u), qkv_bias=True)
 
 
-def qwen3(fields: Fields, eos: tuple[int, ...]) -> ModelConfig:
+def qwen3(u: Usual) -> ModelConfig:
     """qwen2 with norms on q and k, and no biases unless asked for."""
-    bias, defaults = fields.boolean("attention_bias", False), _Defaults(151936, 22016, 32768, kv_heads=32, head_dim=128)
-    return _model(fields, eos, "qwen3", _qwen_reaches(fields), defaults, qkv_bias=bias, out_bias=bias, qk_norm=True)
+    return _model(u, _qwen_reaches(u), mlp(u), rope=parse_rope(u), qk_norm=u.norm, **biased(u))
 
 
-def _qwen_reaches(fields: Fields) -> list[Reach | None]:
-    count = num_layers(fields, 32)
-    window = fields.optional_integer("sliding_window", 4096) if fields.boolean("use_sliding_window", False) else None
-    first = fields.integer("max_window_layers", 28, low=0)
-    types = [SLIDING if window is not None and index >= first else FULL for index in range(count)]
-    return reaches(fields, fields.layer_types(types, allowed=(FULL, SLIDING)), "sliding_window", window)
+def phi3(u: Usual) -> ModelConfig:
+    """Part of each head rotates, perhaps by LongRoPE; all layers slide, or none."""
+    rope = parse_rope(u, partial=1.0, aliases={"su": "longrope", "yarn": "longrope"})
+    return _model(u, reaches(u, sliding_from(u, u.window, 0)), mlp(u), rope=rope)
 
 
-def _model(
-    fields: Fields,
-    eos: tuple[int, ...],
-    family: str,
-    layers: list[Reach | None],
-    defaults: _Defaults,
-    *,
-    qkv_bias: bool = False,
-    out_bias: bool = False,
-    mlp_bias: bool = False,
-    qk_norm: bool = False,
-) -> ModelConfig:
-    heads, d_model = fields.integer("num_attention_heads", 32, high=4096), fields.width("hidden_size", 4096)
-    head_dim = head_size(fields, heads, d_model, defaults.head_dim)
-    norm = Norm(fields.number("rms_norm_eps", 1e-6))
-    max_position = fields.integer("max_position_embeddings", defaults.max_position)
-    base = attention(
-        heads,
-        fields.optional_integer("num_key_value_heads", defaults.kv_heads, high=4096) or heads,
-        head_dim,
-        scale=head_dim**-0.5,
-        rope=parse_rope(fields, head_dim, max_position),
-        qk_norm=norm if qk_norm else None,
-        qkv_bias=qkv_bias,
-        out_bias=out_bias,
-    )
-    mlp = MlpConfig(
-        fields.width("intermediate_size", defaults.intermediate),
-        activation(fields, "hidden_act", "silu"),
-        bias=mlp_bias and fields.boolean("mlp_bias", False),
-    )
-    return pre_norm_model(
-        fields,
-        eos,
-        family=family,
-        attentions=with_reaches(base, layers),
-        mlps=[mlp] * len(layers),
-        norm=norm,
-        d_model=d_model,
-        vocab=defaults.vocab,
-        max_position=max_position,
-    )
+def starcoder2(u: Usual) -> ModelConfig:
+    """LayerNorms and biases everywhere, a feed-forward without gate; all layers slide, or none."""
+    bias = u.fields.boolean("use_bias", True)
+    norm = Norm(u.fields.number("norm_epsilon", 1e-5), centered=True, bias=True)
+    feed = mlp(u, activation=activation(u, default="gelu_pytorch_tanh"), gated=False, bias=bias)
+    base = attention(u, rope=parse_rope(u), qkv_bias=bias, out_bias=bias)
+    types = sliding_from(u, u.window, 0)
+    return decoder(u, by_type(u, types, dict.fromkeys(types, base)), feed, llama_norms(norm), final_norm=norm)
+
+
+def smollm3(u: Usual) -> ModelConfig:
+    """Every fourth layer does not rotate, and it is those that slide, if any do."""
+    interval = u.fields.integer("no_rope_layer_interval", 4)
+    rotated = flags(u, "no_rope_layers", [int((i + 1) % interval != 0) for i in range(u.layers)])
+    slides = u.fields.boolean("use_sliding_window", False)
+    types = layer_types(u, [SLIDING if slides and u.window and not rope else FULL for rope in rotated])
+    types = types if slides else [FULL] * u.layers
+    rope = parse_rope(u, theta=2e6)
+    attentions = [
+        attention(u, rope=rope if turns else None, reach=reach, **biased(u))
+        for turns, reach in zip(rotated, reaches(u, types), strict=True)
+    ]
+    return decoder(u, attentions, mlp(u, bias=u.fields.boolean("mlp_bias", False)), llama_norms(u.norm))
+
+
+def cwm(u: Usual) -> ModelConfig:
+    """The first of every four layers is full."""
+    types = layer_types(u, every(u, 4, full_at=0))
+    feed = mlp(u, bias=u.fields.boolean("mlp_bias", False))
+    return _model(u, reaches(u, types), feed, rope=parse_rope(u, theta=1e6, default=_CWM_ROPE))
+
+
+def flags(u: Usual, key: str, default: list[int]) -> list[int]:
+    """A list of 0 and 1, one per layer; an empty one counts as absent. Raises CheckpointError."""
+    value = u.fields.raw.get(key) or default
+    if not isinstance(value, list) or len(value) < u.layers or not all(entry in (0, 1) for entry in value):
+        raise CheckpointError(f"{u.fields.where}: {key} = {repr(value)[:80]}: must list {u.layers} of 0 and 1")
+    return value[: u.layers]
+
+
+def _all_or_none(u: Usual) -> list[Reach | None]:
+    return reaches(u, layer_types(u, sliding_from(u, u.window, 0)))
+
+
+def _qwen_reaches(u: Usual) -> list[Reach | None]:
+    window = u.window if u.fields.boolean("use_sliding_window", False) else None
+    types = layer_types(u, sliding_from(u, window, u.fields.integer("max_window_layers", 28, low=0)))
+    if window is None and set(types) - {FULL}:
+        raise CheckpointError(f"{u.fields.where}: use_sliding_window = false, but layer_types has local layers")
+    return reaches(u, types)
+
+
+def _model(u: Usual, layers: list[Reach | None], feed: MlpConfig, **changes: Any) -> ModelConfig:
+    attentions = [attention(u, reach=reach, **changes) for reach in layers]
+    return decoder(u, attentions, feed, llama_norms(u.norm))

@@ -53,6 +53,13 @@ class Fields:
         """A finite number above 0; None where the key is null, the default where it is absent."""
         return None if key in self.raw and self.raw[key] is None else self.number(key, default)
 
+    def numbers(self, key: str, count: int) -> list[float]:
+        """A list of `count` finite numbers above 0."""
+        value = self.raw.get(key)
+        if not isinstance(value, list) or len(value) != count:
+            raise self._wrong(key, value, f"must list {count} numbers")
+        return [Fields({key: one}, self.where).number(key, None) for one in value]
+
     def boolean(self, key: str, default: bool) -> bool:
         """True or False."""
         value = self._get(key, default)

@@ -5,6 +5,7 @@
 Computed in float32 where transformers does, so that positions far out agree.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -13,21 +14,24 @@ from jaxtyping import Float
 
 from jswa.architecture import Rope
 from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.model.hf.common import Usual
 from jswa.model.hf.fields import Fields
+
+_KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 
 
 def parse_rope(
-    fields: Fields,
-    head_dim: int,
-    max_position: int,
+    u: Usual,
     *,
     layer_type: str | None = None,
+    head_dim: int | None = None,
     theta_key: str = "rope_theta",
     theta: float = 10_000.0,
     scaled: bool = True,
     default: dict[str, Any] | None = None,
     partial: float | None = None,
     interleaved: bool = False,
+    aliases: dict[str, str] | None = None,
 ) -> Rope:
     """The rotary embedding of a layer type.
 
@@ -39,48 +43,97 @@ def parse_rope(
         partial: the family's default share of dimensions that are rotated; None: the family rotates all, and
             transformers ignores the key.
         interleaved: the family's pairing.
+        aliases: other names of rope types in this family.
     """
+    fields, head_dim = u.fields, head_dim or u.head_dim
     where, table, nested = _parameters(fields, layer_type, scaled=scaled)
-    if not nested and not table and default is not None:
+    if not table and default is not None:
         table = default
     rope = Fields(table, where)
     theta = rope.number("rope_theta", fields.number(theta_key, theta))
     kind = rope.string("rope_type", rope.string("type", "default"))
+    kind = (aliases or {}).get(kind, kind)
     given = rope.optional_number("partial_rotary_factor", fields.optional_number("partial_rotary_factor", partial))
-    dim = head_dim if partial is None else int(head_dim * (given or 1.0))
-    if dim % 2 or dim < 2:
+    dim = head_dim if partial is None or kind == "proportional" else int(head_dim * (given or 1.0))
+    if dim % 2 or dim < 2 or dim > head_dim:
         raise UnsupportedModel(f"{where}: a head size of {dim} cannot be rotated, it must be even")
-    if kind not in ("default", "dynamic") and (given or 1.0) != 1.0:
+    if partial is None and kind not in ("default", "dynamic", "proportional") and (given or 1.0) != 1.0:
         raise UnsupportedModel(f"{where}: partial_rotary_factor with rope_type = {kind!r} is not implemented")
     original = fields.optional_integer("original_max_position_embeddings", None) or rope.integer(
-        "original_max_position_embeddings", max_position
+        "original_max_position_embeddings", u.max_position
     )
     try:
         with np.errstate(all="ignore"):
+            if kind == "longrope":
+                return _longrope(rope, theta, dim, u.max_position, original, interleaved=interleaved)
             truncate = nested or rope.boolean("truncate", True)  # transformers reads it in flat parameters only
-            inv_freq, scale = _frequencies(rope, kind, theta, dim, max_position, original, truncate=truncate)
+            share = 1.0 if given is None else given
+            inv_freq, scale = _frequencies(
+                rope, kind, theta, dim, u.max_position, original, share=share, truncate=truncate
+            )
     except (ArithmeticError, ValueError) as error:
         raise CheckpointError(f"{where}: {table} cannot be computed with: {error}") from error
+    return _rope(rope, inv_freq, scale, interleaved)
+
+
+def fixed_rope(u: Usual, theta: float) -> Rope:
+    """The plain rotary embedding of one base, for families that list a base per layer."""
+    where = Fields({"rope_theta": theta}, f"{u.fields.where}: layer_rope_theta")
+    return _rope(where, _inverse(where.number("rope_theta", None), u.head_dim), 1.0, False)
+
+
+def _rope(rope: Fields, inv_freq: Float[np.ndarray, " n"], scale: float, interleaved: bool) -> Rope:
     if not np.isfinite([*inv_freq, scale]).all():
-        raise CheckpointError(f"{where}: {table} gives frequencies that are not finite in float32")
+        raise CheckpointError(f"{rope.where}: {rope.raw} gives frequencies that are not finite in float32")
     return Rope(tuple(inv_freq.astype(np.float32).tolist()), scale, interleaved)
 
 
+def _inverse(theta: float, dim: int) -> Float[np.ndarray, " n"]:
+    return np.float32(1.0) / np.float32(theta) ** (np.arange(0, dim, 2, dtype=np.float32) / dim)
+
+
 def _frequencies(
-    rope: Fields, kind: str, theta: float, dim: int, max_position: int, original: int, *, truncate: bool
+    rope: Fields,
+    kind: str,
+    theta: float,
+    dim: int,
+    max_position: int,
+    original: int,
+    *,
+    share: float,
+    truncate: bool,
 ) -> tuple[Float[np.ndarray, " n"], float]:
     """Inverse frequencies, and the factor of cos and sin."""
-    inv_freq = np.float32(1.0) / np.float32(theta) ** (np.arange(0, dim, 2, dtype=np.float32) / dim)
+    inv_freq = _inverse(theta, dim)
     # "dynamic" differs from "default" past max_position_embeddings only, where max_model_len does not reach.
     if kind in ("default", "dynamic"):
         return inv_freq, 1.0
     if kind == "linear":
         return inv_freq / np.float32(rope.number("factor", None)), 1.0
+    if kind == "proportional":  # gemma4: all pairs (i, i + D / 2), the first ones with frequencies of the whole head
+        turned = min(int(share * dim // 2), dim // 2)
+        rest = np.zeros(dim // 2 - turned, np.float32)
+        return np.concatenate([inv_freq[:turned], rest]) / np.float32(rope.number("factor", 1.0)), 1.0
     if kind == "llama3":
         return _llama3(inv_freq, rope, original), 1.0
     if kind == "yarn":
         return _yarn(inv_freq, rope, theta, max_position, original, truncate=truncate)
-    raise UnsupportedModel(f"{rope.where}: rope_type = {kind!r} is not one of default, dynamic, linear, llama3, yarn")
+    raise UnsupportedModel(f"{rope.where}: rope_type = {kind!r} is not one of {', '.join(_KINDS)}")
+
+
+def _longrope(rope: Fields, theta: float, dim: int, max_position: int, original: int, *, interleaved: bool) -> Rope:
+    """One factor per pair, and another set of them past the original length (Ding et al. 2024, arXiv 2402.13753)."""
+    factor = rope.optional_number("factor", None) or max_position / original
+    scale = rope.optional_number("attention_factor", None)
+    if scale is None:
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    sets = []
+    for name in ("short", "long"):
+        factors = rope.numbers(f"{name}_factor", dim // 2)
+        mscale = rope.optional_number(f"{name}_mscale", None)  # phimoe
+        inv_freq = _inverse(theta, dim) / np.array(factors, np.float32)
+        sets.append(_rope(rope, inv_freq, scale if mscale is None else mscale, interleaved))
+    return dataclasses.replace(sets[0], original=original, beyond=sets[1])
 
 
 def _parameters(fields: Fields, layer_type: str | None, *, scaled: bool) -> tuple[str, dict[str, Any], bool]:

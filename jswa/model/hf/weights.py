@@ -1,13 +1,16 @@
 """Where each parameter comes from in a Hugging Face checkpoint: tensors, their shapes, how they are put together."""
 
 import re
+from collections.abc import Collection, Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, MoeConfig
-from jswa.model.hf.config import FAMILIES
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
+from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.names import Names
+
+_SLICES = 4  # of a fused projection that was saved per rank of a tensor-parallel group (MiMo-V2.5)
 
 
 class Part(NamedTuple):
@@ -17,28 +20,44 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Fold(NamedTuple):
+    """Order of a head's numbers: the rotated ones first or last, the rest as it is (`AttentionConfig.folded_keys`)."""
+
+    head_dim: int
+    rotated: int
+    first: bool
+
+
 class Source(NamedTuple):
     """Where one parameter comes from.
 
     `how`: "rows", stacked along the first axis; "matrix", the same and then transposed from torch's [out, in];
-    "experts", `per_expert` parts at a time a matrix, and these stacked; "interleaved", the last axis's even entries
-    first and then the odd ones.
+    "experts", `per_expert` parts at a time a matrix, and these stacked; "transposed", the last two axes of parts laid
+    side by side; "interleaved", the last axis's even entries first and then the odd ones; "sliced", q, k and v of each
+    slice together, `rows` of each in all; "product", of two vectors, the second one's rotated numbers left out.
+    `folds`: one for each part whose rows (of "columns": whose columns) are put in another order first.
     """
 
     parts: tuple[Part, ...]
-    how: Literal["rows", "matrix", "experts", "interleaved"] = "rows"
+    how: Literal["rows", "matrix", "columns", "experts", "transposed", "interleaved", "sliced", "product"] = "rows"
     per_expert: int = 1
+    rows: tuple[int, ...] = ()
+    folds: tuple[Fold, ...] = ()
 
 
 # Prefixes under which checkpoints keep the text model, most specific first, and what the rest is called then.
 _PREFIXES = (
     ("language_model.model.", "model."),
+    ("model.language_model.model.", "model."),
     ("model.language_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("language_model.", "model."),
 )
-_BARE = re.compile(r"^(embed_tokens|layers|norm)\.")
-_NOT_TEXT = re.compile(r"(^|\.)(vision_tower|multi_modal_projector|vision_model|mtp)\.|\.rotary_emb\.inv_freq$")
+_BARE = re.compile(r"^(embed_tokens|embed_tokens_per_layer|layers|norm)\.")
+_NOT_TEXT = re.compile(
+    r"(^|\.)(vision_\w+|\w*_vision|multi_modal_projector|multimodal_projector|vit_\w+|visual|audio_\w+|\w*_audio|mtp)\."
+    r"|\.rotary_emb\.inv_freq$"
+)
 
 
 def canonical_name(key: str) -> str | None:
@@ -51,23 +70,52 @@ def canonical_name(key: str) -> str | None:
     return f"model.{key}" if _BARE.match(key) else key
 
 
-def sources(config: ModelConfig) -> dict[str, Source]:
-    """The source of every parameter of the decoder, by our name."""
+def unused(config: ModelConfig, keys: Iterable[str]) -> set[str]:
+    """Those of a checkpoint's canonical names that belong to it and that the decoder never reads.
+
+    Keys and values of layers that use another layer's; layers that guess further tokens, behind the last.
+    """
+    found = set()
+    own = ("k_proj", "v_proj", "k_norm", "v_norm")
+    for key in keys:
+        layer, _, rest = key.removeprefix("model.layers.").partition(".")
+        if not key.startswith("model.layers.") or not layer.isdecimal():
+            continue
+        if int(layer) >= len(config.layers):
+            if FAMILIES[config.family].names.extra_layers:
+                found.add(key)
+        elif config.layers[int(layer)].attention.kv_from is not None and rest.split(".")[:2][-1] in own:
+            found.add(key)
+    return found
+
+
+def sources(config: ModelConfig, found: Collection[str] = ()) -> dict[str, Source]:
+    """The source of every parameter of the decoder, by our name.
+
+    `found`: the canonical names in the checkpoint, where a family is stored in more than one way.
+    """
     d, vocab, names = config.d_model, config.vocab_size, FAMILIES[config.family].names
-    table = {
-        "embed": Source((Part("model.embed_tokens.weight", (vocab, d)),)),
-        "final_norm.weight": Source((Part("model.norm.weight", (d,)),)),
-    }
+    table = {"embed": Source((Part("model.embed_tokens.weight", (vocab, d)),))}
+    table |= _norm("final_norm", config.final_norm.weighted, config.final_norm.bias, "model.norm", d)
     if not config.tie_embeddings:
-        table["lm_head"] = Source((Part("lm_head.weight", (vocab, d)),), "matrix")
+        table["lm_head"] = _matrix({"lm_head": vocab}, d)
+    if config.head_bias:
+        table["head_bias"] = _vector("lm_head.bias", vocab)
+    table |= _per_layer_input(config) | _streams(config)
     for index, layer in enumerate(config.layers):
         theirs = f"model.layers.{index}"
-        parts = {f"{norm}.weight": _vector(f"{theirs}.{name}.weight", d) for norm, name in names.norms.items()}
-        parts |= _attention(layer, d, f"{theirs}.self_attn", names)
+        parts = _norms(layer, d, theirs, names)
+        fused = f"{theirs}.self_attn.qkv_proj.weight" in found
+        parts |= _attention(layer.attention, d, f"{theirs}.self_attn", names, sliced=fused and not names.fused)
         if isinstance(layer.mlp, MlpConfig):
-            parts |= _mlp("mlp", layer.mlp, d, f"{theirs}.{names.mlp}")
+            parts |= _mlp("mlp", layer.mlp, d, f"{theirs}.{names.mlp}", names)
         else:
-            parts |= _moe(layer.mlp, d, f"{theirs}.{names.mlp}", names)
+            parts |= _moe("mlp", layer.mlp, d, theirs, names)
+        if layer.side is not None:
+            parts |= _moe("side.moe", layer.side.moe, d, theirs, names)
+        if layer.scalar:
+            parts["scalar"] = _vector(f"{theirs}.layer_scalar", 1)
+        parts |= _per_layer_mix(config, theirs) | _stream_layer(config, theirs)
         table |= {f"layers.{index}.{name}": source for name, source in parts.items()}
     return table
 
@@ -77,79 +125,225 @@ def assemble(source: Source, pieces: list[np.ndarray]) -> np.ndarray:
     if source.how == "experts":
         n = source.per_expert
         return np.stack([np.concatenate(pieces[i : i + n]).T for i in range(0, len(pieces), n)])
+    if source.how == "transposed":
+        return np.swapaxes(np.concatenate(pieces, axis=1), 1, 2)
+    if source.how == "columns":
+        return _folded(pieces[0].T, source.folds[0]) if source.folds else pieces[0].T
+    pieces = [*map(_folded, pieces, source.folds), *pieces[len(source.folds) :]]
+    if source.how == "product":
+        rotated = source.folds[0].rotated
+        return np.concatenate([pieces[0][:rotated], pieces[0][rotated:] * pieces[1][rotated:]])
     stacked = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     if source.how == "interleaved":
         return np.concatenate([stacked[..., ::2], stacked[..., 1::2]], axis=-1)
+    if source.how == "sliced":
+        rows = np.split(stacked.reshape(_SLICES, -1, *stacked.shape[1:]), _bounds(source.rows), axis=1)
+        return np.concatenate([part.reshape(-1, *stacked.shape[1:]) for part in rows]).T
     return stacked.T if source.how == "matrix" else stacked
 
 
-def _attention(layer: LayerConfig, d: int, prefix: str, names: Names) -> dict[str, Source]:
-    a = layer.attention
-    qkv = {
-        "q_proj": a.num_heads * a.head_dim,
-        "k_proj": a.num_kv_heads * a.head_dim,
-        "v_proj": a.num_kv_heads * a.v_head_dim,
-    }
+def _bounds(rows: tuple[int, ...]) -> list[int]:
+    """Where k and v begin in one slice."""
+    q, k, _ = (n // _SLICES for n in rows)
+    return [q, q + k]
+
+
+def _folded(x: np.ndarray, fold: Fold) -> np.ndarray:
+    """Rows of all heads, each head's in the order of the fold."""
+    half, turned = fold.head_dim // 2, fold.rotated // 2
+    rotated = [*range(turned), *range(half, half + turned)]
+    rest = [*range(turned, half), *range(half + turned, fold.head_dim)]
+    order = rotated + rest if fold.first else rest + rotated
+    return x.reshape(-1, fold.head_dim, *x.shape[1:])[:, order].reshape(x.shape)
+
+
+def _norms(layer: LayerConfig, d: int, theirs: str, names: Names) -> dict[str, Source]:
+    side = layer.side
+    norms = {
+        "pre_attn": layer.pre_attn,
+        "post_attn": layer.post_attn,
+        "pre_mlp": layer.pre_mlp,
+        "post_mlp": layer.post_mlp,
+    } | ({"side.pre": side.pre, "side.post": side.post, "side.post_dense": side.post_dense} if side else {})
+    table: dict[str, Source] = {}
+    for ours, norm in norms.items():
+        if norm is not None:
+            table |= _norm(ours, norm.weighted, norm.bias, f"{theirs}.{names.norms[ours]}", d)
+    return table
+
+
+def _norm(ours: str, weighted: bool, bias: bool, theirs: str, size: int) -> dict[str, Source]:
+    table = {f"{ours}.weight": _vector(f"{theirs}.weight", size)} if weighted else {}
+    return table | ({f"{ours}.bias": _vector(f"{theirs}.bias", size)} if bias else {})
+
+
+def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, sliced: bool) -> dict[str, Source]:
+    rows = {"q_proj": a.num_heads * a.head_dim}
+    if a.kv_from is None:
+        rows["k_proj"] = a.num_kv_heads * a.head_dim
+        rows |= {} if a.keys_as_values else {"v_proj": a.num_kv_heads * a.v_head_dim}
+    queries, values = Fold(a.head_dim, a.kept_head_dim, True), Fold(a.head_dim, a.kept_head_dim, False)
+    folds = (queries, values) if a.folded_keys else ()
+    named = {f"{prefix}.{name}": n for name, n in rows.items()}
+    out = {f"{prefix}.o_proj": d}
     table = {
-        "attention.qkv": _matrix(prefix, qkv, d),
-        "attention.out": _matrix(prefix, {"o_proj": d}, a.num_heads * a.v_head_dim),
+        "attention.qkv": _matrix(named, d)._replace(folds=folds),
+        "attention.out": _matrix(out, a.num_heads * a.v_head_dim)._replace(how="columns", folds=folds[1:]),
     }
+    if names.fused or sliced:
+        one = Part(f"{prefix}.qkv_proj.weight", (sum(rows.values()), d))
+        table["attention.qkv"] = Source((one,), "sliced" if sliced else "matrix", rows=tuple(rows.values()))
     if a.qkv_bias:
-        table["attention.qkv_bias"] = _bias(prefix, qkv)
+        table["attention.qkv_bias"] = _bias(named)._replace(folds=folds)
     if a.out_bias:
-        table["attention.out_bias"] = _bias(prefix, {"o_proj": d})
-    if a.qk_norm is not None and a.qk_norm.weighted:
-        for norm in ("q_norm", "k_norm"):
-            table[f"attention.{norm}.weight"] = _vector(f"{prefix}.{norm}.weight", a.head_dim)
+        table["attention.out_bias"] = _bias(out)
+    table |= _qk_norms(a, prefix, folds)
     if a.sinks:
         table["attention.sinks"] = _vector(f"{prefix}.{names.sinks}", a.num_heads)
+    if a.gate is not None:
+        width = a.num_heads * (1 if a.gate.per_head else a.v_head_dim)
+        table["attention.gate"] = _matrix({f"{prefix}.{names.gate}": width}, d)
+        if a.gate.bias:
+            table["attention.gate_bias"] = _vector(f"{prefix}.gate_bias", a.num_heads)
     return table
 
 
-def _mlp(ours: str, config: MlpConfig, d: int, prefix: str) -> dict[str, Source]:
-    gate_up = {"gate_proj": config.hidden, "up_proj": config.hidden}
-    table = {
-        f"{ours}.gate_up": _matrix(prefix, gate_up, d),
-        f"{ours}.down": _matrix(prefix, {"down_proj": d}, config.hidden),
-    }
+def _qk_norms(a: AttentionConfig, prefix: str, folds: tuple[Fold, ...]) -> dict[str, Source]:
+    if a.qk_norm is None or not a.qk_norm.weighted:
+        return {}
+    wide = a.qk_norm_all_heads
+    q = Part(f"{prefix}.q_norm.weight", (a.head_dim * (a.num_heads if wide else 1),))
+    k = Part(f"{prefix}.k_norm.weight", (a.head_dim * (a.num_kv_heads if wide else 1),))
+    table = {"attention.q_norm.weight": Source((q,))}
+    if folds:
+        owner = k if a.kv_from is None else Part(f"model.layers.{a.kv_from}.self_attn.k_norm.weight", k.shape)
+        table = {"attention.q_norm.weight": Source((q, owner), "product", folds=(folds[0], folds[0]))}
+    return table if a.kv_from is not None else table | {"attention.k_norm.weight": Source((k,), folds=folds[1:])}
+
+
+def _mlp(ours: str, config: MlpConfig, d: int, prefix: str, names: Names) -> dict[str, Source]:
+    up, down = f"{prefix}.{names.mlp_up}", {f"{prefix}.{names.mlp_down}": d}
+    rows = {f"{prefix}.gate_proj": config.hidden, up: config.hidden} if config.gated else {up: config.hidden}
+    if names.fused and config.gated:
+        rows = {f"{prefix}.gate_up_proj": 2 * config.hidden}
+    table = {f"{ours}.gate_up": _matrix(rows, d), f"{ours}.down": _matrix(down, config.hidden)}
     if config.bias:
-        table[f"{ours}.gate_up_bias"] = _bias(prefix, gate_up)
-        table[f"{ours}.down_bias"] = _bias(prefix, {"down_proj": d})
+        table |= {f"{ours}.gate_up_bias": _bias(rows), f"{ours}.down_bias": _bias(down)}
     return table
 
 
-def _moe(config: MoeConfig, d: int, prefix: str, names: Names) -> dict[str, Source]:
-    experts, f = config.num_experts, config.hidden
-    table = {"mlp.router": Source((Part(f"{prefix}.{names.router}", (experts, d)),), "matrix")}
-    if config.router.bias:
-        table["mlp.router_bias"] = _vector(f"{prefix}.{names.router_bias}", experts)
-    if config.router.selection_bias:
-        table["mlp.selection_bias"] = _vector(f"{prefix}.{names.selection_bias}", experts)
+def _moe(ours: str, config: MoeConfig, d: int, layer: str, names: Names) -> dict[str, Source]:
+    experts, router = config.num_experts, config.router
+    table = {f"{ours}.router": Source((Part(f"{layer}.{names.router}", (experts, d)),), "matrix")}
+    vectors = (
+        (router.bias, "router_bias", names.router_bias, experts),
+        (router.selection_bias, "selection_bias", names.selection_bias, experts),
+        (router.expert_scale, "expert_scale", names.expert_scale, experts),
+        (router.norm is not None and router.norm.weighted, "router_norm.weight", names.router_norm, d),
+    )
+    table |= {f"{ours}.{name}": _vector(f"{layer}.{key}", size) for there, name, key, size in vectors if there}
+    table |= {f"{ours}.{name}": source for name, source in _experts(config, d, f"{layer}.{names.experts}", names)}
     if config.shared is not None:
-        table |= _mlp("mlp.shared", config.shared, d, f"{prefix}.{names.shared}")
-    folder = f"{prefix}.{names.expert}"
-    if names.experts == "each":
-        each = [f"{folder}.{e}" for e in range(experts)]
-        gate_up = [Part(f"{one}.{name}.weight", (f, d)) for one in each for name in (names.gate, names.up)]
-        table["mlp.gate_up"] = Source(tuple(gate_up), "experts", per_expert=2)
-        table["mlp.down"] = Source(tuple(Part(f"{one}.{names.down}.weight", (d, f)) for one in each), "experts")
-        return table
-    how: Literal["rows", "interleaved"] = "interleaved" if names.experts == "interleaved" else "rows"
-    table["mlp.gate_up"] = Source((Part(f"{folder}.gate_up_proj", (experts, d, 2 * f)),), how)
-    table["mlp.down"] = Source((Part(f"{folder}.down_proj", (experts, f, d)),))
-    if config.bias:
-        table["mlp.gate_up_bias"] = Source((Part(f"{folder}.gate_up_proj_bias", (experts, 2 * f)),), how)
-        table["mlp.down_bias"] = Source((Part(f"{folder}.down_proj_bias", (experts, d)),))
+        table |= _shared(f"{ours}.shared", config.shared, d, layer, names)
+    if config.shared_gate:
+        table[f"{ours}.shared_gate"] = _matrix({f"{layer}.{names.shared_gate}": 1}, d)
     return table
+
+
+def _shared(ours: str, config: MlpConfig, d: int, layer: str, names: Names) -> dict[str, Source]:
+    if names.shared_fused is None:
+        return _mlp(ours, config, d, f"{layer}.{names.shared}", names)
+    up, down = (f"{layer}.{names.shared}.{name}" for name in names.shared_fused)
+    return {
+        f"{ours}.gate_up": _matrix({up: 2 * config.hidden}, d),
+        f"{ours}.down": _matrix({down: d}, config.hidden),
+    }
+
+
+def _experts(config: MoeConfig, d: int, folder: str, names: Names) -> list[tuple[str, Source]]:
+    count, f = config.num_experts, config.hidden
+    gate, up, down = names.expert_gate, names.expert_up, names.expert_down
+    if names.stored == "each":
+        pair = [Part(f"{folder}.{e}.{name}.weight", (f, d)) for e in range(count) for name in (gate, up)]
+        single = [Part(f"{folder}.{e}.{down}.weight", (d, f)) for e in range(count)]
+        return [("gate_up", Source(tuple(pair), "experts", per_expert=2)), ("down", Source(tuple(single), "experts"))]
+    if names.stored == "stacked":
+        both = tuple(Part(f"{folder}.{name}.weight", (count, f, d)) for name in (gate, up))
+        one = Part(f"{folder}.{down}.weight", (count, d, f))
+        return [("gate_up", Source(both, "transposed")), ("down", Source((one,), "transposed"))]
+    if names.stored == "rows":
+        rows, one = Part(f"{folder}.gate_up_proj", (count, 2 * f, d)), Part(f"{folder}.down_proj", (count, d, f))
+        return [("gate_up", Source((rows,), "transposed")), ("down", Source((one,), "transposed"))]
+    how: Literal["rows", "interleaved"] = "interleaved" if names.stored == "interleaved" else "rows"
+    table = [
+        ("gate_up", Source((Part(f"{folder}.gate_up_proj", (count, d, 2 * f)),), how)),
+        ("down", Source((Part(f"{folder}.down_proj", (count, f, d)),))),
+    ]
+    if config.bias:
+        table.append(("gate_up_bias", Source((Part(f"{folder}.gate_up_proj_bias", (count, 2 * f)),), how)))
+        table.append(("down_bias", Source((Part(f"{folder}.down_proj_bias", (count, d)),))))
+    return table
+
+
+def _per_layer_input(config: ModelConfig) -> dict[str, Source]:
+    own, layers = config.per_layer_input, len(config.layers)
+    if own is None:
+        return {}
+    return {
+        "per_layer.embed": Source((Part("model.embed_tokens_per_layer.weight", (own.vocab_size, layers * own.dim)),)),
+        "per_layer.project": _matrix({"model.per_layer_model_projection": layers * own.dim}, config.d_model),
+        "per_layer.norm.weight": _vector("model.per_layer_projection_norm.weight", own.dim),
+    }
+
+
+def _per_layer_mix(config: ModelConfig, layer: str) -> dict[str, Source]:
+    own, d = config.per_layer_input, config.d_model
+    if own is None:
+        return {}
+    return {
+        "per_layer.gate": _matrix({f"{layer}.per_layer_input_gate": own.dim}, d),
+        "per_layer.project": _matrix({f"{layer}.per_layer_projection": d}, own.dim),
+        "per_layer.norm.weight": _vector(f"{layer}.post_per_layer_input_norm.weight", d),
+    }
+
+
+def _streams(config: ModelConfig) -> dict[str, Source]:
+    d = config.d_model
+    if config.altup is None:
+        return {}
+
+    def all_of(name: str) -> Source:
+        count = range(config.altup.streams - 1 if config.altup else 0)
+        return Source(tuple(Part(f"model.{name}.{i}.weight", (d, d)) for i in count), "experts")
+
+    return {"streams.begin": all_of("altup_projections"), "streams.end": all_of("altup_unembed_projections")}
+
+
+def _stream_layer(config: ModelConfig, layer: str) -> dict[str, Source]:
+    d, altup = config.d_model, config.altup
+    if altup is None:
+        return {}
+    n, rank = altup.streams, altup.laurel_rank
+    return {
+        "streams.router": _matrix({f"{layer}.altup.modality_router": n}, d),
+        "streams.router_norm.weight": _vector(f"{layer}.altup.router_norm.weight", d),
+        "streams.predict_by": _matrix({f"{layer}.altup.prediction_coefs": n * n}, n),
+        "streams.correct_by": _matrix({f"{layer}.altup.correction_coefs": n}, n),
+        "streams.output_scale": _vector(f"{layer}.altup.correct_output_scale", d),
+        "streams.laurel_left": _matrix({f"{layer}.laurel.linear_left": rank}, d),
+        "streams.laurel_right": _matrix({f"{layer}.laurel.linear_right": d}, rank),
+        "streams.laurel_norm.weight": _vector(f"{layer}.laurel.post_laurel_norm.weight", d),
+    }
 
 
 def _vector(key: str, size: int) -> Source:
     return Source((Part(key, (size,)),))
 
 
-def _matrix(prefix: str, rows: dict[str, int], columns: int) -> Source:
-    return Source(tuple(Part(f"{prefix}.{name}.weight", (n, columns)) for name, n in rows.items()), "matrix")
+def _matrix(rows: dict[str, int], columns: int) -> Source:
+    """Linear layers by name, [rows, columns] each, one below the other."""
+    return Source(tuple(Part(f"{name}.weight", (n, columns)) for name, n in rows.items()), "matrix")
 
 
-def _bias(prefix: str, rows: dict[str, int]) -> Source:
-    return Source(tuple(Part(f"{prefix}.{name}.bias", (n,)) for name, n in rows.items()))
+def _bias(rows: dict[str, int]) -> Source:
+    return Source(tuple(Part(f"{name}.bias", (n,)) for name, n in rows.items()))

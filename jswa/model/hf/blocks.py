@@ -1,0 +1,208 @@
+"""Dense models whose block is not llama's: olmo3, exaone4, cohere2, granite_swa, muse_glimmer."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jswa.architecture import AttentionConfig, Gate, ModelConfig, MoeConfig, Norm, Residual, Rope, RouterConfig
+from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.model.hf.common import (
+    FULL,
+    SLIDING,
+    Usual,
+    activation,
+    attention,
+    biased,
+    by_type,
+    decoder,
+    every,
+    experts,
+    layer_types,
+    llama_norms,
+    mlp,
+    post_norms,
+    reaches,
+    sandwich,
+    sparse_layers,
+)
+from jswa.model.hf.rope import fixed_rope, parse_rope
+
+
+def olmo3(u: Usual) -> ModelConfig:
+    """Norms behind each half alone, and over all heads of q and of k; full layers stretch their rotation."""
+    norm = dataclasses.replace(u.norm, cast_first=False)
+    types = layer_types(u, every(u, 4))
+
+    def kind(layer_type: str) -> AttentionConfig:
+        rope = parse_rope(u, layer_type=layer_type, theta=5e5, scaled=layer_type == FULL)
+        return attention(u, rope=rope, qk_norm=norm, qk_norm_all_heads=True, **biased(u))
+
+    kinds = {name: kind(name) for name in sorted(set(types))}
+    return decoder(u, by_type(u, types, kinds), mlp(u), post_norms(norm), final_norm=norm)
+
+
+def exaone4(u: Usual) -> ModelConfig:
+    """Norms behind each half alone; where some layers slide, the full ones do not rotate."""
+    return decoder(u, exaone_attentions(u), mlp(u), post_norms(u.norm))
+
+
+def exaone_attentions(u: Usual) -> list[AttentionConfig]:
+    """By `layer_types`, or by a pattern: a period, or letters such as LLLG; all full and rotated without a window."""
+    types = layer_types(u, _exaone_types(u)) if u.window else [FULL] * u.layers
+    base = attention(u, rope=parse_rope(u), qk_norm=u.norm)
+    still = dataclasses.replace(base, rope=None) if u.window else base
+    return by_type(u, types, {FULL: still, SLIDING: base})
+
+
+def _exaone_types(u: Usual) -> list[str]:
+    pattern = u.fields.raw.get("sliding_window_pattern", 4)
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        types = [SLIDING if pattern[i % len(pattern)] == "L" else FULL for i in range(u.layers)]
+        return [*types[:-1], FULL]  # the last layer is full in any case
+    return every(u, u.fields.integer("sliding_window_pattern", 4))
+
+
+def cohere2(u: Usual) -> ModelConfig:
+    """Attention and feed-forward side by side behind one LayerNorm; full layers do not rotate."""
+    types = layer_types(u, every(u, u.fields.integer("sliding_window_pattern", 4)))
+    return _parallel(u, _cohere_attentions(u, types, [False] * u.layers), mlp(u), _layer_norm(u))
+
+
+def cohere2_moe(u: Usual) -> ModelConfig:
+    """cohere2 with experts; dense layers at the start may rotate though they are full."""
+    fields = u.fields
+    first = fields.integer("first_k_dense_replace", 0, low=0)
+    prefix = fields.integer("prefix_dense_sliding_window_pattern", 1)
+    rest = fields.integer("sliding_window_pattern", 4)
+    pattern = [*[(i + 1) % prefix == 0 for i in range(first)], *[(i + 1) % rest == 0 for i in range(u.layers)]]
+    types = layer_types(u, [FULL if full else SLIDING for full in pattern[: u.layers]])
+    sparse = sparse_layers(u, [i >= first for i in range(u.layers)])
+    dense = mlp(u, "prefix_dense_intermediate_size") if not all(sparse) else None
+    eps = fields.optional_number("rms_norm_eps", None)
+    norm = _layer_norm(u) if eps is None else Norm(eps)
+    rotated = [not moe and prefix == 1 for moe in sparse]
+    moe = _cohere_moe(u)
+    return _parallel(u, _cohere_attentions(u, types, rotated), [moe if s else dense or moe for s in sparse], norm)
+
+
+def _cohere_moe(u: Usual) -> MoeConfig:
+    fields = u.fields
+    selection = fields.string("expert_selection_fn", "softmax")
+    combination = fields.string("shared_expert_combination_strategy", "average")
+    if selection not in ("softmax", "sigmoid") or combination not in ("sum", "average"):
+        raise UnsupportedModel(
+            f"{fields.where}: expert_selection_fn = {selection!r} must be softmax or sigmoid, "
+            f"shared_expert_combination_strategy = {combination!r} sum or average"
+        )
+    normalize = selection == "sigmoid" and fields.boolean("norm_topk_prob", True)
+    shared, each = fields.integer("num_shared_experts", 0, low=0, high=1024), mlp(u)
+    return MoeConfig(
+        **experts(u, "num_experts", 8, 2),
+        hidden=each.hidden,
+        activation=each.activation,
+        router=RouterConfig("top_k_softmax" if selection == "softmax" else "top_k_sigmoid", normalize=normalize),
+        shared=dataclasses.replace(each, hidden=each.hidden * shared) if shared else None,
+        mean=bool(shared) and combination == "average",
+    )
+
+
+def _cohere_attentions(u: Usual, types: list[str], rotated: Sequence[bool]) -> list[AttentionConfig]:
+    rope = parse_rope(u, interleaved=True)
+    base = attention(u, **biased(u))
+    return [
+        dataclasses.replace(base, reach=reach, rope=rope if reach is not None or turns else None)
+        for reach, turns in zip(reaches(u, types), rotated, strict=True)
+    ]
+
+
+def _layer_norm(u: Usual) -> Norm:
+    return Norm(u.fields.number("layer_norm_eps", 1e-5), centered=True, cast_first=False)
+
+
+def _parallel(u: Usual, attentions: list[AttentionConfig], mlps: Any, norm: Norm) -> ModelConfig:
+    scale = u.fields.number("logit_scale", 0.0625)
+    return decoder(
+        u, attentions, mlps, {"pre_attn": norm}, layer={"parallel": True}, final_norm=norm, logit_scale=scale
+    )
+
+
+def granite_swa(u: Usual) -> ModelConfig:
+    """Sinks on all layers; embeddings, results of each half and logits are scaled; rotary bases by layer."""
+    return _granite(u, mlp(u, bias=u.fields.boolean("mlp_bias", False)))
+
+
+def granitemoe_swa(u: Usual) -> ModelConfig:
+    """granite_swa with experts, and perhaps a shared one."""
+    shared = u.fields.integer("shared_intermediate_size", 0, low=0, high=2**20)
+    each = mlp(u)
+    moe = MoeConfig(
+        **experts(u, "num_local_experts", 8, 2),
+        hidden=each.hidden,
+        activation=each.activation,
+        router=RouterConfig("top_k_softmax"),
+        shared=dataclasses.replace(each, hidden=shared) if shared else None,
+    )
+    return _granite(u, moe)
+
+
+def _granite(u: Usual, feed: Any) -> ModelConfig:
+    fields = u.fields
+    types = layer_types(u, every(u, 4, full_at=0))
+    ropes = layer_ropes(u, [parse_rope(u)] * u.layers)
+    base = attention(u, scale=fields.number("attention_multiplier", 1.0), sinks=True, **biased(u))
+    attentions = [
+        dataclasses.replace(base, rope=rope, reach=reach) for rope, reach in zip(ropes, reaches(u, types), strict=True)
+    ]
+    residual = Residual(add=fields.number("residual_multiplier", 1.0))
+    return decoder(
+        u,
+        attentions,
+        feed,
+        llama_norms(u.norm),
+        layer={"attn_residual": residual, "mlp_residual": residual},
+        embed_scale=fields.number("embedding_multiplier", 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1.0),
+    )
+
+
+def layer_ropes(u: Usual, default: Sequence[Rope | None]) -> list[Rope | None]:
+    """By `layer_rope_theta`, where 0 is a layer that does not rotate. Raises CheckpointError."""
+    thetas = u.fields.raw.get("layer_rope_theta")
+    if thetas is None:
+        return list(default)
+    if not isinstance(thetas, list) or len(thetas) < u.layers:
+        raise CheckpointError(
+            f"{u.fields.where}: layer_rope_theta must list a base, or 0, for each of {u.layers} layers"
+        )
+    known = {repr(theta): fixed_rope(u, theta) if theta else None for theta in thetas[: u.layers]}
+    return [known[repr(theta)] for theta in thetas[: u.layers]]
+
+
+def muse_glimmer(u: Usual) -> ModelConfig:
+    """Normed embeddings, q and k normed without weights, elementwise gates, rotary bases by layer."""
+    fields = u.fields
+    full = [(u.layers - 1 - i) % 4 == 0 for i in range(u.layers)]
+    types = layer_types(u, [FULL if one else SLIDING for one in full])
+    rope = parse_rope(u)
+    ropes = layer_ropes(u, [None if one else rope for one in full])
+    base = attention(
+        u,
+        scale=u.head_dim**-0.5 * fields.number("qk_scale_factor", 3.87),
+        qk_norm=dataclasses.replace(u.norm, weighted=False),
+        gate=Gate("sigmoid"),
+        **biased(u),
+    )
+    attentions = [
+        dataclasses.replace(base, rope=rope, reach=reach) for rope, reach in zip(ropes, reaches(u, types), strict=True)
+    ]
+    pre = dataclasses.replace(u.norm, offset=1.0, cast_first=False)
+    post = dataclasses.replace(pre, eps=fields.number("post_norm_eps", 1e-8))
+    return decoder(
+        u,
+        attentions,
+        mlp(u, activation=activation(u, "hidden_activation", "silu")),
+        {**sandwich(pre), **post_norms(post)},
+        embed_norm=dataclasses.replace(u.norm, weighted=False),
+        logit_scale=fields.number("output_multiplier", 26**-0.5),
+        final_softcap=fields.null_or_number("final_logit_softcapping", 20.0),
+    )
