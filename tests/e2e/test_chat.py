@@ -67,11 +67,15 @@ def test_variables_of_the_template(llm: LLM) -> None:
     assert prompt(continue_final_message=True) == "<bos>user: The cat"
 
 
-def test_what_cannot_be_rendered_is_refused(llm: LLM, tmp_path: Path) -> None:
-    """InvalidPrompt with the reason, nothing has run."""
+def test_what_cannot_be_rendered_or_run_is_refused(llm: LLM, tmp_path: Path) -> None:
+    """InvalidPrompt with the reason, nothing has run; a token that only the tokenizer has is no token of the model."""
     with pytest.raises(jswa.InvalidPrompt, match="no"):
         llm.chat(CAT, chat_template="{{ raise_exception('no') }}", **GREEDY)
-    with LLM(tiny(tmp_path), **OPTIONS) as plain:
+    more = {"added_tokens_decoder": {"259": {"content": "<far>", "special": True}}, "eos_token": "<far>"}
+    with LLM(tiny(tmp_path, **more), **OPTIONS) as plain:
+        assert plain.engine.model.eos_token_ids == (2,)
+        with pytest.raises(jswa.InvalidToken, match=r"259: must be in \[0, 259\)"):
+            plain.generate("The cat<far>", **GREEDY)
         with pytest.raises(jswa.InvalidPrompt, match="no template"):
             plain.chat(CAT, **GREEDY)
         given = next(iter(plain.chat(CAT, chat_template=TEMPLATE, **GREEDY)))

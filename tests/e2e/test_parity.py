@@ -22,7 +22,7 @@ from jswa.model.load import load_checkpoint
 from jswa.types import SamplingParams, StepPlan
 from tests.e2e.paged import FLOAT32, LENGTH, TOKENS, Device, Session, Text, compare
 from tests.oracles import dense_logits, quick_compiles, small_engine_parts
-from tests.parity.load import Fixture, load_fixture
+from tests.parity.load import Fixture, load_fixture, names
 from tests.parity.weights import write_checkpoint
 
 
@@ -106,6 +106,11 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
         ("gemma2_base", 16),
         ("qwen3_window_from_layer_2", 1),
         ("mixtral_window", 4),
+        ("gemma4_text_mix", 4),
+        ("gemma4_text_moe", 1),
+        ("gemma3n_text_base", 4),
+        ("phi3_long", 4),
+        *(pytest.param(name, 4, marks=pytest.mark.nightly) for name in names() if name.endswith("_base")),
     ],
 )
 def test_batched_chunks_of_every_family_give_the_logits_of_transformers(
@@ -115,11 +120,11 @@ def test_batched_chunks_of_every_family_give_the_logits_of_transformers(
     fixture = load_fixture(name)
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
     model, params = load_checkpoint(tmp_path, FLOAT32)
+    model = model.at_length(LENGTH)
     other = _other_texts(fixture)[0]
     with quick_compiles():
         expected = {"main": fixture.logits, other.name: dense_logits(model, params, other.tokens)}
     device = Device(model, params, page_size)
-    assert device.layout.local is not None
     session = serve(device, [other, Text("main", fixture.tokens, len(fixture.prompt))], chunk=11)
     for text, logits in session.logits.items():
         compare(logits, expected[text])

@@ -19,7 +19,7 @@ from jswa.model.load import load_checkpoint
 from jswa.types import StepPlan
 from tests.e2e.paged import FLOAT32, LENGTH, TOLERANCE, Device, Kind, Session, Span, Text, compare
 from tests.oracles import random_params, small_model
-from tests.parity.load import load_fixture
+from tests.parity.load import load_fixture, names
 from tests.parity.weights import write_checkpoint
 
 CHUNK = 24
@@ -32,7 +32,12 @@ FAMILIES = {  # and page sizes
     "mimo_v2_flash_base": 4,
     "llama4_text_every_second": 4,
     "qwen3_layer_types": 8,
+    "gemma4_text_mix": 4,
+    "gemma3n_text_base": 4,
+    "cohere2_base": 8,
 }
+# One of every other family, with pages of 4.
+NIGHTLY = [name for name in names() if name.endswith("_base") and name not in FAMILIES]
 
 
 def branch(tokens: Int[np.ndarray, " T"], at: int, vocab: int, seed: int = 0) -> Int[np.ndarray, " T"]:
@@ -92,14 +97,18 @@ class Family:
         return session.spans[text.name][0]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)]
+)
 def family(request: pytest.FixtureRequest) -> Family:
     """One device for all tests of a family."""
     fixture = load_fixture(request.param)
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), fixture.config, fixture.tensors)
         model, params = load_checkpoint(Path(folder), FLOAT32)
-    device = Device(model, params, FAMILIES[request.param], tokens=CHUNK, texts=12)
+    if all(layer.attention.reach is None for layer in model.layers):
+        pytest.skip("no local layers, so no windows to lose")
+    device = Device(model.at_length(LENGTH), params, FAMILIES.get(request.param, 4), tokens=CHUNK, texts=12)
     assert np.abs(device.cold(fixture.tokens) - fixture.logits).max() < TOLERANCE
     return Family(device, fixture.tokens, fixture.logits)
 

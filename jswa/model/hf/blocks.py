@@ -25,7 +25,7 @@ from jswa.model.hf.common import (
     sandwich,
     sparse_layers,
 )
-from jswa.model.hf.rope import fixed_rope, parse_rope
+from jswa.model.hf.rope import parse_rope
 
 
 def olmo3(u: Usual) -> ModelConfig:
@@ -174,7 +174,7 @@ def layer_ropes(u: Usual, default: Sequence[Rope | None]) -> list[Rope | None]:
         raise CheckpointError(
             f"{u.fields.where}: layer_rope_theta must list a base, or 0, for each of {u.layers} layers"
         )
-    known = {repr(theta): fixed_rope(u, theta) if theta else None for theta in thetas[: u.layers]}
+    known = {repr(theta): parse_rope(u, base=theta) if theta else None for theta in thetas[: u.layers]}
     return [known[repr(theta)] for theta in thetas[: u.layers]]
 
 

@@ -255,8 +255,8 @@ FAMILIES: Mapping[str, Family] = {
         blocks.granitemoe_swa,
         Defaults(32000, 4096, 32, 32, 2048, 11008, sliding_window=128),
         Names(
-            router="block_sparse_moe.router.layer.weight",
-            experts="block_sparse_moe",
+            router="block_sparse_moe.router.weight",
+            experts="block_sparse_moe.experts",
             stored="rows",
             shared="shared_mlp",
             shared_fused=("input_linear", "output_linear"),
@@ -364,7 +364,6 @@ FAMILIES: Mapping[str, Family] = {
         Defaults(128000, 2560, 50, 48, 262144, num_key_value_heads=4, head_dim=128, sliding_window=513),
         Names(
             norms={**LLAMA_NORMS, "post_attn": "post_attn_norm", "post_mlp": "post_ffn_norm"},
-            router="moe.router.gate.weight",
             selection_bias="moe.router.expert_bias",
         ),
     ),

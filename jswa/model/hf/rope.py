@@ -32,6 +32,7 @@ def parse_rope(
     partial: float | None = None,
     interleaved: bool = False,
     aliases: dict[str, str] | None = None,
+    base: float | None = None,
 ) -> Rope:
     """The rotary embedding of a layer type.
 
@@ -44,6 +45,7 @@ def parse_rope(
             transformers ignores the key.
         interleaved: the family's pairing.
         aliases: other names of rope types in this family.
+        base: in place of the config's, for families that list a base per layer.
     """
     fields, head_dim = u.fields, head_dim or u.head_dim
     where, table, nested = _parameters(fields, layer_type, scaled=scaled)
@@ -51,6 +53,7 @@ def parse_rope(
         table = default
     rope = Fields(table, where)
     theta = rope.number("rope_theta", fields.number(theta_key, theta))
+    theta = theta if base is None else Fields({"base": base}, where).number("base", None)
     kind = rope.string("rope_type", rope.string("type", "default"))
     kind = (aliases or {}).get(kind, kind)
     given = rope.optional_number("partial_rotary_factor", fields.optional_number("partial_rotary_factor", partial))
@@ -74,12 +77,6 @@ def parse_rope(
     except (ArithmeticError, ValueError) as error:
         raise CheckpointError(f"{where}: {table} cannot be computed with: {error}") from error
     return _rope(rope, inv_freq, scale, interleaved)
-
-
-def fixed_rope(u: Usual, theta: float) -> Rope:
-    """The plain rotary embedding of one base, for families that list a base per layer."""
-    where = Fields({"rope_theta": theta}, f"{u.fields.where}: layer_rope_theta")
-    return _rope(where, _inverse(where.number("rope_theta", None), u.head_dim), 1.0, False)
 
 
 def _rope(rope: Fields, inv_freq: Float[np.ndarray, " n"], scale: float, interleaved: bool) -> Rope:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
+from jswa.errors import CheckpointError
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.names import Names
 
@@ -190,6 +191,8 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, sliced:
         "attention.qkv": _matrix(named, d)._replace(folds=folds),
         "attention.out": _matrix(out, a.num_heads * a.v_head_dim)._replace(how="columns", folds=folds[1:]),
     }
+    if sliced and any(n % _SLICES for n in rows.values()):
+        raise CheckpointError(f"{prefix}.qkv_proj.weight: {rows} cannot be {_SLICES} slices of q, k and v")
     if names.fused or sliced:
         one = Part(f"{prefix}.qkv_proj.weight", (sum(rows.values()), d))
         table["attention.qkv"] = Source((one,), "sliced" if sliced else "matrix", rows=tuple(rows.values()))
