@@ -40,17 +40,17 @@ class Tokenizer:
             return None
         special = SpecialTokens.load(folder)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-            backend.no_truncation()
-            backend.no_padding()
-            special.add_to(backend, folder)
-        except CheckpointError:
-            raise
-        except Exception as error:  # the library raises plain Exception
+            loaded = Tokenizer(tokenizers.Tokenizer.from_file(str(path)), special)
+            loaded.backend.no_truncation()
+            loaded.backend.no_padding()
+            special.add_to(loaded.backend, folder)
+            before = loaded.encode("").tolist()  # what the post-processor puts there, and whether it works at all
+        except BaseException as error:
+            if not _of_the_library(error):
+                raise
             raise CheckpointError(f"{path} is not a readable tokenizer: {error}") from error
-        loaded = Tokenizer(backend, special)
         bos = special.named.get("bos_token")
-        if special.add_bos and bos is not None and loaded.token_id("bos_token") not in backend.encode("").ids:
+        if special.add_bos and bos is not None and loaded.token_id("bos_token") not in before:
             _log.warning("%s: add_bos_token has no effect, tokenizer.json does not put %r before prompts", folder, bos)
         return loaded
 
@@ -60,12 +60,13 @@ class Tokenizer:
         return None if text is None else self.backend.token_to_id(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Int[np.ndarray, " T"]:
-        """Ids of a text. Raises InvalidPrompt for a string that is not valid Unicode."""
+        """Ids of a text. Raises InvalidPrompt where it has none, such as a string that is not valid Unicode."""
         try:
-            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
-        except (UnicodeError, TypeError) as error:
+            return np.array(self.backend.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)
+        except BaseException as error:
+            if not _of_the_library(error):
+                raise
             raise InvalidPrompt("prompt", text, f"cannot be tokenized: {error}") from error
-        return np.array(encoding.ids, np.int32)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are not valid UTF-8 become U+FFFD."""
@@ -75,6 +76,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Ids that the tokenizer knows, added tokens included."""
         return self.backend.get_vocab_size()
+
+
+def _of_the_library(error: BaseException) -> bool:
+    """Whether tokenizers may have raised it: plain Exception, or a panic of Rust, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class StreamDecoder:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models
 
-from jswa.errors import CheckpointError
+from jswa.errors import CheckpointError, InvalidPrompt
 from jswa.special_tokens import SpecialTokens
 from jswa.text import StreamDecoder, Tokenizer
 from tests.unit.text_folders import FAMILIES, reference_tokenizer, special, write
@@ -175,3 +177,36 @@ def test_the_old_file_of_added_tokens_is_read(tmp_path: Path) -> None:
     write(folder, {"added_tokens.json": {"<x>": "4"}})
     with pytest.raises(CheckpointError, match=r"added_tokens\.json.*a token id"):
         Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "path", "value"),
+    [
+        ("gemma3", ["post_processor", "special_tokens", "<bos>", "ids"], [2**31]),
+        ("command_r", ["post_processor", "special_tokens"], {}),
+        ("command_r", ["model", "continuing_subword_prefix"], "x"),
+        ("mistral", ["model", "merges"], [["the", "nothing"]]),
+        ("mimo", ["added_tokens"], 3),
+    ],
+)
+def test_a_tokenizer_that_breaks_is_refused_when_it_is_loaded(
+    family: str, path: list[str], value: Any, tmp_path: Path
+) -> None:
+    """Also where the library panics, or breaks only once it is used."""
+    folder = FAMILIES[family](tmp_path)
+    table = json.loads((folder / "tokenizer.json").read_text())
+    inner = table
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a readable tokenizer"):
+        Tokenizer.load(write(folder, {"tokenizer.json": table}))
+
+
+def test_a_text_without_ids_is_a_bad_prompt(tmp_path: Path) -> None:
+    """A vocabulary of words, without one for the unknown."""
+    backend = tokenizers.Tokenizer(models.WordLevel({"cat": 0}, unk_token="<unk>"))
+    ours = load(write(tmp_path, {"tokenizer.json": backend}))
+    assert ours.encode("cat").tolist() == [0]
+    with pytest.raises(InvalidPrompt, match="cannot be tokenized"):
+        ours.encode("dog")
