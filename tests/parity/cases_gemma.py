@@ -45,8 +45,12 @@ def gemma4_hub(keys: Keys | None = None) -> OldForm:
     return form
 
 
+# Attention is not scaled, so that scores of wide heads are large, and float32 far from float64.
+CALM = (("q_norm", 0.25),)
+
+
 def gemma4(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
-    return case(name, "gemma4_text", GEMMA4, old, kwargs)
+    return replace(case(name, "gemma4_text", GEMMA4, old, kwargs), scales=CALM)
 
 
 def shared_tensors(layers: tuple[int, ...], sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -156,7 +160,7 @@ GEMMA3N: Config = BASE | {
 }
 GEMMA3N_HUB = OldHub(pattern=False, drop=("altup_lr_multiplier",))
 # The coefficients are functions of numbers as small as 1/width; random ones would hardly differ from constants.
-ROUTED = (("modality_router", 40.0),)
+ROUTED = (("modality_router", 10.0), *CALM)
 
 
 def gemma3n(name: str, old: OldForm | None = None, **kwargs: object) -> Case:

@@ -42,13 +42,24 @@ from tests.parity import (
     cases_moe,
     cases_post_norm,
     cases_qwen,
+    cases_scaled,
 )
 from tests.parity.case import Case, Config
 from tests.parity.choices import Choices
 from tests.parity.load import FIXTURES
 from tests.parity.weights import Tensor, fingerprint, random_weights, write_checkpoint
 
-TABLES = (cases, cases_hybrid, cases_qwen, cases_gemma, cases_post_norm, cases_dense, cases_moe, cases_gated)
+TABLES = (
+    cases,
+    cases_hybrid,
+    cases_qwen,
+    cases_gemma,
+    cases_post_norm,
+    cases_dense,
+    cases_moe,
+    cases_gated,
+    cases_scaled,
+)
 CASES = tuple(case for table in TABLES for case in table.CASES)
 PROMPT, GREEDY = 40, 24
 MARGIN = 0.01  # least distance between the best and the second logit of a greedy choice
