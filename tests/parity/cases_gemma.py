@@ -74,15 +74,18 @@ GEMMA4_CASES = (
     gemma4("moe", gemma4_hub(), num_hidden_layers=3, layer_types=[S, F, F], **K_EQ_V, **EXPERTS),
     # Every default but the sizes: 8 heads, 4 key heads of 256 and 512, embeddings of 256 per layer,
     # tied, period 6, both ropes; no experts, no softcap, no shared layers.
-    gemma4(
-        "defaults",
-        gemma4_hub(Keys(only=(*SIZES, "sliding_window", "vocab_size_per_layer_input"))),
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        global_head_dim=512,
-        hidden_size_per_layer_input=256,
-        vocab_size_per_layer_input=96,
+    replace(
+        gemma4(
+            "defaults",
+            gemma4_hub(Keys(only=(*SIZES, "sliding_window", "vocab_size_per_layer_input"))),
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=256,
+            global_head_dim=512,
+            hidden_size_per_layer_input=256,
+            vocab_size_per_layer_input=96,
+        ),
+        scales=(("q_norm", 0.1),),
     ),
     # Without k = v the key heads of full layers are those of all layers; the last layer is full, whatever
     # layer_types say.
@@ -176,19 +179,22 @@ GEMMA3N_CASES = (
     ),
     # Every default but the sizes: 8 heads, 2 key heads, head_dim 256, period five, the last 15 layers share,
     # the first ten are sparse, laurel of rank 64, embeddings of 256 per layer, softcap 30, tied.
-    gemma3n(
-        "defaults",
-        OldHub(pattern=False, only=(*SIZES, "sliding_window", "vocab_size_per_layer_input")),
-        num_hidden_layers=20,
-        layer_types=None,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=256,
-        num_kv_shared_layers=15,
-        hidden_size_per_layer_input=256,
-        laurel_rank=64,
-        hidden_size=32,
-        intermediate_size=48,
+    replace(
+        gemma3n(
+            "defaults",
+            OldHub(pattern=False, only=(*SIZES, "sliding_window", "vocab_size_per_layer_input")),
+            num_hidden_layers=20,
+            layer_types=None,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            head_dim=256,
+            num_kv_shared_layers=15,
+            hidden_size_per_layer_input=256,
+            laurel_rank=64,
+            hidden_size=32,
+            intermediate_size=512,  # few open gates would leave little to norm
+        ),
+        scales=(("q_norm", 0.05), ("_coefs", 0.25)),
     ),
     # At most ten layers: no sparsity by default. None shares.
     gemma3n(
