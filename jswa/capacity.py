@@ -65,6 +65,7 @@ def report(model: str, *, block_size: int, itemsize: int, memory: int) -> list[s
 def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:
     """One row per length."""
     attention = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
+    # Others store keys and values whole.
     full = sum(_elems(a) for a in attention if a.kind == "full") * itemsize
     local = sum(_elems(a) for a in attention if a.kind == "local") * itemsize
     block = layout.block_bytes(itemsize)
@@ -97,7 +98,7 @@ def _fixed_ratio_rows(full: int, local: int, layout: KVLayout, length: int, memo
 
 
 def _elems(a: AttentionConfig) -> int:
-    return a.num_kv_heads * (a.kept_head_dim + a.v_head_dim)
+    return a.num_kv_heads * (a.head_dim + a.v_head_dim)
 
 
 def _gib(size: int) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,17 +26,20 @@ _FACTORS = (".scalar", ".expert_scale", ".output_scale")  # neutral at 1, as nor
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def load_checkpoint(folder: Path, dtype: jnp.dtype) -> tuple[ModelConfig, Params]:
+def load_checkpoint(
+    folder: Path, dtype: jnp.dtype, *, adapt: Callable[[ModelConfig], ModelConfig] = lambda config: config
+) -> tuple[ModelConfig, Params]:
     """Read a Hugging Face checkpoint: config.json and safetensors, one file or sharded.
 
     Weights are cast to `dtype`, q/k/v and gate/up are fused, matrices become [in, out]. Host memory holds one
     parameter at a time. Raises CheckpointError naming the file and key where a tensor is missing, unknown, misshaped,
     stored twice or not of floating point, or where a file is truncated or corrupt. The headers of all files are
-    checked against each other, the index and the config before the first tensor is read.
+    checked against each other, the index and the config before the first tensor is read. `adapt` may change what the
+    config says of how parameters and KV are stored.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
-    declared = load_config(folder)
+    declared = adapt(load_config(folder))
     config, tensors = _resolve_tied(declared, _stored_tensors(folder))
     idle = unused(config, tensors)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in idle}

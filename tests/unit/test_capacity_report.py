@@ -80,7 +80,7 @@ def test_kv_of_released_models_is_what_their_shapes_say(
     assert folded or full_bytes == row.full_kib * KIB
     assert (local.num_layers * local.elems * 2 if local else 0) == row.local_kib * KIB
     everything = told.rows[131072].bytes_full
-    assert everything == (full_bytes + row.local_kib * KIB) * 131072
+    assert everything == (row.full_kib + row.local_kib) * KIB * 131072, "all full: keys and values whole"
     found = (told.rows[32768].bytes_ideal, told.rows[131072].bytes_ideal, everything)
     for length, ideal in zip((32768, 131072), found, strict=False):
         assert ideal == pytest.approx(row.bytes_at(length, full_bytes), abs=1)

@@ -77,12 +77,14 @@ def cohere2_moe(u: Usual) -> ModelConfig:
     pattern = [*[(i + 1) % prefix == 0 for i in range(first)], *[(i + 1) % rest == 0 for i in range(u.layers)]]
     types = layer_types(u, [FULL if full else SLIDING for full in pattern[: u.layers]])
     sparse = sparse_layers(u, [i >= first for i in range(u.layers)])
-    dense = mlp(u, "prefix_dense_intermediate_size") if not all(sparse) else None
+    dense = dataclasses.replace(
+        mlp(u), hidden=fields.optional_width("prefix_dense_intermediate_size", None) or mlp(u).hidden
+    )
     eps = fields.optional_number("rms_norm_eps", None)
     norm = _layer_norm(u) if eps is None else Norm(eps)
     rotated = [not moe and prefix == 1 for moe in sparse]
     moe = _cohere_moe(u)
-    return _parallel(u, _cohere_attentions(u, types, rotated), [moe if s else dense or moe for s in sparse], norm)
+    return _parallel(u, _cohere_attentions(u, types, rotated), [moe if one else dense for one in sparse], norm)
 
 
 def _cohere_moe(u: Usual) -> MoeConfig:
@@ -121,6 +123,8 @@ def _layer_norm(u: Usual) -> Norm:
 
 def _parallel(u: Usual, attentions: list[AttentionConfig], mlps: Any, norm: Norm) -> ModelConfig:
     scale = u.fields.number("logit_scale", 0.0625)
+    if u.fields.boolean("use_qk_norm", False):
+        raise UnsupportedModel(f"{u.fields.where}: use_qk_norm = true is not implemented")
     return decoder(
         u, attentions, mlps, {"pre_attn": norm}, layer={"parallel": True}, final_norm=norm, logit_scale=scale
     )

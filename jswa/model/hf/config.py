@@ -65,7 +65,8 @@ def parse_config(raw: dict[str, Any], *, eos_token_id: object = None, weights: b
     entry = FAMILIES[family]
     eos = eos_token_id
     if eos is None:
-        eos = fields.raw.get("eos_token_id", raw.get("eos_token_id", entry.eos))
+        known = (raw.get("eos_token_id"), fields.raw.get("eos_token_id"), entry.eos)
+        eos = next((ids for ids in known if ids is not None), None)
     aliased = {entry.aliases.get(key, key): value for key, value in fields.raw.items() if key in entry.aliases}
     fields = Fields({**aliased, **fields.raw}, fields.where)
     model = entry.parse(usual(fields, family, _token_ids(eos), entry.defaults))

@@ -153,7 +153,7 @@ def step3p5(u: Usual) -> ModelConfig:
     fields = u.fields
     norm = dataclasses.replace(u.norm, offset=1.0, cast_first=False)
     types = layer_types(u, [FULL] * u.layers)
-    scale = fields.number("query_pre_attn_scalar", u.head_dim) ** -0.5
+    scale = fields.number("query_pre_attn_scalar", float(u.head_dim)) ** -0.5
     gate = Gate("sigmoid", per_head=_per_head(u))
     heads = _step_heads(u)
     attentions = [

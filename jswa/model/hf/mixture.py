@@ -13,11 +13,12 @@ from jswa.architecture import (
     RouterConfig,
     Temperature,
 )
-from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.errors import CheckpointError
 from jswa.model.hf.blocks import exaone_attentions
 from jswa.model.hf.common import (
     CHUNKED,
     FULL,
+    MAX_HEADS,
     SLIDING,
     Usual,
     activation,
@@ -96,14 +97,18 @@ def _mimo_attention(u: Usual, kind: str) -> AttentionConfig:
     rope = parse_rope(
         u,
         layer_type=kind,
+        head_dim=u.head_dim if full else fields.width("swa_head_dim", u.head_dim),
         theta_key="rope_theta" if full else "swa_rope_theta",
         theta=5e6 if full else 1e4,
         partial=0.334,
     )
+    v_head_dim = fields.width("v_head_dim", 128)
     return attention(
         u,
+        num_heads=u.heads if full else fields.integer("swa_num_attention_heads", u.heads, high=MAX_HEADS),
         num_kv_heads=u.kv_heads if full else fields.width("swa_num_key_value_heads", 2 * u.kv_heads),
-        v_head_dim=fields.width("v_head_dim", 128),
+        head_dim=u.head_dim if full else fields.width("swa_head_dim", u.head_dim),
+        v_head_dim=v_head_dim if full else fields.width("swa_v_head_dim", v_head_dim),
         rope=rope,
         sinks=fields.boolean(f"add_{'full' if full else 'swa'}_attention_sink_bias", not full),
         v_scale=fields.null_or_number("attention_value_scale", 0.707) or 1.0,
@@ -255,9 +260,7 @@ def phimoe(u: Usual) -> ModelConfig:
     """LayerNorms with biases, SparseMixer routing; all layers slide, or none."""
     fields = u.fields
     norm, each = Norm(u.norm.eps, centered=True, bias=True), mlp(u)
-    counts = experts(u, "num_local_experts", 16, 2)
-    if counts["top_k"] != 2:
-        raise UnsupportedModel(f"{fields.where}: num_experts_per_tok = {counts['top_k']}: SparseMixer takes 2")
+    counts = {**experts(u, "num_local_experts", 16, 2), "top_k": 2}  # SparseMixer takes two, whatever the key says
     jitter = fields.number("router_jitter_noise", 0.01) if fields.raw.get("router_jitter_noise") != 0 else 0.0
     moe = MoeConfig(
         **counts, hidden=each.hidden, activation=each.activation, router=RouterConfig("sparsemixer", jitter=jitter)
