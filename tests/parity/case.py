@@ -133,6 +133,7 @@ class Case:
     renames: tuple[tuple[str, str], ...] = ()  # (prefix as saved by 5.23, prefix in the checkpoint)
     extra_tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)  # new tensor -> the tensor it equals
+    wrapped: OldForm | None = None  # the config around a text model, of a whole that transformers cannot build here
     cached: bool = True  # transformers' cached decode equals its full forward
     old_is_read: bool = True  # transformers reads the old form as it is meant; if not, only we do
     scales: tuple[tuple[str, float], ...] = ()  # (pattern of tensor names, factor of their weights)

@@ -43,6 +43,7 @@ from tests.parity import (
     cases_post_norm,
     cases_qwen,
     cases_scaled,
+    cases_wrapped,
 )
 from tests.parity.case import Case, Config
 from tests.parity.choices import Choices
@@ -59,6 +60,7 @@ TABLES = (
     cases_moe,
     cases_gated,
     cases_scaled,
+    cases_wrapped,
 )
 CASES = tuple(case for table in TABLES for case in table.CASES)
 PROMPT, GREEDY = 40, 24
@@ -66,7 +68,15 @@ MARGIN = 0.01  # least distance between the best and the second logit of a greed
 ROUTER_MARGIN = 1e-4  # least distance between the last expert (or group) chosen and the next one
 MAX_BYTES = 60_000
 # A loader must skip these.
-KEPT_VISION = ("mm_soft_emb_norm.weight", "post_layernorm.bias", "layernorm_post.bias", "linear_1.weight")
+KEPT_VISION = (
+    *("mm_soft_emb_norm.weight", "post_layernorm.bias", "layernorm_post.bias", "linear_1.weight"),
+    *("embedding_projection.weight", "patch_dense.bias", "merger.ln_q.weight", "vit_large_projector.weight"),
+    "vision_adapter.fc1.weight",
+)
+VISION = (
+    *("vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision.", "vision_embedder."),
+    *("visual.", "vit_large_projector.", "vision_adapter.", "vision_projection."),
+)
 
 
 def main(wanted: list[str]) -> None:
@@ -87,7 +97,9 @@ def make_fixture(case: Case) -> None:
         config, shapes, means = _saved_form(case, folder / "saved")
         tensors = random_weights(shapes, means, case.seed, case.scales)
         tensors |= {copy: tensors[source].copy() for copy, source in case.copies.items()}
-        model = _load(folder / "checkpoint", config, tensors)
+        model = _load(folder / "checkpoint", config, _unwrapped(case, tensors))
+        if case.wrapped is not None:
+            config = case.wrapped(config)
         prompt, tokens, logits, margin = _greedy(model, case)
         old = None
         if case.old_style is not None:
@@ -143,13 +155,21 @@ def _saved_form(case: Case, folder: Path) -> tuple[Config, dict[str, tuple[int, 
     return saved, shapes, means
 
 
+def _unwrapped(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What transformers reads of the tensors on disk, by the names that it knows."""
+    if case.wrapped is None:
+        return tensors
+    back = tuple((after, before) for before, after in case.renames)
+    return {_renamed(name, back): x for name, x in tensors.items() if name not in case.extra_tensors}
+
+
 def _auto(config: Config) -> Any:
     """As a causal LM, transformers would drop what is around the text model of `llama4`."""
     return AutoModelForImageTextToText if "text_config" in config else AutoModelForCausalLM
 
 
 def _is_vision(key: str) -> bool:
-    return any(part in key for part in ("vision_tower.", "vision_model.", "multi_modal_projector."))
+    return any(part in key for part in VISION)
 
 
 def _renamed(key: str, renames: tuple[tuple[str, str], ...]) -> str:
