@@ -300,6 +300,7 @@ VAULTGEMMA_CASES = (
     ),
     vaultgemma(
         "layer_types_bias",
+        OldHub(pattern=False),
         layer_types=[F, S, S, F, S],
         attention_bias=True,
         tie_word_embeddings=False,
