@@ -34,6 +34,7 @@ VALUES: list[Any] = [
     *(0, -1, 1, 3, 2**20, 10**9, 2**31, 10**30, 10**400, -(10**400)),
     *(0.0, -1.0, 0.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf")),
     *([0] * 100_000, ["full_attention"] * 100_000, "x" * 1_000_000, {str(i): i for i in range(10_000)}),
+    *("9" * 5000, f"1,{'9' * 5000}", {"9" * 5000: {}}, {"٣": {}}),  # Python reads no number of more than 4,300 digits
 ]
 
 

@@ -122,6 +122,13 @@ def test_a_tensor_of_another_shape_or_type_stops_the_load_before_the_first_is_re
             assert f"{FILE}: {key} has " in refused(folder)
 
 
+@pytest.mark.parametrize("layer", ["9" * 5000, "1", "²", "٣", "-1", "0x0", "00", ""])
+def test_a_tensor_of_a_layer_that_is_not_there_is_refused(folder: Path, layer: str) -> None:
+    """Python does not read numbers of more than 4,300 digits, and other scripts have digits too."""
+    save_file(load_file(folder / FILE) | {f"model.layers.{layer}.x.weight": np.zeros(2, np.float32)}, folder / FILE)
+    assert refused(folder).startswith("the checkpoint has tensors that this model does not use: ")
+
+
 def test_a_tensor_of_terabytes_is_refused_by_its_shape(folder: Path) -> None:
     """The header and the file may agree: a sparse file costs its maker nothing."""
     header, data = unpack(folder / FILE)
