@@ -90,8 +90,7 @@ YARN16 = {
 
 
 def ministral3(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
-    """Queries and keys are raised, so that a factor near one shows."""
-    return replace(case(name, "ministral3", MINISTRAL3, old, kwargs), scales=(("[qk]_proj", 2.0),))
+    return case(name, "ministral3", MINISTRAL3, old, kwargs)
 
 
 MINISTRAL3_CASES = (
@@ -296,7 +295,7 @@ VAULTGEMMA_CASES = (
             "default_softcaps",
             OldHub(pattern=False, drop=("layer_types", "attn_logit_softcapping", "final_logit_softcapping")),
         ),
-        scales=(("[qk]_proj", 6.0), (r"model\.norm\.", 4.0)),
+        scales=(("[qk]_proj", 2.5), (r"model\.norm\.", 4.0)),
     ),
     vaultgemma(
         "layer_types_bias",

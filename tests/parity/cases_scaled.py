@@ -263,6 +263,7 @@ MUSE_CASES = (
         "eps_llama3",
         rms_norm_eps=0.1,
         post_norm_eps=0.5,
+        qk_scale_factor=2.0,
         hidden_activation="gelu",
         rope_parameters=rope(500.0, LLAMA3),
         output_multiplier=1.0,
@@ -272,6 +273,7 @@ MUSE_CASES = (
     muse(
         "defaults",
         Keys(only=(*SIZES[1:], "sliding_window")),
+        num_hidden_layers=3,
         num_attention_heads=32,
         head_dim=128,
     ),

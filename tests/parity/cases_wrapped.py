@@ -9,7 +9,7 @@ from typing import Any
 from tests.parity.case import BASE, LLAMA3, SIZES, Case, Config, F, Keys, OldForm, OldHub, S, W, case, rope
 from tests.parity.cases import V5_PREFIXES
 from tests.parity.cases_dense import MINISTRAL3, YARN16
-from tests.parity.cases_gemma import EMBEDDED, EXPERTS, GEMMA3N, GEMMA4, K_EQ_V, ROUTED, gemma4_hub
+from tests.parity.cases_gemma import CALM, EMBEDDED, EXPERTS, GEMMA3N, GEMMA4, K_EQ_V, ROUTED, gemma4_hub
 
 VISION: Config = {
     "hidden_size": 8,
@@ -39,12 +39,12 @@ UNIFIED_VISION: Config = {
 
 def gemma4(name: str, old: OldForm | None, text: Config, **top: object) -> Case:
     config: Config = {"text_config": GEMMA4 | text, "vision_config": GEMMA4_VISION}
-    return Case(f"gemma4_{name}", "gemma4", config | top, old)
+    return Case(f"gemma4_{name}", "gemma4", config | top, old, scales=CALM)
 
 
 def unified(name: str, old: OldForm | None = None, **text: object) -> Case:
     config: Config = {"text_config": GEMMA4 | K_EQ_V | text, "vision_config": UNIFIED_VISION}
-    return Case(f"gemma4_unified_{name}", "gemma4_unified", config, old)
+    return Case(f"gemma4_unified_{name}", "gemma4_unified", config, old, scales=CALM)
 
 
 GEMMA4_CASES = (
@@ -68,7 +68,10 @@ GEMMA4_CASES = (
         final_logit_softcapping=3.0,
     ),
     # The text model alone.
-    case("base", "gemma4_unified_text", GEMMA4 | K_EQ_V, gemma4_hub(), {"layer_types": [S, S, F] * 2}),
+    replace(
+        case("base", "gemma4_unified_text", GEMMA4 | K_EQ_V, gemma4_hub(), {"layer_types": [S, S, F] * 2}),
+        scales=CALM,
+    ),
 )
 
 
