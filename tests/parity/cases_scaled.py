@@ -248,7 +248,7 @@ def muse(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 MUSE_CASES = (
     # Full, and without a rope, is every fourth layer counted from the last.
-    muse("base", Keys(drop=("layer_types", "layer_rope_theta")), rope_parameters=rope(500.0)),
+    muse("base", Keys(drop=("layer_types", "layer_rope_theta")), rope_parameters=rope(500.0), qk_scale_factor=2.0),
     muse(
         "layer_types",
         num_hidden_layers=4,
