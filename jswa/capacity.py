@@ -7,8 +7,8 @@ from pathlib import Path
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.capacity import ideal_fraction, padding, rows_held
 from jswa.cache.layout import KVLayout
+from jswa.json_object import read_object
 from jswa.model.hf.config import parse_config
-from jswa.model.json_object import read_object
 
 LENGTHS = (2048, 8192, 32768, 131072)
 _FIXED_RATIO = 0.8  # SGLang's default share of window tokens to full tokens

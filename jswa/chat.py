@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt
-from jswa.special_tokens import CONFIG, SpecialTokens, read_object
+from jswa.special_tokens import CONFIG, SpecialTokens, read_optional
 
 Message = Mapping[str, Any]
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
@@ -30,8 +30,8 @@ class ChatTemplate:
         Of each name, the first of: chat_template.jinja (`default`) and additional_chat_templates/*.jinja;
         tokenizer_config.json; chat_template.json, as old multimodal checkpoints have it.
         """
-        sources = _named(read_object(folder / "chat_template.json"), folder / "chat_template.json")
-        sources |= _named(read_object(folder / CONFIG), folder / CONFIG)
+        sources = _named(read_optional(folder / "chat_template.json"), folder / "chat_template.json")
+        sources |= _named(read_optional(folder / CONFIG), folder / CONFIG)
         files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
         if (folder / "chat_template.jinja").exists():
             files[_DEFAULT] = folder / "chat_template.jinja"

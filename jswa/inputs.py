@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
-from jswa.special_tokens import read_object
+from jswa.special_tokens import read_optional
 from jswa.text import Tokenizer
 from jswa.types import SamplingParams
 
@@ -42,7 +42,7 @@ def default_sampling(folder: Path) -> dict[str, Any]:
     Raises CheckpointError for a value that SamplingParams would refuse.
     """
     path = folder / "generation_config.json"
-    config = read_object(path)
+    config = read_optional(path)
     found = {}
     for key, name in _DEFAULTS.items():
         value = config.get(key)

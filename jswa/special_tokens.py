@@ -4,7 +4,6 @@ Read as transformers 5 reads it: tokenizer_config.json; where that has no `added
 special_tokens_map.json, which wins, and added_tokens.json. A token is a text, or an object with one as `content`.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from jswa.errors import CheckpointError
+from jswa.json_object import read_object
 
 CONFIG = "tokenizer_config.json"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -44,10 +44,10 @@ class SpecialTokens:
     @staticmethod
     def load(folder: Path) -> "SpecialTokens":
         """Read the files of a checkpoint; empty where there are none. Raises CheckpointError."""
-        config = read_object(folder / CONFIG)
+        config = read_optional(folder / CONFIG)
         where, added = folder / CONFIG, config.get("added_tokens_decoder")
         if added is None:
-            config = {**config, **read_object(folder / _MAP)}
+            config = {**config, **read_optional(folder / _MAP)}
         named = {name: _token(config[name], where, name) for name in NAMES if config.get(name) is not None}
         named |= {name: _token(text, where, name) for name, text in _own_names(config).items()}
         listed: Any = next((config[key] for key in _LISTS if config.get(key)), [])
@@ -77,17 +77,9 @@ class SpecialTokens:
                 _log.warning("%s: token %r should have id %d, and has %s", where, token.content, token_id, found)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_optional(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none. Raises CheckpointError."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
-    return value
+    return read_object(path) if path.exists() else {}
 
 
 def _own_names(config: Mapping[str, Any]) -> dict[str, str]:
@@ -117,7 +109,7 @@ def _legacy_added(path: Path, special: list[AddedToken]) -> dict[int, AddedToken
     """added_tokens.json: ids by text."""
     known = {token.content for token in special}
     found: dict[int, AddedToken] = {}
-    for text, token_id in read_object(path).items():
+    for text, token_id in read_optional(path).items():
         if type(token_id) is not int or token_id < 0:
             raise CheckpointError(f"{path}: {text!r:.80} = {token_id!r:.80}: must be a token id")
         found[token_id] = AddedToken(text, normalized=text not in known, special=text in known)

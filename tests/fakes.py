@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import settings
 from jaxtyping import Int
 
-from jswa.cache.layout import KVLayout
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
+from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack

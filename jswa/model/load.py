@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
+from jswa.json_object import label, read_object, shown
 from jswa.model.hf.config import load_config
 from jswa.model.hf.weights import Part, Source, assemble, canonical_name, sources, unused
-from jswa.model.json_object import label, read_object, shown
 from jswa.model.safetensors_header import Stored, read_header
 from jswa.model.transformer import Params, param_shapes
 
@@ -60,23 +60,25 @@ def load_checkpoint(
 
 
 def dummy_checkpoint(folder: Path, dtype: jnp.dtype, seed: int) -> tuple[ModelConfig, Params]:
-    """Random weights for the config of a folder; only config.json is read.
-
-    Matrices are N(0, 1/fan_in), norms the identity, biases and sinks 0, so that activations keep their size.
-    """
+    """Random weights for the config of a folder; only config.json is read."""
     config = load_config(folder)
+    return config, random_params(config, dtype, seed)
+
+
+def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int) -> Params:
+    """Matrices N(0, 1/fan_in), norms the identity, biases and sinks 0, so that activations keep their size."""
     params: Params = {}
     for index, (name, leaf) in enumerate(param_shapes(config, dtype).items()):
         if name.endswith(_FACTORS):
             params[name] = jnp.ones(leaf.shape, dtype)
         elif len(leaf.shape) > 1:
-            fan_in = leaf.shape[-1] if name == "embed" else leaf.shape[-2]
+            fan_in = leaf.shape[-1] if name.endswith("embed") else leaf.shape[-2]
             noise = jax.random.normal(jax.random.key(seed + index), leaf.shape, dtype)
             params[name] = noise * jnp.asarray(fan_in**-0.5, dtype)
         else:
             value = 1.0 - config.final_norm.offset if name.endswith(".weight") else 0.0
             params[name] = jnp.full(leaf.shape, value, dtype)
-    return config, params
+    return params
 
 
 class _Tensor(NamedTuple):

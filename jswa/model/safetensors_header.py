@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jswa.errors import CheckpointError
-from jswa.model.json_object import MAX_BYTES, label, parse_object, shown
+from jswa.json_object import MAX_BYTES, label, parse_object, shown
 
 BITS = {
     "F4": 4,

@@ -1,5 +1,6 @@
 """The compiled programs of a step: indices once, KV in place, nothing traced and one upload in steady state."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +23,7 @@ from jswa.exec.state import state_bytes, state_shapes
 from jswa.exec.step import StepConfig, step
 from jswa.model.transformer import param_shapes
 from jswa.sched.scheduler import Scheduler
-from jswa.types import Request, SamplingParams, StepPlan
+from jswa.types import Logprobs, Request, SamplingParams, StepPlan
 from tests.oracles import small_engine_parts, small_model
 
 FLOAT32 = jnp.dtype("float32")
@@ -31,11 +32,20 @@ Apply = Callable[[np.ndarray], object]
 _BYTES = {"f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "bf16": 2, "f16": 2, "pred": 1, "u8": 1, "s8": 1}
 
 
-def trace(pattern: str, bucket: Bucket, dtype: str = "float32") -> Any:
-    """The jaxpr of one step of a small model; nothing is compiled."""
-    model = small_model(pattern, d_model=16)
+def trace(pattern: str, bucket: Bucket, dtype: str = "float32", logprobs: Logprobs = "none") -> Any:
+    """The jaxpr of one step of a small model; nothing is compiled. Small letters: layers that read another's KV."""
+    model = small_model(pattern.upper(), d_model=16)
+    owners = {kind: index for index, kind in enumerate(pattern)}
+    layers = [
+        dataclasses.replace(
+            layer, attention=dataclasses.replace(layer.attention, kv_from=owners[k.upper()] if k.islower() else None)
+        )
+        for k, layer in zip(pattern, model.layers, strict=True)
+    ]
+    model = dataclasses.replace(model, layers=tuple(layers))
     layout, limits = KVLayout.of(model, 4), Limits(64, 3, 24, page_size=4, num_blocks=9)
-    config = StepConfig(model, layout, bucket, PackSpec.of(bucket, page_size=4, max_rows=3))
+    spec = PackSpec.of(bucket, page_size=4, max_rows=3, targets=logprobs == "prompt")
+    config = StepConfig(model, layout, bucket, spec, logprobs=logprobs)
     kind = jnp.dtype(dtype)
     packed = np.zeros(config.pack.size, np.int32)
     program = jax.jit(partial(step, config=config))
@@ -70,6 +80,26 @@ def test_indices_are_gathered_once_however_many_layers_there_are(bucket: Bucket)
     assert len(few) > 0
     assert integer_gathers(trace("L" * 20 + "FFFF", bucket)) == few
     assert {scope.split("/")[1] for scope in few} <= {"indices", "extras", "sampling"}
+
+
+def products(jaxpr: Any) -> dict[str, set[int]]:
+    """Rows of the matrix products of each layer outside attention: tokens that it runs."""
+    found: dict[str, set[int]] = {}
+    for scope, equation in equations(jaxpr):
+        layer = next((part for part in scope.split("/") if part.startswith("layer_")), None)
+        if equation.primitive.name == "dot_general" and layer and "attention" not in scope.split("/"):
+            found.setdefault(layer, set()).add(equation.invars[0].aval.shape[0])
+    return found
+
+
+def test_layers_behind_the_last_kv_run_one_token_a_row() -> None:
+    """In prefill too, for nothing reads more of them; prompt logprobs do, and run all tokens."""
+    rows, tokens = MIXED.rows, MIXED.tokens
+    owners, tail = [f"layer_{i}" for i in range(3)], [f"layer_{i}" for i in range(3, 6)]
+    found = products(trace("LLFllf", MIXED))
+    assert found == {**{key: {tokens} for key in owners}, **{key: {rows} for key in tail}}
+    assert products(trace("LLFllF", MIXED)) == {key: {tokens} for key in [*owners, *tail]}
+    assert products(trace("LLFllf", MIXED, logprobs="prompt")) == {key: {tokens} for key in [*owners, *tail]}
 
 
 def test_the_gather_count_sees_a_gather_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:

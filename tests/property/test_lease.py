@@ -14,10 +14,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import CacheManager
-from jswa.architecture import Reach
 from jswa.errors import UnsupportedModel
 from tests.fakes import LAYOUTS, make_layout, share
 

@@ -17,12 +17,12 @@ from hypothesis.stateful import (
 )
 from jaxtyping import Int
 
+from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix import Match
 from jswa.cache.resume import replay_length
-from jswa.architecture import Reach
 from tests.fakes import LAYOUTS, TextModel, make_layout, share
 
 SHAPES = {  # page sizes and what local layers see

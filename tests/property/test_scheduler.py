@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jswa.cache.capacity import peak_slots
 from jswa.architecture import Reach
+from jswa.cache.capacity import peak_slots
 from jswa.config import Limits
 from jswa.errors import PromptTooLong
 from jswa.sched.sequence import Sequence, Status

@@ -109,7 +109,7 @@ ROWS = {line.split()[0]: _row(line.split()[1:]) for line in _TABLE.strip().split
 # 128 that are rotated: KiB of one token in the full layers, and GiB as in the table.
 FOLDED_KIB = {"gemma-4-12B": 10, "gemma-4-26B-A4B": 12.5, "gemma-4-31B": 50}
 FOLDED_SHOWN = {
-    "gemma-4-12B": ("0.625", "1.56", "41.2"),
-    "gemma-4-26B-A4B": ("0.586", "1.76", "26.6"),
-    "gemma-4-31B": ("2.34", "7.03", "106"),
+    "gemma-4-12B": ("0.625", "1.56", "42"),
+    "gemma-4-26B-A4B": ("0.586", "1.76", "27.5"),
+    "gemma-4-31B": ("2.34", "7.03", "110"),
 }

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jswa.architecture import AttentionConfig, Gate, ModelConfig, MoeConfig, Norm, Residual, Rope, RouterConfig
-from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.errors import UnsupportedModel
+from jswa.json_object import shown
 from jswa.model.hf.common import (
     FULL,
+    MAX_LAYERS,
     SLIDING,
     Usual,
     activation,
@@ -25,6 +27,7 @@ from jswa.model.hf.common import (
     sandwich,
     sparse_layers,
 )
+from jswa.model.hf.fields import Fields
 from jswa.model.hf.rope import parse_rope
 
 
@@ -71,7 +74,7 @@ def cohere2(u: Usual) -> ModelConfig:
 def cohere2_moe(u: Usual) -> ModelConfig:
     """cohere2 with experts; dense layers at the start may rotate though they are full."""
     fields = u.fields
-    first = fields.integer("first_k_dense_replace", 0, low=0)
+    first = fields.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS)
     prefix = fields.integer("prefix_dense_sliding_window_pattern", 1)
     rest = fields.integer("sliding_window_pattern", 4)
     pattern = [*[(i + 1) % prefix == 0 for i in range(first)], *[(i + 1) % rest == 0 for i in range(u.layers)]]
@@ -93,8 +96,8 @@ def _cohere_moe(u: Usual) -> MoeConfig:
     combination = fields.string("shared_expert_combination_strategy", "average")
     if selection not in ("softmax", "sigmoid") or combination not in ("sum", "average"):
         raise UnsupportedModel(
-            f"{fields.where}: expert_selection_fn = {selection!r} must be softmax or sigmoid, "
-            f"shared_expert_combination_strategy = {combination!r} sum or average"
+            f"{fields.where}: expert_selection_fn = {shown(selection)} must be softmax or sigmoid, "
+            f"shared_expert_combination_strategy = {shown(combination)} sum or average"
         )
     normalize = selection == "sigmoid" and fields.boolean("norm_topk_prob", True)
     shared, each = fields.integer("num_shared_experts", 0, low=0, high=1024), mlp(u)
@@ -175,11 +178,11 @@ def layer_ropes(u: Usual, default: Sequence[Rope | None]) -> list[Rope | None]:
     if thetas is None:
         return list(default)
     if not isinstance(thetas, list) or len(thetas) < u.layers:
-        raise CheckpointError(
-            f"{u.fields.where}: layer_rope_theta must list a base, or 0, for each of {u.layers} layers"
-        )
-    known = {repr(theta): parse_rope(u, base=theta) if theta else None for theta in thetas[: u.layers]}
-    return [known[repr(theta)] for theta in thetas[: u.layers]]
+        raise u.fields.wrong("layer_rope_theta", f"must list a base, or 0, for each of {u.layers} layers")
+    each = [Fields({"base": theta}, f"{u.fields.where}: layer_rope_theta") for theta in thetas[: u.layers]]
+    bases = [0.0 if one.raw["base"] in (0, None) else one.number("base", None) for one in each]
+    known = {base: parse_rope(u, base=base) if base else None for base in set(bases)}
+    return [known[base] for base in bases]
 
 
 def muse_glimmer(u: Usual) -> ModelConfig:

@@ -17,9 +17,11 @@ from jswa.architecture import (
     RouterConfig,
 )
 from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.json_object import shown
 from jswa.model.hf.fields import Fields
 
-MAX_LAYERS, MAX_HEADS, MAX_EXPERTS = 512, 4096, 4096
+MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM, MAX_EXPERTS = 512, 4096, 8192, 4096
+MAX_ALL_EXPERTS = 2**18  # of all layers; a checkpoint may name each of their matrices
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -75,7 +77,7 @@ def usual(fields: Fields, family: str, eos: tuple[int, ...], defaults: Defaults)
     """Read them. Raises CheckpointError that names the key."""
     heads = fields.integer("num_attention_heads", defaults.num_attention_heads, high=MAX_HEADS)
     d_model = fields.width("hidden_size", defaults.hidden_size)
-    head_dim = fields.optional_width("head_dim", defaults.head_dim) or d_model // heads
+    head_dim = fields.optional_integer("head_dim", defaults.head_dim, high=MAX_HEAD_DIM) or d_model // heads
     if head_dim < 1:
         raise CheckpointError(f"{fields.where}: num_attention_heads = {heads} must be at most hidden_size = {d_model}")
     kv_heads = fields.optional_integer("num_key_value_heads", defaults.num_key_value_heads, high=MAX_HEADS) or heads
@@ -125,7 +127,9 @@ def activation(u: Usual, key: str = "hidden_act", default: str = "silu") -> Acti
     """The activation function that a key names. Raises UnsupportedModel."""
     name = u.fields.string(key, default)
     if name not in _ACTIVATIONS:
-        raise UnsupportedModel(f"{u.fields.where}: {key} = {name!r} is not one of {', '.join(sorted(_ACTIVATIONS))}")
+        raise UnsupportedModel(
+            f"{u.fields.where}: {key} = {shown(name)} is not one of {', '.join(sorted(_ACTIVATIONS))}"
+        )
     return _ACTIVATIONS[name]
 
 
@@ -139,7 +143,7 @@ def sigmoid_router(u: Usual, counts: Mapping[str, int], *, normalize: bool, scal
     """DeepSeek-V3's router: sigmoid scores, a selection bias, groups. `normalize`, `scale`: the family's defaults."""
     fields, count, top_k = u.fields, counts["num_experts"], counts["top_k"]
     if fields.string("scoring_func", "sigmoid") != "sigmoid":
-        raise UnsupportedModel(f"{fields.where}: scoring_func = {fields.raw['scoring_func']!r} must be sigmoid")
+        raise UnsupportedModel(f"{fields.where}: scoring_func = {shown(fields.raw['scoring_func'])} must be sigmoid")
     groups, kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
     if count % groups or (groups > 1 and count // groups < 2) or not top_k <= kept * (count // groups) <= count:
         raise CheckpointError(
@@ -176,7 +180,7 @@ def reaches(u: Usual, types: Sequence[str], key: str = "sliding_window", size: i
     """What each layer sees, by its type. Raises CheckpointError for local layers without a size."""
     size = size or (u.window if key == "sliding_window" else None)
     if size is None and set(types) - {FULL}:
-        raise CheckpointError(f"{u.fields.where}: {key} = {u.fields.raw.get(key)}, but the model has local layers")
+        raise u.fields.wrong(key, "must be a size, for the model has local layers")
     return [None if kind == FULL or size is None else Reach(size, chunked=kind == CHUNKED) for kind in types]
 
 
@@ -194,8 +198,7 @@ def sparse_layers(u: Usual, default: Sequence[bool]) -> list[bool]:
     if types is None:
         return list(default)
     if not isinstance(types, list) or len(types) < u.layers or not set(map(str, types)) <= {"dense", "sparse"}:
-        shown = repr(types)[:80]
-        raise CheckpointError(f"{u.fields.where}: mlp_layer_types = {shown}: must list {u.layers} of dense, sparse")
+        raise u.fields.wrong("mlp_layer_types", f"must list {u.layers} of dense, sparse")
     return [kind == "sparse" for kind in types[: u.layers]]
 
 
@@ -228,6 +231,9 @@ def decoder(
     `layer`: further fields of every layer; `rest`: of the model.
     """
     each = [mlps] * u.layers if isinstance(mlps, MlpConfig | MoeConfig) else mlps
+    beside = layer["side"].moe.num_experts * u.layers if layer and layer.get("side") else 0
+    if beside + sum(one.num_experts for one in each if isinstance(one, MoeConfig)) > MAX_ALL_EXPERTS:
+        raise CheckpointError(f"{u.fields.where}: more than {MAX_ALL_EXPERTS} experts in all layers")
     extra = {**norms, **(layer or {})}
     fields = {
         "family": u.family,

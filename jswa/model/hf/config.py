@@ -6,10 +6,10 @@ from typing import Any
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.json_object import read_object, shown
 from jswa.model.hf.common import usual
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.fields import Fields
-from jswa.model.json_object import read_object, shown
 
 # Multimodal configs whose text part may not say what it is; others say so.
 _TEXT_PARTS = {
@@ -24,7 +24,12 @@ _TEXT_PARTS = {
     "step3p7": "step3p5",
 }
 # Other names of a family.
-_SAME = {"mimo_v2": "mimo_v2_flash", "mimo_v2_pro": "mimo_v2_flash", "step3p7_text": "step3p5"}
+_SAME = {
+    "exaone4_5_text": "exaone4",
+    "mimo_v2": "mimo_v2_flash",
+    "mimo_v2_pro": "mimo_v2_flash",
+    "step3p7_text": "step3p5",
+}
 # Families with building blocks that the decoder does not have.
 _OTHER_BLOCKS = {
     "deepseek_v4": "compressed caches and hyper-connections",
@@ -70,22 +75,30 @@ def parse_config(raw: dict[str, Any], *, eos_token_id: object = None, weights: b
     aliased = {entry.aliases.get(key, key): value for key, value in fields.raw.items() if key in entry.aliases}
     fields = Fields({**aliased, **fields.raw}, fields.where)
     model = entry.parse(usual(fields, family, _token_ids(eos), entry.defaults))
-    if raw.get("model_type") == "gemma3" and "text_config" in raw:
-        # transformers reads this at the top level alone, and caps no logits of the text part.
-        tied = outer.boolean("tie_word_embeddings", True)
-        model = dataclasses.replace(model, tie_embeddings=tied, final_softcap=None)
-    return model
+    return model if fields.where == outer.where else _wrapped(model, outer, fields)
+
+
+def _wrapped(model: ModelConfig, outer: Fields, fields: Fields) -> ModelConfig:
+    """What a multimodal config decides for its text part.
+
+    Whether embeddings are tied is its own; where neither part says, they are unless the checkpoint has another head.
+    """
+    tied = outer.boolean("tie_word_embeddings", fields.boolean("tie_word_embeddings", True))
+    softcap = None if outer.raw.get("model_type") == "gemma3" else model.final_softcap  # gemma3 caps text alone
+    return dataclasses.replace(model, tie_embeddings=tied, final_softcap=softcap)
 
 
 def _text_part(outer: Fields) -> tuple[Fields, str]:
     """The keys of the text decoder, and its family. Raises UnsupportedModel where there is none that jswa runs."""
     family, fields = outer.string("model_type", None), outer
-    if isinstance(outer.raw.get("text_config"), dict) and family not in FAMILIES:
+    if family not in FAMILIES and (family in _TEXT_PARTS or outer.raw.get("text_config") is not None):
         fields = Fields(outer.table("text_config"), "config.json: text_config")
         family = fields.string("model_type", _TEXT_PARTS.get(family, family))
     family = _SAME.get(_TEXT_PARTS.get(family, family), _TEXT_PARTS.get(family, family))
     if family in _OTHER_BLOCKS:
-        raise UnsupportedModel(f"{fields.where}: model_type = {family!r} has {_OTHER_BLOCKS[family]}: not implemented")
+        raise UnsupportedModel(
+            f"{fields.where}: model_type = {shown(family)} has {_OTHER_BLOCKS[family]}: not implemented"
+        )
     if family not in FAMILIES:
         raise UnsupportedModel(
             f"{fields.where}: model_type = {shown(family)} is not one of {', '.join(sorted(FAMILIES))}"
@@ -95,6 +108,6 @@ def _text_part(outer: Fields) -> tuple[Fields, str]:
 
 def _token_ids(value: object) -> tuple[int, ...]:
     ids: list[Any] = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
-    if not all(isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in ids):
+    if not all(isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**31 for x in ids):
         raise CheckpointError(f"eos_token_id = {shown(value)} must be a token id or a list of token ids")
     return tuple(ids)

@@ -20,6 +20,7 @@ from jswa.model.hf.common import (
     reaches,
     sliding_from,
 )
+from jswa.model.hf.fields import Fields
 from jswa.model.hf.rope import parse_rope
 
 _MINISTRAL3_ROPE = {
@@ -55,10 +56,10 @@ def mistral(u: Usual) -> ModelConfig:
 def ministral3(u: Usual) -> ModelConfig:
     """Queries grow with their position; all layers slide, or none."""
     rope = u.fields.table("rope_parameters") or u.fields.table("rope_scaling") or _MINISTRAL3_ROPE
-    beta, original = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings", u.max_position)
-    if not isinstance(beta, int | float | None) or not isinstance(original, int | float) or not original > 0:
-        raise CheckpointError(f"{u.fields.where}: llama_4_scaling_beta = {beta!r} and {original!r} must be numbers")
-    temperature = Temperature(float(original), float(beta), offset=0) if beta else None
+    fields = Fields(rope, f"{u.fields.where}: rope_parameters")
+    beta = None if not rope.get("llama_4_scaling_beta") else fields.number("llama_4_scaling_beta", None)
+    original = fields.number("original_max_position_embeddings", float(u.max_position))
+    temperature = None if beta is None else Temperature(original, beta, offset=0)
     types = sliding_from(u, u.window, 0)  # transformers ignores layer_types here
     rotary = parse_rope(u, default=_MINISTRAL3_ROPE)
     return _model(u, reaches(u, types), mlp(u), rope=rotary, temperature=temperature)
@@ -116,7 +117,7 @@ def flags(u: Usual, key: str, default: list[int]) -> list[int]:
     """A list of 0 and 1, one per layer; an empty one counts as absent. Raises CheckpointError."""
     value = u.fields.raw.get(key) or default
     if not isinstance(value, list) or len(value) < u.layers or not all(entry in (0, 1) for entry in value):
-        raise CheckpointError(f"{u.fields.where}: {key} = {repr(value)[:80]}: must list {u.layers} of 0 and 1")
+        raise u.fields.wrong(key, f"must list {u.layers} of 0 and 1")
     return value[: u.layers]
 
 

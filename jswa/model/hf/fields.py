@@ -1,13 +1,14 @@
 """Typed reading of a config's keys: a wrong type or range raises an error that names file, key, value and limit."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from jswa.errors import CheckpointError
+from jswa.json_object import shown
 
 _HIGHEST = 2**31 - 1
 _WIDEST = 2**20
+_LARGEST = 1e300  # a whole number may be too large for a float at all
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Fields:
     def number(self, key: str, default: float | None) -> float:
         """A finite number above 0."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST:
             raise self._wrong(key, value, "must be a finite number above 0")
         return float(value)
 
@@ -88,10 +89,20 @@ class Fields:
             raise self._wrong("layer_types", value, f"must list {len(default)} of {', '.join(allowed)}")
         return value
 
+    def wrong(self, key: str, limit: str) -> CheckpointError:
+        """The error for what a key holds."""
+        return self._wrong(key, self.raw.get(key), limit)
+
+    def share(self, key: str, default: float | None) -> float | None:
+        """A number in (0, 1], or the default where the key is null or absent."""
+        value = self.optional_number(key, default)
+        if value is not None and value > 1:
+            raise self.wrong(key, "must be a number above 0 and at most 1")
+        return value
+
     def _get(self, key: str, default: Any) -> Any:
         value = self.raw.get(key)
         return default if value is None else value
 
     def _wrong(self, key: str, value: object, limit: str) -> CheckpointError:
-        shown = repr(value)
-        return CheckpointError(f"{self.where}: {key} = {shown if len(shown) <= 80 else shown[:77] + '...'}: {limit}")
+        return CheckpointError(f"{self.where}: {key} = {shown(value)}: {limit}")

@@ -14,10 +14,12 @@ from jswa.architecture import (
     RouterConfig,
     Temperature,
 )
-from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.errors import UnsupportedModel
+from jswa.json_object import shown
 from jswa.model.hf.common import (
     FULL,
     MAX_HEADS,
+    MAX_LAYERS,
     SLIDING,
     Usual,
     activation,
@@ -207,7 +209,7 @@ def _step_rope(u: Usual, kind: str, index: int) -> Any:
         value = raw.pop(key, None)
         if isinstance(value, list):
             if len(value) <= index:
-                raise CheckpointError(f"{fields.where}: {key} = {repr(value)[:80]}: must list {u.layers} numbers")
+                raise fields.wrong(key, f"must list {u.layers} numbers")
             raw[ours] = value[index]
         elif value is not None:
             raw[ours] = value
@@ -246,9 +248,10 @@ def _step_sparse(u: Usual) -> list[bool]:
     if listed is None:
         return [index >= 3 for index in range(u.layers)]
     items = listed.split(",") if isinstance(listed, str) else listed
-    if not isinstance(items, list) or not all(str(item).strip().isdecimal() for item in items if str(item).strip()):
-        raise CheckpointError(f"{u.fields.where}: moe_layers_enum = {repr(listed)[:80]}: must list layers")
-    numbers = {int(item) for item in items if str(item).strip()}
+    items = [item.strip() if isinstance(item, str) else item for item in items] if isinstance(items, list) else [None]
+    numbers = {int(item) for item in items if str(item).isdecimal() and len(str(item)) < 10}
+    if len(items) > 2 * MAX_LAYERS or not all(item == "" or str(item)[:10].isdecimal() for item in items):
+        raise u.fields.wrong("moe_layers_enum", "must list layers")
     return [index in numbers for index in range(u.layers)]
 
 
@@ -256,7 +259,7 @@ def _limits(u: Usual, key: str) -> list[float | None]:
     """One clamp per layer, 0 or null for none."""
     value = u.fields.raw.get(key) or [None] * u.layers
     if not isinstance(value, list) or len(value) < u.layers:
-        raise CheckpointError(f"{u.fields.where}: {key} = {repr(value)[:80]}: must list {u.layers} limits")
+        raise u.fields.wrong(key, f"must list {u.layers} limits")
     return [Fields({key: one}, u.fields.where).number(key, None) if one else None for one in value]
 
 
@@ -265,14 +268,14 @@ def _heads_per_layer(u: Usual) -> list[int]:
     value = u.fields.raw.get(key)
     value = [u.heads] * u.layers if value is None else value
     if not isinstance(value, list) or len(value) != u.layers:
-        raise CheckpointError(f"{u.fields.where}: {key} = {repr(value)[:80]}: must list {u.layers} numbers of heads")
+        raise u.fields.wrong(key, f"must list {u.layers} numbers of heads")
     return [Fields({key: one}, u.fields.where).integer(key, None, high=MAX_HEADS) for one in value]
 
 
 def _per_head(u: Usual) -> bool:
     gating = u.fields.raw.get("gating", True)
     if gating not in (True, "per-head", "per-element", False):
-        raise UnsupportedModel(f"{u.fields.where}: gating = {gating!r} must be true, per-head or per-element")
+        raise UnsupportedModel(f"{u.fields.where}: gating = {shown(gating)} must be true, per-head or per-element")
     return gating in (True, "per-head")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from jswa.architecture import AttentionConfig, MlpConfig, ModelConfig, Norm
 from jswa.errors import UnsupportedModel
+from jswa.json_object import shown
 from jswa.model.hf.common import (
     FULL,
     SLIDING,
@@ -56,7 +57,9 @@ def causal(u: Usual) -> None:
     """Raise UnsupportedModel for an encoder's attention; "vision" concerns images alone."""
     both = u.fields.raw.get("use_bidirectional_attention")
     if both not in (None, False, "vision"):
-        raise UnsupportedModel(f"{u.fields.where}: use_bidirectional_attention = {both!r} is not a decoder's attention")
+        raise UnsupportedModel(
+            f"{u.fields.where}: use_bidirectional_attention = {shown(both)} is not a decoder's attention"
+        )
 
 
 def _norm(u: Usual) -> Norm:

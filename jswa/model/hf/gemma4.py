@@ -24,6 +24,8 @@ from jswa.architecture import (
 from jswa.errors import CheckpointError
 from jswa.model.hf.common import (
     FULL,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
     SLIDING,
     Usual,
     activation,
@@ -49,8 +51,9 @@ def gemma4(u: Usual, *, per_layer_dim: int = 256) -> ModelConfig:
     causal(u)
     types = layer_types(u, every(u, 6))
     types = [*types[:-1], FULL]  # transformers makes the last layer full whatever the config says
+    ropes: dict[tuple[str, int], Rope] = {}
     attentions = [
-        dataclasses.replace(_attention(u, kind, index), reach=reach)
+        dataclasses.replace(_attention(u, kind, index, ropes), reach=reach)
         for index, (kind, reach) in enumerate(zip(types, reaches(u, types), strict=True))
     ]
     norm = _norm(u)
@@ -122,22 +125,23 @@ def _normed(u: Usual, rope: Rope, norm: Norm, **changes: Any) -> AttentionConfig
     return attention(u, scale=1.0, rope=rope, qk_norm=norm, v_norm=unweighted, **biased(u), **changes)
 
 
-def _attention(u: Usual, kind: str, index: int) -> AttentionConfig:
-    """One layer's, by its type and by `per_layer_config`, version 5's form of what differs."""
+def _attention(u: Usual, kind: str, index: int, ropes: dict[tuple[str, int], Rope]) -> AttentionConfig:
+    """One layer's, by its type and by `per_layer_config`, version 5's form of what differs; `ropes` known so far."""
     fields, full = u.fields, kind == FULL
     tied = full and fields.boolean("attention_k_eq_v", False)
     own = _per_layer(u, index)
     kv_heads, head_dim = u.kv_heads, u.head_dim
     if own is None and full:
-        head_dim = fields.optional_width("global_head_dim", 512) or head_dim
+        head_dim = fields.optional_integer("global_head_dim", 512, high=MAX_HEAD_DIM) or head_dim
         if tied:
-            kv_heads = fields.optional_width("num_global_key_value_heads", None) or kv_heads
+            kv_heads = fields.optional_integer("num_global_key_value_heads", None, high=MAX_HEADS) or kv_heads
     elif own is not None:
-        head_dim = own.integer("head_dim", head_dim, high=2**20)
-        kv_heads = own.integer("num_key_value_heads", kv_heads, high=2**20)
-    rope = parse_rope(
-        u, layer_type=kind, head_dim=head_dim, default=_FULL_ROPE if full else None, theta=1e6 if full else 1e4
-    )
+        head_dim = own.integer("head_dim", head_dim, high=MAX_HEAD_DIM)
+        kv_heads = own.integer("num_key_value_heads", kv_heads, high=MAX_HEADS)
+    if (kind, head_dim) not in ropes:
+        theta, default = (1e6, _FULL_ROPE) if full else (1e4, None)
+        ropes[kind, head_dim] = parse_rope(u, layer_type=kind, head_dim=head_dim, default=default, theta=theta)
+    rope = ropes[kind, head_dim]
     turned = sum(1 for frequency in rope.inv_freq if frequency)
     folded = tied and 0 < turned < head_dim // 2
     if folded:
@@ -150,7 +154,7 @@ def _per_layer(u: Usual, index: int) -> Fields | None:
     if "per_layer_config" not in u.fields.raw:
         return None
     table = u.fields.table("per_layer_config")
-    key = next((key for key in table if key.isdecimal() and int(key) == index), "")
+    key = next((key for key in table if key.lstrip("0") == str(index or "") and key), "")
     return Fields(Fields(table, u.fields.where).table(key) if key else {}, f"{u.fields.where}: per_layer_config.{key}")
 
 
@@ -202,7 +206,7 @@ def _gemma3n_mlps(u: Usual) -> list[MlpConfig]:
     for width, share in zip(_each(u, "intermediate_size", widths or 16384), shares, strict=True):
         fields = Fields({"intermediate_size": width}, u.fields.where)
         if not isinstance(share, int | float) or not 0 <= share < 1:
-            raise CheckpointError(f"{u.fields.where}: activation_sparsity_pattern = {share!r}: must be in [0, 1)")
+            raise u.fields.wrong("activation_sparsity_pattern", "must be numbers in [0, 1)")
         cut = NormalDist().inv_cdf(share) if share else None
         act = activation(u, "hidden_activation", "gelu_pytorch_tanh")
         mlps.append(MlpConfig(fields.width("intermediate_size", None), act, sparsity=cut))
@@ -212,7 +216,7 @@ def _gemma3n_mlps(u: Usual) -> list[MlpConfig]:
 def _each(u: Usual, key: str, value: Any) -> list[Any]:
     each = value if isinstance(value, list) else [value] * u.layers
     if len(each) != u.layers:
-        raise CheckpointError(f"{u.fields.where}: {key} = {repr(value)[:80]}: must list {u.layers} numbers, or be one")
+        raise u.fields.wrong(key, f"must list {u.layers} numbers, or be one")
     return each
 
 

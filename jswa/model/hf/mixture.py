@@ -13,12 +13,14 @@ from jswa.architecture import (
     RouterConfig,
     Temperature,
 )
-from jswa.errors import CheckpointError
 from jswa.model.hf.blocks import exaone_attentions
 from jswa.model.hf.common import (
     CHUNKED,
     FULL,
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
     MAX_HEADS,
+    MAX_LAYERS,
     SLIDING,
     Usual,
     activation,
@@ -97,18 +99,18 @@ def _mimo_attention(u: Usual, kind: str) -> AttentionConfig:
     rope = parse_rope(
         u,
         layer_type=kind,
-        head_dim=u.head_dim if full else fields.width("swa_head_dim", u.head_dim),
+        head_dim=u.head_dim if full else fields.integer("swa_head_dim", u.head_dim, high=MAX_HEAD_DIM),
         theta_key="rope_theta" if full else "swa_rope_theta",
         theta=5e6 if full else 1e4,
         partial=0.334,
     )
-    v_head_dim = fields.width("v_head_dim", 128)
+    v_head_dim = fields.integer("v_head_dim", 128, high=MAX_HEAD_DIM)
     return attention(
         u,
         num_heads=u.heads if full else fields.integer("swa_num_attention_heads", u.heads, high=MAX_HEADS),
-        num_kv_heads=u.kv_heads if full else fields.width("swa_num_key_value_heads", 2 * u.kv_heads),
-        head_dim=u.head_dim if full else fields.width("swa_head_dim", u.head_dim),
-        v_head_dim=v_head_dim if full else fields.width("swa_v_head_dim", v_head_dim),
+        num_kv_heads=u.kv_heads if full else fields.integer("swa_num_key_value_heads", 2 * u.kv_heads, high=MAX_HEADS),
+        head_dim=u.head_dim if full else fields.integer("swa_head_dim", u.head_dim, high=MAX_HEAD_DIM),
+        v_head_dim=v_head_dim if full else fields.integer("swa_v_head_dim", v_head_dim, high=MAX_HEAD_DIM),
         rope=rope,
         sinks=fields.boolean(f"add_{'full' if full else 'swa'}_attention_sink_bias", not full),
         v_scale=fields.null_or_number("attention_value_scale", 0.707) or 1.0,
@@ -166,7 +168,9 @@ def mixtral(u: Usual) -> ModelConfig:
 
 def qwen3_moe(u: Usual) -> ModelConfig:
     """Norms on q and k; all layers slide, or none; some layers may be dense."""
-    count = u.fields.optional_integer("num_local_experts", None) or u.fields.integer("num_experts", 128, low=0)
+    count = u.fields.optional_integer("num_local_experts", None, high=MAX_EXPERTS) or u.fields.integer(
+        "num_experts", 128, low=0, high=MAX_EXPERTS
+    )
     window = u.window if u.fields.boolean("use_sliding_window", False) else None
     u = dataclasses.replace(u, window=window)
     return _sliding(u, _qwen_mlps(u, count, 8, 768), rope=parse_rope(u), qk_norm=u.norm, **biased(u))
@@ -179,7 +183,9 @@ def qwen2_moe(u: Usual) -> ModelConfig:
     types = [SLIDING if slides and i % 2 == 0 and i < first else FULL for i in range(u.layers)]
     base = attention(u, rope=parse_rope(u), qkv_bias=fields.boolean("qkv_bias", True))
     shared = mlp(u, "shared_expert_intermediate_size", 5632)
-    mlps = _qwen_mlps(u, fields.integer("num_experts", 60, low=0), 4, 1408, shared=shared, shared_gate=True)
+    mlps = _qwen_mlps(
+        u, fields.integer("num_experts", 60, low=0, high=MAX_EXPERTS), 4, 1408, shared=shared, shared_gate=True
+    )
     u = u if slides else dataclasses.replace(u, window=None)
     return decoder(u, by_type(u, layer_types(u, types), {FULL: base, SLIDING: base}), mlps, llama_norms(u.norm))
 
@@ -205,7 +211,7 @@ def dots1(u: Usual) -> ModelConfig:
     fields = u.fields
     types = layer_types(u, sliding_from(u, u.window, fields.integer("max_window_layers", 62, low=0)))
     base = attention(u, rope=parse_rope(u), qk_norm=u.norm, **biased(u))
-    first = fields.integer("first_k_dense_replace", 0, low=0)
+    first = fields.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS)
     mlps: list[MlpConfig | MoeConfig] = [mlp(u)] * min(first, u.layers)
     if first < u.layers:
         shared = fields.integer("n_shared_experts", None, low=0, high=1024)
@@ -216,7 +222,7 @@ def dots1(u: Usual) -> ModelConfig:
 def exaone_moe(u: Usual) -> ModelConfig:
     """exaone4's attention in llama's block; the first layer is dense."""
     fields = u.fields
-    first = fields.integer("first_k_dense_replace", 1, low=0)
+    first = fields.integer("first_k_dense_replace", 1, low=0, high=MAX_LAYERS)
     shared = fields.integer("num_shared_experts", 1, low=0, high=1024)
     moe = _deepseek_moe(u, "num_experts", 1024, 64, shared, normalize=True, scale=2.5)
     sparse = sparse_layers(u, [i >= first for i in range(u.layers)])
@@ -307,5 +313,5 @@ def _listed(u: Usual, key: str, default: list[int]) -> list[int]:
     value = u.fields.raw.get(key)
     value = default if value is None else value
     if not isinstance(value, list) or not all(isinstance(index, int) for index in value):
-        raise CheckpointError(f"{u.fields.where}: {key} = {repr(value)[:80]}: must be a list of layers")
+        raise u.fields.wrong(key, "must be a list of layers")
     return value

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from jswa.architecture import Rope
 from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.json_object import shown
 from jswa.model.hf.common import Usual
 from jswa.model.hf.fields import Fields
 
@@ -56,12 +57,12 @@ def parse_rope(
     theta = theta if base is None else Fields({"base": base}, where).number("base", None)
     kind = rope.string("rope_type", rope.string("type", "default"))
     kind = (aliases or {}).get(kind, kind)
-    given = rope.optional_number("partial_rotary_factor", fields.optional_number("partial_rotary_factor", partial))
+    given = rope.share("partial_rotary_factor", fields.share("partial_rotary_factor", partial))
     dim = head_dim if partial is None or kind == "proportional" else int(head_dim * (given or 1.0))
     if dim % 2 or dim < 2 or dim > head_dim:
         raise UnsupportedModel(f"{where}: a head size of {dim} cannot be rotated, it must be even")
     if partial is None and kind not in ("default", "dynamic", "proportional") and (given or 1.0) != 1.0:
-        raise UnsupportedModel(f"{where}: partial_rotary_factor with rope_type = {kind!r} is not implemented")
+        raise UnsupportedModel(f"{where}: partial_rotary_factor with rope_type = {shown(kind)} is not implemented")
     original = fields.optional_integer("original_max_position_embeddings", None) or rope.integer(
         "original_max_position_embeddings", u.max_position
     )
@@ -75,13 +76,13 @@ def parse_rope(
                 rope, kind, theta, dim, u.max_position, original, share=share, truncate=truncate
             )
     except (ArithmeticError, ValueError) as error:
-        raise CheckpointError(f"{where}: {table} cannot be computed with: {error}") from error
+        raise CheckpointError(f"{where}: {shown(table)} cannot be computed with: {error}") from error
     return _rope(rope, inv_freq, scale, interleaved)
 
 
 def _rope(rope: Fields, inv_freq: Float[np.ndarray, " n"], scale: float, interleaved: bool) -> Rope:
     if not np.isfinite([*inv_freq, scale]).all():
-        raise CheckpointError(f"{rope.where}: {rope.raw} gives frequencies that are not finite in float32")
+        raise CheckpointError(f"{rope.where}: {shown(rope.raw)} gives frequencies that are not finite in float32")
     return Rope(tuple(inv_freq.astype(np.float32).tolist()), scale, interleaved)
 
 
@@ -115,7 +116,7 @@ def _frequencies(
         return _llama3(inv_freq, rope, original), 1.0
     if kind == "yarn":
         return _yarn(inv_freq, rope, theta, max_position, original, truncate=truncate)
-    raise UnsupportedModel(f"{rope.where}: rope_type = {kind!r} is not one of {', '.join(_KINDS)}")
+    raise UnsupportedModel(f"{rope.where}: rope_type = {shown(kind)} is not one of {', '.join(_KINDS)}")
 
 
 def _longrope(rope: Fields, theta: float, dim: int, max_position: int, original: int, *, interleaved: bool) -> Rope:

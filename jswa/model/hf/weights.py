@@ -80,7 +80,7 @@ def unused(config: ModelConfig, keys: Iterable[str]) -> set[str]:
     own = ("k_proj", "v_proj", "k_norm", "v_norm")
     for key in keys:
         layer, _, rest = key.removeprefix("model.layers.").partition(".")
-        if not key.startswith("model.layers.") or not layer.isdecimal():
+        if not key.startswith("model.layers.") or not layer.isdecimal() or len(layer) > 9:
             continue
         if int(layer) >= len(config.layers):
             if FAMILIES[config.family].names.extra_layers:

@@ -114,7 +114,7 @@ def test_a_window_or_layer_pattern_that_makes_no_sense_is_named(form: str, chang
     [
         ("llama", {"model_type": "mamba"}, "model_type = 'mamba' is not one of .*llama"),
         ("llama", {"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'"),
-        ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type = 'longrope'"),
+        ("llama", {"rope_scaling": {"rope_type": "axial", "factor": 2.0}}, "rope_type = 'axial'"),
         ("llama", {"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "rope_type = 'su'"),
         ("llama", {"head_dim": 15}, "head size of 15"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),

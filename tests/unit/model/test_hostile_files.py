@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from jswa.errors import CheckpointError
-from jswa.model.json_object import MAX_BYTES, MAX_VALUES, parse_object, read_object
+from jswa.json_object import MAX_BYTES, MAX_VALUES, parse_object, read_object
 from jswa.model.load import load_checkpoint
 from jswa.model.safetensors_header import BITS, read_header
 from tests.hostile import EMBED, FILE, INDEX, NORM, Header, edit, edit_json, loaded_within_limits, pack, sound, unpack
