@@ -248,6 +248,7 @@ EXAONE_MOE_CASES = (
             "pattern_letters",
             OldHub(pattern=False, drop=("layer_types", "mlp_layer_types"), add={"sliding_window_pattern": "LLG"}),
             sliding_window_pattern=3,
+            num_hidden_layers=6,  # letters make the last layer full, whatever it is by the pattern
             norm_topk_prob=False,
             tie_word_embeddings=True,
         ),

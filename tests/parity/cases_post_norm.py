@@ -1,4 +1,4 @@
-"""Parity cases of OLMo 3 and EXAONE 4, which norm after each half of a layer, and of Cohere 2, with parallel halves.
+"""Parity cases of OLMo 2 and 3 and EXAONE 4, which norm after each half of a layer, and of Cohere 2: parallel halves.
 
 What and why: as in cases.py.
 """
@@ -26,6 +26,12 @@ def olmo3(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
     return case(name, "olmo3", OLMO3, old, kwargs)
 
 
+OLMO2_CASES = (
+    case("base", "olmo2", BASE, OldHub(), {"rope_parameters": rope(5e5), "rms_norm_eps": 0.1}),
+    # Every default but the sizes: 32 heads, as many key heads, theta 1e4, eps 1e-5.
+    case("defaults", "olmo2", BASE, OldHub(only=SIZES), {"num_attention_heads": 32, "num_key_value_heads": None}),
+    case("bias_tied", "olmo2", BASE, OldHub(), {"attention_bias": True, "tie_word_embeddings": True}),
+)
 OLMO3_CASES = (
     # Like the 7B repository, where every head has its own key: the norms of keys are as wide as those of queries.
     olmo3("base", OLMO3_HUB, num_key_value_heads=4, rope_scaling=YARN8),
@@ -77,7 +83,8 @@ EXAONE4_CASES = (
     exaone4("base", EXAONE4_HUB),
     exaone4("pattern_3", OldHub(), sliding_window_pattern=3),
     # transformers fails on a pattern of letters unless there are layer_types.
-    replace(exaone4("pattern_letters", UNREADABLE, sliding_window_pattern=3), old_is_read=False),
+    # Six layers: letters make the last layer full, whatever it is by the pattern.
+    replace(exaone4("pattern_letters", UNREADABLE, sliding_window_pattern=3, num_hidden_layers=6), old_is_read=False),
     # Like the 1.2B repository: without a window every layer has a rope. transformers fails without layer_types.
     replace(
         exaone4(
@@ -163,4 +170,4 @@ COHERE2_CASES = (
     cohere2("head_dim", OldHub(), head_dim=24, sliding_window_pattern=4),
 )
 
-CASES = (*OLMO3_CASES, *EXAONE4_CASES, *COHERE2_CASES)
+CASES = (*OLMO2_CASES, *OLMO3_CASES, *EXAONE4_CASES, *COHERE2_CASES)

@@ -1,4 +1,4 @@
-"""Dense models whose block is not llama's: olmo3, exaone4, cohere2, granite_swa, muse_glimmer."""
+"""Dense models whose block is not llama's: olmo2 and olmo3, exaone4, cohere2, granite_swa, muse_glimmer."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -42,6 +42,13 @@ def olmo3(u: Usual) -> ModelConfig:
 
     kinds = {name: kind(name) for name in sorted(set(types))}
     return decoder(u, by_type(u, types, kinds), mlp(u), post_norms(norm), final_norm=norm)
+
+
+def olmo2(u: Usual) -> ModelConfig:
+    """olmo3's block, all layers full."""
+    norm = dataclasses.replace(u.norm, cast_first=False)
+    base = attention(u, rope=parse_rope(u), qk_norm=norm, qk_norm_all_heads=True, **biased(u))
+    return decoder(u, [base] * u.layers, mlp(u), post_norms(norm), final_norm=norm)
 
 
 def exaone4(u: Usual) -> ModelConfig:
@@ -191,7 +198,8 @@ def muse_glimmer(u: Usual) -> ModelConfig:
     full = [(u.layers - 1 - i) % 4 == 0 for i in range(u.layers)]
     types = layer_types(u, [FULL if one else SLIDING for one in full])
     rope = parse_rope(u)
-    ropes = layer_ropes(u, [None if one else rope for one in full])
+    # Of the bases that are listed only which are 0 counts.
+    ropes = [rope if listed else None for listed in layer_ropes(u, [None if one else rope for one in full])]
     base = attention(
         u,
         scale=u.head_dim**-0.5 * fields.number("qk_scale_factor", 3.87),

@@ -97,7 +97,6 @@ def smollm3(u: Usual) -> ModelConfig:
     rotated = flags(u, "no_rope_layers", [int((i + 1) % interval != 0) for i in range(u.layers)])
     slides = u.fields.boolean("use_sliding_window", False)
     types = layer_types(u, [SLIDING if slides and u.window and not rope else FULL for rope in rotated])
-    types = types if slides else [FULL] * u.layers
     rope = parse_rope(u, theta=2e6)
     attentions = [
         attention(u, rope=rope if turns else None, reach=reach, **biased(u))

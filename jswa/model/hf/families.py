@@ -213,6 +213,12 @@ FAMILIES: Mapping[str, Family] = {
         eos=1,
     ),
     # Other blocks.
+    "olmo2": Family(
+        blocks.olmo2,
+        Defaults(50304, 4096, 32, 32, 2048, 11008, rms_norm_eps=1e-5),
+        _POST,
+        eos=50279,
+    ),
     "olmo3": Family(
         blocks.olmo3,
         Defaults(50304, 4096, 32, 32, 2048, 11008, rms_norm_eps=1e-5, sliding_window=4096),
