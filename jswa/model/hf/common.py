@@ -142,7 +142,7 @@ def experts(u: Usual, key: str, default: int | None, top_k: int | None, top_key:
 def sigmoid_router(u: Usual, counts: Mapping[str, int], *, normalize: bool, scale: float) -> RouterConfig:
     """DeepSeek-V3's router: sigmoid scores, a selection bias, groups. `normalize`, `scale`: the family's defaults."""
     fields, count, top_k = u.fields, counts["num_experts"], counts["top_k"]
-    if fields.string("scoring_func", "sigmoid") != "sigmoid":
+    if fields.string("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # dots1 says the latter, and means it
         raise UnsupportedModel(f"{fields.where}: scoring_func = {shown(fields.raw['scoring_func'])} must be sigmoid")
     groups, kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
     if count % groups or (groups > 1 and count // groups < 2) or not top_k <= kept * (count // groups) <= count:
