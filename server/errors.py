@@ -1,0 +1,100 @@
+"""Errors as clients see them: OpenAI's shape, whatever went wrong, and nothing of this machine in the message."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jswa.errors import FieldError, GenerationError, JswaError, PromptTooLong, RequestError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """A response that is an error.
+
+    Attributes:
+        param: the request's field that is to blame, where one is.
+        code: what programs look at.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        # A lone surrogate, which a request may hold, cannot be encoded.
+        message = message.encode("utf-8", "replace").decode()
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the response."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @staticmethod
+    def of(error: JswaError) -> "ApiError":
+        """What the engine refused, or could not do."""
+        if isinstance(error, PromptTooLong):
+            return ApiError(400, str(error), param=error.field, code="context_length_exceeded")
+        if isinstance(error, RequestError):
+            return ApiError(400, str(error), param=error.field.split(" ")[0], code="invalid_value")
+        if isinstance(error, FieldError):
+            return ApiError(400, str(error), param=error.field)
+        if isinstance(error, GenerationError):
+            return ApiError(500, str(error), code="generation_failed")
+        return ApiError(500, "internal error")
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """A field of the request is wrong."""
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """A field of the request asks for what is not there."""
+    return invalid(param, message, "unsupported_value")
+
+
+def engine_dead() -> ApiError:
+    """The engine has died: no request can be served any more."""
+    return ApiError(500, "the engine has failed; the server is going down", code="engine_dead")
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first of pydantic's complaints about a body."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, "the body is not valid JSON", code="invalid_json")
+    where = first["loc"][1:] if first["loc"][:1] in (("body",), ["body"]) else first["loc"]
+    param = _dotted(where)
+    if not param:
+        return ApiError(400, "the body must be a JSON object", code="invalid_json")
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    more = f" (and {len(errors) - 1} more errors)" if len(errors) > 1 else ""
+    return ApiError(400, f"{param}: {first['msg']}{more}", param=param, code=code)
+
+
+def _dotted(where: Sequence[Any]) -> str:
+    parts = ""
+    for part in where:
+        if isinstance(part, int):
+            parts += f"[{part}]"
+        elif part in ("str", "int", "float", "bool") or "[" in str(part):
+            break  # the name of one alternative of a union
+        else:
+            parts += f".{part}" if parts else str(part)
+    return parts[:200]
