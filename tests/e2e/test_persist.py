@@ -394,7 +394,7 @@ def test_saved_pages_hold_nothing_but_the_text(llm: LLM, tmp_path: Path) -> None
     filled = snapshot.filled(layout.page_size)
     assert (filled < layout.page_size).any()
     for lane in contents:
-        heads, width = layout.full.num_kv_heads, layout.full.head_dim + layout.full.v_head_dim
+        heads, width = layout.full.num_kv_heads, layout.full.row
         pages = lane[: len(filled)].reshape(len(filled), heads, layout.page_size, width)
         for page, tokens in zip(pages, filled.tolist(), strict=True):
             assert page[:, :tokens].any()

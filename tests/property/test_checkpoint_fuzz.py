@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from jswa.errors import CheckpointError
+from jswa.model.hf.weights import canonical_name
 from jswa.model.load import load_checkpoint
 from jswa.model.safetensors_header import BITS, read_header
 from tests.hostile import FILE, INDEX, Header, pack, sound, unpack
@@ -64,7 +65,7 @@ def error_or_values(folder: Path, *named: str) -> None:
         return
     stored: dict[str, Any] = {}
     for path in [folder / FILE] if (folder / FILE).exists() else list(folder.glob("*-of-*")):
-        stored |= load_file(path)
+        stored |= {str(canonical_name(key)): value for key, value in load_file(path).items()}
     matrices = {
         "lm_head": ["lm_head"],
         "layers.0.attention.qkv": [f"model.layers.0.self_attn.{x}_proj" for x in "qkv"],

@@ -129,11 +129,12 @@ def assemble(source: Source, pieces: list[np.ndarray]) -> np.ndarray:
     if source.how == "transposed":
         return np.swapaxes(np.concatenate(pieces, axis=1), 1, 2)
     if source.how == "columns":
-        return _folded(pieces[0].T, source.folds[0]) if source.folds else pieces[0].T
+        return _folded(pieces[0].T, source.folds[0])
     pieces = [*map(_folded, pieces, source.folds), *pieces[len(source.folds) :]]
     if source.how == "product":
         rotated = source.folds[0].rotated
-        return np.concatenate([pieces[0][:rotated], pieces[0][rotated:] * pieces[1][rotated:]])
+        one, other = (piece.astype(np.float32) for piece in pieces)  # a product in bfloat16 would round once more
+        return np.concatenate([one[:rotated], one[rotated:] * other[rotated:]])
     stacked = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     if source.how == "interleaved":
         return np.concatenate([stacked[..., ::2], stacked[..., 1::2]], axis=-1)
@@ -189,8 +190,10 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, sliced:
     out = {f"{prefix}.o_proj": d}
     table = {
         "attention.qkv": _matrix(named, d)._replace(folds=folds),
-        "attention.out": _matrix(out, a.num_heads * a.v_head_dim)._replace(how="columns", folds=folds[1:]),
+        "attention.out": _matrix(out, a.num_heads * a.v_head_dim),
     }
+    if folds:
+        table["attention.out"] = table["attention.out"]._replace(how="columns", folds=folds[1:])
     if sliced and any(n % _SLICES for n in rows.values()):
         raise CheckpointError(f"{prefix}.qkv_proj.weight: {rows} cannot be {_SLICES} slices of q, k and v")
     if names.fused or sliced:
