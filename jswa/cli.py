@@ -83,6 +83,14 @@ def generate(
             print(meter.report(), file=sys.stderr)
 
 
+@app.command(help_flags=[], version_flags=[])
+def serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
+    """Serve a model over HTTP, as OpenAI's API: `jswa serve MODEL`; `jswa serve --help` shows the options."""
+    from jswa.server_package import load_server
+
+    raise SystemExit(load_server("cli").main(list(tokens)))
+
+
 @app.command
 def capacity(config: str, *, block_size: int = 64, itemsize: int = 2, memory_gib: float = 75.0) -> None:
     """Print what a model's KV takes and how much fits, at 2k, 8k, 32k and 128k tokens.

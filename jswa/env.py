@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jswa.errors import ConfigError
 
-_NAMES = ("JSWA_CHECK", "JSWA_NO_OVERLAP", "JSWA_DUMP_PLANS", "JSWA_COMPILATION_CACHE")
+NAMES = ("JSWA_CHECK", "JSWA_NO_OVERLAP", "JSWA_DUMP_PLANS", "JSWA_COMPILATION_CACHE")
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Switches:
     def read(environ: Mapping[str, str] = os.environ) -> "Switches":
         """Read the JSWA_ variables. Raises ConfigError for one that is unknown or malformed."""
         for name, value in environ.items():
-            if name.startswith("JSWA_") and name not in _NAMES:
-                raise ConfigError(name, value, f"is not a switch; there are {', '.join(_NAMES)}")
+            if name.startswith("JSWA_") and name not in NAMES:
+                raise ConfigError(name, value, f"is not a switch; there are {', '.join(NAMES)}")
         dump = environ.get("JSWA_DUMP_PLANS")
         cache = environ.get("JSWA_COMPILATION_CACHE", str(Path.home() / ".cache" / "jswa"))
         return Switches(

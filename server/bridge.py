@@ -103,9 +103,9 @@ class Bridge:
 
     def __init__(self, engine: EngineLike, on_death: Callable[[], None] = lambda: None) -> None:
         self.engine = engine
+        self.on_death = on_death
         self.steps = 0
         self.dead: BaseException | None = None
-        self._on_death = on_death
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._puts: dict[str, Put] = {}
@@ -224,7 +224,7 @@ class Bridge:
             put(engine_dead())
         for future in list(self._calls):
             _settle(future, None, engine_dead())
-        self._on_death()
+        self.on_death()
 
 
 def _settle[T](future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

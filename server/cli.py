@@ -1,0 +1,85 @@
+"""`jswa serve`: options from the command line, the environment (JSWA_…) and a YAML file, in this order."""
+
+import dataclasses
+import difflib
+import os
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.config import Env, Yaml
+
+from jswa.config import EngineConfig
+from jswa.env import NAMES as SWITCHES
+from jswa.errors import ConfigError
+
+from .config import ServeConfig
+from .run import run
+from .service import Served
+
+_SERVER, _ENGINE = ServeConfig(), EngineConfig()
+
+
+def serve(
+    model: str = "tiny",
+    /,
+    *,
+    config: Path | None = None,
+    server: Annotated[ServeConfig, Parameter(name="*")] = _SERVER,
+    engine: Annotated[EngineConfig, Parameter(name="*")] = _ENGINE,
+) -> int:
+    """Serve a model over HTTP, as OpenAI's API.
+
+    Parameters
+    ----------
+    model
+        Folder of a Hugging Face checkpoint, or "tiny", the model in the box.
+    config
+        A YAML file with any of these options by name. The command line comes before the environment (JSWA_PORT=8000),
+        the environment before the file.
+    server
+        Options of the server.
+    engine
+        Options of the engine.
+    """
+    from jswa.llm import LLM
+
+    if not server.served_model_name:
+        server = dataclasses.replace(server, served_model_name=(model,))
+    llm = LLM(model, **dataclasses.asdict(engine))
+    return run(Served(llm.engine, llm.tokenizer, llm.chat_template, llm.default_sampling), server)
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run `jswa serve` with these arguments; returns the exit status. Raises JswaError."""
+    app = App(name="jswa serve", version_flags=[])
+    app.default(serve)
+    environment = Env("JSWA_", command=False)
+    path = _config_path(tokens) or os.environ.get("JSWA_CONFIG")
+    app.config = (
+        (environment,) if path is None else (environment, Yaml(path, must_exist=True, use_commands_as_keys=False))
+    )
+    command, bound, _ = app.parse_args(tokens)
+    _take_options(os.environ)
+    return int(command(*bound.args, **bound.kwargs) or 0)
+
+
+def _config_path(tokens: Sequence[str]) -> str | None:
+    for index, token in enumerate(tokens):
+        if token == "--config" and index + 1 < len(tokens):
+            return tokens[index + 1]
+        if token.startswith("--config="):
+            return token.partition("=")[2]
+    return None
+
+
+def _take_options(environ: MutableMapping[str, str]) -> None:
+    """Take our options out of the environment: the engine knows its own switches only. Raises ConfigError for typos."""
+    fields = [field.name for kind in (ServeConfig, EngineConfig) for field in dataclasses.fields(kind)]
+    known = [f"JSWA_{name.upper()}" for name in ["config", *fields]]
+    for name in [name for name in environ if name.startswith("JSWA_") and name not in SWITCHES]:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *SWITCHES], n=1)
+            raise ConfigError(name, "...", f"is no option; did you mean {near[0]}?" if near else "is no option")
+        del environ[name]

@@ -1,0 +1,22 @@
+"""What a request may ask for at most. The one table; `docs/serving.md` shows it, tests try each limit and one beyond.
+
+Whatever is longer, more or larger is refused with status 400 (a body: 413) before anything is computed.
+"""
+
+MAX_BODY_BYTES = 16 * 2**20  # default of --max-body-size
+MAX_HEADER_BYTES = 64 * 2**10  # all header fields and the request line
+MAX_N = 128  # texts per prompt
+MAX_PROMPTS = 1_024  # prompts of one completions request
+MAX_TEXTS = 1_024  # prompts x n
+MAX_STOPS = 16  # stop strings
+MAX_STOP_CHARS = 1_024  # of one stop string, or one bad word
+MAX_STOP_IDS = 1_024  # stop_token_ids
+MAX_BIASES = 1_024  # entries of logit_bias
+MAX_ALLOWED_IDS = 300_000  # allowed_token_ids
+MAX_BAD_WORDS = 128
+MAX_LOGPROBS = 20  # logprobs, top_logprobs, prompt_logprobs
+MAX_MESSAGES = 4_096  # of one conversation
+MAX_PARTS = 1_024  # of the content of one message
+MAX_TOOLS = 128
+MAX_ID_CHARS = 128  # request_id, cache_salt, x-request-id
+MAX_NAME_CHARS = 512  # model

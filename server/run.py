@@ -1,0 +1,175 @@
+"""The process: listens, drains on SIGTERM, and exits with a status that says how it went."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .app import create_app
+from .config import ServeConfig
+from .limits import MAX_HEADER_BYTES
+from .service import Served, Service
+
+_log = logging.getLogger("jswa.server")
+_DEATH_GRACE = 1.0  # seconds in which a dead engine's server still answers, with errors
+
+
+class HeaderLimit(HttpToolsProtocol):
+    """HTTP/1.1 whose headers are bounded: a request with more is answered with 400, and the connection closed."""
+
+    _header_bytes = 0
+
+    def on_message_begin(self) -> None:
+        """A new request."""
+        self._header_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the path."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header field."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise ValueError("the headers are too large")
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave them alone."""
+        yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        if not self.started:
+            return
+        config = self.config
+        where = f"unix:{config.uds}"
+        if config.uds is None:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            scheme = "https" if config.is_ssl else "http"
+            where = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        _log.info("listening on %s", where)
+
+
+class Shutdown:
+    """Going down: first no new work, then the end of what runs, then the end."""
+
+    def __init__(self, service: Service, server: Server) -> None:
+        self._service = service
+        self._server = server
+        self._drain: asyncio.Task[None] | None = None
+
+    def ask(self) -> None:
+        """A signal: the first one drains, the second one does not wait."""
+        if self._drain is not None:
+            _log.warning("second signal: going down at once")
+            self._drain.cancel()
+            self._end()
+            self._server.force_exit = True
+            return
+        timeout = self._service.config.shutdown_timeout
+        _log.info("going down; requests that run have %g s to finish: %d", timeout, self._service.running)
+        self._service.draining = True
+        self._drain = asyncio.ensure_future(self._wait(timeout))
+
+    def engine_died(self) -> None:
+        """Nothing can be served any more."""
+        asyncio.get_running_loop().call_later(_DEATH_GRACE, self._end)
+
+    async def _wait(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while self._service.running and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        self._end()
+
+    def _end(self) -> None:
+        if self._service.running:
+            _log.warning("aborting %d requests", self._service.running)
+        self._service.abort_all()
+        self._server.should_exit = True
+
+
+def run(model: Served, config: ServeConfig) -> int:
+    """Serve until a signal comes or the engine dies; the exit status of the process."""
+    set_up_logging(config)
+    service = Service(model, config)
+    server = Server(
+        uvicorn.Config(
+            create_app(service),
+            host=config.host,
+            port=config.port,
+            uds=config.uds,
+            http=HeaderLimit,
+            loop="uvloop",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            root_path=config.root_path,
+            ssl_keyfile=None if config.ssl_keyfile is None else str(config.ssl_keyfile),
+            ssl_certfile=None if config.ssl_certfile is None else str(config.ssl_certfile),
+            timeout_graceful_shutdown=5,
+        )
+    )
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(_serve(service, server))
+    if service.bridge.dead is not None:
+        return 1
+    return 0 if server.started else 3
+
+
+async def _serve(service: Service, server: Server) -> None:
+    shutdown = Shutdown(service, server)
+    service.bridge.on_death = shutdown.engine_died
+    loop = asyncio.get_running_loop()
+    handlers: dict[signal.Signals, Callable[[], None]] = dict.fromkeys((signal.SIGTERM, signal.SIGINT), shutdown.ask)
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    await server.serve()
+
+
+def set_up_logging(config: ServeConfig) -> None:
+    """Log to stderr, as text or as JSON lines."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if config.log_format == "json" else logging.Formatter(_TEXT))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("jswa").setLevel(config.log_level.upper())
+
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record; `extra` fields of a record under `data`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "data", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

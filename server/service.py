@@ -1,0 +1,123 @@
+"""What the handlers share: the engine behind its bridge, the texts' side of the model, limits of the queue."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from starlette.requests import Request
+
+from jswa.chat import ChatTemplate
+from jswa.text import Tokenizer
+from jswa.types import SamplingParams
+
+from .admission import Admission
+from .bridge import Bridge, EngineLike
+from .config import ServeConfig
+from .errors import ApiError
+from .generate import Job, Order
+from .logprobs import TokenTexts
+from .prompts import Prompt
+from .schemas import Generation
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that is loaded: what `jswa.LLM` has."""
+
+    engine: EngineLike
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None = None
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Service:
+    """One server."""
+
+    def __init__(self, model: Served, config: ServeConfig) -> None:
+        self.config = config
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self.bridge = Bridge(model.engine)
+        self.admission = Admission(config.max_queued_requests, config.max_queued_tokens)
+        self.texts = TokenTexts(model.tokenizer)
+        self.created = int(time.time())
+        self.draining = False
+        self.jobs: dict[str, set[Job]] = {}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names that requests may use for the model; the first is its own."""
+        return self.config.served_model_name
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and generated tokens of one text, at most."""
+        return self.model.engine.limits.max_model_len
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self.bridge.dead is None and not self.draining
+
+    async def start_up(self) -> None:
+        """Begin to serve, on the running event loop."""
+        self.bridge.start()
+
+    async def shut_down(self) -> None:
+        """Stop the engine's thread."""
+        await self.bridge.close()
+
+    @property
+    def running(self) -> int:
+        """Requests under way."""
+        return sum(map(len, self.jobs.values()))
+
+    def abort_all(self) -> None:
+        """End every request."""
+        for jobs in self.jobs.values():
+            for job in jobs:
+                job.abort()
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises ApiError for a model that is not served."""
+        if name is None or name in self.names:
+            return name or self.names[0]
+        raise ApiError(
+            404, f"The model {name[:200]!r} does not exist: served is {self.names[0]!r}.", param="model",
+            code="model_not_found",
+        )  # fmt: skip
+
+    def start(
+        self, request: Request, body: Generation, prompts: Sequence[Prompt], params: SamplingParams, name: str
+    ) -> Job:
+        """Queue a request's prompts; `abort` finds them by the request's name. Raises ApiError."""
+        order = Order(
+            cache_salt=_salt(request.scope.get("jswa.key"), body.cache_salt),
+            priority=body.priority or 0,
+            deadline=self.config.request_timeout or None,
+            keep_alive=self.config.keep_alive if body.stream else None,
+        )
+        job = Job(self.bridge, self.admission, self.tokenizer, prompts, params, order)
+        self.jobs.setdefault(name, set()).add(job)
+        return job
+
+    def end(self, job: Job, name: str) -> None:
+        """Close a job."""
+        job.close()
+        same = self.jobs.get(name, set())
+        same.discard(job)
+        if not same:
+            self.jobs.pop(name, None)
+
+
+def service_of(request: Request) -> Service:
+    """The server that got a request."""
+    return cast(Service, request.app.state.service)
+
+
+def _salt(key: str | None, own: str | None) -> str:
+    """The cache salt of a request: cached prefixes are never shared between API keys."""
+    tenant = "" if key is None else hashlib.sha256(key.encode()).hexdigest()
+    return f"{tenant}/{own}" if own is not None else tenant
