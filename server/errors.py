@@ -76,16 +76,16 @@ def engine_dead() -> ApiError:
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first of pydantic's complaints about a body."""
-    first = errors[0]
-    if first["type"] == "json_invalid":
+    if errors[0]["type"] == "json_invalid":
         return ApiError(400, "the body is not valid JSON", code="invalid_json")
-    where = first["loc"][1:] if first["loc"][:1] in (("body",), ["body"]) else first["loc"]
-    param = _dotted(where)
+    # A union complains once for each alternative: the one that fits the type says more.
+    same = [one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]]
+    first = max(same, key=lambda one: (not one["type"].endswith("_type"), len(one["loc"])))
+    param = _dotted(first["loc"][1:])
     if not param:
         return ApiError(400, "the body must be a JSON object", code="invalid_json")
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    more = f" (and {len(errors) - 1} more errors)" if len(errors) > 1 else ""
-    return ApiError(400, f"{param}: {first['msg']}{more}", param=param, code=code)
+    return ApiError(400, f"{param}: {first['msg']}", param=param, code=code)
 
 
 def _dotted(where: Sequence[Any]) -> str:
@@ -93,8 +93,6 @@ def _dotted(where: Sequence[Any]) -> str:
     for part in where:
         if isinstance(part, int):
             parts += f"[{part}]"
-        elif part in ("str", "int", "float", "bool") or "[" in str(part):
-            break  # the name of one alternative of a union
-        else:
+        elif part not in ("str", "constrained-str") and not part.startswith("list["):  # alternatives of a union
             parts += f".{part}" if parts else str(part)
     return parts[:200]
