@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from jswa import __version__
 
+from .chat import chat_completions
 from .completions import completions
 from .errors import ApiError, engine_dead, from_validation
 from .gate import Gate, error_response
@@ -75,6 +76,7 @@ def create_app(service: Service) -> FastAPI:
 def _add_routes(app: FastAPI) -> None:
     generating = _responses(400, 401, 404, 413, 429, 500, 503, 504)
     app.post("/v1/completions", responses=generating)(completions)
+    app.post("/v1/chat/completions", responses=generating)(chat_completions)
     app.get("/v1/models", responses=_responses(401))(models)
     app.get("/v1/models/{model:path}", responses=_responses(401, 404))(model)
     app.get("/health", responses=_responses(503))(health)

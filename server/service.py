@@ -19,6 +19,7 @@ from .errors import ApiError
 from .generate import Job, Order
 from .logprobs import TokenTexts
 from .prompts import Prompt
+from .render import Renderer
 from .schemas import Generation
 
 
@@ -42,6 +43,7 @@ class Service:
         self.bridge = Bridge(model.engine)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens)
         self.texts = TokenTexts(model.tokenizer)
+        self.renderer: Renderer | None = None
         self.created = int(time.time())
         self.draining = False
         self.jobs: dict[str, set[Job]] = {}
@@ -64,9 +66,14 @@ class Service:
     async def start_up(self) -> None:
         """Begin to serve, on the running event loop."""
         self.bridge.start()
+        if self.model.chat_template is not None and self.tokenizer is not None:
+            self.renderer = Renderer(self.model.chat_template, self.config.render_timeout)
+            await self.renderer.start()
 
     async def shut_down(self) -> None:
-        """Stop the engine's thread."""
+        """Stop the engine's thread and the renderers."""
+        if self.renderer is not None:
+            await self.renderer.close()
         await self.bridge.close()
 
     @property
