@@ -17,8 +17,10 @@ from .chat import chat_completions
 from .completions import completions
 from .errors import ApiError, engine_dead, from_validation
 from .gate import Gate, error_response
+from .operate import abort, flush_cache, metrics, server_info
 from .service import Service, service_of
 from .sse import JsonResponse
+from .tokens import detokenize, tokenize, tokenizer_info
 
 _ERROR = {
     "type": "object",
@@ -53,7 +55,6 @@ def create_app(service: Service) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page loads from elsewhere
         redoc_url=None,
-        max_body_size=service.config.max_body_size,
         strict_content_type=False,
     )
     app.state.service = service
@@ -79,6 +80,14 @@ def _add_routes(app: FastAPI) -> None:
     app.post("/v1/chat/completions", responses=generating)(chat_completions)
     app.get("/v1/models", responses=_responses(401))(models)
     app.get("/v1/models/{model:path}", responses=_responses(401, 404))(model)
+    app.post("/tokenize", responses=generating)(tokenize)
+    app.post("/detokenize", responses=generating)(detokenize)
+    app.get("/tokenizer_info", responses=_responses(401, 404))(tokenizer_info)
+    app.get("/metrics", responses=_responses(401, 500))(metrics)
+    app.head("/metrics", include_in_schema=False)(metrics)
+    app.get("/server_info", responses=_responses(401, 500))(server_info)
+    app.post("/flush_cache", responses=_responses(401, 403, 500))(flush_cache)
+    app.post("/abort", responses=_responses(400, 401, 403, 413, 500))(abort)
     app.get("/health", responses=_responses(503))(health)
     app.get("/ready", responses=_responses(503))(ready)
     app.get("/version", responses=_responses(401))(version)

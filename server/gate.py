@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, engine_dead
@@ -46,7 +47,21 @@ class Gate:
         except ApiError as error:
             await error_response(error)(scope, receive, send_with_id)
             return
-        await self._app(scope, receive, send_with_id)
+        await self._app(scope, self._bounded(receive), send_with_id)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Count a body whose length was not announced."""
+        most, size = self._service.config.max_body_size, 0
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > most:
+                raise HTTPException(413, _too_large().message)
+            return message
+
+        return bounded
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         path = scope["path"]
@@ -58,6 +73,8 @@ class Gate:
             self._authorize(headers, self._admin)
             return
         scope["jswa.key"] = self._authorize(headers, self._keys) if self._keys else None
+        if int(headers.get("content-length", "0")) > self._service.config.max_body_size:
+            raise _too_large()
         if scope["method"] == "POST":
             if self._service.bridge.dead is not None:
                 raise engine_dead()
@@ -78,6 +95,10 @@ class Gate:
 def error_response(error: ApiError) -> JsonResponse:
     """An error as a response."""
     return JsonResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, "the body is too large", code="request_too_large")
 
 
 def _digest(key: str) -> bytes:

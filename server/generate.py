@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ class Text:
     tokens: int = 0
     offset: int = 0
     waits: bool = True
+    last_token: float = 0.0
 
     def push(self, event: TokenEvent) -> str:
         """What the event adds to the text: a stop token adds nothing, the end gives what was held back."""
@@ -96,8 +97,9 @@ class Job:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         order: Order,
+        between_tokens: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Queue it. Raises ApiError where it is refused."""
+        """Queue it; `between_tokens` is told the seconds between tokens of a text. Raises ApiError."""
         self.timing = Timing()
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self.completion_tokens = 0
@@ -109,6 +111,7 @@ class Job:
         self._texts: dict[str, Text] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._order = order
+        self._between_tokens = between_tokens
         requests = []
         try:
             words = bad_word_ids(params.bad_words or (), tokenizer)
@@ -170,10 +173,14 @@ class Job:
                 "no next token: logits are not finite, or all tokens are forbidden; other requests are not affected",
                 code="generation_failed",
             )
+        now = time.monotonic()
         if text.waits:
             self._leave_queue(text)
             self.timing.scheduled = self.timing.scheduled or event.first_scheduled_time
-            self.timing.first_token = self.timing.first_token or time.monotonic()
+            self.timing.first_token = self.timing.first_token or now
+        elif event.token is not None:
+            self._between_tokens(now - text.last_token)
+        text.last_token = now
         if event.prefix is not None and event.request_id in self._firsts:
             self.cached_tokens += event.prefix.cached_tokens
         offset, before = text.offset, text.tokens

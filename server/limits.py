@@ -18,5 +18,6 @@ MAX_LOGPROBS = 20  # logprobs, top_logprobs, prompt_logprobs
 MAX_MESSAGES = 4_096  # of one conversation
 MAX_PARTS = 1_024  # of the content of one message
 MAX_TOOLS = 128
+MAX_DETOKENIZED = 1_000_000  # tokens of /detokenize
 MAX_ID_CHARS = 128  # request_id, cache_salt, x-request-id
 MAX_NAME_CHARS = 512  # model

@@ -1,6 +1,7 @@
 """What the handlers share: the engine behind its bridge, the texts' side of the model, limits of the queue."""
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,12 @@ from .config import ServeConfig
 from .errors import ApiError
 from .generate import Job, Order
 from .logprobs import TokenTexts
+from .metrics import Metrics, Snapshot
 from .prompts import Prompt
 from .render import Renderer
 from .schemas import Generation
+
+_log = logging.getLogger("jswa.server")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Service:
         self.bridge = Bridge(model.engine)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens)
         self.texts = TokenTexts(model.tokenizer)
+        self.metrics = Metrics(config.metrics_prefix, config.served_model_name[0])
         self.renderer: Renderer | None = None
         self.created = int(time.time())
         self.draining = False
@@ -106,17 +111,32 @@ class Service:
             deadline=self.config.request_timeout or None,
             keep_alive=self.config.keep_alive if body.stream else None,
         )
-        job = Job(self.bridge, self.admission, self.tokenizer, prompts, params, order)
+        job = Job(self.bridge, self.admission, self.tokenizer, prompts, params, order, self.metrics.between_tokens)
         self.jobs.setdefault(name, set()).add(job)
         return job
 
     def end(self, job: Job, name: str) -> None:
-        """Close a job."""
+        """Close a job, and count it."""
+        whole = not job.ids
         job.close()
         same = self.jobs.get(name, set())
         same.discard(job)
         if not same:
             self.jobs.pop(name, None)
+        self.metrics.ended(job, whole=whole)
+        at = job.timing
+        data: dict[str, Any] = {"request_id": name, "prompt_tokens": job.prompt_tokens}
+        data |= {"completion_tokens": job.completion_tokens, "cached_tokens": job.cached_tokens}
+        spans = {"queue_s": at.scheduled, "first_token_s": at.first_token, "total_s": at.finished}
+        data |= {key: None if end is None else round(end - at.arrival, 4) for key, end in spans.items()}
+        data["finish_reasons"] = ",".join(job.finish_reasons) if whole else "error"
+        _log.info("request: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})
+
+    async def snapshot(self) -> Snapshot:
+        """The engine's figures between two steps. Raises ApiError where it is dead."""
+        rows, cache = await self.bridge.call(lambda engine: (engine.stats(), engine.cache_stats()))
+        queue = self.admission
+        return Snapshot(rows, cache, self.model.engine.limits, self.bridge.steps, queue.texts, queue.refused)
 
 
 def service_of(request: Request) -> Service:

@@ -1,0 +1,14 @@
+"""A server that several tests share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.server.harness import Client, serving
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Client]:
+    """A server with a fake engine and a chat template."""
+    with serving(template="{% for m in messages %}{{ m.content }}{% endfor %}") as client:
+        yield client
