@@ -3,19 +3,20 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env, Yaml
 
+from jswa.chat import ChatTemplate
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
 from jswa.errors import ConfigError
 
 from .config import ServeConfig
-from .run import run
+from .run import run, set_up_logging
 from .service import Served
 
 _SERVER, _ENGINE = ServeConfig(), EngineConfig()
@@ -43,12 +44,34 @@ def serve(
     engine
         Options of the engine.
     """
+    return start(model, server, engine)
+
+
+def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
+    """Load the model and serve it; the exit status."""
     from jswa.llm import LLM
 
+    set_up_logging(server)
     if not server.served_model_name:
         server = dataclasses.replace(server, served_model_name=(model,))
     llm = LLM(model, **dataclasses.asdict(engine))
-    return run(Served(llm.engine, llm.tokenizer, llm.chat_template, llm.default_sampling), server)
+    named = {} if llm.tokenizer is None else llm.tokenizer.special.named
+    template = choose_template(server.chat_template, llm.chat_template, named)
+    return run(Served(llm.engine, llm.tokenizer, template, llm.default_sampling), server)
+
+
+def choose_template(wanted: str | None, own: ChatTemplate | None, named: Mapping[str, str]) -> ChatTemplate | None:
+    """The templates to serve: the checkpoint's, or the one that the operator names. Raises ConfigError."""
+    if wanted is None:
+        return own
+    if own is not None and wanted in own.sources:
+        return ChatTemplate({"default": own.sources[wanted]}, own.special_tokens)
+    try:
+        source = Path(wanted).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        has = ", ".join(sorted(own.sources)) if own is not None else "none"
+        raise ConfigError("chat_template", wanted, f"must be a file, or one of the checkpoint's ({has})") from error
+    return ChatTemplate({"default": source}, named)
 
 
 def main(tokens: Sequence[str]) -> int:

@@ -13,6 +13,8 @@ from .limits import MAX_BODY_BYTES
 class ServeConfig:
     """Options of `jswa serve`, with vLLM's names where vLLM has the option. Times are in seconds.
 
+    Those of several values are given once for each value, in the environment with spaces between.
+
     Attributes:
         host: address to listen on.
         port: port to listen on; 0 takes a free one, which the log names.

@@ -110,7 +110,6 @@ class Shutdown:
 
 def run(model: Served, config: ServeConfig) -> int:
     """Serve until a signal comes or the engine dies; the exit status of the process."""
-    set_up_logging(config)
     service = Service(model, config)
     server = Server(
         uvicorn.Config(

@@ -1,0 +1,20 @@
+"""A server with a fake engine, as a process. Arguments: JSON of the engine's attributes, and of options."""
+
+import json
+import sys
+
+from jswa.text import Tokenizer
+from server.config import ServeConfig
+from server.run import run, set_up_logging
+from server.service import Served
+from tests.unit.server.fake_engine import FakeEngine
+from tests.unit.server.harness import TINY
+
+if __name__ == "__main__":
+    fake, options = (json.loads(argument) for argument in sys.argv[1:3])
+    engine = FakeEngine(max_model_len=100_000)
+    for name, value in fake.items():
+        setattr(engine, name, value)
+    config = ServeConfig(**{"served_model_name": ("fake",), "port": 0, **options})
+    set_up_logging(config)
+    sys.exit(run(Served(engine, Tokenizer.load(TINY)), config))

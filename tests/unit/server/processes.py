@@ -1,0 +1,67 @@
+"""Servers as processes."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+class Process:
+    """A server that listens. `log` has what it has written so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = self._wait()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            self.log.extend(stream)
+
+    def _wait(self) -> str:
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            found = re.search(r"listening on (https?://[\w.:]+)", "".join(self.log))
+            if found:
+                return found[1]
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError("the server does not start:\n" + "".join(self.log))
+
+    def wait(self, seconds: float = 20) -> int:
+        """Its exit status."""
+        status = self.process.wait(seconds)
+        self._reader.join(5)
+        return status
+
+
+@contextmanager
+def started(
+    command: Sequence[str], *, folder: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Iterator[Process]:
+    """A server, started with this Python and these arguments."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder or ROOT,
+        env={**os.environ, **(environ or {})},
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield Process(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()

@@ -1,0 +1,79 @@
+"""Options: the command line comes before the environment, that before the file; typos are refused."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jswa.config import EngineConfig
+from jswa.errors import ConfigError
+from server import cli
+from server.config import ServeConfig
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What the command would have been called with."""
+    found: dict[str, object] = {}
+
+    def serve(model: str, server: ServeConfig, engine: EngineConfig) -> int:
+        found.update(dataclasses.asdict(server) | dataclasses.asdict(engine) | {"model": model})
+        return 0
+
+    monkeypatch.setattr(cli, "start", serve)
+    return found
+
+
+def test_where_options_come_from(seen: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.yaml").write_text("port: 1\nhost: a\nmax-model-len: 100\napi_key: [x, y]\n")
+    monkeypatch.setenv("JSWA_PORT", "2")
+    monkeypatch.setenv("JSWA_HOST", "b")
+    monkeypatch.setenv("JSWA_MAX_NUM_SEQS", "3")
+    assert cli.main(["model", "--config", str(tmp_path / "c.yaml"), "--port", "4"]) == 0
+    assert (seen["port"], seen["host"], seen["max_num_seqs"], seen["max_model_len"]) == (4, "b", 3, 100)
+    assert seen["api_key"] == ("x", "y")
+    assert seen.pop("model") == "model"
+    monkeypatch.setenv("JSWA_API_KEY", "k1 k2")
+    assert (
+        cli.main(["--no-prefix-cache", "--served-model-name=a", "--served-model-name=b", "--metrics-prefix=vllm"]) == 0
+    )
+    assert (seen["prefix_cache"], seen["served_model_name"], seen["metrics_prefix"]) == (False, ("a", "b"), "vllm")
+    assert seen["model"] == "tiny"
+    assert seen["api_key"] == ("k1", "k2")
+
+
+def test_typos_in_the_environment(seen: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSWA_PROT", "2")
+    with pytest.raises(ConfigError, match="did you mean JSWA_PORT"):
+        cli.main([])
+    assert not seen
+
+
+@pytest.mark.parametrize("flags", [["--prot", "1"], ["--config", "{yaml}"]])
+def test_typos_elsewhere(flags: list[str], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("prot: 1\n")
+    command = [flag.format(yaml=tmp_path / "c.yaml") for flag in flags]
+    done = subprocess.run(
+        [sys.executable, "-m", "jswa", "serve", *command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert "prot" in done.stdout + done.stderr
+
+
+def test_a_template_of_the_operator(tmp_path: Path) -> None:
+    from jswa.chat import ChatTemplate
+
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages }}")
+    own = ChatTemplate({"default": "d", "tool_use": "t"}, {})
+    assert cli.choose_template(None, own, {}) is own
+    chosen = cli.choose_template("tool_use", own, {})
+    assert chosen is not None
+    assert chosen.sources == {"default": "t"}
+    given = cli.choose_template(str(file), None, {"bos_token": "<b>"})
+    assert given is not None
+    assert (given.sources, given.special_tokens) == ({"default": "{{ messages }}"}, {"bos_token": "<b>"})
+    with pytest.raises(ConfigError, match="chat_template"):
+        cli.choose_template("nowhere", own, {})
