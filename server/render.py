@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import struct
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,59 +75,69 @@ class Renderer:
 
 
 class _Worker:
-    """One process, or none while it is not needed."""
+    """One process, or none while it is not needed. A thread waits for its answers; killing it ends the wait."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._first = {"sources": dict(template.sources), "special_tokens": dict(template.special_tokens)}
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
         """Start the process, unless it runs."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.poll() is None:
             return
+        await self.end()
         environ = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "USE_TORCH": "0", "HF_HUB_OFFLINE": "1"}
         root = str(Path(jswa.__file__).parent.parent)
-        self._process = await asyncio.create_subprocess_exec(
+        self._process = subprocess.Popen(  # not the event loop's: uvloop's forks, which jax's threads do not bear
             # -P: the script's folder, this one, is not put before the libraries.
-            *(sys.executable, "-P", str(_SCRIPT), root),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+            [sys.executable, "-P", str(_SCRIPT), root],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env=environ,
             start_new_session=True,  # a Ctrl-C is for the server
         )
-        await self._exchange(self._first, _START_TIMEOUT)
+        await self._exchange(self._process, self._first, _START_TIMEOUT)
 
     async def ask(self, value: Any, timeout: float) -> dict[str, Any]:
         """One question. Raises TimeoutError, and ends the process then."""
         await self.start()
-        return await self._exchange(value, timeout)
+        assert self._process is not None
+        return await self._exchange(self._process, value, timeout)
 
     async def end(self) -> None:
         """End the process."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.returncode is None:
+        if process is not None:
             process.kill()
-        await process.communicate()
+            await asyncio.to_thread(process.communicate)
 
-    async def _exchange(self, value: Any, timeout: float) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        data = json.dumps(value).encode()
-        whole = False
+    async def _exchange(self, process: subprocess.Popen[bytes], value: Any, timeout: float) -> dict[str, Any]:
+        talk = asyncio.ensure_future(asyncio.to_thread(_talk, process, value))
         try:
             async with asyncio.timeout(timeout):
-                process.stdin.write(struct.pack("<I", len(data)) + data)
-                await process.stdin.drain()
-                (length,) = struct.unpack("<I", await process.stdout.readexactly(4))
-                answer: dict[str, Any] = json.loads(await process.stdout.readexactly(length))
-                whole = True
-                return answer
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+                return await asyncio.shield(talk)
+        except (OSError, struct.error) as error:
+            if isinstance(error, TimeoutError):
+                raise
             raise ApiError(500, "the chat template could not be rendered") from error
         finally:
-            if not whole:  # it may answer later: nobody must take that for the answer to something else
+            # One that answers late must not answer the next question.
+            if not talk.done() or talk.exception() is not None:
+                process.kill()
+                await asyncio.wait((talk,))
                 await self.end()
+
+
+def _talk(process: subprocess.Popen[bytes], value: Any) -> dict[str, Any]:
+    """Send a frame and wait for one. Raises OSError or struct.error where the process has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    data = json.dumps(value).encode()
+    process.stdin.write(struct.pack("<I", len(data)) + data)
+    process.stdin.flush()
+    (length,) = struct.unpack("<I", process.stdout.read(4))
+    data = process.stdout.read(length)
+    if len(data) < length:
+        raise BrokenPipeError("the answer is cut")
+    answer: dict[str, Any] = json.loads(data)
+    return answer

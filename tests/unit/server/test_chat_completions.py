@@ -190,3 +190,12 @@ def test_limits() -> None:
 def test_a_model_without_a_template_says_so() -> None:
     with serving() as client:
         assert "chat template" in client.refusal(PATH, {"messages": user("a")})["message"]
+
+
+def test_a_renderer_that_was_killed_is_replaced(client: Client) -> None:
+    assert client.service.renderer is not None
+    for worker in client.service.renderer._workers:
+        if worker._process is not None:
+            worker._process.kill()
+            worker._process.wait()
+    assert prompt_of(client, user("a")) == "user:a;>"
