@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server import limits
 from server.config import ServeConfig
 from tests.unit.server.harness import Client, serving
+from tests.unit.server.processes import ROOT
 
 
 def test_tokenize_and_back(shared: Client) -> None:
@@ -116,3 +117,10 @@ def test_clients_never_learn_of_other_tenants() -> None:
 def test_options_that_cannot_be(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options)).replace("ssl_keyfile", "ssl_certfile").split("_")[0]):
         ServeConfig(**options)  # type: ignore[arg-type]
+
+
+def test_every_limit_is_documented() -> None:
+    rows = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8").partition("## Limits")[2]
+    for name, value in vars(limits).items():
+        if name.isupper():
+            assert re.search(rf"\b{value}\b", rows), name
