@@ -5,7 +5,8 @@ p tokens per page, H query heads, K KV heads, D head size, V value head size, E 
 D + V, or less where they overlap), Q tokens per query tile, B tiles.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -13,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import reference, xla
 from pallas_kernels.rows import Attend, Rows, Tiles
 
-Implementation = Literal["reference", "xla"]
+Implementation = Literal["reference", "xla", "mosaic"]
 
 
 def paged_attention(
@@ -36,15 +37,24 @@ def paged_attention(
     Args:
         kv: a page view of one lane, K and V of a token side by side (`Attend.v_dim`); `slot` is this layer's place in
             a page.
+        implementation: "reference" (float32, for tests), "xla" (any device), "mosaic" (Hopper; 16-bit types, head
+            sizes to 512, and for now tiles of at most 64 queries times heads of a group: decode).
         sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         tiles: cut of the same rows into query tiles, made once per step by `tile_rows`.
     """
-    functions = {"reference": reference.paged_attention, "xla": xla.paged_attention}
-    if implementation not in functions:
-        raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(functions)}")
+    if implementation not in get_args(Implementation):
+        raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
     if q.shape[1] % kv.shape[2]:
         raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
-    return functions[implementation](q, kv, rows, tiles, slot=slot, attend=attend, sinks=sinks)
+    return _function(implementation)(q, kv, rows, tiles, slot=slot, attend=attend, sinks=sinks)
+
+
+def _function(implementation: Implementation) -> Callable[..., Array]:
+    if implementation == "mosaic":
+        from pallas_kernels import mosaic_decode  # loads Mosaic's compiler: a second that CPU users need not wait
+
+        return mosaic_decode.paged_attention
+    return reference.paged_attention if implementation == "reference" else xla.paged_attention
 
 
 def write_kv(

@@ -1,0 +1,335 @@
+"""Cases of paged attention, as plain data: one list for tests, benchmarks and tuning.
+
+`CASES` are small, and every implementation that serves a case must be right on it. `matrix` is the product of head
+sizes, windows, page sizes, groups and lengths, for nightly runs of the Hopper kernels. `DECODE_LAYERS` are decode
+layers of released models at serving batch sizes, to be compiled, measured and tuned.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """A row of a step: positions [start, start + count), which see nothing before `visible_from`."""
+
+    start: int
+    count: int
+    visible_from: int = 0
+
+    @property
+    def end(self) -> int:
+        """One past the row's last position."""
+        return self.start + self.count
+
+
+@dataclass(frozen=True)
+class Case:
+    """Static shapes of one kernel call, and several sets of rows for it, so that each shape compiles once.
+
+    Attributes:
+        tokens: of the step, padding included.
+        sinks: one per query head.
+        heads: query heads, KV heads, head size D, value size.
+        row: numbers of a token in a page; 0: D + value size. Less: K and V overlap.
+        tile: query tokens per tile.
+        page_columns: width of the page rows; 0: as wide as the longest row needs.
+        pages_cut: page rows begin at the page of the first visible position, as the step's local page rows do.
+        quick: cheap enough to run interpreted whenever the tests run.
+    """
+
+    name: str
+    rows: tuple[tuple[RowSpec, ...], ...]
+    tokens: int
+    page_size: int
+    window: int | None = None
+    chunk: int | None = None
+    sinks: tuple[float, ...] | None = None
+    heads: tuple[int, int, int, int] = (4, 2, 8, 8)
+    row: int = 0
+    softcap: float | None = None
+    slots: int = 1
+    slot: int = 0
+    tile: int = 32
+    page_columns: int = 0
+    pages_cut: bool = False
+    dtype: str = "float32"
+    quick: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of the page rows."""
+        return self.page_columns or max(-(-row.end // self.page_size) for rows in self.rows for row in rows) + 1
+
+    @property
+    def for_mosaic(self) -> bool:
+        """Whether the Hopper kernels serve the case."""
+        heads, kv_heads, head_dim, v_dim = self.heads
+        fits = self.tile * heads // kv_heads <= 64 and (self.row or head_dim + v_dim) % 16 == 0
+        return fits and self.dtype != "float32" and self.page_size in (8, 16, 32, 64, 128)
+
+
+PREFILL = (RowSpec(0, 37), RowSpec(0, 1), RowSpec(0, 10))
+CHUNKS = (RowSpec(130, 20), RowSpec(5, 7), RowSpec(31, 1), RowSpec(64, 16))
+ONES = (RowSpec(200, 1), RowSpec(0, 1), RowSpec(127, 1), RowSpec(128, 1))
+MIXED = (RowSpec(299, 1), RowSpec(3, 33), RowSpec(0, 1), RowSpec(255, 13))
+PADDED = (RowSpec(17, 1), RowSpec(40, 9), RowSpec(0, 0), RowSpec(0, 0))
+LONG = (RowSpec(460, 40), RowSpec(383, 1), RowSpec(0, 1), RowSpec(511, 2))
+FROM = (RowSpec(130, 20, 125), RowSpec(40, 6, 3), RowSpec(64, 1, 64), RowSpec(0, 3))
+# Chunks of 4 and 8: rows that end or begin at a boundary, lie in one chunk, cross many, or see one key alone.
+EDGES = (RowSpec(124, 8), RowSpec(3, 2), RowSpec(8, 1), RowSpec(16, 16))
+LATE = (RowSpec(259, 3), RowSpec(120, 23), RowSpec(390, 2), RowSpec(129, 1))  # about 130, 260 and 390
+SHORT = (RowSpec(0, 1), RowSpec(62, 1), RowSpec(64, 1), RowSpec(199, 1), RowSpec(0, 0))
+LONG_DECODE = (RowSpec(511, 1), RowSpec(65, 1), RowSpec(0, 0))
+FEW = (RowSpec(192, 8), RowSpec(57, 9), RowSpec(0, 3))
+FROM_FEW = (RowSpec(250, 8, 200), RowSpec(0, 1), RowSpec(127, 8, 127))
+SINKS = (0.5, -1.0, 3.0, 0.0)
+FAR_SINKS = (90.0, -90.0, 1e4, -1e4)
+RAGGED = (PREFILL, CHUNKS, MIXED, PADDED)
+
+CASES = (
+    Case("full p4", (*RAGGED, ONES), 48, 4),
+    Case("full p1, groups of 4, one KV head, tiles of one", RAGGED, 48, 1, heads=(4, 1, 8, 8), tile=1),
+    Case("full p16, no groups, many blocks, tiles of 7", (*RAGGED, LONG), 48, 16, heads=(2, 2, 8, 8), tile=7),
+    Case("full p128, softcap, value size 4 of 12", (*RAGGED, LONG), 48, 128, heads=(4, 2, 12, 4), softcap=3.0),
+    Case("full p48, blocks of 96 tokens, first visible", (FROM, *RAGGED, LONG), 48, 48),
+    Case("full p200, pages longer than a block", (*RAGGED, LONG), 48, 200),
+    Case("window 1, p4", RAGGED, 48, 4, window=1),
+    Case("window 3, p1", RAGGED, 48, 1, window=3),
+    Case("window 4 = p, slot 2 of 3", RAGGED, 48, 4, window=4, slots=3, slot=2),
+    Case("window 5 = p + 1, value size 16 of 8", RAGGED, 48, 4, window=5, heads=(4, 4, 8, 16)),
+    Case("window 47 = 3p - 1, softcap", (*RAGGED, LONG), 48, 16, window=47, softcap=2.0, heads=(8, 2, 8, 8)),
+    Case("window 130, p64, over three blocks", (LONG, MIXED), 48, 64, window=130),
+    Case("window 1000, longer than the context, bfloat16", RAGGED, 48, 16, window=1000, dtype="bfloat16"),
+    Case("window 8, cut page rows, p16", (*RAGGED, LONG), 48, 16, window=8, pages_cut=True, page_columns=5),
+    Case("window 20, cut page rows, p3, first visible", (FROM, MIXED), 48, 3, window=20, pages_cut=True),
+    Case("chunk 4 = p", (*RAGGED, EDGES), 48, 4, chunk=4),
+    Case("chunk 4, p16, softcap, tiles of 7", (*RAGGED, EDGES, LONG), 48, 16, chunk=4, softcap=2.0, tile=7),
+    Case("chunk 8, cut page rows, p4", (*RAGGED, EDGES, LONG), 48, 4, chunk=8, pages_cut=True),
+    Case("chunk 8, cut page rows, p1, first visible", (FROM, MIXED, EDGES), 48, 1, chunk=8, pages_cut=True),
+    Case("chunk 130, p10, over blocks", (LONG, MIXED, LATE), 48, 10, chunk=130),
+    Case("chunk 130, cut page rows, p65", (LONG, MIXED, LATE), 48, 65, chunk=130, pages_cut=True),
+    Case("chunk 1000, longer than the context, bfloat16", RAGGED, 48, 16, chunk=1000, dtype="bfloat16"),
+    Case("sinks, full, p16", (*RAGGED, LONG), 48, 16, sinks=SINKS),
+    Case("sinks, full, p4, far, softcap, bfloat16", RAGGED, 48, 4, sinks=FAR_SINKS, softcap=3.0, dtype="bfloat16"),
+    Case("sinks, far, window 1: a row with one key", RAGGED, 48, 4, window=1, sinks=FAR_SINKS),
+    Case("sinks, window 130, p64, no groups", (LONG, MIXED), 48, 64, window=130, sinks=FAR_SINKS, heads=(4, 4, 8, 6)),
+    Case(
+        "sinks, window 8, cut page rows, one KV head",
+        RAGGED,
+        48,
+        4,
+        window=8,
+        pages_cut=True,
+        sinks=SINKS,
+        heads=(4, 1, 8, 8),
+    ),
+    Case("sinks, chunk 8, cut page rows, p8", (*RAGGED, EDGES), 48, 8, chunk=8, pages_cut=True, sinks=FAR_SINKS),
+    Case(
+        "decode, chunk 4, sinks, cut page rows",
+        (ONES,),
+        4,
+        4,
+        chunk=4,
+        sinks=SINKS,
+        tile=1,
+        pages_cut=True,
+        page_columns=2,
+    ),
+    Case("decode, window 5, cut page rows", (ONES,), 4, 4, window=5, tile=1, pages_cut=True, page_columns=2),
+    Case(
+        "decode, full, two of four rows",
+        (ONES, (RowSpec(77, 1), RowSpec(1, 1), RowSpec(0, 0), RowSpec(0, 0))),
+        4,
+        4,
+        tile=1,
+    ),
+    # What the Hopper kernels serve: 16-bit types and WGMMA's sizes.
+    Case(
+        "16 bits, 64/64 p16, window 64, sinks",
+        (SHORT,),
+        5,
+        16,
+        window=64,
+        heads=(8, 2, 64, 64),
+        sinks=SINKS * 2,
+        slots=3,
+        slot=2,
+        tile=1,
+        dtype="bfloat16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, 128/128 p64, full, softcap, splits",
+        (LONG_DECODE,),
+        3,
+        64,
+        heads=(4, 1, 128, 128),
+        softcap=5.0,
+        tile=1,
+        page_columns=9,
+        dtype="bfloat16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, 192/128 p128, window 128, group of 16, cut",
+        (SHORT,),
+        5,
+        128,
+        window=128,
+        heads=(16, 1, 192, 128),
+        sinks=SINKS * 4,
+        tile=1,
+        pages_cut=True,
+        page_columns=3,
+        dtype="bfloat16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, 256/256 p32, chunk 64, group of 5",
+        (SHORT,),
+        5,
+        32,
+        chunk=64,
+        heads=(5, 1, 256, 256),
+        tile=1,
+        dtype="float16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, 512/512 of 640 p64, full",
+        (SHORT[2:],),
+        3,
+        64,
+        heads=(8, 1, 512, 512),
+        row=640,
+        tile=1,
+        dtype="bfloat16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, 80/80 p8, window 20, no groups",
+        (SHORT,),
+        5,
+        8,
+        window=20,
+        heads=(2, 2, 80, 80),
+        tile=1,
+        pages_cut=True,
+        dtype="float16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, tiles of 8, window 70, sinks",
+        (FEW,),
+        24,
+        64,
+        window=70,
+        heads=(4, 1, 64, 64),
+        sinks=SINKS,
+        tile=8,
+        dtype="bfloat16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, tiles of 8, chunk 128, first visible",
+        (FEW, FROM_FEW),
+        24,
+        16,
+        chunk=128,
+        heads=(8, 1, 64, 64),
+        tile=8,
+        dtype="bfloat16",
+    ),
+    Case("16 bits, 32/96 p16, full", (SHORT,), 5, 16, heads=(4, 2, 32, 96), tile=1, dtype="bfloat16"),
+    Case(
+        "16 bits, 512/512 p16, sinks, softcap, splits",
+        (SHORT[2:],),
+        3,
+        16,
+        heads=(8, 1, 512, 512),
+        sinks=FAR_SINKS * 2,
+        softcap=9.0,
+        tile=1,
+        page_columns=40,
+        dtype="bfloat16",
+    ),
+)
+
+
+def matrix() -> Iterator[Case]:
+    """Decode cases: head sizes × windows × page sizes × groups, with rows of all lengths at which something ends."""
+    for head_dim, v_dim in ((64, 64), (128, 128), (192, 128), (256, 256)):
+        for window in (1, 63, 64, 65, 128, 1024, None):
+            for page in (16, 64, 128):
+                for group in (1, 4, 5, 8, 16):
+                    longest = 1100 if window == 1024 else 3 * page + 5
+                    lengths = sorted({1, page - 1, page, page + 1, window or 1, (window or 1) + 1, longest})
+                    rows = (*(RowSpec(length - 1, 1) for length in lengths if length <= longest), RowSpec(0, 0))
+                    yield Case(
+                        f"{head_dim}/{v_dim}, window {window}, page {page}, group {group}",
+                        (rows,),
+                        len(rows),
+                        page,
+                        window=window,
+                        heads=(group, 1, head_dim, v_dim),
+                        tile=1,
+                        dtype="bfloat16",
+                    )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decode layer at serving size.
+
+    Attributes:
+        heads, row, slots, sinks, dtype: as in `Case`, but for `sinks`: whether there are any.
+        context: tokens that a row's page table reaches.
+    """
+
+    name: str
+    heads: tuple[int, int, int, int]
+    page_size: int = 64
+    window: int | None = None
+    chunk: int | None = None
+    sinks: bool = False
+    softcap: float | None = None
+    row: int = 0
+    slots: int = 1
+    tile: int = 1
+    dtype: str = "bfloat16"
+    context: int = 131_072
+    batch: int = 64
+
+
+_GEMMA_3 = Layer("gemma-3-27b local", (32, 16, 128, 128), window=1024, slots=6)
+_GPT_OSS = Layer("gpt-oss-20b local", (64, 8, 64, 64), window=128, sinks=True)
+_MIMO = Layer("MiMo-V2-Flash local", (64, 8, 192, 128), window=128, sinks=True, slots=5)
+_GEMMA_4 = Layer("gemma-4-31B full", (32, 4, 512, 512), row=640)
+_MISTRAL = Layer("Mistral-7B", (32, 8, 128, 128), window=4096)
+DECODE_LAYERS = (
+    _GEMMA_3,
+    replace(_GEMMA_3, name="gemma-3-27b local, one row", batch=1),
+    replace(_GEMMA_3, name="gemma-3-27b full", window=None, slots=1),
+    replace(_GEMMA_3, name="gemma-3-27b full, one row", window=None, slots=1, batch=1),
+    replace(_GEMMA_3, name="gemma-3-27b full, tiles of 8", window=None, slots=1, tile=8),
+    _GPT_OSS,
+    replace(_GPT_OSS, name="gpt-oss-20b local, one row", batch=1),
+    replace(_GPT_OSS, name="gpt-oss-20b full", window=None),
+    replace(_GPT_OSS, name="gpt-oss-20b full, one row", window=None, batch=1),
+    _MIMO,
+    replace(_MIMO, name="MiMo-V2-Flash full", heads=(64, 4, 192, 128), window=None, sinks=False, slots=1),
+    replace(_GEMMA_4, name="gemma-4-31B local", heads=(32, 16, 256, 256), window=1024, row=0, slots=5),
+    _GEMMA_4,
+    replace(_GEMMA_4, name="gemma-4-31B full, page 16", page_size=16),
+    replace(_GEMMA_4, name="gemma-4-31B full, one row", batch=1),
+    replace(_GEMMA_4, name="512/512 without overlap", row=0),
+    Layer("gemma-2-27b local", (32, 16, 128, 128), window=4096, softcap=50.0),
+    Layer("Llama-4-Scout local", (40, 8, 128, 128), chunk=8192, slots=3),
+    Layer("Llama-3.1-8B", (32, 8, 128, 128), context=8192, batch=32),
+    _MISTRAL,
+    *(replace(_MISTRAL, name=f"Mistral-7B, page {page}", page_size=page) for page in (16, 32, 128)),
+    replace(_MISTRAL, name="Mistral-7B, float16", dtype="float16"),
+    Layer("phi-3-mini (96/96)", (32, 32, 96, 96), window=2047),
+    Layer("80/80, softcap, sinks, page 16", (16, 4, 80, 80), 16, softcap=30.0, sinks=True),
+)
