@@ -61,9 +61,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     )
     prompt = truncated(await chat_prompt(service, body), body.truncate_prompt_tokens, service.max_model_len)
     check_length(prompt, max_tokens, service.max_model_len)
-    job = service.start(request, body, [prompt], params, reply.name)
+    job = await service.start(request, body, [prompt], params, reply.name)
     if body.stream:
-        return EventStream(_stream(reply, job))
+        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name))
     try:
         done = await unless_gone(request.receive, _collect(reply, job))
     finally:
@@ -111,8 +111,6 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
         yield DONE
     except ApiError as error:
         yield event(error.body())
-    finally:
-        reply.service.end(job, reply.name)
 
 
 def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:

@@ -56,9 +56,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     if reply.scores_only and not body.echo:
         raise ApiError(400, "max_tokens: must be at least 1 without echo", param="max_tokens", code="invalid_value")
     prompts = await _prompts(service, body)
-    job = service.start(request, body, prompts, _params(service, body, prompts), reply.name)
+    job = await service.start(request, body, prompts, _params(service, body, prompts), reply.name)
     if body.stream:
-        return EventStream(_stream(reply, job))
+        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name))
     try:
         done = await unless_gone(request.receive, _collect(reply, job))
     finally:
@@ -176,8 +176,6 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
         yield DONE
     except ApiError as error:
         yield event(error.body())
-    finally:
-        reply.service.end(job, reply.name)
 
 
 def _chunk(reply: Reply, delta: Delta, begun: dict[int, tuple[str, list[int]]]) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+import time
 import uuid
 from collections.abc import Iterable
 
@@ -19,7 +20,7 @@ ADMIN = ("/flush_cache", "/abort")  # with the admin key only
 
 
 class Gate:
-    """ASGI middleware. Puts the request's id and its API key into the scope."""
+    """ASGI middleware. Puts the request's id, time of arrival and API key into the scope."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -36,6 +37,7 @@ class Gate:
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
         scope["jswa.request_id"] = request_id
+        scope["jswa.arrival"] = time.monotonic()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

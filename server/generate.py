@@ -11,10 +11,10 @@ from typing import NamedTuple
 from jswa.errors import RequestError
 from jswa.inputs import bad_word_ids
 from jswa.text import StopStrings, StreamDecoder, Tokenizer
-from jswa.types import ChoiceLogprobs, FinishReason, SamplingParams, TokenEvent
+from jswa.types import ChoiceLogprobs, FinishReason, Request, SamplingParams, TokenEvent
 
 from .admission import Admission
-from .bridge import Bridge
+from .bridge import Bridge, EngineLike
 from .errors import ApiError
 from .prompts import Prompt
 
@@ -86,6 +86,29 @@ class Order:
     keep_alive: float | None = None
 
 
+def build(
+    engine: EngineLike, tokenizer: Tokenizer | None, prompts: Sequence[Prompt], params: SamplingParams, order: Order
+) -> list[Request]:
+    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError."""
+    requests = []
+    try:
+        words = bad_word_ids(params.bad_words or (), tokenizer)
+        for prompt, choice in itertools.product(prompts, range(params.n)):
+            own = params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
+            request = engine.request(
+                str(next(_numbers)),
+                prompt.ids,
+                own,
+                bad_words=words,
+                priority=order.priority,
+                cache_salt=order.cache_salt,
+            )
+            requests.append(request)
+    except RequestError as error:
+        raise ApiError.of(error) from error
+    return requests
+
+
 class Job:
     """All texts of one request. Iterate over `deltas`, and `close` it whatever happens: that frees what it holds."""
 
@@ -95,11 +118,16 @@ class Job:
         admission: Admission,
         tokenizer: Tokenizer | None,
         prompts: Sequence[Prompt],
+        requests: Sequence[Request],
         params: SamplingParams,
         order: Order,
         between_tokens: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Queue it; `between_tokens` is told the seconds between tokens of a text. Raises ApiError."""
+        """Queue requests that `build` has made, and that the queue has room for. Raises ApiError.
+
+        Args:
+            between_tokens: is told the seconds between two tokens of a text.
+        """
         self.timing = Timing()
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self.completion_tokens = 0
@@ -112,23 +140,9 @@ class Job:
         self._timers: list[asyncio.TimerHandle] = []
         self._order = order
         self._between_tokens = between_tokens
-        requests = []
-        try:
-            words = bad_word_ids(params.bad_words or (), tokenizer)
-            for index, (prompt, choice) in enumerate(itertools.product(prompts, range(params.n))):
-                own = (
-                    params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
-                )
-                name = f"{next(_numbers)}"
-                request = bridge.engine.request(
-                    name, prompt.ids, own, bad_words=words, priority=order.priority, cache_salt=order.cache_salt
-                )
-                requests.append(request)
-                self._texts[name] = _text(index, prompt, params, tokenizer)
-        except RequestError as error:
-            raise ApiError.of(error) from error
+        for index, request in enumerate(requests):
+            self._texts[request.request_id] = _text(index, prompts[index // params.n], params, tokenizer)
         self._firsts = {request.request_id for request in requests[:: params.n]}
-        admission.enter(len(requests), self.prompt_tokens * params.n)
         try:
             bridge.submit(requests, self._events.put_nowait)
         except ApiError:

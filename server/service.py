@@ -1,5 +1,6 @@
 """What the handlers share: the engine behind its bridge, the texts' side of the model, limits of the queue."""
 
+import asyncio
 import hashlib
 import logging
 import time
@@ -17,7 +18,7 @@ from .admission import Admission
 from .bridge import Bridge, EngineLike
 from .config import ServeConfig
 from .errors import ApiError
-from .generate import Job, Order
+from .generate import Job, Order, build
 from .logprobs import TokenTexts
 from .metrics import Metrics, Snapshot
 from .prompts import Prompt
@@ -25,6 +26,7 @@ from .render import Renderer
 from .schemas import Generation
 
 _log = logging.getLogger("jswa.server")
+_FEW = 8  # texts whose requests are built on the event loop
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Service:
         self.renderer: Renderer | None = None
         self.created = int(time.time())
         self.draining = False
+        self._building = asyncio.Lock()
         self.jobs: dict[str, set[Job]] = {}
 
     @property
@@ -101,7 +104,7 @@ class Service:
             code="model_not_found",
         )  # fmt: skip
 
-    def start(
+    async def start(
         self, request: Request, body: Generation, prompts: Sequence[Prompt], params: SamplingParams, name: str
     ) -> Job:
         """Queue a request's prompts; `abort` finds them by the request's name. Raises ApiError."""
@@ -111,7 +114,27 @@ class Service:
             deadline=self.config.request_timeout or None,
             keep_alive=self.config.keep_alive if body.stream else None,
         )
-        job = Job(self.bridge, self.admission, self.tokenizer, prompts, params, order, self.metrics.between_tokens)
+        texts, tokens = len(prompts) * params.n, sum(len(prompt.ids) for prompt in prompts) * params.n
+        self.admission.enter(texts, tokens)
+        arguments = (self.model.engine, self.tokenizer, prompts, params, order)
+        try:
+            # A bias and a mask for each text, as long as the vocabulary: many of them must not hold up the event loop.
+            async with self._building:
+                requests = build(*arguments) if texts <= _FEW else await asyncio.to_thread(build, *arguments)
+        except BaseException:
+            self.admission.leave(texts, tokens)
+            raise
+        job = Job(
+            self.bridge,
+            self.admission,
+            self.tokenizer,
+            prompts,
+            requests,
+            params,
+            order,
+            self.metrics.between_tokens,
+        )
+        job.timing.arrival = request.scope["jswa.arrival"]
         self.jobs.setdefault(name, set()).add(job)
         return job
 

@@ -1,7 +1,7 @@
 """Responses that end when the client has gone: streams of server-sent events, and JSON that takes a while."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -19,18 +19,22 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come. The generator is closed when the client leaves, and always in the end."""
+    """Sends events as they come; `done` is called in the end, also where the client leaves before the first one."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], done: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, unless the client leaves."""
-        await unless_gone(receive, self._send(send))
+        try:
+            await unless_gone(receive, self._send(send))
+        finally:
+            self._done()
 
     async def _send(self, send: Send) -> None:
         try:

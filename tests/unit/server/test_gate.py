@@ -157,6 +157,22 @@ def test_when_a_client_leaves_its_pages_are_free_within_two_steps(streamed: bool
         assert client.service.admission.texts == 0
 
 
+@pytest.mark.parametrize("streamed", ["true", "false"])
+def test_clients_that_leave_at_once_leave_nothing(shared: Client, streamed: str) -> None:
+    content = f'{{"prompt": "abc", "max_tokens": 100, "stream": {streamed}}}'
+    request = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n{content}"
+    before = len(shared.engine.seen)
+    for index in range(40):
+        with socket.create_connection(("127.0.0.1", int(shared.url.rpartition(":")[2]))) as connection:
+            connection.sendall(request.encode())
+            time.sleep(index * 0.0002)
+    until(lambda: shared.get("/health").status_code == 200 and len(shared.engine.seen) > before)
+    until(lambda: not shared.service.jobs and not shared.engine.has_work())
+    assert shared.service.admission.texts == 0
+    assert shared.service.admission.tokens == 0
+    assert shared.service.bridge.active == 0
+
+
 def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     engine = FakeEngine(max_rows=1)
     engine.delay = 0.005
