@@ -1,6 +1,7 @@
 """What the handlers share: the engine behind its bridge, the texts' side of the model, limits of the queue."""
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
 import time
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 from starlette.requests import Request
 
+from jswa.cache.stats import CacheStats
 from jswa.chat import ChatTemplate
 from jswa.text import Tokenizer
 from jswa.types import SamplingParams
@@ -159,12 +161,19 @@ class Service:
         """The engine's figures between two steps. Raises ApiError where it is dead."""
         rows, cache = await self.bridge.call(lambda engine: (engine.stats(), engine.cache_stats()))
         queue = self.admission
-        return Snapshot(rows, cache, self.model.engine.limits, self.bridge.steps, queue.texts, queue.refused)
+        return Snapshot(rows, _for_all(cache), self.model.engine.limits, self.bridge.steps, queue.texts, queue.refused)
 
 
 def service_of(request: Request) -> Service:
     """The server that got a request."""
     return cast(Service, request.app.state.service)
+
+
+def _for_all(cache: CacheStats) -> CacheStats:
+    """The cache's figures without the miss for another salt, which would tell what other tenants have asked."""
+    missed = dict(cache.missed)
+    missed["cold"] = missed.get("cold", 0) + missed.pop("salt", 0)
+    return dataclasses.replace(cache, missed=missed)
 
 
 def _salt(key: str | None, own: str | None) -> str:

@@ -145,7 +145,7 @@ class FakeEngine:
 
     def cache_stats(self) -> CacheStats:
         """Nothing much."""
-        return CacheStats(0, 10, 5, 5, 0, 0, {"cold": 5}, 0, 0, 0, 0, 0, 0)
+        return CacheStats(0, 10, 5, 5, 0, 0, {"cold": 3, "salt": 2}, 0, 0, 0, 0, 0, 0)
 
     def flush_cache(self) -> None:
         """Count it."""

@@ -102,7 +102,9 @@ def test_server_info_has_no_secrets() -> None:
 def test_clients_never_learn_of_other_tenants() -> None:
     with serving() as client:  # the fake engine's reason for every miss is "salt"
         texts = [client.post("/v1/completions", {"prompt": "a", "stream": s}).text for s in (False, True)]
+        texts += [client.get(path).text for path in ("/metrics", "/server_info")]
         assert not any('"salt"' in text for text in texts)
+        assert client.get("/server_info").json()["prefix_cache"]["missed"] == {"cold": 5}
 
 
 @pytest.mark.parametrize(
