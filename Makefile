@@ -11,7 +11,7 @@ WORKERS ?= 2
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help run test check fmt nightly parity tiny lock
+.PHONY: help run test check fmt nightly parity tiny lock gpu-compile
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -38,6 +38,9 @@ nightly: .venv/installed  ## long property runs
 parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, torch)
 	.venv-parity/bin/python -m tests.parity.make_fixtures
 
+gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
+	.venv-gpu/bin/python -m tools.gpu_compile --only "$(ONLY)"
+
 tiny: .venv/installed  ## train the embedded model anew
 	$(BIN)/python tools/train_tiny.py
 
@@ -56,4 +59,10 @@ lock:  ## resolve requirements.lock anew
 .venv-parity/installed: tests/parity/requirements-parity.txt
 	$(PYTHON311) -m venv --clear .venv-parity
 	.venv-parity/bin/python $(PIP) -r $<
+	@touch $@
+
+# 1.5 GB, and its plugin makes jax on a CPU warn: an environment of its own.
+.venv-gpu/installed: pyproject.toml requirements.lock
+	$(PYTHON) -m venv --clear .venv-gpu
+	.venv-gpu/bin/python $(PIP) -c requirements.lock -e ".[aot]"
 	@touch $@

@@ -5,6 +5,7 @@ This module prepares what the kernel reads (`mosaic_decode_kernel`) and combines
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -30,9 +31,10 @@ def paged_attention(
     Raises ValueError where the kernel cannot serve the shapes.
     """
     tokens, heads, _ = q.shape
-    shape = Shape.of(q, kv, rows, tiles, slot=slot, attend=attend)
+    shape = Shape.of(q, kv, rows, tiles, attend)
     plan = launch(shape, tuning or default_tuning(shape))
-    out = _attend(plan, _pack(plan, q, tiles), kv, _items(plan, rows, tiles, tokens), rows.page_rows, sinks)
+    items = _items(plan, rows, tiles, tokens)
+    out: Array = _attend(plan, _pack(plan, q, tiles), kv, items, rows.page_rows, jnp.full(1, slot, jnp.int32), sinks)
     out = out[..., plan.v_width - plan.v_dim :]
     if plan.queries == 1:
         return out.reshape(tokens, heads, plan.v_dim)
@@ -72,15 +74,21 @@ def _items(plan: Launch, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "B
     return jnp.stack([row, *(jnp.where(live & (begin < end), field, 0) for field in fields)], axis=1)
 
 
+@partial(jax.jit, static_argnames="plan", inline=False)
 def _attend(
     plan: Launch,
     q: Float[Array, "B K M D2"],
     kv: Float[Array, "P S K p E"],
     items: Int[Array, "B 5"],
     page_rows: Int[Array, "R N"],
+    slot: Int[Array, " 1"],
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "B K rows V2"]:
-    """Run the kernel, and combine its splits."""
+    """Run the kernel, and combine its splits.
+
+    Jitted by itself, so that the layers of a kind share one trace, hence one kernel: what differs between traces of
+    the same kernel, the scopes it is called in, is part of its identity for the compiler.
+    """
     splits, size = plan.tuning.splits, (plan.tiles, plan.kv_heads)
     whole = ((*size, plan.rows, plan.v_width), plan.dtype)
     parts = ((splits, *whole[0]), jnp.dtype(jnp.float32))
@@ -94,7 +102,7 @@ def _attend(
         scratch=kernel.scratch(plan),
     )
     boxes = kv.reshape(plan.pages * plan.slots * plan.kv_heads, plan.page, plan.row)
-    outputs = run(q, boxes, items, page_rows, *(() if sinks is None else (sinks,)))
+    outputs = run(q, boxes, items, page_rows, slot, *(() if sinks is None else (sinks,)))
     return outputs[0] if splits == 1 else _combine(plan, *outputs)
 
 

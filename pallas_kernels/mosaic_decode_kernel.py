@@ -73,6 +73,7 @@ class _Refs(NamedTuple):
     kv: Ref
     items: Ref
     page_rows: Ref
+    slot: Ref
     sinks: Ref | None
     out: Ref
     logs: Ref | None
@@ -88,8 +89,8 @@ class _Refs(NamedTuple):
 
 def _name(plan: Launch, has_sinks: bool, refs: tuple[Ref, ...]) -> _Refs:
     left = list(refs)
-    q, kv, items, page_rows = left[:4]
-    del left[:4]
+    q, kv, items, page_rows, slot = left[:5]
+    del left[:5]
     sinks = left.pop(0) if has_sinks else None
     out = left.pop(0)
     logs = left.pop(0) if plan.tuning.splits > 1 else None
@@ -99,7 +100,22 @@ def _name(plan: Launch, has_sinks: bool, refs: tuple[Ref, ...]) -> _Refs:
     together = left.pop(0) if plan.consumers > 1 else None
     staged = staged_logs[0] if staged_logs else None
     return _Refs(
-        q, kv, items, page_rows, sinks, out, logs, keys, staged_out, staged, queries, queries_in, filled, free, together
+        q,
+        kv,
+        items,
+        page_rows,
+        slot,
+        sinks,
+        out,
+        logs,
+        keys,
+        staged_out,
+        staged,
+        queries,
+        queries_in,
+        filled,
+        free,
+        together,
     )
 
 
@@ -110,6 +126,7 @@ class _Item:
     tile: Scalar
     head: Scalar
     split: Scalar
+    slot: Scalar
     row: Scalar
     begin: Scalar
     end: Scalar
@@ -129,7 +146,7 @@ def _item(plan: Launch, refs: _Refs) -> _Item:
     if splits > 1:
         share = lax.div(count + (splits - 1), splits)
         first, count = first + split * share, jnp.clip(count - split * share, 0, share)
-    return _Item(tile, head, split, row, begin, end, first_query, first_page, first * block, count)
+    return _Item(tile, head, split, refs.slot[0], row, begin, end, first_query, first_page, first * block, count)
 
 
 def body(plan: Launch, has_sinks: bool, *all_refs: Ref) -> None:
@@ -186,7 +203,7 @@ def _copy(plan: Launch, refs: _Refs, item: _Item, index: Scalar, ids: tuple[Scal
     block, page = plan.tuning.block, plan.page
     stage = lax.rem(index, plan.tuning.stages)
     for part, page_id in enumerate(ids):
-        source = refs.kv.at[(page_id * plan.slots + plan.slot) * plan.kv_heads + item.head]
+        source = refs.kv.at[(page_id * plan.slots + item.slot) * plan.kv_heads + item.head]
         if page > block:
             start = lax.rem(item.first + index * block, page)
             source = source.at[pl.ds(pl.multiple_of(start, block), block)]

@@ -45,7 +45,7 @@ class Shape:
         group: query heads per KV head.
         row: numbers of a token in a page (E); K the first head_dim, V the last v_dim.
         columns: pages of a row's page table (N).
-        slots, slot: layers that share a page, and this one's place.
+        slots: layers that share a page. Which of them is an argument, so that all share one compiled kernel.
     """
 
     tiles: int
@@ -59,7 +59,6 @@ class Shape:
     pages: int
     columns: int
     slots: int
-    slot: int
     dtype: jnp.dtype
     attend: Attend
 
@@ -70,8 +69,6 @@ class Shape:
         kv: Float[Array, "P S K p E"],
         rows: Rows,
         tiles: Tiles,
-        *,
-        slot: int,
         attend: Attend,
     ) -> "Shape":
         """Of the arguments of `paged_attention`; arrays without values will do.
@@ -94,7 +91,6 @@ class Shape:
             pages=pages,
             columns=rows.page_rows.shape[1],
             slots=slots,
-            slot=slot,
             dtype=kv.dtype,
             attend=attend,
         )

@@ -80,7 +80,8 @@ def tile_rows(counts: Int[Array, " R"], first_token: Int[Array, " R"], token_row
     tiles_of_row = (counts + size - 1) // size
     ends = jnp.cumsum(tiles_of_row)
     tile = jnp.arange(num_tiles, dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(ends, tile, side="right").astype(jnp.int32), num_rows - 1)
+    # All at once: a search in steps is a loop, and a loop cannot be part of a CUDA graph.
+    row = jnp.minimum(jnp.searchsorted(ends, tile, side="right", method="compare_all").astype(jnp.int32), num_rows - 1)
     offset = (tile - (ends - tiles_of_row)[row]) * size
     within = offset[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
     last = jnp.maximum(counts[row] - 1, 0)

@@ -45,7 +45,7 @@ def shape_of(given: Arguments) -> Shape:
     shapes: list[Shape] = []
 
     def plan(q: jax.Array, kv: jax.Array) -> jax.Array:
-        shapes.append(Shape.of(q, kv, given.rows, given.tiles, slot=given.slot, attend=given.attend))
+        shapes.append(Shape.of(q, kv, given.rows, given.tiles, given.attend))
         return q
 
     jax.eval_shape(plan, given.q, given.kv)

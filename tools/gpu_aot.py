@@ -1,0 +1,67 @@
+"""Compiling for an H200 on a machine without a GPU: the device, and what the compilers print.
+
+Needs the packages of the extra `aot`: no driver, no CUDA runtime, no cuDNN. Import it before anything runs on jax.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from tools.compile_facts import KernelFacts, parse
+
+TARGET = Path(__file__).parent.parent / "pallas_kernels" / "tuning" / "h200.txtpb"
+_DUMPS = tempfile.TemporaryDirectory()  # removed when the process ends
+
+# Read when jax first makes a backend or a compiler, so after its import.
+jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]
+os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+os.environ.update(MOSAIC_GPU_DUMP_PTX="1", MOSAIC_GPU_DUMP_PTXAS="1")  # to stdout: see `captured`
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={_DUMPS.name} --xla_dump_hlo_module_re=step"
+
+
+@cache
+def h200() -> Sharding:
+    """One H200."""
+    topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET.read_text(), topology="1x1x1")
+    return SingleDeviceSharding(topology.devices[0])
+
+
+def on_h200(tree: Any) -> Any:
+    """Shapes of arrays, as of arrays on the H200."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=h200()),  # type: ignore[no-untyped-call]
+        tree,
+    )
+
+
+@contextmanager
+def captured() -> Iterator[list[KernelFacts]]:
+    """The Mosaic kernels compiled inside, once the block ends. What goes to stdout meanwhile does not show."""
+    found: list[KernelFacts] = []
+    sys.stdout.flush()
+    saved = os.dup(1)
+    with tempfile.TemporaryFile("w+") as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            yield found
+        finally:
+            sys.stdout.flush()
+            os.dup2(saved, 1)
+            os.close(saved)
+        file.seek(0)
+        found += parse(file.read())
+
+
+def thunks(module: str) -> str:
+    """What XLA launches for the last compiled program of that name, one thunk a line, inner ones indented."""
+    files = sorted(Path(_DUMPS.name).glob(f"*.{module}.thunk_sequence_after_thunk_passes.txt"), key=os.path.getmtime)
+    return files[-1].read_text()
