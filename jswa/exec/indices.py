@@ -66,7 +66,9 @@ def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket
     if bucket.decode:
         token_row = token
     else:
-        token_row = jnp.minimum(jnp.searchsorted(ends, token, side="right").astype(jnp.int32), bucket.rows - 1)
+        # All at once: a search in steps is a loop, and a loop cannot be part of a CUDA graph.
+        found = jnp.searchsorted(ends, token, side="right", method="compare_all")
+        token_row = jnp.minimum(found.astype(jnp.int32), bucket.rows - 1)
     positions = jnp.where(real, (starts - first_token)[token_row] + token, 0)
     page, offset = positions // layout.page_size, positions % layout.page_size
     token_slot = slots[token_row]

@@ -1,8 +1,8 @@
 """Choosing tokens inside the step, by row: penalties and constraints, then greedy or temperature with its limits.
 
-No sort: the k-th largest logit, and the logit at which the nucleus is complete, are found by bisection over the
-ordered bit patterns of float32, 32 passes of compare and sum. A step whose rows are all greedy, or use no limit, skips
-that work. A row's draw depends on its key, its position and its logits alone.
+No sort: the k-th largest logit, and the logit at which the nucleus is complete, are found digit by digit in the ordered
+bit patterns of float32, 16 passes of compare and sum. A step whose rows are all greedy, or use no limit, skips that
+work. A row's draw depends on its key, its position and its logits alone.
 """
 
 from collections.abc import Callable
@@ -125,13 +125,18 @@ def _keep(scaled: Float[Array, "R V"], rows: Sampling) -> Bool[Array, "R V"]:
     kept = (scaled >= jnp.log(rows.min_p)[:, None]) | (rows.min_p == 0.0)[:, None]
     ordered = _ordered_bits(jnp.where(kept, scaled, -jnp.inf))
     wanted = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
-    kth = _largest(lambda t: (ordered >= t[:, None]).sum(axis=-1) >= wanted, len(scaled))
+    kth = _largest(lambda t: (ordered[:, None] >= t[..., None]).sum(axis=-1) >= wanted[:, None], len(scaled))
     kept &= ordered >= kth[:, None]
     probability = jax.nn.softmax(jnp.where(kept, scaled, -jnp.inf), axis=-1)
     # Without top-p every token stays, also those whose probability rounds to nothing. And a top_p that float32 (or a
     # device without subnormals) takes for zero still keeps one.
     enough = jnp.where(rows.top_p < 1.0, jnp.maximum(rows.top_p, _TINY), 0.0)
-    edge = _largest(lambda t: jnp.where(ordered >= t[:, None], probability, 0.0).sum(axis=-1) >= enough, len(scaled))
+
+    def complete(threshold: UInt[Array, "R N"]) -> Bool[Array, "R N"]:
+        shares = jnp.where(ordered[:, None] >= threshold[..., None], probability[:, None], 0.0)
+        return shares.sum(axis=-1) >= enough[:, None]
+
+    edge = _largest(complete, len(scaled))
     return kept & ((ordered >= edge[:, None]) | (rows.top_p >= 1.0)[:, None])
 
 
@@ -141,12 +146,15 @@ def _ordered_bits(x: Float[Array, "R V"]) -> UInt[Array, "R V"]:
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
-def _largest(holds: Callable[[UInt[Array, " R"]], Bool[Array, " R"]], rows: int) -> UInt[Array, " R"]:
-    """The largest threshold for which `holds`, per row; it holds at 0 and stops holding once, as thresholds grow."""
+def _largest(holds: Callable[[UInt[Array, "R N"]], Bool[Array, "R N"]], rows: int) -> UInt[Array, " R"]:
+    """The largest threshold for which `holds`, per row; it holds at 0 and stops holding once, as thresholds grow.
 
-    def bit(index: Int[Array, ""], threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
-        candidate = threshold | (jnp.uint32(1 << 31) >> index.astype(jnp.uint32))
-        return jnp.where(holds(candidate), candidate, threshold)
-
-    found: UInt[Array, " R"] = lax.fori_loop(0, 32, bit, jnp.zeros(rows, jnp.uint32))
-    return found
+    Two bits a pass: with more, passes cost more than they save. No loop: a loop cannot be part of a CUDA graph, and the
+    host would wait for the step at its condition.
+    """
+    threshold = jnp.zeros(rows, jnp.uint32)
+    for shift in range(30, -1, -2):
+        candidates = threshold[:, None] | (jnp.arange(1, 4, dtype=jnp.uint32) << shift)[None]
+        # The digit is the number of candidates for which it holds, as it holds for all smaller ones.
+        threshold |= holds(candidates).sum(axis=-1, dtype=jnp.uint32) << shift
+    return threshold
