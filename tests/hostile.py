@@ -78,7 +78,7 @@ for folder in sys.argv[1:]:
 
 
 def loaded_within_limits(folders: list[Path]) -> dict[str, tuple[str, float]]:
-    """What a process of its own says of each folder, and its processor seconds; the limits are the operating system's."""
+    """What a process of its own says of each folder, and its processor seconds; limits are the operating system's."""
     command = [sys.executable, "-c", _LOADER, *map(str, folders)]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     outcomes = [json.loads(line) for line in result.stdout.splitlines()]
