@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 SMEM_BYTES = 232_448  # that one thread block may use on Hopper
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
+_INTEGERS = {"pred", "s8", "u8", "s32", "u32", "s64", "u64"}
 _SM_SMEM, _SM_REGISTERS, _SM_THREADS = 233_472, 65_536, 2_048
 
 
@@ -78,20 +79,25 @@ def copies(program: str) -> list[int]:
     return [_BYTES[kind] * math.prod(int(length) for length in shape.split(",") if length) for kind, shape in found]
 
 
-def attention_by_command_buffer(launches: list[str]) -> list[int]:
-    """Custom calls in each command buffer that has any; one outside of all counts as a buffer of its own.
+@dataclass(frozen=True)
+class Launch:
+    """A kernel that an optimised program launches: its name scopes, and whether it gives integers and booleans only."""
 
-    Args:
-        launches: XLA's thunk sequence, a thunk a line, those inside of another indented.
-    """
-    counts: list[int] = []
-    inside = False
-    for line in launches:
-        if not line.startswith(" "):
-            inside = "kCommandBuffer" in line
-            counts.append(0)
-        if "kCustomCall" in line:
-            counts[-1] += 1
-            if not inside:
-                counts.append(0)
-    return [count for count in counts if count]
+    scope: tuple[str, ...]
+    integers: bool
+
+    @property
+    def layer(self) -> str | None:
+        """The layer it belongs to."""
+        return next((part for part in self.scope if part.startswith("layer_")), None)
+
+
+def launches(program: str) -> list[Launch]:
+    """Kernels by what they were in the source: fusions and custom calls of an optimised program, but for its tuples."""
+    found = re.findall(r"= (\S+|\([^()]*\)) (?:fusion|custom-call)\(.*?op_name=\"([^\"]*)\"", program)
+    return [Launch(tuple(name.split("/")), {*re.findall(r"([a-z]\w*)\[", kind)} <= _INTEGERS) for kind, name in found]
+
+
+def top_level(thunks: str) -> list[str]:
+    """Kinds of what the host launches: the outermost thunks of XLA's sequence, a thunk a line, inner ones indented."""
+    return re.findall(r"^\d+: (k\w+)", thunks, re.MULTILINE)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools.compile_facts import KernelFacts, attention_by_command_buffer, copies, parse
+from tools.compile_facts import KernelFacts, Launch, copies, launches, parse, top_level
 
 PTX = """
 .visible .entry {name}_mosaic_gpu_kernel(
@@ -77,8 +77,28 @@ def test_copies_are_measured() -> None:
     assert copies(program) == [2 * 2000 * 1310720, 256, 4]
 
 
-def test_attention_is_counted_by_command_buffer() -> None:
-    """All in one is right; one outside, or in another buffer, shows."""
-    buffer, call, kernel = "000: kCommandBuffer", "    001: kCustomCall", "    002: kCustomKernel"
-    assert attention_by_command_buffer([buffer, call, kernel, call, "003: kConditional", buffer, kernel]) == [2]
-    assert attention_by_command_buffer([buffer, call, "003: kCustomCall", buffer, call]) == [1, 1, 1]
+def test_launches_are_told_by_scope() -> None:
+    """Fusions and custom calls, with results of one type or several; what is inside of a fusion is no launch."""
+    program = """
+      %a = s32[64,2]{1,0} fusion(%p), kind=kLoop, calls=%f, metadata={op_name="jit(step)/indices/select_n" id=3}
+      %b = (pred[], /*index=1*/s32[64]{0}) fusion(%p), kind=kInput, calls=%g, metadata={op_name="jit(step)/sampling/or"}
+      %c = (s32[], bf16[64,128]{1,0}) custom-call(%p), metadata={op_name="jit(step)/layer_3/attention/paged"}
+      %d = f32[64]{0} add(%a, %b), metadata={op_name="jit(step)/layer_3/add"}
+    """
+    assert launches(program) == [
+        Launch(("jit(step)", "indices", "select_n"), integers=True),
+        Launch(("jit(step)", "sampling", "or"), integers=True),
+        Launch(("jit(step)", "layer_3", "attention", "paged"), integers=False),
+    ]
+    assert [launch.layer for launch in launches(program)] == [None, None, "layer_3"]
+
+
+def test_what_the_host_launches() -> None:
+    """Thunks inside of a command buffer or a conditional are not the host's."""
+    buffer, call = "000: kCommandBuffer [source | sink]\n", "    001: kCustomCall [source | sink]\n"
+    assert top_level(buffer + call) == ["kCommandBuffer"]
+    assert top_level(buffer + call + "003: kConditional\ncondition:\n" + call + buffer) == [
+        "kCommandBuffer",
+        "kConditional",
+        "kCommandBuffer",
+    ]

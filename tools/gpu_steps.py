@@ -1,0 +1,158 @@
+"""Whole steps of released models, compiled for an H200: what they launch, hold and copy. See `tools.gpu_compile`."""
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jswa.architecture import ModelConfig
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import PackSpec
+from jswa.exec.state import DeviceState, state_bytes, state_shapes
+from jswa.exec.step import StepConfig, step
+from jswa.model.hf.config import parse_config
+from jswa.model.transformer import param_shapes
+from tests.unit.hub_configs import CONFIGS
+from tools import gpu_aot
+from tools.compile_facts import KernelFacts, Launch, copies, launches, top_level
+
+BFLOAT16 = jnp.dtype("bfloat16")
+KV_BYTES = 40 * 10**9  # of the arenas: lanes beyond 2^31 elements
+ROWS, PAGE = 64, 64
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """A step of a model of the hub.
+
+    Attributes:
+        layers: the first so many; a whole number of the model's patterns.
+        shorter: a second depth, for what must not depend on depth; whole patterns too.
+        tokens: of a prefill step with `ROWS` rows; 0: a decode step.
+        rows: of a decode step.
+    """
+
+    model: str
+    layers: int
+    shorter: int
+    tokens: int = 0
+    rows: int = ROWS
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        return f"{self.model}, {self.layers} layers, " + (
+            f"prefill {self.tokens}" if self.tokens else f"{self.rows} rows"
+        )
+
+
+# As deep as the model, or as one card holds in bfloat16 beside the KV.
+_MODELS = (
+    StepSpec("gemma-3-27b", 62, 6),
+    StepSpec("gpt-oss-20b", 24, 2),
+    StepSpec("Mistral-7B-v0.1", 32, 1),
+    StepSpec("MiMo-V2-Flash/V2.5", 12, 6),
+    StepSpec("Llama-4-Scout", 16, 4),
+)
+STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *(replace(spec, tokens=2048) for spec in _MODELS))
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """A compiled step.
+
+    Attributes:
+        launches: kernels of all layers, per layer.
+        index_launches: kernels of the whole step that only compute indices, routing and sampling aside.
+        graphs: what the host launches: 1 where the whole step is one command buffer (CUDA graph).
+        temporaries: bytes.
+        seconds: to trace, lower and compile.
+        kernels: the Mosaic kernels, each once.
+    """
+
+    name: str
+    launches: float
+    index_launches: int
+    graphs: int
+    temporaries: int
+    seconds: float
+    kernels: list[KernelFacts]
+    faults: list[str]
+
+
+def compile_step(spec: StepSpec) -> StepFacts:
+    """Compile it, and the shorter model's beside it."""
+    facts, shorter = _compile(spec), _compile(replace(spec, layers=spec.shorter))
+    few, many = shorter.index_launches, facts.index_launches
+    if few == many:
+        return facts
+    fault = f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}"
+    return replace(facts, faults=[*facts.faults, fault])
+
+
+def _compile(spec: StepSpec) -> StepFacts:
+    model = parse_config(CONFIGS[spec.model], weights=False)
+    model = replace(model, layers=model.layers[: spec.layers])
+    layout = KVLayout.of(model, PAGE)
+    bucket = Bucket(spec.tokens, ROWS, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
+    config, state = _step_config(model, layout, bucket)
+    params = gpu_aot.on_h200(param_shapes(model, BFLOAT16))
+    packed = gpu_aot.on_h200(jax.eval_shape(lambda: jnp.zeros(config.pack.size, jnp.int32)))
+    begin = time.perf_counter()
+    with gpu_aot.captured() as kernels:
+        compiled = jax.jit(partial(step, config=config), donate_argnums=1).lower(params, state, packed).compile()
+    seconds = time.perf_counter() - begin
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    assert text is not None
+    assert memory is not None
+    found, outermost = launches(text), top_level(gpu_aot.thunks("jit_step"))
+    faults = [fault for facts in kernels for fault in facts.faults()]
+    if memory.alias_size_in_bytes != state_bytes(state):
+        faults.append(f"{memory.alias_size_in_bytes} of {state_bytes(state)} bytes of state are updated in place")
+    faults += [f"copies {size} bytes" for size in copies(text) if size >= _lane_bytes(state)]
+    if bucket.decode and outermost != ["kCommandBuffer"]:
+        faults.append(f"not one command buffer but {', '.join(outermost)}")
+    in_layers = sum(launch.layer is not None for launch in found)
+    return StepFacts(
+        spec.name,
+        in_layers / spec.layers,
+        _index_launches(found),
+        len(outermost),
+        memory.temp_size_in_bytes,
+        seconds,
+        kernels,
+        faults,
+    )
+
+
+def _step_config(model: ModelConfig, layout: KVLayout, bucket: Bucket) -> tuple[StepConfig, DeviceState]:
+    num_blocks = KV_BYTES // layout.block_bytes(2)
+    limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
+    spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, targets=False)
+    config = StepConfig(model, layout, bucket, spec, implementation="mosaic")
+    return config, gpu_aot.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
+
+
+def _index_launches(found: list[Launch]) -> int:
+    """Routing belongs to its layer, and sampling to the logits."""
+    return sum(launch.integers and not {"moe", "sampling"} & set(launch.scope) for launch in found)
+
+
+def _lane_bytes(state: DeviceState) -> int:
+    return min(lane.size * lane.dtype.itemsize for lane in state["lanes"])
+
+
+def print_steps(steps: list[StepFacts]) -> None:
+    """One line per step."""
+    if steps:
+        print(f"\n{'step':44}kernels/layer  index kernels  graphs  temporaries, MB  attention registers  seconds")
+    for facts in steps:
+        registers = "/".join(str(kernel.registers) for kernel in facts.kernels)
+        print(
+            f"{facts.name:44}{facts.launches:13.1f}{facts.index_launches:15}{facts.graphs:8}"
+            f"{facts.temporaries / 1e6:17.1f}{registers:>21}{facts.seconds:9.1f}"
+        )
