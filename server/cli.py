@@ -7,6 +7,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import yaml
 from cyclopts import App, Parameter
 from cyclopts.config import Env, Yaml
 
@@ -20,6 +21,7 @@ from .run import run, set_up_logging
 from .service import Served
 
 _SERVER, _ENGINE = ServeConfig(), EngineConfig()
+_OPTIONS = [field.name for kind in (ServeConfig, EngineConfig) for field in dataclasses.fields(kind)]
 
 
 def serve(
@@ -80,6 +82,8 @@ def main(tokens: Sequence[str]) -> int:
     app.default(serve)
     environment = Env("JSWA_", command=False)
     path = _config_path(tokens) or os.environ.get("JSWA_CONFIG")
+    if path is not None:
+        check_file(Path(path))
     app.config = (
         (environment,) if path is None else (environment, Yaml(path, must_exist=True, use_commands_as_keys=False))
     )
@@ -97,12 +101,29 @@ def _config_path(tokens: Sequence[str]) -> str | None:
     return None
 
 
+def check_file(path: Path) -> None:
+    """Refuse a file of options that cannot be read, or that has a key which is no option. Raises ConfigError."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError("config", path.name, f"cannot be read as YAML: {type(error).__name__}") from error
+    if not isinstance(content or {}, dict):
+        raise ConfigError("config", path.name, "must be options by name")
+    for key in content or {}:
+        name = str(key).replace("-", "_")
+        if name not in _OPTIONS:
+            raise ConfigError(f"{path.name}: {key}", "...", f"is no option{_near(name, _OPTIONS)}")
+
+
 def _take_options(environ: MutableMapping[str, str]) -> None:
     """Take our options out of the environment: the engine knows its own switches only. Raises ConfigError for typos."""
-    fields = [field.name for kind in (ServeConfig, EngineConfig) for field in dataclasses.fields(kind)]
-    known = [f"JSWA_{name.upper()}" for name in ["config", *fields]]
+    known = [f"JSWA_{name.upper()}" for name in ("config", *_OPTIONS)]
     for name in [name for name in environ if name.startswith("JSWA_") and name not in SWITCHES]:
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, *SWITCHES], n=1)
-            raise ConfigError(name, "...", f"is no option; did you mean {near[0]}?" if near else "is no option")
+            raise ConfigError(name, "...", f"is no option{_near(name, [*known, *SWITCHES])}")
         del environ[name]
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

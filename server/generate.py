@@ -15,7 +15,7 @@ from jswa.types import ChoiceLogprobs, FinishReason, Request, SamplingParams, To
 
 from .admission import Admission
 from .bridge import Bridge, EngineLike
-from .errors import ApiError
+from .errors import ApiError, invalid
 from .prompts import Prompt
 
 _numbers = itertools.count()
@@ -91,6 +91,9 @@ def build(
 ) -> list[Request]:
     """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError."""
     requests = []
+    beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
+    if beyond:
+        raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
     try:
         words = bad_word_ids(params.bad_words or (), tokenizer)
         for prompt, choice in itertools.product(prompts, range(params.n)):

@@ -211,6 +211,7 @@ def test_request_ids(client: Client) -> None:
         ({"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias"),
         ({"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias.1"),
         ({"prompt": "a", "allowed_token_ids": [300]}, "allowed_token_ids"),
+        ({"prompt": "a", "stop_token_ids": [259]}, "stop_token_ids"),
         ({"prompt": "a", "stop": [""]}, "stop[0]"),
         ({"prompt": "a", "stop": 3}, "stop"),
         ({"prompt": "a", "seed": 2**64}, "seed"),
@@ -259,8 +260,12 @@ def test_limits_of_products_and_tables(client: Client) -> None:
     error = client.refusal(PATH, {"prompt": ["a"] * (limits.MAX_TEXTS // 128 + 1), "n": 128})
     assert error["param"] == "n"
     many = {str(token): 1.0 for token in range(limits.MAX_BIASES + 1)}
-    assert client.refusal(PATH, {"prompt": "a", "logit_bias": many})["param"] == "logit_bias"
+    assert "at most" in client.refusal(PATH, {"prompt": "a", "logit_bias": many})["message"]
+    del many["0"]
+    # Not too many, but more than this vocabulary has.
+    assert "[0, 259)" in client.refusal(PATH, {"prompt": "a", "logit_bias": many})["message"]
     assert client.refusal(PATH, {"prompt": "a", "model": "x" * (limits.MAX_NAME_CHARS + 1)})["param"] == "model"
+    client.refusal(PATH, {"prompt": "a", "model": "x" * limits.MAX_NAME_CHARS}, 404)
 
 
 def test_the_model_must_be_served(client: Client) -> None:

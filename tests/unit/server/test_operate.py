@@ -19,6 +19,8 @@ def test_tokenize_and_back(shared: Client) -> None:
     assert shared.post("/tokenize", chat).json()["tokens"] == [100, 101]
     assert shared.post("/detokenize", {"tokens": [1, 100, 101]}).json() == {"prompt": "<bos>ab"}
     assert shared.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
+    most = shared.post("/detokenize", {"tokens": [100] * limits.MAX_DETOKENIZED}).json()["prompt"]
+    assert most == "a" * limits.MAX_DETOKENIZED
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,17 @@ def test_typos_elsewhere(flags: list[str], tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert "prot" in done.stdout + done.stderr
+    assert "did you mean" in (done.stdout + done.stderr).lower()
+
+
+@pytest.mark.parametrize("content", ["- port\n", "port: [1\n", "3\n"])
+def test_files_that_are_no_options(seen: dict[str, object], content: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(content)
+    with pytest.raises(ConfigError, match="config"):
+        cli.main(["--config", str(tmp_path / "c.yaml")])
+    with pytest.raises(ConfigError, match="config"):
+        cli.main(["--config", str(tmp_path / "nowhere.yaml")])
+    assert not seen
 
 
 def test_a_template_of_the_operator(tmp_path: Path) -> None:
