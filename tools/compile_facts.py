@@ -60,17 +60,26 @@ def parse(text: str) -> Iterator[KernelFacts]:
         )
         if name is None or threads is None or spills is None or registers is None:
             raise ValueError(f"no report of a kernel that begins with {source[:80]!r}")
-        # The last barrier lies behind all arrays in shared memory, and takes eight bytes.
-        smem = max((int(offset) + 8 for offset in re.findall(r"__dynamic_shmem__0\+(\d+)", source)), default=0)
         yield KernelFacts(
             name[1].removesuffix("_mosaic_gpu_kernel"),
             int(registers[1]),
             int(spills[1]),
-            smem,
+            _smem(source),
             int(threads[1]),
             source.count("wgmma.mma_async"),
             source.count("cp.async.bulk.tensor"),
         )
+
+
+def _smem(source: str) -> int:
+    """The last barrier lies behind all arrays in shared memory, and takes eight bytes.
+
+    Its address is a constant or, where barriers are found by index, a sum that is made to initialise it.
+    """
+    offsets = re.findall(r"__dynamic_shmem__0\+(\d+)", source)
+    for address in re.findall(r"mbarrier\.init\S* \[(%r\d+)\]", source):
+        offsets += re.findall(rf"add\.s32\s+{address}, %r\d+, (\d+);", source)
+    return max((int(offset) + 8 for offset in offsets), default=0)
 
 
 def copies(program: str) -> list[int]:

@@ -31,6 +31,13 @@ def test_facts_of_all_kernels_are_read() -> None:
     assert list(parse(text)) == [GOOD, replace(GOOD, name="prefill", threads=384, spills=12, registers=168)]
 
 
+def test_shared_memory_of_barriers_that_are_found_by_index() -> None:
+    """Their addresses are sums."""
+    text = PTX.replace("[__dynamic_shmem__0+114688]", "[%r7]").replace("[__dynamic_shmem__0+114696]", "[%r8]")
+    text += "\tadd.s32 \t%r32, %r43, 114696;\n\t@%p2 mbarrier.init.shared::cta.b64 [%r32], %r26;"
+    assert list(parse((text + REPORT).format(name="decode", threads=128, spills=0, registers=144))) == [GOOD]
+
+
 def test_a_kernel_without_report_is_an_error() -> None:
     """Another format of another release must not pass for no spills."""
     with pytest.raises(ValueError, match="no report of a kernel that begins with"):
