@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
@@ -25,6 +25,9 @@ class EngineConfig:
         prefix_cache_interval: keep what a request needs to resume at every so many tokens of a prompt too, not only
             where prompts and texts end and where texts part. Costs a window of local KV each, while memory lasts.
         load_format: auto (safetensors), or dummy: random weights from the config's shapes, no weight file is read.
+        attention_backend: kernels of attention: auto (by device), xla (any), mosaic (Hopper), triton (NVIDIA since
+            Ampere), reference (float32, for tests). One that cannot serve the model is an error, never another.
+        moe_backend: kernels of experts: auto, xla, mosaic, reference.
         deterministic: run every step in one shape, so that a request's tokens do not depend on what else runs; slow.
     """
 
@@ -39,6 +42,8 @@ class EngineConfig:
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
     load_format: Literal["auto", "dummy"] = "auto"
+    attention_backend: Literal["auto", "xla", "mosaic", "triton", "reference"] = "auto"
+    moe_backend: Literal["auto", "xla", "mosaic", "reference"] = "auto"
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -55,16 +60,20 @@ class EngineConfig:
                 raise ConfigError(name, value, "must be a whole number of at least 1")
         if self.max_model_len == 1:
             raise ConfigError("max_model_len", 1, "must leave room for a prompt and a generated token: at least 2")
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise ConfigError("dtype", self.dtype, "must be auto, float32, bfloat16 or float16")
-        if self.load_format not in ("auto", "dummy"):
-            raise ConfigError("load_format", self.load_format, "must be auto or dummy")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(name, getattr(self, name), f"must be {', '.join(choices[:-1])} or {choices[-1]}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in (0, 1]")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    name: get_args(kind) for name, kind in get_type_hints(EngineConfig).items() if get_origin(kind) is Literal
+}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import time
 import weakref
 from pathlib import Path
@@ -15,7 +14,6 @@ from jaxtyping import Int, Shaped
 
 from jswa import persist
 from jswa.architecture import ModelConfig
-from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_blocks
 from jswa.cache.layout import KVLayout
 from jswa.cache.restore import restore
 from jswa.cache.snapshot import origins, take
@@ -24,17 +22,18 @@ from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.constraint import make_constraint
 from jswa.env import Switches
 from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken
+from jswa.exec.backends import choose_backends
 from jswa.exec.runner import Runner
 from jswa.exec.transfer import clear_stale
 from jswa.model.load import dummy_checkpoint, load_checkpoint
 from jswa.model.transformer import Params
 from jswa.planfile import write_header, write_step
 from jswa.sched.scheduler import Scheduler, SchedulerStats
+from jswa.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
 from jswa.types import Request, SamplingParams, StepLogprobs, StepPlan, TokenEvent
 
 _log = logging.getLogger("jswa")
 _LOG_EVERY = 200  # steps
-_CPU_ARENA_BYTES = 4 * 2**30
 
 
 @runtime_checkable
@@ -121,7 +120,9 @@ class Engine:
         """Load a checkpoint, size the arena and compile every bucket. Raises ModelError or ConfigError."""
         switches = Switches.read()
         use_compilation_cache(switches.compilation_cache)
-        on_gpu = jax.default_backend() == "gpu"
+        claim_memory(options.gpu_memory_utilization)
+        device = jax.devices()[0]
+        on_gpu = device.platform == "gpu"
         dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
         if options.load_format == "dummy":
             model, params = dummy_checkpoint(folder, dtype, options.seed)
@@ -130,8 +131,14 @@ class Engine:
         limits = resolve_limits(options, model, on_gpu=on_gpu)
         model = model.at_length(limits.max_model_len)
         layout = KVLayout.of(model, limits.page_size)
-        limits = size_arena(limits, layout, options, dtype.itemsize, on_gpu=on_gpu)
-        runner = Runner(model, params, layout, limits, on_gpu=on_gpu)
+        backends = choose_backends(options, dtype, device.platform, getattr(device, "compute_capability", None))
+        _log.info("kernels: attention %s, experts %s", *backends)
+        memory = options.kv_cache_memory_bytes
+        if memory is None:
+            scratch = scratch_bytes(model, params, layout, limits, backends) if on_gpu else 0
+            memory = free_bytes(device) - scratch
+        limits = size_arena(limits, layout, options, memory, dtype.itemsize)
+        runner = Runner(model, params, layout, limits, on_gpu=on_gpu, backends=backends)
         trace = None
         if switches.dump_plans is not None:
             # By lines: an engine that breaks leaves the steps that led there.
@@ -339,45 +346,3 @@ def use_compilation_cache(folder: Path | None) -> None:
     }
     for name, value in settings.items():
         jax.config.update(name, value)  # type: ignore[no-untyped-call]
-
-
-def size_arena(limits: Limits, layout: KVLayout, options: EngineConfig, itemsize: int, *, on_gpu: bool) -> Limits:
-    """Choose the number of blocks; shorten an open max_model_len to what fits. Raises ConfigError."""
-    budget = options.kv_cache_memory_bytes or _free_bytes(options, on_gpu=on_gpu)
-    num_blocks = min(budget // layout.block_bytes(itemsize), useful_blocks(layout, limits))
-    total_slots = (num_blocks - 1) * layout.pages_per_block
-    capacity = row_capacity(layout, limits, total_slots) if num_blocks > 1 else 0
-    if capacity < (options.max_model_len or 2):
-        raise ConfigError(
-            "max_model_len" if options.max_model_len else "kv_cache_memory_bytes",
-            options.max_model_len or budget,
-            f"{budget} bytes of KV memory hold one row of {capacity} tokens; give more memory, a smaller "
-            "max_model_len, or a smaller max_num_batched_tokens",
-        )
-    if capacity < limits.max_model_len:
-        _log.warning("max_model_len: %d, what the KV memory holds, not %d", capacity, limits.max_model_len)
-    limits = dataclasses.replace(limits, max_model_len=min(limits.max_model_len, capacity), num_blocks=int(num_blocks))
-    _log_capacity(limits, layout, itemsize)
-    return limits
-
-
-def _free_bytes(options: EngineConfig, *, on_gpu: bool) -> int:
-    """Bytes for the arena: what the weights leave of the device's share; on CPU a quarter of memory, at most 4 GiB."""
-    if not on_gpu:
-        return min(_CPU_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-    stats = jax.devices()[0].memory_stats() or {}
-    # The step's scratch comes out of the same share; a twentieth covers logits and activations of the largest bucket.
-    share = int(stats["bytes_limit"] * options.gpu_memory_utilization)
-    return int((share - stats["bytes_in_use"]) * 0.95)
-
-
-def _log_capacity(limits: Limits, layout: KVLayout, itemsize: int) -> None:
-    slots = (limits.num_blocks - 1) * layout.pages_per_block
-    lengths = sorted({min(2**n, limits.max_model_len) for n in (11, 13, 15, 17)})
-    held = ", ".join(
-        f"{rows_held(layout, slots, n) * n:,} in rows of {n} ({ideal_fraction(layout, n):.0%} of ideal)"
-        for n in lengths
-    )
-    gib = limits.num_blocks * layout.block_bytes(itemsize) / 2**30
-    share = 100 * padding(layout)
-    _log.info("KV arena: %.2f GiB in %d blocks, padding %.1f %%; tokens: %s", gib, limits.num_blocks, share, held)

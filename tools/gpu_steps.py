@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
+from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
 from jswa.exec.state import DeviceState, state_bytes, state_shapes
@@ -133,7 +134,7 @@ def _step_config(model: ModelConfig, layout: KVLayout, bucket: Bucket) -> tuple[
     num_blocks = KV_BYTES // layout.block_bytes(2)
     limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, targets=False)
-    config = StepConfig(model, layout, bucket, spec, implementation="mosaic")
+    config = StepConfig(model, layout, bucket, spec, Backends(attention="mosaic"))
     return config, gpu_aot.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
 

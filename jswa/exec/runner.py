@@ -13,6 +13,7 @@ from jaxtyping import Int, Shaped
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
+from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.exec.extras import Extras, seen_counts, set_mask, set_place
 from jswa.exec.pack import PackSpec, pack
@@ -55,13 +56,21 @@ class Runner:
     """
 
     def __init__(
-        self, model: ModelConfig, params: Params, layout: KVLayout, limits: Limits, *, on_gpu: bool = False
+        self,
+        model: ModelConfig,
+        params: Params,
+        layout: KVLayout,
+        limits: Limits,
+        *,
+        on_gpu: bool = False,
+        backends: Backends = PORTABLE,
     ) -> None:
         self.layout = layout
         self.limits = limits
         self.params = params
         self.buckets = bucket_table(limits, on_gpu=on_gpu)
         self._model = model
+        self._backends = backends
         self._num_pages = limits.num_blocks * layout.pages_per_block
         dtype = next(iter(params.values())).dtype
         self._shapes = state_shapes(layout, limits, model.vocab_size, dtype)
@@ -145,7 +154,7 @@ class Runner:
         limits = self.limits
         targets = logprobs == "prompt"
         spec = PackSpec.of(bucket, page_size=limits.page_size, max_rows=limits.max_rows, targets=targets)
-        return StepConfig(self._model, self.layout, bucket, spec, logprobs=logprobs)
+        return StepConfig(self._model, self.layout, bucket, spec, self._backends, logprobs)
 
     def _enter(self, entry: ExtrasEntry) -> None:
         extras = self.state["extras"]

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.layout import KVLayout
+from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.extras import count_tokens
 from jswa.exec.indices import StepIndices, step_indices
@@ -17,7 +18,7 @@ from jswa.exec.sampling import LogprobRows, Sampling, logprob_rows, sample
 from jswa.exec.state import DeviceState
 from jswa.model.transformer import Params, bind
 from jswa.types import FROM_DEVICE, SAMPLING, Logprobs
-from pallas_kernels.api import Implementation, paged_attention, write_kv
+from pallas_kernels.api import paged_attention, write_kv
 from pallas_kernels.rows import Attend
 
 _LOGPROB_BLOCK = 128  # tokens
@@ -31,7 +32,7 @@ class StepConfig:
     layout: KVLayout
     bucket: Bucket
     pack: PackSpec
-    implementation: Implementation = "xla"
+    backends: Backends = PORTABLE
     logprobs: Logprobs = "none"
 
 
@@ -149,7 +150,7 @@ def _attend(
             slot=place.slot,
             attend=_static(config.model.layers[layer].attention),
             sinks=sinks,
-            implementation=config.implementation,
+            implementation=config.backends.attention,
         )
     return view.reshape(lane.shape), out
 

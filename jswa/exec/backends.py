@@ -1,0 +1,51 @@
+"""Which kernels a device runs: what the user names, or else what suits it."""
+
+import importlib.util
+import logging
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from jswa.config import EngineConfig
+
+Attention = Literal["reference", "xla", "mosaic", "triton"]
+Experts = Literal["reference", "xla", "mosaic"]
+
+_log = logging.getLogger("jswa")
+
+
+class Backends(NamedTuple):
+    """Implementations of attention and of experts. Static."""
+
+    attention: Attention = "xla"
+    experts: Experts = "xla"
+
+
+PORTABLE = Backends()
+
+
+def choose_backends(options: EngineConfig, dtype: jnp.dtype, platform: str, capability: str | None) -> Backends:
+    """The kernels to run.
+
+    Mosaic's are for Hopper alone and for 16-bit types, Triton's for other NVIDIA GPUs since Ampere; XLA runs anywhere.
+    What the user names is taken as it is: a kernel that cannot serve the model is an error when it is compiled.
+
+    Args:
+        platform: of the device: "gpu", "cpu", …
+        capability: a GPU's compute capability, such as "9.0".
+    """
+    hopper = platform == "gpu" and capability == "9.0" and dtype.itemsize == 2
+    attention: Attention = "mosaic" if hopper else "xla"
+    if platform == "gpu" and not hopper and capability is not None and float(capability) >= 8.0:
+        if importlib.util.find_spec("jax_triton"):
+            attention = "triton"
+        else:
+            _log.warning(
+                "jax-triton is not installed: attention runs on plain XLA, which is several times slower; "
+                "install jswa[cuda12] or jswa[cuda13]"
+            )
+    experts: Experts = "mosaic" if hopper else "xla"
+    return Backends(
+        attention if options.attention_backend == "auto" else options.attention_backend,
+        experts if options.moe_backend == "auto" else options.moe_backend,
+    )
