@@ -11,7 +11,9 @@ WORKERS ?= 2
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help run test check fmt nightly parity tiny lock gpu-compile
+CLIENTS := sdk lm-eval guidellm aiperf routers
+
+.PHONY: help run test check fmt nightly clients parity tiny lock gpu-compile
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -34,6 +36,9 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 
 nightly: .venv/installed  ## long property runs
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n $(WORKERS) -m "nightly or not gpu"
+
+clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
+	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py
 
 parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, torch)
 	.venv-parity/bin/python -m tests.parity.make_fixtures
@@ -59,6 +64,12 @@ lock:  ## resolve requirements.lock anew
 .venv-parity/installed: tests/parity/requirements-parity.txt
 	$(PYTHON311) -m venv --clear .venv-parity
 	.venv-parity/bin/python $(PIP) -r $<
+	@touch $@
+
+# Their pins conflict: an environment each. Two need torch, which Python 3.11 has a CPU build of.
+.venv-clients/%/installed: tests/clients/requirements-%.txt
+	$(if $(filter lm-eval guidellm,$*),$(PYTHON311),$(PYTHON)) -m venv --clear .venv-clients/$*
+	.venv-clients/$*/bin/python $(PIP) -r $<
 	@touch $@
 
 # 1.5 GB, and its plugin makes jax on a CPU warn: an environment of its own.

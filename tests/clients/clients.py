@@ -1,0 +1,283 @@
+"""Real clients, unmodified, on `jswa serve tiny`: `make clients`. Each has an environment of its own in .venv-clients.
+
+Nothing is downloaded: tasks are made here, the tokenizer is the model's own.
+"""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+import jswa
+from tests.unit.server.harness import TINY, until
+from tests.unit.server.processes import ROOT, Process, started
+
+HERE = Path(__file__).parent
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+SHORT = "Once upon a time there was a cat."
+LONG = "One day the dog went to the park. " * 80  # longer than the context
+QUESTIONS = [("Once upon a", [" time", " zqx"], 0), ("The dog was very", [" kxz", " happy"], 1)]
+
+
+def client(venv: str, program: str, *arguments: str, folder: Path, environ: Mapping[str, str] = OFFLINE) -> str:
+    """Run a program of one of the environments; what it prints. Fails where it does."""
+    command = [str(ROOT / ".venv-clients" / venv / "bin" / program), *arguments]
+    env = {**os.environ, "HF_HOME": str(folder / "hf"), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environ}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+@contextmanager
+def tiny() -> Iterator[Process]:
+    """`jswa serve tiny`."""
+    with started(["-m", "jswa", "serve", "tiny", "--port", "0"], environ={"JSWA_CHECK": "1"}) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server; in the end it must have no page in use."""
+    with tiny() as process:
+        yield process.url
+        load = httpx2.get(process.url + "/server_info").json()["load"]
+        assert (load["requests"], load["full_pages"], load["local_pages"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["langchain", "litellm", "llama_index"])
+def test_python_packages(name: str, url: str, tmp_path: Path) -> None:
+    client("sdk", "python", str(HERE / f"{name}_client.py"), url, folder=tmp_path)
+
+
+def test_simonw_llm(url: str, tmp_path: Path) -> None:
+    models: list[dict[str, object]] = [
+        {"model_id": "chat", "model_name": "tiny"},
+        {"model_id": "text", "model_name": "tiny", "completion": True},
+    ]
+    # JSON is YAML.
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([{**m, "api_base": f"{url}/v1"} for m in models]))
+    options = ["--key", "none", "-o", "temperature", "0", "-o", "max_tokens", "5", "Once upon a time"]
+    for more in (["-m", "chat"], ["-m", "chat", "--no-stream"], ["-m", "text"]):
+        printed = client("sdk", "llm", *more, *options, folder=tmp_path, environ={"LLM_USER_PATH": str(tmp_path)})
+        assert printed.strip() == ", the"
+
+
+def write_tasks(folder: Path, answer: str) -> None:
+    """Three tiny tasks for lm-eval, one of each kind."""
+    rows: dict[str, list[dict[str, Any]]] = {
+        "multiple_choice": [{"q": q, "c": c, "a": a} for q, c, a in QUESTIONS],
+        "generate_until": [{"q": "Once upon a time", "a": answer}],
+        "loglikelihood_rolling": [{"text": SHORT}],
+        "long": [{"text": LONG}],
+    }
+    rolling = 'doc_to_text: ""\ndoc_to_target: "{{text}}"\nmetric_list: [{metric: bits_per_byte}]\n'
+    forms = {
+        "multiple_choice": 'doc_to_text: "{{q}}"\ndoc_to_choice: "{{c}}"\ndoc_to_target: a\n'
+        "metric_list: [{metric: acc}]\n",
+        "generate_until": 'doc_to_text: "{{q}}"\ndoc_to_target: "{{a}}"\nmetric_list: [{metric: exact_match}]\n'
+        'generation_kwargs: {until: ["."], max_gen_toks: 24, temperature: 0}\n',
+        "loglikelihood_rolling": rolling,
+        "long": rolling,
+    }
+    for name, form in forms.items():
+        data = folder / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
+        kind = "loglikelihood_rolling" if name == "long" else name
+        (folder / f"{name}.yaml").write_text(
+            f"task: jswa_{name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\n"
+            f"test_split: test\noutput_type: {kind}\n{form}"
+        )
+
+
+def evaluate(url: str, folder: Path, model: str, tasks: str, **arguments: object) -> dict[str, dict[str, float]]:
+    """Run lm-eval; its results by task."""
+    given = ",".join(f"{name}={value}" for name, value in {"model": "tiny", "num_concurrent": 2, **arguments}.items())
+    path = "chat/completions" if "chat" in model else "completions"
+    command = ["--model", model, "--model_args", f"{given},base_url={url}/v1/{path}", "--tasks", tasks]
+    command += ["--include_path", str(folder), "--output_path", str(folder / "out")]
+    client("lm-eval", "lm_eval", *command, *(["--apply_chat_template"] if "chat" in model else []), folder=folder)
+    (file,) = folder.glob("out/**/results_*.json")
+    results: dict[str, dict[str, float]] = json.loads(file.read_text())["results"]
+    return results
+
+
+def greedy(prompt: str, begins: list[int]) -> str:
+    """What the engine itself makes of a prompt, up to the first full stop; `begins`: tokens before the text."""
+    ids = [*begins, *(3 + byte for byte in prompt.encode())]
+    (output,) = jswa.generate([ids], use_tqdm=False, temperature=0, max_tokens=24, stop=["."])
+    return output.outputs[0].text
+
+
+def bits_per_byte(begins: list[int]) -> float:
+    """Of SHORT, by the engine itself; `begins`: the tokens that lm-eval puts before the text."""
+    ids = [*begins, *(3 + byte for byte in SHORT.encode())]
+    (output,) = jswa.generate([ids], use_tqdm=False, temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = output.prompt_logprobs
+    assert found is not None
+    total = sum(table[token].logprob for token, table in zip(ids, found, strict=True) if table is not None)
+    return -total / math.log(2) / len(SHORT.encode())
+
+
+ALL = "jswa_multiple_choice,jswa_generate_until,jswa_loglikelihood_rolling,jswa_long"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begins"),
+    # The local tokenizer writes the first token, the remote one is asked not to.
+    [({"tokenizer": TINY}, [1]), ({"tokenizer_backend": "remote"}, [])],
+    ids=["local", "remote"],
+)
+def test_lm_eval_completions(arguments: dict[str, object], begins: list[int], url: str, tmp_path: Path) -> None:
+    write_tasks(tmp_path, greedy("Once upon a time", begins))
+    found = evaluate(url, tmp_path, "local-completions", ALL, max_length=2048, **arguments)
+    assert found["jswa_multiple_choice"]["acc,none"] == 1
+    assert found["jswa_generate_until"]["exact_match,none"] == 1
+    assert 0.1 < found["jswa_long"]["bits_per_byte,none"] < 4
+    wanted = bits_per_byte([1, *begins])  # lm-eval begins with the first token, whatever the tokenizer did
+    assert found["jswa_loglikelihood_rolling"]["bits_per_byte,none"] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_lm_eval_chats(url: str, tmp_path: Path) -> None:
+    write_tasks(tmp_path, greedy("Once upon a time", [1]))
+    found = evaluate(url, tmp_path, "local-chat-completions", "jswa_generate_until")
+    assert found["jswa_generate_until"]["exact_match,none"] == 1
+
+
+@pytest.mark.parametrize("profile", ["kind=synchronous", "kind=concurrent,streams=4"])
+def test_guidellm(profile: str, url: str, tmp_path: Path) -> None:
+    command = ["run", "--backend", f"kind=openai_http,target={url},model=tiny", "--profile", profile]
+    command += [
+        "--constraint",
+        "kind=max_requests,count=8",
+        "--disable-progress",
+        "--tokenizer",
+        f"kind=hf_auto,model={TINY}",
+    ]
+    command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"]
+    client("guidellm", "guidellm", *command, "--output", "kind=json,path=out.json", folder=tmp_path)
+    (benchmark,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"], totals["incomplete"]) == (8, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_aiperf(kind: str, url: str, tmp_path: Path) -> None:
+    command = [
+        "profile",
+        "--model",
+        "tiny",
+        "--url",
+        url,
+        "--endpoint-type",
+        kind,
+        "--streaming",
+        "--tokenizer",
+        str(TINY),
+    ]
+    command += ["--synthetic-input-tokens-mean", "32", "--output-tokens-mean", "8", "--request-count", "6"]
+    command += ["--concurrency", "2", "--ui-type", "none", "--extra-inputs", "ignore_eos:true"]
+    # Offline it would take the tokenizer's folder for the name of a repository.
+    client("aiperf", "aiperf", *command, "--output-artifact-dir", str(tmp_path / "out"), folder=tmp_path, environ={})
+    found = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
+    assert found["request_count"]["avg"] == 6
+    assert found.get("error_request_count", {"avg": 0})["avg"] == 0
+    assert found["output_sequence_length"]["avg"] == pytest.approx(8, abs=1)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def router(name: str, workers: list[str], folder: Path) -> Iterator[str]:
+    """A router before some workers."""
+    port, own = free_port(), free_port()
+    command = [str(ROOT / ".venv-clients" / "routers" / "bin" / name), *(["launch"] if name == "smg" else [])]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--prometheus-host",
+        "127.0.0.1",
+        "--prometheus-port",
+        str(own),
+    ]
+    command += ["--worker-urls", *workers, "--policy", "cache_aware"]
+    with (folder / "router.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: answers(url), 60)
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        return complete(url, "a").status_code == 200
+    except httpx2.HTTPError:
+        return False
+
+
+def complete(url: str, prompt: str, **more: Any) -> httpx2.Response:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 3, "temperature": 0, **more}
+    return httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
+
+
+def steps(url: str) -> int:
+    return int(httpx2.get(f"{url}/server_info").json()["load"]["steps"])
+
+
+@pytest.mark.parametrize("name", ["smg", "vllm-router"])
+def test_routers(name: str, url: str, tmp_path: Path) -> None:
+    with tiny() as second, router(name, [url, second.url], tmp_path) as front:
+        wanted = complete(url, SHORT, max_tokens=20).json()["choices"][0]["text"]
+        assert complete(front, SHORT, max_tokens=20).json()["choices"][0]["text"] == wanted
+        stream = complete(front, SHORT, stream=True).text
+        assert stream.endswith("data: [DONE]\n\n")
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": SHORT}], "max_tokens": 3}
+        assert (
+            httpx2.post(f"{front}/v1/chat/completions", json=chat, timeout=60).json()["usage"]["completion_tokens"] == 3
+        )
+        assert complete(front, "a", temperature=-1).status_code == 400
+        # Conversations stay with the worker that has their prefix.
+        for turn in range(1, 4):
+            usage = complete(front, f"{name} knows this prefix. " * 10 * turn).json()["usage"]
+            if turn > 1:
+                assert (
+                    usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] * (turn - 1) / turn - 20
+                )
+        # Both get work, and when one of them goes down, the other one does it.
+        before = steps(url), steps(second.url)
+        with ThreadPoolExecutor(16) as pool:
+            texts = [f"{number} {name} is busy" for number in range(200)]
+            replies = list(pool.map(lambda text: complete(front, text, max_tokens=30).status_code, texts))
+            assert replies == [200] * len(texts)
+            assert steps(url) > before[0]
+            assert steps(second.url) > before[1]
+            more = [pool.submit(complete, front, f"{number} again", max_tokens=30) for number in range(200)]
+            time.sleep(0.2)
+            second.process.terminate()
+            found = [one.result().status_code for one in more]
+        assert found.count(200) >= len(found) - 16, found
+        assert second.wait(60) == 0
+        assert complete(front, SHORT).status_code == 200
