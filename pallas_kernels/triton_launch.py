@@ -1,0 +1,170 @@
+"""What is static about a launch of the Triton kernel: its shapes and its tuning. Needs no Triton."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.rows import Attend, Rows, Tiles
+
+SMEM_BYTES = 101_376  # that one thread block may use on sm_86 and sm_89; sm_80 has 166,912
+WIDEST = 512  # head sizes
+_PLACES = 2 * 108  # thread blocks that fill a GPU: two per multiprocessor of an A100
+_LEAST = 16  # rows, keys and columns of the smallest matrix product
+_GRID = 65_535  # the most of a grid's second and third axis
+
+
+class Tuning(NamedTuple):
+    """What may be chosen freely. Results differ by rounding only.
+
+    Attributes:
+        rows: queries times heads of a thread block; a power of two ≥ 16.
+        block: keys per turn of the loop; a power of two ≥ 16.
+        warps: of a thread block.
+        stages: of the software pipeline that loads keys and values.
+        splits: thread blocks that share a row's keys; their parts are combined afterwards.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+    splits: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one call.
+
+    Attributes:
+        tiles: query tiles.
+        queries: query tokens per tile.
+        group: query heads per KV head.
+        row: numbers of a token in a page (E); K the first head_dim, V the last v_dim.
+        columns: pages of a row's page table (N).
+        slots: layers that share a page. Which of them is an argument, so that all share one compiled kernel.
+    """
+
+    tiles: int
+    queries: int
+    group: int
+    kv_heads: int
+    head_dim: int
+    v_dim: int
+    row: int
+    page: int
+    columns: int
+    slots: int
+    dtype: jnp.dtype
+    attend: Attend
+
+    @classmethod
+    def of(
+        cls, q: Float[Array, "T H D"], kv: Float[Array, "P S K p E"], rows: Rows, tiles: Tiles, attend: Attend
+    ) -> "Shape":
+        """Of the arguments of `paged_attention`; arrays without values will do.
+
+        Raises ValueError where the kernel cannot serve them.
+        """
+        tokens, heads, head_dim = q.shape
+        _, slots, kv_heads, page, row = kv.shape
+        queries = tiles.tokens.shape[1]
+        out = cls(
+            # With one token per tile, a tile per token: its results are then the output, padding tokens included.
+            tiles=tokens if queries == 1 else tiles.tokens.shape[0],
+            queries=queries,
+            group=heads // kv_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            v_dim=attend.value_size(row, head_dim),
+            row=row,
+            page=page,
+            columns=rows.page_rows.shape[1],
+            slots=slots,
+            dtype=kv.dtype,
+            attend=attend,
+        )
+        _check(out, q.dtype)
+        return out
+
+    def chunks(self, rows: int) -> int:
+        """Thread blocks of so many rows that share a tile's queries."""
+        return -(-self.queries * self.group // rows)
+
+    def most_blocks(self, rows: int, block: int) -> int:
+        """Blocks that the keys of one thread block's queries may touch."""
+        reach, held = self.attend.window or self.attend.chunk, self.columns * self.page
+        if reach is None:
+            return -(-held // block)
+        queries = min(self.queries, (rows - 2) // self.group + 2)
+        return (min(reach - 1 + queries, held) - 1) // block + 2
+
+
+def column_parts(size: int) -> tuple[int, int]:
+    """A head size as two powers of two ≥ 16, the second 0 where one will do: 128 = 128 + 0, 192 = 128 + 64."""
+    if size <= _LEAST:
+        return _LEAST, 0
+    main = 1 << (size.bit_length() - 1)
+    return main, power_of_two(size - main) if size > main else 0
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two ≥ 16 that holds `size`."""
+    return max(_LEAST, 1 << (size - 1).bit_length())
+
+
+def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
+    if query_dtype != shape.dtype:
+        raise ValueError(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'triton' needs one type")
+    if shape.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        raise ValueError(f"implementation = 'triton' needs bfloat16, float16 or float32, not {shape.dtype}")
+    if max(shape.head_dim, shape.v_dim) > WIDEST:
+        raise ValueError(
+            f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'triton' takes at most {WIDEST}"
+        )
+    if shape.kv_heads > _GRID:
+        raise ValueError(f"{shape.kv_heads} KV heads: implementation = 'triton' takes at most {_GRID}")
+
+
+def check_tuning(tuning: Tuning) -> None:
+    """Raises ValueError where Triton cannot compile it."""
+    sizes = (tuning.rows, tuning.block)
+    if any(size < _LEAST or size & (size - 1) for size in sizes) or tuning.splits > _GRID:
+        raise ValueError(f"{tuning}: rows and block must be powers of two from {_LEAST} on, splits at most {_GRID}")
+
+
+def default_tuning(shape: Shape) -> Tuning:
+    """Chosen from what the compiler reports (`python -m tools.gpu_compile_triton`), not from measurements.
+
+    * As many rows as the tile has, up to 64; up to 16 where float32 or head sizes above 256 fill the registers.
+    * Blocks of keys so that a stage of K and V takes 32 KB, two such stages fit everywhere, and no block is longer
+      than what a window can reach.
+    * Splits: see `_splits`.
+    """
+    width, size = shape.head_dim + shape.v_dim, shape.dtype.itemsize
+    wide = max(shape.head_dim, shape.v_dim) > 256 or size == 4
+    rows = min(power_of_two(shape.queries * shape.group), 16 if wide else 64)
+    block = max(_LEAST, min(64, power_of_two(32_768 // (width * size) + 1) // 2))
+    blocks = shape.most_blocks(rows, block)
+    splits = _splits(blocks, shape.tiles * shape.chunks(rows) * shape.kv_heads)
+    return Tuning(rows, block, warps=4, stages=3 if block * width * size <= 32_768 else 2, splits=splits)
+
+
+def _splits(blocks: int, units: int) -> int:
+    """Thread blocks per unit of work that touches so many blocks: none for small windows, else enough to fill a GPU.
+
+    The rule of FlashAttention 3 (hopper/heuristics.h): do not split what takes at most four blocks, nor what fills
+    most of the GPU anyway; else the smallest number within 85 % of the best use of whole waves. It depends on the
+    shape alone, so a row's result does not depend on the load, nor on the GPU.
+    """
+    if blocks <= 4 or units >= 0.8 * _PLACES:
+        return 1
+
+    def use(splits: int) -> float:
+        waves = units * splits / _PLACES
+        return waves / -(-units * splits // _PLACES)
+
+    choices = range(1, min(blocks // 2, 64) + 1)
+    best = max(use(splits) for splits in choices)
+    return next(splits for splits in choices if use(splits) >= 0.85 * best)

@@ -1,0 +1,108 @@
+"""`jax_triton.triton_call` for a CPU: a callback that runs the kernel's source through Triton's interpreter.
+
+Importing this module imports Triton in its interpreted form, in which it compiles nothing: only for test processes.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # read by Triton's decorators
+
+import jax
+import numpy as np
+import triton.language as tl
+from jaxtyping import Array
+from triton.runtime import interpreter
+
+_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "i32", "int64": "i64"}
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """An array, with what the interpreter asks of one."""
+
+    array: np.ndarray
+
+    @property
+    def dtype(self) -> str:
+        return _TYPES[self.array.dtype.name]
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+
+def triton_call(
+    *, kernel: Any, out_type: list[Any], grid: tuple[int, ...], backend_options: Any, **arguments: Any
+) -> list[Array]:
+    """The subset of `jax_triton.triton_call` that the kernels use. Outputs start as NaN: what is not written shows."""
+    arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
+    static = {name: value for name, value in arguments.items() if name not in arrays}
+    outputs = [name for name in kernel.arg_names if name not in arguments][: len(out_type)]
+
+    def run(given: dict[str, Any]) -> list[np.ndarray]:
+        results = [np.full(out.shape, np.nan, out.dtype) for out in out_type]
+        held = {name: np.array(value) for name, value in given.items()} | dict(zip(outputs, results, strict=True))
+        execute(kernel, grid, held, static)
+        return results
+
+    found: list[Array] = jax.pure_callback(run, out_type, arrays)
+    return found
+
+
+READS: Counter[str] = Counter()  # elements loaded from each argument, for tests to clear and look at
+
+
+def execute(kernel: Any, grid: tuple[int, ...], arrays: dict[str, np.ndarray], static: dict[str, Any]) -> None:
+    """Run the kernel on arrays, and change those that it writes.
+
+    Raises IndexError, wrapped in the interpreter's own error, where it reads or writes outside of them.
+    """
+    executor = interpreter.GridExecutor(kernel.rewrite(), kernel.arg_names, grid)
+    executor._init_args_hst = lambda args, options: (args, options)  # the arrays are on the host, and no tensors of
+    executor._restore_args_dev = lambda *_: None  # torch's to be copied there and back
+    bounds = {name: (array.ctypes.data, array.ctypes.data + array.nbytes) for name, array in arrays.items()}
+    with _patched(bounds):
+        executor(**static, **{name: _Tensor(array) for name, array in arrays.items()})
+
+
+@contextmanager
+def _patched(bounds: dict[str, tuple[int, int]]) -> Iterator[None]:
+    """An interpreter that multiplies bfloat16 and checks every address."""
+    builder = interpreter.InterpreterBuilder
+    dot, load, store = builder.create_dot, builder.create_masked_load, builder.create_masked_store
+
+    def checked(pointers: Any, mask: Any) -> str:
+        shape = np.broadcast_shapes(pointers.data.shape, mask.data.shape)
+        used = np.broadcast_to(pointers.data, shape)[np.broadcast_to(mask.data, shape)]
+        if not used.size:
+            return ""
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        for name, (begin, end) in bounds.items():
+            if begin <= used.min() and used.max() + size <= end:
+                READS[name] += used.size
+                return name
+        raise IndexError(f"{used.size} addresses of {size} bytes reach beyond an array")
+
+    def create_masked_load(self: Any, pointers: Any, mask: Any, *options: Any) -> Any:
+        checked(pointers, mask)
+        return load(self, pointers, mask, *options)
+
+    def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *options: Any) -> Any:
+        checked(pointers, mask)
+        return store(self, pointers, value, mask, *options)
+
+    def create_dot(self: Any, a: Any, b: Any, *options: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:  # else the interpreter multiplies the integers that it stores them in
+            a, b = (self.cast_impl(operand, tl.float32) for operand in (a, b))
+        return dot(self, a, b, *options)
+
+    builder.create_dot, builder.create_masked_load = create_dot, create_masked_load
+    builder.create_masked_store = create_masked_store
+    try:
+        yield
+    finally:
+        builder.create_dot, builder.create_masked_load, builder.create_masked_store = dot, load, store
