@@ -1,0 +1,52 @@
+"""What lies between the two matrices of a feed-forward: activation functions, gated or not."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True)
+class Glu:
+    """act(gate) · up (Shazeer 2020, arXiv 2002.05202).
+
+    Attributes:
+        clamp: act(gate) ≤ clamp, |up| ≤ clamp; with `alpha`, gate ≤ clamp.
+        alpha: (up + 1) · gate · σ(alpha · gate) instead, whatever the activation (gpt-oss).
+    """
+
+    activation: Activation
+    clamp: float | None = None
+    alpha: float | None = None
+
+
+def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The activation function of that name."""
+    functions = {
+        "silu": jax.nn.silu,
+        "gelu": lambda y: jax.nn.gelu(y, approximate=False),
+        "gelu_tanh": lambda y: jax.nn.gelu(y, approximate=True),
+        "relu": jax.nn.relu,
+    }
+    return functions[name](x)
+
+
+def glu(config: Glu, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
+    """One number per gate and up, in their type."""
+    if config.alpha is not None:
+        gate, up = _clamped(config, gate, up)
+        return (up + 1) * gate * jax.nn.sigmoid(gate * config.alpha)
+    gate, up = _clamped(config, activate(config.activation, gate), up)
+    return gate * up
+
+
+def _clamped(
+    config: Glu, gate: Float[Array, "..."], up: Float[Array, "..."]
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    if config.clamp is None:
+        return gate, up
+    return jnp.minimum(gate, config.clamp), jnp.clip(up, -config.clamp, config.clamp)

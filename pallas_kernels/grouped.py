@@ -1,0 +1,96 @@
+"""`grouped_matmul`: each row by its expert's matrix. One signature, several implementations, as in `api`.
+
+Shape letters: R rows, E experts, K inputs, N outputs; C columns of weights: N, or 2N (gates, then ups) with a `Glu`.
+"""
+
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.glu import Glu, glu
+from pallas_kernels.groups import Groups
+
+Implementation = Literal["reference", "xla", "mosaic"]
+TILE_ROWS = 16  # of the XLA loop
+
+
+def grouped_matmul(
+    x: Float[Array, "R K"],
+    weights: Float[Array, "E K C"],
+    groups: Groups,
+    *,
+    bias: Float[Array, "E C"] | None = None,
+    gated: Glu | None = None,
+    implementation: Implementation = "xla",
+) -> Float[Array, "R N"]:
+    """x · weights[e] + bias[e] of each row of expert e, through the activation if there is one.
+
+    Rows of nobody hold anything, NaN included, before and after. Weights of experts without rows are not read.
+
+    Args:
+        implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
+            no CUDA graph can hold), "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
+    """
+    if implementation not in get_args(Implementation):
+        raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
+    if gated is not None and weights.shape[2] % 2:
+        raise ValueError(f"{weights.shape[2]} columns are no gates and ups")
+    if implementation == "mosaic":
+        from pallas_kernels import mosaic_grouped  # loads Mosaic's compiler: a second that CPU users need not wait
+
+        return mosaic_grouped.grouped_matmul(x, weights, groups, bias, gated)
+    function = _reference if implementation == "reference" else _xla
+    return function(x, weights, groups, bias, gated)
+
+
+def _finish(out: Float[Array, "R C"], bias: Float[Array, " C"] | None, gated: Glu | None) -> Float[Array, "R N"]:
+    out = out if bias is None else out + bias[None]
+    return out if gated is None else glu(gated, *jnp.split(out, 2, axis=-1))
+
+
+def _reference(
+    x: Float[Array, "R K"],
+    weights: Float[Array, "E K C"],
+    groups: Groups,
+    bias: Float[Array, "E C"] | None,
+    gated: Glu | None,
+) -> Float[Array, "R N"]:
+    """Float32. Rows of nobody are zeros."""
+    row = jnp.arange(len(x))
+    out = jnp.zeros((len(x), weights.shape[2] // (1 if gated is None else 2)), jnp.float32)
+    for expert in range(len(weights)):
+        product = jnp.matmul(x.astype(jnp.float32), weights[expert].astype(jnp.float32), precision="highest")
+        own_bias = None if bias is None else bias[expert].astype(jnp.float32)
+        start, size = groups.starts[expert], groups.sizes[expert]
+        mine = (row >= start) & (row < start + size)
+        out = jnp.where(mine[:, None], _finish(product, own_bias, gated), out)
+    return out.astype(x.dtype)
+
+
+def _xla(
+    x: Float[Array, "R K"],
+    weights: Float[Array, "E K C"],
+    groups: Groups,
+    bias: Float[Array, "E C"] | None,
+    gated: Glu | None,
+) -> Float[Array, "R N"]:
+    """Cut each expert's rows into tiles, run tile by tile."""
+    starts, sizes = groups
+    tiles = (sizes + TILE_ROWS - 1) // TILE_ROWS
+    ends = jnp.cumsum(tiles)
+    # Room for a whole tile behind the last row, so that a tile never slides back over its neighbours.
+    padded = jnp.concatenate([x, jnp.zeros((TILE_ROWS, x.shape[1]), x.dtype)])
+    outputs = weights.shape[2] // (1 if gated is None else 2)
+
+    def tile(index: Int[Array, ""], out: Float[Array, "R2 N"]) -> Float[Array, "R2 N"]:
+        expert = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
+        start = starts[expert] + (index - (ends[expert] - tiles[expert])) * TILE_ROWS
+        product = lax.dynamic_slice_in_dim(padded, start, TILE_ROWS) @ weights[expert]
+        result = _finish(product, None if bias is None else bias[expert], gated)
+        # Tiles run in order, so what this one writes past its expert's last row is overwritten by the next.
+        return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
+
+    out: Array = lax.fori_loop(0, ends[-1], tile, jnp.zeros((len(padded), outputs), x.dtype))
+    return out[: len(x)]

@@ -1,0 +1,84 @@
+"""Cases of `grouped_matmul`, as plain data: one list for tests, compilation, benchmarks and tuning.
+
+`CASES` are small, and every implementation that serves a case must be right on it. `LAYERS` are mixtures of experts of
+released models, to be compiled and measured at `TOKENS` per step.
+"""
+
+from dataclasses import dataclass, replace
+
+from pallas_kernels.glu import Glu
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call.
+
+    Attributes:
+        sizes: rows of each expert.
+        spare: rows of nobody at the end.
+        quick: cheap enough to run interpreted whenever the tests run.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    inputs: int = 64
+    outputs: int = 64
+    gated: Glu | None = None
+    bias: bool = False
+    spare: int = 0
+    dtype: str = "float32"
+    quick: bool = True
+
+    @property
+    def for_mosaic(self) -> bool:
+        """Whether implementation = "mosaic" serves it."""
+        return self.dtype != "float32"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A mixture of experts: E experts of width `hidden`, `top_k` of them for a token."""
+
+    name: str
+    experts: int
+    top_k: int
+    d_model: int
+    hidden: int
+    gated: Glu
+    bias: bool = False
+
+    def weight_bytes(self, experts: float) -> float:
+        """Of so many experts' two matrices, in 16 bits."""
+        return experts * 3 * self.d_model * self.hidden * 2
+
+
+SILU, GPT_OSS_GLU = Glu("silu"), Glu("silu", clamp=7.0, alpha=1.702)
+EDGES = (0, 1, 7, 8, 9, 63, 64, 65, 130, 0)
+CASES = (
+    Case("no rows", (0, 0, 0), spare=8),
+    Case("one row", (0, 1, 0)),
+    Case("edges", EDGES, inputs=24, outputs=40, spare=16),
+    Case("edges, biases", EDGES, inputs=24, outputs=40, bias=True),
+    Case("silu", (3, 0, 17), gated=SILU),
+    Case("gelu, biases", (3, 0, 17), gated=Glu("gelu"), bias=True),
+    Case("gelu_tanh, clamp", (3, 0, 17), gated=Glu("gelu_tanh", clamp=0.5)),
+    Case("relu", (3, 0, 17), gated=Glu("relu")),
+    Case("gpt-oss's activation, biases", (3, 0, 17), gated=Glu("silu", clamp=0.7, alpha=1.702), bias=True),
+    Case("16 bits, no rows", (0, 0), 64, 64, spare=8, dtype="bfloat16"),
+    Case("16 bits, one row", (0, 1, 0), 192, 128, SILU, dtype="bfloat16"),
+    Case("16 bits, edges", EDGES, 128, 192, spare=16, dtype="bfloat16"),
+    Case("16 bits, edges, biases, gpt-oss", EDGES, 64, 192, GPT_OSS_GLU, bias=True, dtype="bfloat16", quick=False),
+    Case("float16, eights, gelu", (8, 8, 0, 1, 2, 8), 64, 128, Glu("gelu"), dtype="float16"),
+    Case("float16, gelu_tanh, clamp", (5, 3), 64, 64, Glu("gelu_tanh", clamp=0.5), dtype="float16", quick=False),
+    Case("16 bits, relu", (5, 3), 64, 64, Glu("relu"), dtype="bfloat16", quick=False),
+    Case("16 bits, one expert, many rows", (300,), 128, 448, bias=True, dtype="bfloat16", quick=False),
+)
+
+_GPT_OSS = Layer("gpt-oss-20b", 32, 4, 2880, 2880, GPT_OSS_GLU, bias=True)
+LAYERS = (
+    _GPT_OSS,
+    replace(_GPT_OSS, name="gpt-oss-120b", experts=128),
+    Layer("MiMo-V2-Flash", 256, 8, 4096, 2048, SILU),
+    Layer("Llama-4-Scout", 16, 1, 5120, 8192, SILU),
+)
+DECODE_TOKENS, PREFILL_TOKENS = (1, 16, 64, 256), (2048, 8192)

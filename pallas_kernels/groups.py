@@ -1,0 +1,56 @@
+"""Rows sorted by expert: where each (token, expert) pair goes, by counting. No sort, no loop, no sync with the host."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+ALIGN = 8  # each expert's rows begin at a multiple of it: copies into swizzled tiles take eight rows at a time
+_BLOCK = 512  # pairs that are compared with each other; P · _BLOCK comparisons in all
+
+
+class Groups(NamedTuple):
+    """Rows of each expert, side by side. Between the groups lie rows of nobody, fewer than `ALIGN` each.
+
+    Attributes:
+        starts: first row of each expert, a multiple of `ALIGN`; ascending.
+        sizes: rows of each expert, 0 included.
+    """
+
+    starts: Int[Array, " E"]
+    sizes: Int[Array, " E"]
+
+
+def row_count(pairs: int, experts: int) -> int:
+    """Rows that `pairs` need at most, however they are shared out: a multiple of `ALIGN`."""
+    return -(-(pairs + (ALIGN - 1) * min(pairs, experts)) // ALIGN) * ALIGN
+
+
+def group_rows(chosen: Int[Array, "T k"], experts: int) -> tuple[Groups, Int[Array, "T k"], Int[Array, " R"]]:
+    """Sort pairs by expert; those of one expert stay in order.
+
+    A pair's place in its group is the number of equal pairs before it: in earlier blocks of pairs, which are counted
+    by expert, and in its own, whose pairs are compared with each other.
+
+    Returns:
+        The groups, the row of each pair, and the pair t · k + j of each row (any pair in rows of nobody).
+    """
+    pairs = chosen.reshape(-1)
+    count = len(pairs)
+    block = min(_BLOCK, count)
+    blocks = jnp.pad(pairs, (0, -count % block), constant_values=experts).reshape(-1, block)
+    by_expert = (blocks[:, :, None] == jnp.arange(experts)[None, None]).sum(axis=1, dtype=jnp.int32)  # [blocks, E]
+    earlier = jnp.tri(block, k=-1, dtype=jnp.bool_)
+    same = blocks[:, :, None] == blocks[:, None, :]
+    within = (same & earlier[None]).sum(axis=2, dtype=jnp.int32).reshape(-1)[:count]
+    sizes = by_expert.sum(axis=0)
+    starts = _before(-(-sizes // ALIGN) * ALIGN)
+    first = starts[None] + jnp.cumsum(by_expert, axis=0) - by_expert  # row of each block's first pair of an expert
+    row = first[jnp.arange(count) // block, pairs] + within
+    pair = jnp.zeros(row_count(count, experts), jnp.int32)
+    pair = pair.at[row].set(jnp.arange(count, dtype=jnp.int32), mode="promise_in_bounds", unique_indices=True)
+    return Groups(starts, sizes), row.reshape(chosen.shape), pair
+
+
+def _before(sizes: Int[Array, " E"]) -> Int[Array, " E"]:
+    return jnp.cumsum(sizes) - sizes

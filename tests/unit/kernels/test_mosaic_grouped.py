@@ -1,0 +1,156 @@
+"""The Hopper grouped matmul, beyond what all implementations share: tuning, what is read, limits, that it lowers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import mosaic
+from pallas_kernels.grouped import grouped_matmul
+from pallas_kernels.grouped_abstract import MATRICES, Arguments, arguments
+from pallas_kernels.grouped_specs import CASES, DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case
+from pallas_kernels.groups import Groups
+from pallas_kernels.mosaic_grouped import Shape, Tuning, default_tuning, launch
+from pallas_kernels.mosaic_launch import SM_SMEM_BYTES, SMEM_BYTES
+from tests.unit.kernels.grouped_calls import expect, make_call, run
+
+GATED = Case("", (9, 0, 17), 128, 192, SILU, bias=True, dtype="bfloat16")
+PLAIN = Case("", (9, 0, 17), 192, 256, dtype="float16")
+ALL_TOKENS = (*DECODE_TOKENS, *PREFILL_TOKENS)
+
+
+def shape_of(given: Arguments) -> Shape:
+    """What the launch is planned from."""
+    shapes: list[Shape] = []
+
+    def plan(x: jax.Array, weights: jax.Array, bias: jax.Array | None) -> jax.Array:
+        shapes.append(Shape.of(x, weights, bias, given.gated))
+        return x
+
+    jax.eval_shape(plan, given.x, given.weights, given.bias)
+    return shapes[0]
+
+
+@pytest.mark.parametrize(
+    ("case", "tuning"),
+    [
+        (GATED, Tuning(8, 1, 2, 2)),
+        (GATED, Tuning(32, 2, 2, 3)),
+        (PLAIN, Tuning(16, 1, 1, 3)),
+        (PLAIN, Tuning(8, 2, 2, 2, band=1)),
+    ],
+    ids=str,
+)
+def test_any_tuning_gives_the_same(case: Case, tuning: Tuning) -> None:
+    """Tiles, warpgroups, stages and order are matters of speed."""
+    call = make_call(case)
+    out = run(call, case, "mosaic", tuning)[call.owned]
+    np.testing.assert_allclose(out, expect(call, case)[call.owned], rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rows", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("gated", [None, SILU], ids=["plain", "silu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_all_tilings_of_edges(rows: int, consumers: int, gated: Any, dtype: str) -> None:
+    """Groups that end just before, at and after the end of a tile."""
+    case = Case("", EDGES, 64, 320, gated, bias=True, dtype=dtype)
+    call = make_call(case, seed=rows)
+    out = run(call, case, "mosaic", Tuning(rows, consumers, 2, 2))[call.owned]
+    np.testing.assert_allclose(out, expect(call, case)[call.owned], rtol=3e-2, atol=3e-2)
+
+
+def test_only_weights_of_experts_with_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode step costs the experts that it needs: copies are counted."""
+    callbacks = mosaic._interpreter().gpu_callbacks
+    copy, count = callbacks.copy_gmem_to_smem, 0
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        return copy(*arguments, **options)
+
+    monkeypatch.setattr(callbacks, "copy_gmem_to_smem", counted)
+    case = Case("", (0, 3, 0, 0, 8, 0), 128, 192, dtype="bfloat16")
+    call = make_call(case)
+    run(call, case, "mosaic", Tuning(8, 1, 1, 2))
+    assert count == 2 * 3 * 2 * (1 + 1)  # experts, blocks of columns, of inputs: rows and weights
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 2048])
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_layers_lower_for_hopper(layer: Any, matrix: Any, tokens: int) -> None:
+    """The half of compilation that needs no GPU packages; `tools.gpu_compile_experts` does the other half."""
+    lower(arguments(layer, matrix, tokens))
+
+
+def lower(given: Arguments) -> None:
+    """Lower a call for a GPU that is not there. Checks register layouts, tiles, copies and shared memory."""
+
+    def call(x: jax.Array, weights: jax.Array, starts: jax.Array, sizes: jax.Array, bias: Any) -> jax.Array:
+        out: jax.Array = grouped_matmul(
+            x, weights, Groups(starts, sizes), bias=bias, gated=given.gated, implementation="mosaic"
+        )
+        return out
+
+    traced = jax.jit(call).trace(given.x, given.weights, *given.groups, given.bias)
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("tokens", ALL_TOKENS)
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_default_tuning_keeps_bytes_on_the_way(layer: Any, matrix: Any, tokens: int) -> None:
+    """At least 64 KB of weights on each multiprocessor, which two thread blocks share where one warpgroup computes."""
+    shape = shape_of(arguments(layer, matrix, tokens))
+    plan = launch(shape, default_tuning(shape))
+    alone = plan.tuning.consumers == 2
+    assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - 1024)
+    weights = (plan.tuning.stages - 1) * plan.tuning.parts * 64 * plan.width * 2
+    assert weights * (1 if alone else 2) >= 64 * 1024
+    assert plan.most_tiles >= min(layer.experts, tokens * layer.top_k)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "float32"}, "needs bfloat16 or float16, not float32"),
+        ({"inputs": 96}, "96 inputs: implementation = 'mosaic' needs a multiple of 64"),
+        ({"outputs": 96}, "96 outputs: implementation = 'mosaic' needs a multiple of 64"),
+    ],
+)
+def test_what_the_kernel_cannot_serve_is_an_error(change: dict[str, Any], message: str) -> None:
+    """Never another implementation, and never a wrong result."""
+    case = Case("", **{"sizes": (8,), "dtype": "bfloat16", **change})
+    call = make_call(case)
+    with pytest.raises(ValueError, match=message):
+        grouped_matmul(call.x, call.weights, call.groups, implementation="mosaic")
+
+
+def test_rows_and_weights_of_two_types_are_an_error() -> None:
+    """Nothing is cast silently."""
+    call = make_call(CASES[-2])
+    with pytest.raises(ValueError, match="are \\['bfloat16', 'float16'\\]: implementation = 'mosaic' needs one"):
+        grouped_matmul(call.x.astype(jnp.float16), call.weights, call.groups, implementation="mosaic")
+
+
+@pytest.mark.parametrize(
+    ("tuning", "message"),
+    [
+        (Tuning(12, 1, 2, 2), "tiles of 12 rows do not fit 40 rows"),
+        (Tuning(64, 1, 2, 2), "tiles of 64 rows do not fit 40 rows"),
+        (Tuning(8, 1, 2, 1), "1 stages: one is freed once the next is in use"),
+        (Tuning(8, 1, 1, 2), "1 parts: gates and ups are two"),
+        (Tuning(8, 4, 2, 2), "takes 256 outputs at a time, of 192"),
+        (Tuning(8, 2, 2, 8), "needs .* bytes of shared memory"),
+    ],
+)
+def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -> None:
+    """Tuning tables are data: they may be wrong."""
+    call = make_call(GATED)
+    with pytest.raises(ValueError, match=message):
+        launch(Shape.of(call.x, call.weights, call.bias, GATED.gated), tuning)
