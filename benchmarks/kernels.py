@@ -1,0 +1,159 @@
+"""Attention kernels at serving sizes beside their baselines: microseconds, share of the bandwidth, TFLOP/s.
+
+    python -m benchmarks.kernels [--only NAME] [--json FILE] [--implementations mosaic xla cudnn] [--smoke]
+
+Baselines of the same run: a large copy and a large matrix product (the ceilings), cuDNN through `jax.nn` on contiguous
+K and V, and, where torch is installed, `benchmarks.torch_attention` (SDPA, compiled flex_attention). Bytes and FLOP are
+those that the layer's window leaves; what is not measured says so. Needs a GPU, but for `--smoke`.
+"""
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.attention_cases import DECODE, PREFILL, SMOKE, Measure
+from benchmarks.device_time import Timing, calls_worth_timing, time_calls
+from jswa.exec.indices import TILE_TOKENS
+from pallas_kernels.api import paged_attention
+from pallas_kernels.rows import Attend, Rows, tile_rows
+
+CACHE_BYTES = 300e6  # several times the L2 of an H200: arguments beyond that are cold
+_GUESS = 4e12, 600e12  # bytes and FLOP per second, to choose how many calls are worth timing
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="measures whose label contains this")
+    parser.add_argument("--implementations", nargs="+", default=["mosaic", "cudnn"])
+    parser.add_argument("--calls", type=int, default=48, help="of a program, at most")
+    parser.add_argument("--smoke", action="store_true", help="small sizes, to see that it works; figures mean nothing")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    measures = SMOKE if args.smoke else (*DECODE, *PREFILL)
+    dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    results: dict[str, Any] = {"jax": jax.__version__, "python": platform.python_version()}
+    results["device"] = jax.devices()[0].device_kind
+    results["ceilings"] = ceilings(dtype, size=512 if args.smoke else 8_192)
+    print(f"copy {results['ceilings']['copy_bytes_per_s'] / 1e12:.2f} TB/s, ", end="")
+    print(f"matrix product {results['ceilings']['flops'] / 1e12:.0f} TFLOP/s")
+    results["attention"] = []
+    for measure in measures:
+        if args.only in measure.label:
+            row = {"label": measure.label, **asdict(measure), "bytes": measure.bytes, "flops": measure.flops}
+            row["seconds"] = {name: timed(name, measure, dtype, args.calls) for name in args.implementations}
+            results["attention"].append(row)
+            print_row(row, results["ceilings"])
+            if args.json:  # after each: a run may be cut off
+                args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def ceilings(dtype: jnp.dtype, size: int) -> dict[str, float]:
+    """Bytes per second of a large copy, read and written, and FLOP per second of a large matrix product."""
+    block = jnp.ones((size, size), dtype)
+    large = [jnp.full((4 * size, size), n, dtype) for n in range(6)]
+    copied = time_calls(lambda x: x + 1, [(x,) for x in large])
+    product = time_calls(lambda x, y: x @ y, [(block * n, block) for n in range(1, 7)])
+    return {
+        "copy_bytes_per_s": 2 * large[0].nbytes / copied.median,
+        "flops": 2 * size**3 / product.median,
+    }
+
+
+def timed(implementation: str, measure: Measure, dtype: jnp.dtype, most_calls: int) -> dict[str, float] | str:
+    """Seconds of one call, or why there are none."""
+    guess = max(measure.bytes / _GUESS[0], measure.flops / _GUESS[1], 4e-6)
+    count = calls_worth_timing(guess, most_calls)
+    try:
+        if implementation == "cudnn":
+            call, arguments = contiguous(measure, dtype, count)
+        else:
+            call, arguments = paged(measure, dtype, count, implementation)
+        timing: Timing = time_calls(call, arguments)
+    except (ValueError, NotImplementedError, RuntimeError, jax.errors.JaxRuntimeError) as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return asdict(timing)
+
+
+def paged(
+    measure: Measure, dtype: jnp.dtype, count: int, implementation: str
+) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+    """Calls over one arena, each with queries and, as far as they make a difference, pages of its own."""
+    layer, queries = measure.layer, measure.queries
+    heads, kv_heads, head_dim, v_dim = layer.heads
+    page, start = layer.page_size, layer.context - queries
+    first = measure.first_key(start)
+    columns = -(-layer.context // page) - first // page
+    sets = min(count, int(CACHE_BYTES / measure.bytes) + 1)
+    random = np.random.default_rng(0)
+    pages = 1 + sets * layer.batch * columns
+    ids = random.permutation(np.arange(1, pages, dtype=np.int32)).reshape(sets, layer.batch, columns)
+    tokens = layer.batch * queries
+    counts = jnp.full(layer.batch, queries, jnp.int32)
+    token_row = jnp.arange(tokens, dtype=jnp.int32) // queries
+    tiles = tile_rows(counts, jnp.cumsum(counts) - counts, token_row, min(TILE_TOKENS, queries))
+    starts = jnp.full(layer.batch, start, jnp.int32)
+    first_page = jnp.full(layer.batch, first // page, jnp.int32)
+    rows = [Rows(starts, counts, jnp.asarray(i), first_page, jnp.zeros_like(starts)) for i in ids]
+    key = jax.random.key(0)
+    kv = _random(key, (pages, layer.slots, kv_heads, page, measure.numbers), dtype)
+    q = [_random(jax.random.fold_in(key, n), (tokens, heads, head_dim), dtype) for n in range(count)]
+    sinks = jnp.zeros(heads, dtype) if layer.sinks else None
+    attend = Attend(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim)
+    call = partial(paged_attention, attend=attend, slot=layer.slots - 1, implementation=implementation)  # type: ignore[arg-type]
+    arguments = [(q[n], kv, rows[n % sets], tiles) for n in range(count)]
+    return lambda q, kv, rows, tiles: call(q, kv, rows, tiles, sinks=sinks), arguments
+
+
+def contiguous(measure: Measure, dtype: jnp.dtype, count: int) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+    """cuDNN on the K and V that are seen, each row's in one piece. It has no sinks, softcap, chunks or prefixes."""
+    layer, queries = measure.layer, measure.queries
+    heads, kv_heads, head_dim, v_dim = layer.heads
+    if queries not in (1, layer.context) or layer.row or layer.sinks or layer.softcap:
+        raise NotImplementedError("cuDNN has no such attention")
+    if layer.chunk is not None and layer.chunk < layer.context:
+        raise NotImplementedError("cuDNN has no chunks")
+    sets, key = min(count, int(CACHE_BYTES / measure.bytes) + 1), jax.random.key(0)
+    keys = [
+        tuple(_random(jax.random.fold_in(key, 2 * n + i), (layer.batch, measure.keys, kv_heads, size), dtype)
+              for i, size in enumerate((head_dim, v_dim)))
+        for n in range(sets)
+    ]  # fmt: skip
+    q = [_random(jax.random.fold_in(key, n), (layer.batch, queries, heads, head_dim), dtype) for n in range(count)]
+    prefill = queries > 1
+    window = (layer.window - 1, 0) if prefill and layer.window else None
+    call = partial(jax.nn.dot_product_attention, is_causal=prefill, local_window_size=window, implementation="cudnn")
+    return call, [(q[n], *keys[n % sets]) for n in range(count)]
+
+
+def _random(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    out: jax.Array = jax.jit(lambda: jax.random.normal(key, shape, dtype))()
+    return out
+
+
+def print_row(row: dict[str, Any], ceiling: dict[str, float]) -> None:
+    """One line per implementation."""
+    for name, seconds in row["seconds"].items():
+        if isinstance(seconds, str):
+            print(f"{row['label']:56} {name:8} not measured: {seconds}")
+            continue
+        median = seconds["median"]
+        print(
+            f"{row['label']:56} {name:8} {1e6 * median:9.1f} µs "
+            f"({1e6 * seconds['least']:.1f} to {1e6 * seconds['most']:.1f}), "
+            f"{row['bytes'] / median / ceiling['copy_bytes_per_s']:6.1%} of a copy, "
+            f"{row['flops'] / median / 1e12:6.1f} TFLOP/s"
+        )
+
+
+if __name__ == "__main__":
+    main()
