@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from jswa import __version__
 
@@ -71,19 +71,21 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
     _add_routes(app)
+    app.openapi_schema = _true_schema(app.openapi())
     return app
 
 
 def _add_routes(app: FastAPI) -> None:
     generating = _responses(400, 401, 404, 413, 429, 500, 503, 504)
-    app.post("/v1/completions", responses=generating)(completions)
-    app.post("/v1/chat/completions", responses=generating)(chat_completions)
+    streaming = {**generating, 200: {"description": "the texts, or a stream", "content": {"text/event-stream": {}}}}
+    app.post("/v1/completions", responses=streaming)(completions)
+    app.post("/v1/chat/completions", responses=streaming)(chat_completions)
     app.get("/v1/models", responses=_responses(401))(models)
     app.get("/v1/models/{model:path}", responses=_responses(401, 404))(model)
     app.post("/tokenize", responses=generating)(tokenize)
     app.post("/detokenize", responses=generating)(detokenize)
     app.get("/tokenizer_info", responses=_responses(401, 404))(tokenizer_info)
-    app.get("/metrics", responses=_responses(401, 500))(metrics)
+    app.get("/metrics", responses=_responses(401, 500), response_class=PlainTextResponse)(metrics)
     app.head("/metrics", include_in_schema=False)(metrics)
     app.get("/server_info", responses=_responses(401, 500))(server_info)
     app.post("/flush_cache", responses=_responses(401, 403, 500))(flush_cache)
@@ -129,6 +131,16 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "id": name, "object": "model", "created": service.created, "owned_by": "jswa", "root": service.names[0],
         "parent": None, "max_model_len": service.max_model_len,
     }  # fmt: skip
+
+
+def _true_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI documents status 422 for what is wrong in a request; here that is 400."""
+    for methods in schema["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
+    return schema
 
 
 def _responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -66,7 +66,7 @@ class Gate:
         return bounded
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        path = scope["path"]
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # as routes see it
         if path in OPEN:
             return
         if path in ADMIN:

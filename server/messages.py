@@ -6,10 +6,9 @@ from typing import Any
 from . import limits
 from .errors import invalid, unsupported
 from .prompts import Prompt, encode
-from .schemas import ChatRequest
+from .schemas import ROLES, ChatRequest
 from .service import Service
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 # Arguments of rendering, and templates: not for requests to choose.
 _NOT_VARIABLES = (
     "self", "messages", "conversations", "tools", "documents", "chat_template", "add_generation_prompt",
@@ -64,8 +63,8 @@ def refuse_unsupported_chat(body: ChatRequest) -> None:
 
 
 def _message(message: dict[str, Any], param: str) -> dict[str, Any]:
-    if message.get("role") not in _ROLES:
-        raise invalid(f"{param}.role", f"must be one of {', '.join(_ROLES)}")
+    if message.get("role") not in ROLES:
+        raise invalid(f"{param}.role", f"must be one of {', '.join(ROLES)}")
     message = {key: value for key, value in message.items() if value is not None}
     if "content" in message:
         message["content"] = _content(message["content"], f"{param}.content")

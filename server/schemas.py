@@ -25,6 +25,12 @@ PromptField = Annotated[
         }
     ),
 ]
+ROLES = ["system", "developer", "user", "assistant", "tool"]
+# What it holds is checked in `messages`, which says more than a union's complaints.
+Message = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "required": ["role"], "properties": {"role": {"enum": ROLES}, "content": {}}}),
+]
 
 
 class Body(BaseModel):
@@ -91,7 +97,7 @@ class CompletionRequest(Generation):
 class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None

@@ -12,7 +12,7 @@ from . import limits
 from .errors import ApiError, from_validation, invalid
 from .messages import chat_prompt
 from .prompts import NO_TOKENIZER, encode, token_ids
-from .schemas import Body, ChatRequest
+from .schemas import Body, ChatRequest, Message
 from .service import Service, service_of
 from .sse import JsonResponse
 
@@ -22,7 +22,7 @@ class TokenizeRequest(Body):
 
     model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(max_length=limits.MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None

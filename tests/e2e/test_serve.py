@@ -15,6 +15,7 @@ import openai
 import pytest
 
 import jswa
+from tests.unit.server.fuzz import fuzz, narrowed
 from tests.unit.server.processes import ROOT, Process, started
 
 STORY = "Once upon a time"
@@ -173,6 +174,19 @@ def test_clients_that_leave_and_bad_requests_harm_nobody(server: Process, client
     load = httpx2.get(server.url + "/server_info").json()["load"]
     assert (load["running"], load["waiting"], load["requests"]) == (0, 0, 0)
     assert (load["full_pages"], load["local_pages"]) == (0, 0)
+
+
+@pytest.mark.nightly
+def test_requests_made_from_the_schema(tmp_path: Path) -> None:
+    """On the real engine; `tests/unit/server/test_schema.py` does it on the fake one. Short texts: most ask for many."""
+    command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-model-len", "64", "--admin-api-key", "root"]
+    with started(command, environ={"JSWA_CHECK": "1"}) as server:
+        fuzz(server.url, narrowed(server.url, "tiny", tmp_path), 200, tmp_path, "root")
+        fuzz(server.url, server.url + "/openapi.json", 200, tmp_path, "root")
+        load = httpx2.get(server.url + "/server_info").json()["load"]
+        assert (load["requests"], load["full_pages"], load["local_pages"]) == (0, 0, 0)
+        assert server.process.poll() is None
+        assert "Traceback" not in "".join(server.log)
 
 
 def test_tokenizer_and_metrics_of_the_process(server: Process) -> None:

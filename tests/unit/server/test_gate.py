@@ -1,15 +1,19 @@
 """What is the same for all routes: keys, sizes, malformed requests, overload, clients that leave, death."""
 
+import json
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from server import limits
 from tests.unit.server.fake_engine import FakeEngine
 from tests.unit.server.harness import Client, serving, until
+from tests.unit.server.processes import ROOT, started
 
 PATH = "/v1/completions"
 BODY = {"prompt": "abc", "max_tokens": 4}
@@ -77,6 +81,17 @@ def test_admin_routes_have_a_key_of_their_own() -> None:
         thread.join()
         assert found[0].json()["choices"][0]["finish_reason"] == "abort"
         assert not client.engine.has_work()
+
+
+def test_behind_a_proxy_the_same_routes_are_guarded() -> None:
+    options = {"root_path": "/llm", "api_key": ["user"], "admin_api_key": "root"}
+    script = str(Path(__file__).with_name("fake_process.py"))
+    with started([script, "{}", json.dumps(options)], environ={"PYTHONPATH": str(ROOT)}) as process:
+        assert httpx2.get(process.url + "/health").status_code == 200
+        assert httpx2.get(process.url + "/v1/models").status_code == 401
+        for path, body in (("/flush_cache", {}), ("/abort", {"abort_all": True})):
+            assert httpx2.post(process.url + path, json=body, headers=bearer("user")).status_code == 401
+            assert httpx2.post(process.url + path, json=body, headers=bearer("root")).status_code == 200
 
 
 def test_bodies_are_bounded() -> None:
