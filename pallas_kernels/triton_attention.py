@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.rows import Attend, Rows, Tiles
 from pallas_kernels.triton_launch import Shape, Tuning, check_tuning, column_parts, default_tuning
 
-_PTX_VERSION = 87  # CUDA 12.8's: Triton would choose its own ptxas' newest, which the plugin's may not know
+_PTX_VERSION = 88  # CUDA 12.9's: Triton would choose its own ptxas' newest, which the plugin's may not know
 
 
 def paged_attention(
@@ -47,7 +47,7 @@ def paged_attention(
         {**arrays, "page_rows": rows.page_rows, "sinks": sinks, "slot": slot * shape.kv_heads * shape.page},
         outputs,
         (shape.tiles * shape.chunks(tuning.rows), shape.kv_heads, splits),
-        {"TOKENS": tokens, **_constants(shape, tuning)},
+        {"TOKENS": tokens if splits > 1 else 0, **_constants(shape, tuning)},
         tuning,
     )
     out = found[0] if splits == 1 else _combine(*found).astype(shape.dtype)

@@ -28,7 +28,7 @@ def attend(
     slot: tl.tensor,  # cells before the layer's place in a page: slot · K · p
     out: tl.tensor,  # [T, H, V], or of a split [splits, T, H, V] in float32
     logs: tl.tensor,  # [splits, T, H] or None: base-2 logarithm of the softmax's sum
-    TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,  # T; unused without splits
     QUERIES: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,

@@ -10,6 +10,7 @@ from pallas_kernels.rows import Attend, Rows, Tiles
 
 SMEM_BYTES = 101_376  # that one thread block may use on sm_86 and sm_89; sm_80 has 166,912
 WIDEST = 512  # head sizes
+_STAGE_BYTES = 24_576  # K and V of a block
 _PLACES = 2 * 108  # thread blocks that fill a GPU: two per multiprocessor of an A100
 _LEAST = 16  # rows, keys and columns of the smallest matrix product
 _GRID = 65_535  # the most of a grid's second and third axis
@@ -137,18 +138,21 @@ def check_tuning(tuning: Tuning) -> None:
 def default_tuning(shape: Shape) -> Tuning:
     """Chosen from what the compiler reports (`python -m tools.gpu_compile_triton`), not from measurements.
 
-    * As many rows as the tile has, up to 64; up to 16 where float32 or head sizes above 256 fill the registers.
-    * Blocks of keys so that a stage of K and V takes 32 KB, two such stages fit everywhere, and no block is longer
-      than what a window can reach.
+    * As many rows as the tile has, up to 64, 32 of wide heads, 16 in float32, which has no matrix units.
+    * Blocks of keys whose K and V take up to 24 KB: two of them and the queries fit into L4's shared memory.
+    * Five stages: page ids, then keys and values two turns ahead. With three, Triton waits for all copies before it
+      computes anything: nothing is under way meanwhile.
+    * Warps so that a thread has at most 64 numbers of the result in registers.
     * Splits: see `_splits`.
     """
-    width, size = shape.head_dim + shape.v_dim, shape.dtype.itemsize
-    wide = max(shape.head_dim, shape.v_dim) > 256 or size == 4
-    rows = min(power_of_two(shape.queries * shape.group), 16 if wide else 64)
-    block = max(_LEAST, min(64, power_of_two(32_768 // (width * size) + 1) // 2))
-    blocks = shape.most_blocks(rows, block)
-    splits = _splits(blocks, shape.tiles * shape.chunks(rows) * shape.kv_heads)
-    return Tuning(rows, block, warps=4, stages=3 if block * width * size <= 32_768 else 2, splits=splits)
+    size = shape.dtype.itemsize
+    most_rows = 16 if size == 4 else 32 if shape.v_dim > 256 else 64
+    rows = min(power_of_two(shape.queries * shape.group), most_rows)
+    keys = _STAGE_BYTES // ((shape.head_dim + shape.v_dim) * size)
+    block = max(_LEAST, min(64, 1 << (keys.bit_length() - 1 if keys else 0)))
+    warps = max(4, rows * power_of_two(shape.v_dim) // (32 * 64))
+    splits = _splits(shape.most_blocks(rows, block), shape.tiles * shape.chunks(rows) * shape.kv_heads)
+    return Tuning(rows, block, warps, stages=5, splits=splits)
 
 
 def _splits(blocks: int, units: int) -> int:

@@ -1,0 +1,109 @@
+"""What a compiled Triton kernel is made of, and whether it fits a GPU. Knows no jax and no Triton."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_TUNING = Path(__file__).parent.parent / "pallas_kernels" / "tuning"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that is not there.
+
+    Attributes:
+        target: what XLA needs to know of it.
+        arch: as ptxas names it.
+        smem: bytes of shared memory that one thread block may use.
+        sm_smem, sm_registers, sm_threads: of a multiprocessor.
+    """
+
+    name: str
+    target: str
+    arch: str
+    smem: int
+    sm_smem: int
+    sm_registers: int
+    sm_threads: int
+
+    @classmethod
+    def of(cls, target: str) -> "Gpu":
+        """From a target configuration."""
+
+        def number(pattern: str) -> int:
+            return int(_find(rf"{pattern}: (\d+)", target))
+
+        capability = f"{number('major')}{number('minor')}"
+        return cls(
+            _find(r'device_description_str: "NVIDIA (\w+)"', target),
+            target,
+            f"sm_{capability}a" if capability == "90" else f"sm_{capability}",
+            number("shared_memory_per_block_optin"),
+            number("shared_memory_per_core"),
+            number("registers_per_core_limit"),
+            number("threads_per_core_limit"),
+        )
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of that file in pallas_kernels/tuning."""
+    return Gpu.of((_TUNING / f"{name}.txtpb").read_text())
+
+
+@dataclass(frozen=True)
+class TritonFacts:
+    """One compiled kernel.
+
+    Attributes:
+        registers: per thread.
+        spills: bytes of registers stored in memory.
+        smem: bytes of shared memory.
+        threads: per thread block.
+        products: instructions of the matrix units, mma.sync or wgmma, in PTX.
+        under_way: groups of asynchronous copies that may be unfinished where another is awaited; 0: none runs while
+            the kernel computes.
+    """
+
+    registers: int
+    spills: int
+    smem: int
+    threads: int
+    products: int
+    under_way: int
+
+    @classmethod
+    def of(cls, ptx: str, report: str, smem: int) -> "TritonFacts":
+        """From a kernel's PTX and what `ptxas -v` says of it.
+
+        Raises ValueError where either has another form.
+        """
+        return cls(
+            int(_find(r"Used (\d+) registers", report)),
+            int(_find(r"(\d+) bytes spill stores", report)),
+            smem,
+            int(_find(r"\.reqntid (\d+)", ptx)),
+            len(re.findall(r"mma\.sync|wgmma\.mma_async", ptx)),
+            max((int(groups) for groups in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0),
+        )
+
+    def blocks_per_sm(self, gpu: Gpu) -> int:
+        """Thread blocks that fit on a multiprocessor: registers go in lots of 8, each block takes 1 KB of its own."""
+        by_registers = gpu.sm_registers // (-(-self.registers // 8) * 8 * self.threads)
+        return min(by_registers, gpu.sm_smem // (self.smem + 1_024), gpu.sm_threads // self.threads)
+
+    def faults(self, gpu: Gpu, *, matrix_units: bool = True) -> list[str]:
+        """What an attention kernel must not be. Float32 is multiplied exactly, so without `matrix_units`."""
+        return [
+            *([f"{self.spills} bytes spilled"] if self.spills else []),
+            *([f"{self.smem} bytes of shared memory, of {gpu.smem}"] if self.smem > gpu.smem else []),
+            *(["no matrix units"] if matrix_units and not self.products else []),
+            *([] if self.under_way else ["nothing is copied while the kernel computes"]),
+            *([] if self.blocks_per_sm(gpu) else ["does not fit on a multiprocessor"]),
+        ]
+
+
+def _find(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"no {pattern} in {text[:80]!r}")
+    return found[1]
