@@ -46,6 +46,26 @@ parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, 
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	.venv-gpu/bin/python -m tools.gpu_compile --only "$(ONLY)"
 
+# On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and
+# make gpu GPU_PYTHON=python3.
+GPU_PYTHON ?= .venv-cuda/bin/python
+OUT        ?= benchmarks/results/gpu
+STAGES     ?= facts numerics kernels torch
+gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: numerics, benchmarks (STAGES=… OUT=…; see benchmarks/gpu.py)
+	PYTHONPATH=.gpu-site $(GPU_PYTHON) -m benchmarks.gpu --out $(OUT) --stages $(STAGES)
+
+.venv-cuda/bin/python: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-cuda
+	$@ $(PIP) -c requirements.lock -e ".[cuda13,dev]"
+	@touch $@
+
+# Packages in plain Python that a machine with jax and pytest may lack.
+.gpu-site/installed: requirements.lock
+	$(PYTHON) -m pip install -qq --disable-pip-version-check --target .gpu-site --no-deps --upgrade -c requirements.lock \
+	  jaxtyping wadler_lindig hypothesis sortedcontainers beartype cyclopts attrs docstring_parser rich rich-rst \
+	  markdown-it-py mdurl pygments tqdm execnet
+	@touch $@
+
 tiny: .venv/installed  ## train the embedded model anew
 	$(BIN)/python tools/train_tiny.py
 

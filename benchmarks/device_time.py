@@ -34,7 +34,7 @@ def time_calls(call: Callable[..., Any], arguments: Sequence[Sequence[Any]], rep
     programs = [(count, jax.jit(lambda *each: [call(*a) for a in each])) for count in (few, many)]
     for count, program in programs:
         for _ in range(3):  # the first run compiles, the second captures a graph
-            jax.block_until_ready(program(*arguments[:count]))
+            jax.block_until_ready(program(*arguments[:count]))  # type: ignore[no-untyped-call]
     seconds: list[float] = []
     for _ in range(repeats):
         taken = [_run(program, arguments[:count]) for count, program in programs]
@@ -52,6 +52,6 @@ def _run(program: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> flo
     best = float("inf")
     for _ in range(3):
         start = time.perf_counter()
-        jax.block_until_ready(program(*arguments))
+        jax.block_until_ready(program(*arguments))  # type: ignore[no-untyped-call]
         best = min(best, time.perf_counter() - start)
     return best

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,11 @@ import numpy as np
 from benchmarks.attention_cases import DECODE, PREFILL, SMOKE, Measure
 from benchmarks.device_time import Timing, calls_worth_timing, time_calls
 from jswa.exec.indices import TILE_TOKENS
-from pallas_kernels.api import paged_attention
-from pallas_kernels.rows import Attend, Rows, tile_rows
+from pallas_kernels.api import Implementation, paged_attention
+from pallas_kernels.rows import Attend, Rows, Tiles, tile_rows
 
 CACHE_BYTES = 300e6  # several times the L2 of an H200: arguments beyond that are cold
+_LONGEST = 131_072  # tokens that a full layer's table reaches
 _GUESS = 4e12, 600e12  # bytes and FLOP per second, to choose how many calls are worth timing
 
 
@@ -71,47 +72,58 @@ def ceilings(dtype: jnp.dtype, size: int) -> dict[str, float]:
 
 def timed(implementation: str, measure: Measure, dtype: jnp.dtype, most_calls: int) -> dict[str, float] | str:
     """Seconds of one call, or why there are none."""
-    guess = max(measure.bytes / _GUESS[0], measure.flops / _GUESS[1], 4e-6)
-    count = calls_worth_timing(guess, most_calls)
+    count = call_count(measure, most_calls)
+    call: Callable[..., Any]
     try:
         if implementation == "cudnn":
             call, arguments = contiguous(measure, dtype, count)
         else:
-            call, arguments = paged(measure, dtype, count, implementation)
+            keywords, arguments = paged_arguments(measure, dtype, count)
+            call = partial(paged_attention, **keywords, implementation=cast(Implementation, implementation))
         timing: Timing = time_calls(call, arguments)
     except (ValueError, NotImplementedError, RuntimeError, jax.errors.JaxRuntimeError) as error:
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return asdict(timing)
 
 
-def paged(
-    measure: Measure, dtype: jnp.dtype, count: int, implementation: str
-) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-    """Calls over one arena, each with queries and, as far as they make a difference, pages of its own."""
+def call_count(measure: Measure, most: int) -> int:
+    """Calls worth timing, from what the GPU would take at best."""
+    return calls_worth_timing(max(measure.bytes / _GUESS[0], measure.flops / _GUESS[1], 4e-6), most)
+
+
+def paged_arguments(
+    measure: Measure, dtype: jnp.dtype, count: int
+) -> tuple[dict[str, Any], list[tuple[jax.Array, jax.Array, Rows, Tiles]]]:
+    """Keywords of all calls, and arguments of `count`, in one arena.
+
+    Each has queries of its own, and pages as far as they make a difference. Tables are as wide as an engine's: of local
+    layers cut to the window, of full ones for `_LONGEST` tokens.
+    """
     layer, queries = measure.layer, measure.queries
     heads, kv_heads, head_dim, v_dim = layer.heads
     page, start = layer.page_size, layer.context - queries
     first = measure.first_key(start)
     columns = -(-layer.context // page) - first // page
+    local = layer.window is not None or layer.chunk is not None
+    width = columns + 1 if local else max(columns, _LONGEST // page)
     sets = min(count, int(CACHE_BYTES / measure.bytes) + 1)
-    random = np.random.default_rng(0)
     pages = 1 + sets * layer.batch * columns
-    ids = random.permutation(np.arange(1, pages, dtype=np.int32)).reshape(sets, layer.batch, columns)
-    tokens = layer.batch * queries
-    counts = jnp.full(layer.batch, queries, jnp.int32)
-    token_row = jnp.arange(tokens, dtype=jnp.int32) // queries
+    ids = np.random.default_rng(0).permutation(np.arange(1, pages, dtype=np.int32))
+    tables = np.zeros((sets, layer.batch, width), np.int32)
+    tables[:, :, :columns] = ids.reshape(sets, layer.batch, columns)
+    counts, starts, first_page, zeros = (
+        jnp.full(layer.batch, n, jnp.int32) for n in (queries, start, first // page, 0)
+    )
+    token_row = jnp.arange(layer.batch * queries, dtype=jnp.int32) // queries
     tiles = tile_rows(counts, jnp.cumsum(counts) - counts, token_row, min(TILE_TOKENS, queries))
-    starts = jnp.full(layer.batch, start, jnp.int32)
-    first_page = jnp.full(layer.batch, first // page, jnp.int32)
-    rows = [Rows(starts, counts, jnp.asarray(i), first_page, jnp.zeros_like(starts)) for i in ids]
     key = jax.random.key(0)
     kv = _random(key, (pages, layer.slots, kv_heads, page, measure.numbers), dtype)
-    q = [_random(jax.random.fold_in(key, n), (tokens, heads, head_dim), dtype) for n in range(count)]
-    sinks = jnp.zeros(heads, dtype) if layer.sinks else None
+    q = [_random(jax.random.fold_in(key, n), (len(token_row), heads, head_dim), dtype) for n in range(count)]
+    rows = [Rows(starts, counts, jnp.asarray(table), first_page, zeros) for table in tables]
     attend = Attend(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim)
-    call = partial(paged_attention, attend=attend, slot=layer.slots - 1, implementation=implementation)  # type: ignore[arg-type]
-    arguments = [(q[n], kv, rows[n % sets], tiles) for n in range(count)]
-    return lambda q, kv, rows, tiles: call(q, kv, rows, tiles, sinks=sinks), arguments
+    sinks = jnp.zeros(heads, dtype) if layer.sinks else None
+    keywords = {"attend": attend, "slot": layer.slots - 1, "sinks": sinks}
+    return keywords, [(q[n], kv, rows[n % sets], tiles) for n in range(count)]
 
 
 def contiguous(measure: Measure, dtype: jnp.dtype, count: int) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:

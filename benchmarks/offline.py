@@ -1,6 +1,7 @@
 """Offline throughput: a ragged batch through the whole engine, prefill and decode tokens per second, host and device.
 
-    python benchmarks/offline.py [--model tiny] [--prompts 32] [--input 256] [--output 128] [--json FILE] [--plot FILE]
+    python -m benchmarks.offline [--model tiny] [--prompts 32] [--input 256] [--output 128] [--json FILE] [--plot FILE]
+    python -m benchmarks.offline --hub gemma-3-27b    the shape of a released model, random weights
 
 Prompt lengths are uniform in [input / 2, input]. The first run warms up and is not counted; then `--repeats` runs,
 of which the median and the spread are printed. Baseline in the same run: the same prompts one after another.
@@ -10,6 +11,7 @@ import argparse
 import json
 import platform
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from jaxtyping import Int
 from jswa.engine import Engine, PendingStep, StepRunner
 from jswa.llm import LLM
 from jswa.types import SamplingParams, StepLogprobs, StepPlan
+from tests.unit.hub_configs import CONFIGS
 
 FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_s")
 
@@ -116,6 +119,7 @@ def main() -> None:
     """Run, print, and write what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--hub", choices=sorted(CONFIGS), help="instead of --model: a released model's shape")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--input", type=int, default=256)
     parser.add_argument("--output", type=int, default=128)
@@ -126,7 +130,14 @@ def main() -> None:
     args = parser.parse_args()
     random = np.random.default_rng(0)
     started = time.perf_counter()
-    with LLM(args.model, max_num_seqs=args.max_num_seqs) as llm:
+    options: dict[str, Any] = {"max_num_seqs": args.max_num_seqs, "max_model_len": args.input + args.output}
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model
+        if args.hub:
+            Path(folder, "config.json").write_text(json.dumps(CONFIGS[args.hub]))
+            model, options["load_format"] = folder, "dummy"
+        llm = LLM(model, **options)
+    with llm:
         ready = time.perf_counter() - started
         lengths = random.integers(args.input // 2, args.input + 1, args.prompts)
         prompts = [random.integers(3, llm.engine.model.vocab_size, n).tolist() for n in lengths]

@@ -1,0 +1,116 @@
+"""All that needs a GPU, stage by stage: `make gpu`, or python -m benchmarks.gpu --out DIR [--stages facts numerics …].
+
+Stages, each a process of its own with a time limit, its log and JSON in DIR:
+
+    facts      device, versions, the compiler's target description, cost of launching a step by its number of arrays
+    numerics   every kernel case against its oracle, on the device
+    kernels    benchmarks.kernels
+    torch      benchmarks.torch_attention, its baselines
+    tune       benchmarks.autotune
+    offline    benchmarks.offline on random weights of released models
+
+A stage that fails does not stop the others. The last lines are a short table; the exit status is that of `numerics`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_OFFLINE = ("gemma-3-27b", "gpt-oss-20b", "Mistral-7B-v0.1")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, what it may write, and the seconds it may take."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int
+
+
+def stages(out: Path) -> list[Stage]:
+    """All of them, in order."""
+    cases = ("tests/unit/kernels/test_paged_attention.py", "tests/unit/kernels/test_grouped_matmul.py")
+    offline = ("--prompts", "256", "--input", "1024", "--output", "1024", "--repeats", "2", "--max-num-seqs", "256")
+    return [
+        Stage("facts", ("-m", "benchmarks.gpu_facts", "--json", f"{out}/facts.json"), 120),
+        Stage("numerics", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly", *cases), 300),
+        Stage("kernels", ("-m", "benchmarks.kernels", "--json", f"{out}/kernels.json"), 300),
+        Stage("torch", ("-m", "benchmarks.torch_attention", "--json", f"{out}/torch.json"), 240),
+        Stage("tune", ("-m", "benchmarks.autotune", "--seconds", "400", "--out", f"{out}/tuning.json"), 560),
+        *(
+            Stage(
+                f"offline-{name}",
+                ("-m", "benchmarks.offline", "--hub", name, *offline, "--json", f"{out}/offline-{name}.json"),
+                280,
+            )
+            for name in _OFFLINE
+        ),
+    ]
+
+
+def main() -> None:
+    """Run the stages that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stages", nargs="+", default=["facts", "numerics", "kernels", "torch"])
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    unknown = {name for name in args.stages if not any(s.name.startswith(name) for s in stages(args.out))}
+    if unknown:
+        parser.error(f"--stages: there is no {', '.join(sorted(unknown))}")
+    done: dict[str, tuple[int, float]] = {}
+    for stage in stages(args.out):
+        if any(stage.name.startswith(name) for name in args.stages):
+            done[stage.name] = run(stage, args.out)
+    for name, (status, seconds) in done.items():
+        print(f"{name:24} {'ok' if status == 0 else f'status {status}':12} {seconds:6.0f} s")
+    print("\n".join(summary(args.out)))
+    sys.exit(done.get("numerics", (0, 0.0))[0])
+
+
+def run(stage: Stage, out: Path) -> tuple[int, float]:
+    """Its exit status (124: out of time) and seconds. What it prints goes to its log, the end of it here."""
+    start, log = time.perf_counter(), out / f"{stage.name}.log"
+    with log.open("w") as file:
+        try:
+            status = subprocess.run(
+                [sys.executable, *stage.command],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=stage.seconds,
+                env={"JAX_PLATFORMS": "cuda", **os.environ},  # the tests' own default is the CPU
+            ).returncode
+        except subprocess.TimeoutExpired:
+            status = 124
+    print(f"== {stage.name}", *log.read_text(errors="replace").splitlines()[-12:], sep="\n", flush=True)
+    return status, time.perf_counter() - start
+
+
+def summary(out: Path) -> list[str]:
+    """One line per measure of the kernels, with torch's best beside it where both were run."""
+    kernels, torch = _read(out / "kernels.json"), _read(out / "torch.json")
+    others = {row["label"]: row["seconds"] for row in torch.get("attention", [])}
+    lines = []
+    for row in kernels.get("attention", []):
+        seconds = {**row["seconds"], **others.get(row["label"], {})}
+        figures = (
+            f"{name} {1e6 * s['median']:.1f} µs" if isinstance(s, dict) else f"{name} -" for name, s in seconds.items()
+        )
+        lines.append(f"{row['label']:56} {', '.join(figures)}")
+    return lines
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Tunings that were measured on a device: `tuning/<device>.json`, written by `benchmarks.autotune`.
+
+An entry serves all shapes of its key: sizes that a model fixes are exact, batch and table width are rounded up to
+powers of two. Where there is none the rules of `mosaic_launch.default_tuning` hold.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pallas_kernels.mosaic_launch import Shape, Tuning
+
+FOLDER = Path(__file__).parent / "tuning"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One measured tuning, with its time and that of the default, in seconds of one call."""
+
+    key: str
+    tuning: Tuning
+    seconds: float
+    default_seconds: float
+
+
+def key_of(shape: Shape) -> str:
+    """What an entry is found by."""
+    reach = (
+        f"w{shape.attend.window}" if shape.attend.window else f"c{shape.attend.chunk}" if shape.attend.chunk else "f"
+    )
+    heads = f"h{shape.group}x{shape.kv_heads}d{shape.head_dim}v{shape.v_dim}e{shape.row}"
+    return f"{shape.dtype}-{heads}-p{shape.page}-{reach}-q{shape.queries}-b{_up(shape.tiles)}-n{_up(shape.columns)}"
+
+
+def tuning_for(shape: Shape) -> Tuning | None:
+    """What was measured best for such a shape on the device at hand, if it was measured."""
+    return _table(device_name()).get(key_of(shape))
+
+
+def device_name() -> str:
+    """The first device, as files are named after it."""
+    kind: str = jax.devices()[0].device_kind
+    return kind.lower().removeprefix("nvidia ").replace(" ", "-")
+
+
+def save(path: Path, entries: list[Entry], facts: dict[str, Any]) -> None:
+    """Write a table; `facts` say what made it (versions, command, date)."""
+    rows = [
+        {"key": e.key, "tuning": e.tuning._asdict(), "seconds": e.seconds, "default_seconds": e.default_seconds}
+        for e in entries
+    ]
+    path.write_text(json.dumps({**facts, "entries": rows}, indent=1) + "\n")
+    _table.cache_clear()
+
+
+@cache
+def _table(device: str) -> dict[str, Tuning]:
+    path = FOLDER / f"{device}.json"
+    if not path.is_file():
+        return {}
+    return {row["key"]: Tuning(**row["tuning"]) for row in json.loads(path.read_text())["entries"]}
+
+
+def _up(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
