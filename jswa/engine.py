@@ -30,10 +30,10 @@ from jswa.model.transformer import Params
 from jswa.planfile import write_header, write_step
 from jswa.sched.scheduler import Scheduler, SchedulerStats
 from jswa.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
-from jswa.types import Request, SamplingParams, StepLogprobs, StepPlan, TokenEvent
+from jswa.steplog import StepLog, StepStats
+from jswa.types import Logprobs, Request, SamplingParams, StepLogprobs, StepPlan, TokenEvent
 
 _log = logging.getLogger("jswa")
-_LOG_EVERY = 200  # steps
 
 
 @runtime_checkable
@@ -60,6 +60,18 @@ class StepRunner(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step and return at once."""
+        ...
+
+
+@runtime_checkable
+class CompilingRunner(StepRunner, Protocol):
+    """One that compiles some of its programs after the start."""
+
+    compiled_in_steps: int
+    compiled_beside: int
+
+    def prepare(self, logprobs: Logprobs) -> None:
+        """Compile a family of programs now."""
         ...
 
 
@@ -205,8 +217,11 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Launch the next step, then take in the tokens of the one before, while the device works."""
+        begin = time.perf_counter()
         plan = self._scheduler.plan()
+        planned = time.perf_counter()
         launched = self.runner.launch(plan) if plan is not None else None
+        self._log.launched(begin, planned, time.perf_counter())
         before, self._pending = self._pending, launched
         if launched is None and before is None and self._scheduler.has_work():
             raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self.stats()}")
@@ -221,11 +236,33 @@ class Engine:
     def _take(self, step: PendingStep | None) -> list[TokenEvent]:
         if step is None:
             return []
+        begin = time.perf_counter()
         tokens = step.tokens()
+        there = time.perf_counter()
         if self._trace is not None:
             write_step(self._trace, step.plan, tokens)
-        self._log.count(step.plan, self._scheduler)
-        return self._scheduler.apply(step.plan, tokens, step.logprobs())
+        events = self._scheduler.apply(step.plan, tokens, step.logprobs())
+        self._log.taken(step.plan, len(events), begin, there, time.perf_counter())
+        self._log.tell(self._scheduler)
+        return events
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Compile what a request with these parameters needs and the start has not compiled: log probabilities.
+
+        May be called beside the thread that drives the engine: its steps go on meanwhile.
+        """
+        if not isinstance(self.runner, CompilingRunner):
+            return
+        if params.logprobs is not None:
+            self.runner.prepare("sampled")
+        if params.prompt_logprobs is not None:
+            self.runner.prepare("prompt")
+
+    def step_stats(self) -> StepStats:
+        """What the steps so far have done and taken."""
+        runner = self.runner
+        late = (runner.compiled_in_steps, runner.compiled_beside) if isinstance(runner, CompilingRunner) else (0, 0)
+        return self._log.stats(*late)
 
     def stats(self) -> SchedulerStats:
         """Rows and pages at this moment."""
@@ -299,35 +336,6 @@ class Engine:
             salt,
             deterministic=bits if limits.one_bucket else "",
         )
-
-
-class StepLog:
-    """A line every so many steps: rows, pages, tokens per second, queue."""
-
-    def __init__(self) -> None:
-        self._steps = self._tokens = 0
-        self._since = time.monotonic()
-
-    def count(self, plan: StepPlan, scheduler: Scheduler) -> None:
-        """Take a finished step into account, and log when it is time."""
-        self._steps += 1
-        self._tokens += plan.num_tokens
-        if self._steps % _LOG_EVERY or not _log.isEnabledFor(logging.INFO):
-            return
-        now, stats = time.monotonic(), scheduler.stats()
-        _log.info(
-            "%d rows running, %d waiting; their pages: %d full, %d local; arena %.1f %% free, %.1f %% cached; "
-            "prefix hits %.1f %%; %.0f tokens/s",
-            stats.running,
-            stats.waiting,
-            stats.full_pages,
-            stats.local_pages,
-            100 * stats.free_slots / max(stats.total_slots, 1),
-            100 * stats.cached_slots / max(stats.total_slots, 1),
-            100 * scheduler.cache.hits.rate,
-            self._tokens / max(now - self._since, 1e-9),
-        )
-        self._tokens, self._since = 0, now
 
 
 def use_compilation_cache(folder: Path | None) -> None:

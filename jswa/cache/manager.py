@@ -52,6 +52,7 @@ class CacheManager:
         self.prefix = PrefixCache(layout, self.pool)
         self.hits = HitCounter()
         self.moves: list[Move] = []
+        self.slid_pages = 0
         self._sharing = sharing
         self._interval = interval
         self._width = width
@@ -129,6 +130,7 @@ class CacheManager:
             return
         frontier = self.layout.reach.first_visible(launched) // self.layout.page_size
         if frontier > lease.local.start:
+            self.slid_pages += frontier - lease.local.start
             lease.local.start = frontier
             lease.slides_at = self._slides_at(frontier)
             if lease.boundaries:
@@ -184,6 +186,7 @@ class CacheManager:
             evictable_local_pages=pool.evictable_local,
             windows=sum(isinstance(item, Window) for item in self.prefix.tree.candidates.items),
             evictions=self.prefix.retention.evictions,
+            slid_pages=self.slid_pages,
         )
 
     def held_slots(self, lease: Lease) -> int:

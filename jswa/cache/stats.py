@@ -16,6 +16,7 @@ class CacheStats:
         evictable_full_pages, evictable_local_pages: those that no row holds.
         windows: places at which it keeps what a request needs to resume.
         evictions: times that it gave up a window, or the end of a text.
+        slid_pages: local pages that have left the windows of rows while they ran.
     """
 
     requests: int
@@ -31,6 +32,7 @@ class CacheStats:
     evictable_local_pages: int
     windows: int
     evictions: int
+    slid_pages: int = 0
 
     @property
     def hit_rate(self) -> float:

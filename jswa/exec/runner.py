@@ -4,6 +4,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from threading import Lock
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +52,12 @@ class Pending:
 class Runner:
     """The only holder of the device state: each launch donates it to the step and keeps what comes back.
 
-    Buckets are compiled at start. The families for log probabilities are compiled bucket by bucket when first used,
-    and so are the programs that carry pages to the host and back.
+    Buckets are compiled at start. The families for log probabilities are compiled by `prepare`, or bucket by bucket
+    when first used, and so are the programs that carry pages to the host and back.
+
+    Attributes:
+        compiled_in_steps: step programs that a launch had to compile, and so to wait for.
+        compiled_beside: those that `prepare` has compiled.
     """
 
     def __init__(
@@ -72,6 +77,8 @@ class Runner:
         self._model = model
         self._backends = backends
         self._num_pages = limits.num_blocks * layout.pages_per_block
+        self._preparing = Lock()
+        self.compiled_in_steps = self.compiled_beside = 0
         dtype = next(iter(params.values())).dtype
         self._shapes = state_shapes(layout, limits, model.vocab_size, dtype)
         with ThreadPoolExecutor() as pool:
@@ -89,6 +96,7 @@ class Runner:
         if config not in self.compiled:
             _log.info("compiling the %s log probability family for %s", plan.logprobs, config.bucket)
             self.compiled[config] = compile_step(config, self.params, self._shapes)
+            self.compiled_in_steps += 1
         # In steady state nothing is traced, and nothing crosses to the device but what is put there by name.
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
             self._move(plan.moves)
@@ -101,6 +109,18 @@ class Runner:
         for array in jax.tree.leaves(outputs):
             array.copy_to_host_async()
         return Pending(plan, outputs)
+
+    def prepare(self, logprobs: Logprobs) -> None:
+        """Compile a family for every bucket, in the thread that asks for it; launches may go on beside.
+
+        One program after the other: tracing holds Python's lock, and the steps need it too.
+        """
+        with self._preparing:
+            for config in (self._config(bucket, logprobs) for bucket in self.buckets):
+                if config not in self.compiled:
+                    _log.info("compiling the %s log probability family for %s", logprobs, config.bucket)
+                    self.compiled[config] = compile_step(config, self.params, self._shapes)
+                    self.compiled_beside += 1
 
     @property
     def kv_dtype(self) -> np.dtype:

@@ -1,0 +1,89 @@
+"""What the steps of an engine have done and taken, in sums and as a line in the log."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+from jswa.sched.scheduler import Scheduler
+from jswa.types import StepPlan
+
+_log = logging.getLogger("jswa")
+_LOG_EVERY = 200  # steps
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """Sums since the engine's start; times in seconds of the thread that drives it.
+
+    Attributes:
+        tokens: that the steps have run, of prompts and texts.
+        generated: those that came out, also of rows that had ended by then.
+        plan, launch, apply: the host's work before, at and after a step.
+        wait: for the device, while the host had nothing else to do.
+        compiled_in_steps: programs that were compiled while requests waited: 0 where all is well.
+        compiled_beside: those compiled later than the start, but beside the steps.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    generated: int = 0
+    plan: float = 0.0
+    launch: float = 0.0
+    wait: float = 0.0
+    apply: float = 0.0
+    compiled_in_steps: int = 0
+    compiled_beside: int = 0
+
+
+class StepLog:
+    """Sums over steps, and a line every so many: rows, tokens held by kind of layer, throughput, queue."""
+
+    def __init__(self) -> None:
+        self._steps = self._tokens = self._generated = 0
+        self._plan = self._launch = self._wait = self._apply = 0.0
+        self._then = (time.monotonic(), 0, 0)
+
+    def launched(self, begin: float, planned: float, end: float) -> None:
+        """A step has been planned and handed to the device; times of `time.perf_counter`."""
+        self._plan += planned - begin
+        self._launch += end - planned
+
+    def taken(self, plan: StepPlan, generated: int, begin: float, there: float, end: float) -> None:
+        """A step's tokens were waited for, and have been taken in."""
+        self._steps += 1
+        self._tokens += plan.num_tokens
+        self._generated += generated
+        self._wait += there - begin
+        self._apply += end - there
+
+    def stats(self, compiled_in_steps: int, compiled_beside: int) -> StepStats:
+        """The sums."""
+        return StepStats(
+            self._steps, self._tokens, self._generated, self._plan, self._launch, self._wait, self._apply,
+            compiled_in_steps, compiled_beside,
+        )  # fmt: skip
+
+    def tell(self, scheduler: Scheduler) -> None:
+        """Log a line, when it is time."""
+        if self._steps % _LOG_EVERY or not _log.isEnabledFor(logging.INFO):
+            return
+        now, stats, layout = time.monotonic(), scheduler.stats(), scheduler.layout
+        then, tokens, generated = self._then
+        self._then = now, self._tokens, self._generated
+        seconds, slots, page = max(now - then, 1e-9), max(stats.total_slots, 1), layout.page_size
+        local = stats.local_pages * layout.pages_per_block
+        _log.info(
+            "%d rows running, %d waiting; full tokens: %d, usage %.2f; local tokens: %d, usage %.2f; arena %.1f %% "
+            "free, %.1f %% cached; prefix hits %.1f %%; %.0f tokens/s generated, %.0f of prompts",
+            stats.running,
+            stats.waiting,
+            stats.full_pages * page,
+            stats.full_pages / slots,
+            stats.local_pages * page,
+            local / slots,
+            100 * stats.free_slots / slots,
+            100 * stats.cached_slots / slots,
+            100 * scheduler.cache.hits.rate,
+            (self._generated - generated) / seconds,
+            max(0, self._tokens - tokens - self._generated + generated) / seconds,
+        )

@@ -1,0 +1,33 @@
+"""What the engine counts of its steps, and programs that are compiled beside them."""
+
+import logging
+
+import pytest
+
+import jswa
+from jswa.types import SamplingParams
+
+
+def test_steps_are_counted_and_families_prepared(caplog: pytest.LogCaptureFixture) -> None:
+    # One shape: one program for each family.
+    with jswa.LLM("tiny", max_num_seqs=2, max_num_batched_tokens=64, max_model_len=256, deterministic=True) as llm:
+        engine = llm.engine
+        llm.generate(["a", "b"], use_tqdm=False, temperature=0, max_tokens=3)
+        assert engine.step_stats().compiled_in_steps == 0
+        params = SamplingParams(logprobs=1, prompt_logprobs=1)
+        engine.prepare(params)
+        late = engine.step_stats().compiled_beside
+        assert late > 0
+        engine.prepare(params)
+        with caplog.at_level(logging.INFO, "jswa"):
+            llm.generate(["The cat", "The dog"], use_tqdm=False, logprobs=1, prompt_logprobs=1, max_tokens=230)
+        stats = engine.step_stats()
+        assert (stats.compiled_in_steps, stats.compiled_beside) == (0, late)
+        assert stats.generated >= 2 * 3
+        assert stats.tokens >= stats.generated
+        assert min(stats.plan, stats.launch, stats.wait, stats.apply) > 0
+        assert llm.cache_stats().slid_pages > 0, "230 tokens slide through tiny's window"
+        (line, *_) = [record.message for record in caplog.records if "rows running" in record.message]
+        assert "full tokens: " in line
+        assert "local tokens: " in line
+        assert "tokens/s generated" in line
