@@ -1,4 +1,4 @@
-"""Shapes of `paged_attention`'s arguments for a decode layer of `specs`: to lower, compile, or fill with numbers."""
+"""Shapes of `paged_attention`'s arguments for a layer of `specs`: to lower, compile, or fill with numbers."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,9 @@ class Arguments(NamedTuple):
 def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
     """All rows have their own pages, as many as the window or the context takes."""
     heads, kv_heads, head_dim, v_dim = layer.heads
-    tokens, columns = layer.batch * layer.tile, page_columns(layer)
+    count = layer.count or layer.tile
+    tokens, columns = layer.batch * count, page_columns(layer)
+    tiles = layer.batch if count <= layer.tile else tokens // layer.tile + layer.batch
 
     def array(*shape: int, dtype: str = "int32") -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
@@ -35,7 +37,7 @@ def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
         array(tokens, heads, head_dim, dtype=layer.dtype),
         array(1 + layer.batch * columns, layer.slots, kv_heads, layer.page_size, row, dtype=layer.dtype),
         Rows(per_row, per_row, array(layer.batch, columns), per_row, per_row),
-        Tiles(per_row, per_row, array(layer.batch, layer.tile), array(tokens)),
+        Tiles(array(tiles), array(tiles), array(tiles, layer.tile), array(tokens)),
         array(heads, dtype=layer.dtype) if layer.sinks else None,
         slot=layer.slots - 1,
         attend=Attend(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim),
@@ -47,4 +49,4 @@ def page_columns(layer: Layer) -> int:
     if layer.window is None and layer.chunk is None:
         return -(-layer.context // layer.page_size)
     reach = layer.window or layer.chunk or 0
-    return -(-(reach - 1 + layer.tile) // layer.page_size) + 1
+    return -(-(reach - 1 + (layer.count or layer.tile)) // layer.page_size) + 1

@@ -38,8 +38,7 @@ def paged_attention(
         kv: a page view of one lane, K and V of a token side by side (`Attend.v_dim`); `slot` is this layer's place in
             a page.
         implementation: "reference" (float32, for tests), "xla" (any device), "mosaic" (Hopper; 16-bit types, head
-            sizes to 512, and for now tiles of at most 64 queries times heads of a group: decode), "triton"
-            (NVIDIA GPUs from sm_80 on, with the package jax-triton; head sizes to 512).
+            sizes to 512), "triton" (NVIDIA GPUs from sm_80 on, with the package jax-triton; head sizes to 512).
         sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         tiles: cut of the same rows into query tiles, made once per step by `tile_rows`.
     """
@@ -52,9 +51,9 @@ def paged_attention(
 
 def _function(implementation: Implementation) -> Callable[..., Array]:
     if implementation == "mosaic":
-        from pallas_kernels import mosaic_decode  # loads Mosaic's compiler: a second that CPU users need not wait
+        from pallas_kernels import mosaic_attention  # loads Mosaic's compiler: a second that CPU users need not wait
 
-        return mosaic_decode.paged_attention
+        return mosaic_attention.paged_attention
     if implementation == "triton":
         return triton_attention.paged_attention
     return reference.paged_attention if implementation == "reference" else xla.paged_attention

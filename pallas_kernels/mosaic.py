@@ -5,7 +5,7 @@ CPU) has no rule for a WGMMA whose left operand or accumulator lies in registers
 the interpreted source differs from the compiled one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,7 +26,11 @@ _interpreting: ContextVar[bool] = ContextVar("interpreting", default=False)
 
 @contextmanager
 def interpreted(*, detect_races: bool = False) -> Iterator[None]:
-    """Kernels traced inside run on the CPU, simulated. Uninitialised shared memory holds NaN."""
+    """Kernels traced inside run on the CPU, simulated. Uninitialised shared memory holds NaN.
+
+    Each warpgroup blocks a thread of XLA's pool, which has one per core: on few cores a product that wants threads of
+    its own waits for ever, unless the environment has PJRT_NPROC=8 before jax first runs.
+    """
     _interpreter().reset_gpu_interpret_mode_state()  # an earlier failure leaves its state behind
     token = _interpreting.set(True)
     try:
@@ -54,9 +58,9 @@ def kernel(
     outputs: Sequence[tuple[tuple[int, ...], jnp.dtype]],
     grid: dict[str, int],
     num_threads: int,
-    scratch: Sequence[Any],
+    scratch: Sequence[Any] | Mapping[str, Any],
 ) -> Callable[..., list[Array]]:
-    """A kernel of `num_threads` warpgroups (axis "thread") on a grid of named axes.
+    """A kernel of `num_threads` warpgroups (axis "thread") on a grid of named axes, the last of which runs fastest.
 
     `approx_math`: exponentials, logarithms and tanh in one instruction, good to about 2^-11 relative (tanh) and 2^-22.
     No reduction scratch: rows lie within a warp.
@@ -68,7 +72,7 @@ def kernel(
         grid_names=tuple(grid),
         num_threads=num_threads,
         thread_name="thread",
-        scratch_types=list(scratch),
+        scratch_types=scratch if isinstance(scratch, Mapping) else list(scratch),
         kernel_name=name,
         compiler_params=plgpu.CompilerParams(
             approx_math=True, reduction_scratch_bytes=0, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
@@ -106,11 +110,12 @@ def rows_to_columns(values: Num[Array, " M"], columns: int) -> Num[Array, "M col
     return lax.broadcast_in_dim(values, (values.shape[0], columns), [0])
 
 
-def product(a: Ref, b: Ref) -> Float[Array, "M N"]:
-    """The product a · bᵀ in float32, of shared memory [M, D] and [N, D]."""
+def product(a: Ref, b: Ref, issued: Callable[[], None] = lambda: None) -> Float[Array, "M N"]:
+    """The product a · bᵀ in float32, of shared memory [M, D] and [N, D]. `issued` runs while it is under way."""
 
     def multiply(total: Ref) -> Array:
         plgpu.wgmma(total, a, b.T)
+        issued()
         out: Array = total[...]
         return out
 
@@ -125,6 +130,14 @@ def accumulate(total: Float[Array, "M N"], a: Float[Array, "M K"], b: Ref) -> Fl
         plgpu.commit_smem()  # the simulated read is an ordinary one, a WGMMA's is not
     else:
         out = pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))(plgpu.ACC.init(total))
+    return out
+
+
+def settled(*values: Array) -> tuple[Array, ...]:
+    """The values, all computed before what comes after: compilers move arithmetic across waits for barriers."""
+    if _interpreting.get():
+        return values  # no rule, and no need
+    out: tuple[Array, ...] = lax.optimization_barrier(values)  # type: ignore[no-untyped-call]
     return out
 
 

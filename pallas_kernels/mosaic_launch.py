@@ -1,4 +1,4 @@
-"""What is static about a launch of the decode kernel: its shapes, its tuning, and what both take of the GPU."""
+"""What is static about a launch of the attention kernel: its shapes, its tuning, and what both take of the GPU."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +16,7 @@ SMEM_ALIGN = 1_024  # of each array in shared memory
 _SMEM_EXTRA = 256  # barriers
 _MOST_STAGES = 4
 _WIDEST = 256  # columns of one WGMMA
+_FEW_BLOCKS = 6  # of keys: fewer do not make up for a thread block's start and end
 
 
 class Tuning(NamedTuple):
@@ -27,17 +28,19 @@ class Tuning(NamedTuple):
         splits: thread blocks that share a row's keys; their parts are combined afterwards.
         loader: a warpgroup of its own issues the copies. Without it the computing warpgroup does, and twice the
             thread blocks fit into the registers.
+        row_parts: computing warpgroups of a thread block with rows of their own, 64 each: 1 or 2.
     """
 
     block: int
     stages: int
     splits: int
     loader: bool
+    row_parts: int = 1
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one call. Rows of WGMMA: the queries of a tile times the heads of a KV head's group.
+    """Sizes of one call.
 
     Attributes:
         tiles: query tiles.
@@ -98,25 +101,26 @@ class Shape:
         return out
 
     @property
-    def rows(self) -> int:
-        """Rows of WGMMA that hold a query."""
-        return self.queries * self.group
+    def column_parts(self) -> int:
+        """Warpgroups that share V: two where it has more than 256 columns; each takes half of them, and all scores."""
+        return -(-self.v_dim // _WIDEST)
 
-    @property
-    def padded_rows(self) -> int:
-        """Rows of queries in memory: copies into swizzled tiles take eight at a time."""
-        return -(-self.rows // 8) * 8
-
-    def most_blocks(self, block: int) -> int:
-        """Blocks that the keys of one tile may touch."""
-        reach = self.attend.window or self.attend.chunk
-        longest = self.columns * self.page if reach is None else min(reach - 1 + self.queries, self.columns * self.page)
-        return (longest - 1) // block + 1 if self.attend.window is None else (longest - 1) // block + 2
+    def most_blocks(self, block: int, queries: int) -> int:
+        """Blocks that the keys of so many consecutive queries may touch."""
+        reach, held = self.attend.window or self.attend.chunk, self.columns * self.page
+        if reach is None:
+            return (held - 1) // block + 1
+        longest = min(reach - 1 + queries, held)
+        # A chunk begins with a block, if only one is seen.
+        return (longest - 1) // block + (1 if self.attend.window is None and queries == 1 else 2)
 
 
 @dataclass(frozen=True)
 class Launch(Shape):
     """A shape and its tuning.
+
+    Rows of a thread block are queries times heads of a KV head's group, so that the group's heads share what is
+    loaded. A tile with more rows than a thread block takes is shared out as chunks of queries.
 
     K and V of a token lie side by side, so one box per page brings both. Boxes begin and end at multiples of the
     swizzle: head sizes that are no multiple take neighbouring columns along, which meet zeros in the queries (K) or
@@ -124,6 +128,41 @@ class Launch(Shape):
     """
 
     tuning: Tuning
+
+    @property
+    def consumers(self) -> int:
+        """Computing warpgroups."""
+        return self.tuning.row_parts * self.column_parts
+
+    @property
+    def chunks(self) -> int:
+        """Thread blocks that share a tile's queries: as few as their rows allow."""
+        return -(-self.queries // (WARPGROUP_ROWS * self.tuning.row_parts // self.group))
+
+    @property
+    def chunk_queries(self) -> int:
+        """Query tokens of a thread block."""
+        return -(-self.queries // self.chunks)
+
+    @property
+    def items(self) -> int:
+        """Chunks of all tiles."""
+        return self.tiles * self.chunks
+
+    @property
+    def rows(self) -> int:
+        """Rows of a thread block that hold a query."""
+        return self.chunk_queries * self.group
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows of its queries in memory: copies into swizzled tiles take eight at a time, warpgroups all of theirs."""
+        return -(-self.rows // 8) * 8 if self.tuning.row_parts == 1 else WARPGROUP_ROWS * self.tuning.row_parts
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows of its output in memory."""
+        return self.rows if self.tuning.row_parts == 1 else self.padded_rows
 
     @property
     def tile_columns(self) -> int:
@@ -147,11 +186,6 @@ class Launch(Shape):
         return self.row - self.v_start
 
     @property
-    def consumers(self) -> int:
-        """Computing warpgroups. Two share a V of more than 256: each takes half of its columns, and all scores."""
-        return -(-self.v_width // _WIDEST)
-
-    @property
     def page_boxes(self) -> int:
         """Copies per block."""
         return max(1, self.tuning.block // self.page)
@@ -161,10 +195,16 @@ class Launch(Shape):
         """Shared memory of a thread block."""
         size = self.dtype.itemsize
         out_size = size if self.tuning.splits == 1 else 4
-        queries = WARPGROUP_ROWS * self.k_width * size
+        rows = WARPGROUP_ROWS * self.tuning.row_parts
+        queries = rows * self.k_width * size
         keys = self.tuning.stages * self.tuning.block * self.row * size
-        out = WARPGROUP_ROWS * (self.v_width * out_size + (4 if self.tuning.splits > 1 else 0))
+        out = rows * (self.v_width * out_size + (4 * self.column_parts if self.tuning.splits > 1 else 0))
         return queries + max(keys, -(-out // SMEM_ALIGN) * SMEM_ALIGN) + _SMEM_EXTRA
+
+
+def tile_tokens(group: int) -> int:
+    """Query tokens per tile that fill a thread block of two warpgroups with 128 rows."""
+    return max(1, 2 * WARPGROUP_ROWS // group)
 
 
 def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
@@ -172,13 +212,12 @@ def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
         raise ValueError(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'mosaic' needs one type")
     if shape.dtype not in (jnp.bfloat16, jnp.float16):
         raise ValueError(f"implementation = 'mosaic' needs bfloat16 or float16, not {shape.dtype}")
-    if shape.rows > WARPGROUP_ROWS:
-        raise ValueError(
-            f"implementation = 'mosaic' has no prefill kernel yet: {shape.queries} query tokens of {shape.group} heads "
-            f"per KV head are {shape.rows} rows, and its decode kernel takes {WARPGROUP_ROWS}"
-        )
     if max(shape.head_dim, shape.v_dim) > 2 * _WIDEST:
         raise ValueError(f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'mosaic' takes at most 512")
+    if shape.v_dim > _WIDEST and shape.v_dim % 128:
+        raise ValueError(f"values of {shape.v_dim}: implementation = 'mosaic' takes multiples of 128 above 256")
+    if shape.group > WARPGROUP_ROWS:
+        raise ValueError(f"{shape.group} query heads per KV head: implementation = 'mosaic' takes at most 64")
     if shape.row % 16:
         raise ValueError(f"rows of {shape.row} numbers: implementation = 'mosaic' needs a multiple of 16")
     if shape.page % 8 or (64 % shape.page and shape.page % 64):
@@ -190,18 +229,32 @@ def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
 def default_tuning(shape: Shape) -> Tuning:
     """Chosen from what the compiler reports (`make gpu-compile`) and from rules of thumb, not from measurements.
 
-    * Blocks of 64 keys; 32 where V takes two warpgroups, so that two stages fit beside 64 queries of 512.
-    * As many stages as let two thread blocks share a multiprocessor, but no more than there are blocks.
+    * Two computing warpgroups of 64 rows each where a tile has more than 64, they see many keys, and V needs no two
+      warpgroups anyway. Over few keys (a window of 128) starting and ending takes longer than computing: there
+      several small thread blocks on a multiprocessor hide each other's.
+    * Blocks of 64 keys; 128 for two warpgroups of rows, where registers and shared memory allow (FlashAttention 3's
+      tiles); 32 where V takes two warpgroups and two stages of 64 do not fit beside 64 queries of 512.
+    * As many stages as let two thread blocks share a multiprocessor, but no more than there are blocks. Where
+      several warpgroups compute, or rows are long, a thread block has the multiprocessor to itself.
     * Splits: see `_splits`.
     """
-    wide = shape.v_dim > _WIDEST
-    block = 32 if wide else 64
-    splits = _splits(shape, block)
-    budget = SMEM_BYTES if wide or shape.head_dim + shape.v_dim > 384 else SM_SMEM_BYTES // 2 - 1_024
-    stages = min(_MOST_STAGES, max(1, -(-shape.most_blocks(block) // splits)))
-    while stages > 1 and _fit(shape, Tuning(block, stages, splits, loader=wide)).smem_bytes > budget:
+    block, row_parts = 64, 1
+    if shape.column_parts == 1 and shape.queries * shape.group > WARPGROUP_ROWS:
+        row_parts = 2 if shape.most_blocks(64, shape.queries) > _FEW_BLOCKS else 1
+    if row_parts == 2 and shape.head_dim + shape.v_dim <= 320 and 128 % shape.page == 0:
+        block = 128
+    loader = row_parts * shape.column_parts > 1
+    alone = loader or shape.head_dim + shape.v_dim > 384
+    budget = SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - 1_024
+    if shape.column_parts > 1 and _fit(shape, Tuning(block, 2, 2, loader)).smem_bytes > budget:
+        block = 32
+    splits = _splits(_fit(shape, Tuning(block, 1, 1, loader, row_parts)))
+    out = Tuning(block, _MOST_STAGES, splits, loader, row_parts)
+    fit = _fit(shape, out)
+    stages = min(out.stages, max(1, -(-fit.most_blocks(block, fit.chunk_queries) // splits)))
+    while stages > 1 and _fit(shape, out._replace(stages=stages)).smem_bytes > budget:
         stages -= 1
-    return Tuning(block, stages, splits, loader=wide)
+    return out._replace(stages=stages)
 
 
 def launch(shape: Shape, tuning: Tuning) -> Launch:
@@ -212,25 +265,30 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     if tuning.block % 16 or (shape.page % tuning.block and tuning.block % shape.page):
         raise ValueError(f"blocks of {tuning.block} keys do not fit pages of {shape.page}")
     out = _fit(shape, tuning)
+    if tuning.row_parts not in (1, 2):
+        raise ValueError(f"row_parts = {tuning.row_parts} must be 1 or 2")
+    if out.consumers > 2:
+        raise ValueError(f"values of {shape.v_dim} take two warpgroups: row_parts = {tuning.row_parts} must be 1")
     if out.consumers > 1 and not tuning.loader:
-        raise ValueError(f"values of {shape.v_dim} take two warpgroups, which need a loader")
+        raise ValueError("two computing warpgroups need a loader")
     if out.smem_bytes > SMEM_BYTES:
         raise ValueError(f"{tuning} needs {out.smem_bytes} bytes of shared memory, of {SMEM_BYTES}")
     return out
 
 
 def _fit(shape: Shape, tuning: Tuning) -> Launch:
-    return Launch(**vars(shape), tuning=tuning)
+    return Launch(**{name: getattr(shape, name) for name in Shape.__dataclass_fields__}, tuning=tuning)
 
 
-def _splits(shape: Shape, block: int) -> int:
-    """Thread blocks per tile and KV head: none for small windows, else enough to fill the GPU.
+def _splits(plan: Launch) -> int:
+    """Thread blocks per item and KV head: none for small windows, else enough to fill the GPU.
 
     The rule of FlashAttention 3 (hopper/heuristics.h): do not split what takes at most four blocks, nor what fills
     most of the GPU anyway; else the smallest number within 85 % of the best use of whole waves. It depends on the
     shape alone, so a row's result does not depend on the load.
     """
-    blocks, units, places = shape.most_blocks(block), shape.tiles * shape.kv_heads, 2 * SMS
+    blocks, units = plan.most_blocks(plan.tuning.block, plan.chunk_queries), plan.items * plan.kv_heads
+    places = SMS if plan.consumers > 1 else 2 * SMS
     if blocks <= 4 or units >= 0.8 * places:
         return 1
 

@@ -1,8 +1,8 @@
 """Cases of paged attention, as plain data: one list for tests, benchmarks and tuning.
 
 `CASES` are small, and every implementation that serves a case must be right on it. `matrix` is the product of head
-sizes, windows, page sizes, groups and lengths, for nightly runs of the Hopper kernels. `DECODE_LAYERS` are decode
-layers of released models at serving batch sizes, to be compiled, measured and tuned.
+sizes, windows, page sizes, groups and lengths, for nightly runs of the Hopper kernels. `DECODE_LAYERS` and
+`PREFILL_LAYERS` are layers of released models at serving sizes, to be compiled, measured and tuned.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ class Case:
     def for_mosaic(self) -> bool:
         """Whether the Hopper kernels serve the case."""
         heads, kv_heads, head_dim, v_dim = self.heads
-        fits = self.tile * heads // kv_heads <= 64 and (self.row or head_dim + v_dim) % 16 == 0
+        fits = heads // kv_heads <= 64 and (self.row or head_dim + v_dim) % 16 == 0
         return fits and self.dtype != "float32" and self.page_size in (8, 16, 32, 64, 128)
 
 
@@ -83,6 +83,9 @@ SHORT = (RowSpec(0, 1), RowSpec(62, 1), RowSpec(64, 1), RowSpec(199, 1), RowSpec
 LONG_DECODE = (RowSpec(511, 1), RowSpec(65, 1), RowSpec(0, 0))
 FEW = (RowSpec(192, 8), RowSpec(57, 9), RowSpec(0, 3))
 FROM_FEW = (RowSpec(250, 8, 200), RowSpec(0, 1), RowSpec(127, 8, 127))
+EXTEND = (RowSpec(192, 40), RowSpec(57, 9), RowSpec(0, 3), RowSpec(0, 0))
+ALIGNED = (RowSpec(64, 64), RowSpec(0, 0), RowSpec(128, 1), RowSpec(0, 63))  # to pages, blocks and tiles, but for one
+LONG_EXTEND = (RowSpec(30, 150), RowSpec(0, 0), RowSpec(300, 20, 290))
 SINKS = (0.5, -1.0, 3.0, 0.0)
 FAR_SINKS = (90.0, -90.0, 1e4, -1e4)
 RAGGED = (PREFILL, CHUNKS, MIXED, PADDED)
@@ -254,7 +257,121 @@ CASES = (
         page_columns=40,
         dtype="bfloat16",
     ),
+    # Prefill: tiles as large as thread blocks, 64 or 128 rows of tokens times heads of a group.
+    Case(
+        "16 bits, prefill, 128/128 p64, full, no groups",
+        (LONG_EXTEND,),
+        172,
+        64,
+        heads=(1, 1, 128, 128),
+        tile=128,
+        dtype="bfloat16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, prefill, 64/64 p16, window 70, sinks, cut",
+        (EXTEND,),
+        60,
+        16,
+        window=70,
+        heads=(8, 2, 64, 64),
+        sinks=SINKS * 2,
+        slots=3,
+        slot=1,
+        tile=32,
+        pages_cut=True,
+        page_columns=9,
+        dtype="bfloat16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, prefill, 192/128 p32, chunk 64, group of 5",
+        (EXTEND,),
+        60,
+        32,
+        chunk=64,
+        heads=(5, 1, 192, 128),
+        tile=25,
+        page_columns=16,
+        dtype="float16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, prefill, 256/256 p128, softcap, splits",
+        (EXTEND[:2],),
+        52,
+        128,
+        heads=(2, 1, 256, 256),
+        softcap=5.0,
+        tile=64,
+        page_columns=4,
+        dtype="bfloat16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, prefill, 512/512 of 640 p64, full",
+        (EXTEND[1:],),
+        14,
+        64,
+        heads=(8, 1, 512, 512),
+        row=640,
+        tile=16,
+        dtype="bfloat16",
+        quick=True,
+    ),
+    Case(
+        "16 bits, prefill, 80/80 p8, window 300, sinks, softcap",
+        (LONG_EXTEND, ALIGNED),
+        172,
+        8,
+        window=300,
+        heads=(2, 1, 80, 80),
+        sinks=FAR_SINKS[:2],
+        softcap=3.0,
+        tile=64,
+        dtype="float16",
+    ),
+    Case(
+        "16 bits, prefill, 64/64 p64, chunk 400, first visible, group of 16",
+        (LONG_EXTEND, ALIGNED),
+        172,
+        64,
+        chunk=400,
+        heads=(16, 1, 64, 64),
+        tile=8,
+        dtype="bfloat16",
+    ),
+    Case(
+        "16 bits, prefill, 96/96 p16, full, group of 6, tiles of 32",
+        (LONG_EXTEND, ALIGNED),
+        172,
+        16,
+        heads=(6, 1, 96, 96),
+        tile=32,
+        dtype="bfloat16",
+    ),
 )
+
+
+def prefill_matrix() -> Iterator[Case]:
+    """Prefill cases: head sizes × windows × page sizes × groups, with prefixes and lengths at which something ends."""
+    for head_dim, v_dim in ((64, 64), (128, 128), (192, 128), (256, 256)):
+        for window in (1, 64, 129, 1024, None):
+            for page in (16, 64, 128):
+                for group in (1, 2, 5, 8):
+                    tile = 128 // group
+                    late = RowSpec(1100 if window == 1024 else (window or 1) - 1, 7)
+                    rows = (RowSpec(page - 1, tile + 1), RowSpec(2 * page, tile), RowSpec(0, 1), RowSpec(0, 0), late)
+                    yield Case(
+                        f"prefill, {head_dim}/{v_dim}, window {window}, page {page}, group {group}",
+                        (rows,),
+                        sum(row.count for row in rows) + 3,
+                        page,
+                        window=window,
+                        heads=(group, 1, head_dim, v_dim),
+                        tile=tile,
+                        dtype="bfloat16",
+                    )
 
 
 def matrix() -> Iterator[Case]:
@@ -280,11 +397,12 @@ def matrix() -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Layer:
-    """A decode layer at serving size.
+    """A layer at serving size.
 
     Attributes:
-        heads, row, slots, sinks, dtype: as in `Case`, but for `sinks`: whether there are any.
+        heads, row, slots, sinks, tile, dtype: as in `Case`, but for `sinks`: whether there are any.
         context: tokens that a row's page table reaches.
+        batch, count: rows, and tokens of each; 0: a tile of them.
     """
 
     name: str
@@ -300,6 +418,7 @@ class Layer:
     dtype: str = "bfloat16"
     context: int = 131_072
     batch: int = 64
+    count: int = 0
 
 
 _GEMMA_3 = Layer("gemma-3-27b local", (32, 16, 128, 128), window=1024, slots=6)
@@ -333,3 +452,30 @@ DECODE_LAYERS = (
     Layer("phi-3-mini (96/96)", (32, 32, 96, 96), window=2047),
     Layer("80/80, softcap, sinks, page 16", (16, 4, 80, 80), 16, softcap=30.0, sinks=True),
 )
+_PROMPT = 8_192  # tokens
+_LOCAL_SCOUT = next(layer for layer in DECODE_LAYERS if layer.name == "Llama-4-Scout local")
+_FULL_MIMO = next(layer for layer in DECODE_LAYERS if layer.name == "MiMo-V2-Flash full")
+PREFILL_LAYERS = tuple(
+    replace(layer, name=f"prefill, {layer.name}", batch=1, count=_PROMPT, tile=128 * layer.heads[1] // layer.heads[0])
+    for layer in (
+        _GEMMA_3,
+        replace(_GEMMA_3, name="gemma-3-27b full", window=None, slots=1),
+        _GPT_OSS,
+        replace(_GPT_OSS, name="gpt-oss-20b full", window=None),
+        _MIMO,
+        _FULL_MIMO,
+        replace(_GEMMA_4, name="gemma-4-31B local", heads=(32, 16, 256, 256), window=1024, row=0, slots=5),
+        _GEMMA_4,
+        replace(_GEMMA_4, name="512/512 without overlap", row=0),
+        _LOCAL_SCOUT,
+        _MISTRAL,
+        *(replace(_MISTRAL, name=f"Mistral-7B, page {page}", page_size=page) for page in (16, 32, 128)),
+        replace(_MISTRAL, name="Mistral-7B, float16", dtype="float16"),
+        Layer("gemma-2-27b local", (32, 16, 128, 128), window=4096, softcap=50.0),
+        Layer("phi-3-mini (96/96)", (32, 32, 96, 96), window=2047),
+        Layer("80/80, softcap, sinks, page 16", (16, 4, 80, 80), 16, softcap=30.0, sinks=True),
+    )
+)
+# A short prompt over a long prefix: splits.
+PREFILL_LAYERS += (replace(PREFILL_LAYERS[1], name="prefill, gemma-3-27b full, 64 tokens", count=64),)
+LAYERS = (*DECODE_LAYERS, *PREFILL_LAYERS)

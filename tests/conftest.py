@@ -15,6 +15,9 @@ os.environ["JSWA_COMPILATION_CACHE"] = str(Path(__file__).parent.parent / ".pyte
 # start behave alike. On a GPU machine: JAX_PLATFORMS=cuda pytest -m gpu.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+# Interpreted Mosaic kernels block a thread of XLA's pool per warpgroup, and a few more: a pool of two deadlocks.
+os.environ.setdefault("PJRT_NPROC", str(max(8, os.cpu_count() or 1)))
+
 # The engine never promotes silently. Two libraries do, and need `jax.numpy_dtype_promotion
 # ("standard")` around them: flax's norm layers and attention in bfloat16, optax's Adam with a
 # schedule. Every other flax layer and all of flax in float32 pass.

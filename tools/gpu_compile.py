@@ -20,7 +20,7 @@ import jax
 from pallas_kernels.abstract import arguments
 from pallas_kernels.api import paged_attention
 from pallas_kernels.rows import Rows, Tiles
-from pallas_kernels.specs import DECODE_LAYERS, Layer
+from pallas_kernels.specs import LAYERS, Layer
 from tools import gpu_aot
 from tools.compile_facts import KernelFacts
 from tools.gpu_steps import STEPS, compile_step, print_steps
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases and steps whose name contains this")
     parser.add_argument("--json", type=Path, help="write the facts here too")
     options = parser.parse_args()
-    kernels = [(layer, *compile_layer(layer)) for layer in DECODE_LAYERS if options.only in layer.name]
+    kernels = [(layer, *compile_layer(layer)) for layer in LAYERS if options.only in layer.name]
     print_kernels(kernels)
     steps = [compile_step(spec) for spec in STEPS if options.only in spec.name]
     print_steps(steps)
@@ -65,10 +65,10 @@ def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
 def print_kernels(kernels: list[tuple[Layer, KernelFacts, float]]) -> None:
     """One line per kernel."""
     if kernels:
-        print(f"{'decode layer':34}registers spills shared memory blocks/SM threads WGMMA TMA seconds")
+        print(f"{'layer':42}registers spills shared memory blocks/SM threads WGMMA TMA seconds")
     for layer, facts, seconds in kernels:
         print(
-            f"{layer.name:34}{facts.registers:9}{facts.spills:7}{facts.smem:14}{facts.blocks_per_sm:10}"
+            f"{layer.name:42}{facts.registers:9}{facts.spills:7}{facts.smem:14}{facts.blocks_per_sm:10}"
             f"{facts.threads:8}{facts.wgmma:6}{facts.tma:4}{seconds:8.1f}"
         )
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import mosaic, mosaic_decode
+from pallas_kernels import mosaic, mosaic_attention
 from pallas_kernels.api import Implementation, paged_attention
 from pallas_kernels.mosaic_launch import Tuning
 from pallas_kernels.rows import Attend, Rows, Tiles, tile_rows
@@ -119,7 +119,7 @@ def _program(
     attend = Attend(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
     sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
     if tuning is not None:
-        return mosaic_decode.paged_attention(
+        return mosaic_attention.paged_attention(
             q, kv, rows, tiles, slot=case.slot, attend=attend, sinks=sinks, tuning=tuning
         )
     return paged_attention(

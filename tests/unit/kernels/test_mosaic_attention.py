@@ -1,4 +1,4 @@
-"""The Hopper decode kernel, beyond what all implementations share: tuning, page ids, limits, and that it lowers."""
+"""The Hopper kernel, beyond what all implementations share: tuning, page ids, limits, and that it lowers."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,14 +11,15 @@ import pytest
 from pallas_kernels import mosaic
 from pallas_kernels.abstract import Arguments, arguments
 from pallas_kernels.api import paged_attention
-from pallas_kernels.mosaic_launch import SM_SMEM_BYTES, SMEM_BYTES, Shape, Tuning, default_tuning, launch
-from pallas_kernels.specs import CASES, DECODE_LAYERS, Case, Layer, RowSpec, matrix
+from pallas_kernels.mosaic_launch import SM_SMEM_BYTES, SMEM_BYTES, Shape, Tuning, default_tuning, launch, tile_tokens
+from pallas_kernels.specs import CASES, LAYERS, Case, Layer, RowSpec, matrix, prefill_matrix
 from tests.unit.kernels.calls import expect, make_call, run
 
 SINKS_AND_WINDOW = next(case for case in CASES if case.name == "16 bits, 64/64 p16, window 64, sinks")
 FULL = next(case for case in CASES if case.name == "16 bits, 128/128 p64, full, softcap, splits")
 OVERLAP = next(case for case in CASES if case.name == "16 bits, 512/512 of 640 p64, full")
-LAYERS = {layer.name: layer for layer in DECODE_LAYERS}
+EXTEND = next(case for case in CASES if case.name == "16 bits, prefill, 64/64 p16, window 70, sinks, cut")
+LAYER = {layer.name: layer for layer in LAYERS}
 
 TUNINGS = [
     (SINKS_AND_WINDOW, Tuning(64, 1, 1, loader=False)),
@@ -29,6 +30,9 @@ TUNINGS = [
     (FULL, Tuning(64, 2, 1, loader=True)),
     (FULL, Tuning(32, 2, 5, loader=False)),
     (OVERLAP, Tuning(64, 1, 1, loader=True)),
+    (EXTEND, Tuning(64, 2, 1, loader=True, row_parts=2)),
+    (EXTEND, Tuning(128, 1, 2, loader=True, row_parts=2)),
+    (EXTEND, Tuning(32, 3, 1, loader=True, row_parts=1)),
 ]
 
 
@@ -80,7 +84,7 @@ def test_any_tuning_gives_the_same(case: Case, tuning: Tuning) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("case", list(matrix()), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*matrix(), *prefill_matrix()], ids=lambda case: case.name)
 def test_matrix(case: Case) -> None:
     """Head sizes, windows, pages, groups and lengths in all combinations."""
     compare(case)
@@ -110,44 +114,59 @@ def test_only_pages_that_the_query_sees_are_read(
     assert count == splits + copies  # the queries, once per split, and whole blocks of two pages
 
 
-def test_a_row_of_length_zero_gives_zeros() -> None:
+@pytest.mark.parametrize("case", [FULL, EXTEND], ids=["decode", "prefill"])
+def test_a_row_of_length_zero_gives_zeros(case: Case) -> None:
     """Whatever its page row holds."""
-    case = replace(FULL, rows=((RowSpec(70, 1), RowSpec(0, 0), RowSpec(0, 0)),))
+    case = replace(case, rows=((RowSpec(70, 1), RowSpec(0, 0), RowSpec(0, 0)),))
     out = run(make_call(case, case.rows[0]), case, "mosaic")
     np.testing.assert_array_equal(out[1:], 0)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_decode_layers_lower_for_hopper(name: str) -> None:
+@pytest.mark.parametrize("name", LAYER)
+def test_layers_lower_for_hopper(name: str) -> None:
     """The half of compilation that needs no GPU packages; `make gpu-compile` does the other half."""
-    lower(LAYERS[name])
+    lower(LAYER[name])
 
 
 def test_small_windows_are_not_split_and_long_contexts_fill_the_gpu() -> None:
     """Splits depend on shapes alone: window, batch, heads."""
-    splits = {name: default_tuning(shape_of(arguments(layer))).splits for name, layer in LAYERS.items()}
+    splits = {name: default_tuning(shape_of(arguments(layer))).splits for name, layer in LAYER.items()}
     assert splits["gpt-oss-20b local"] == splits["gpt-oss-20b local, one row"] == 1
     assert splits["gemma-3-27b local"] == splits["gemma-3-27b full"] == 1
     assert splits["gemma-3-27b local, one row"] > 1
     assert splits["gemma-3-27b full, one row"] * 16 >= 200
     assert splits["gpt-oss-20b full, one row"] * 8 >= 200
+    assert all(splits[name] == 1 for name, layer in LAYER.items() if layer.count == 8192)
+    assert splits["prefill, gemma-3-27b full, 64 tokens"] * 2 * 16 >= 0.85 * 132
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", LAYER)
 def test_default_tuning_leaves_room_for_two_thread_blocks(name: str) -> None:
-    """On each multiprocessor, but for V that takes two warpgroups or rows that are too long."""
-    shape = shape_of(arguments(LAYERS[name]))
+    """On each multiprocessor, but where two warpgroups compute, or rows are too long."""
+    shape = shape_of(arguments(LAYER[name]))
     plan = launch(shape, default_tuning(shape))
-    wide = shape.head_dim + shape.v_dim > 384
-    assert plan.smem_bytes <= (SMEM_BYTES if wide else SM_SMEM_BYTES // 2 - 1024)
-    assert plan.tuning.stages >= min(2, shape.most_blocks(plan.tuning.block))
+    alone = shape.head_dim + shape.v_dim > 384 or plan.consumers > 1
+    assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - 1024)
+    assert plan.tuning.stages >= min(2, plan.most_blocks(plan.tuning.block, plan.chunk_queries))
+
+
+@pytest.mark.parametrize("name", [name for name, layer in LAYER.items() if layer.count == 8192])
+def test_tiles_fill_the_rows_of_the_products(name: str) -> None:
+    """Tiles of `tile_tokens` make 64 or 128 rows; a group of five leaves a few of them empty."""
+    shape = shape_of(arguments(LAYER[name]))
+    assert shape.queries == tile_tokens(shape.group)
+    plan = launch(shape, default_tuning(shape))
+    assert plan.rows >= 0.9 * plan.tuning.row_parts * 64
+    local = (shape.attend.window or shape.attend.chunk or 10**6) <= 128
+    assert plan.tuning.row_parts == (1 if shape.v_dim > 256 or local else 2)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"dtype": "float32"}, "needs bfloat16 or float16, not float32"),
-        ({"tile": 32}, "has no prefill kernel yet: 32 query tokens of 4 heads per KV head are 128 rows"),
+        ({"heads": (65, 1, 128, 128)}, "65 query heads per KV head: implementation = 'mosaic' takes at most 64"),
+        ({"heads": (32, 8, 128, 320)}, "values of 320: implementation = 'mosaic' takes multiples of 128 above 256"),
         ({"heads": (32, 8, 576, 512)}, "head sizes 576 and 512: implementation = 'mosaic' takes at most 512"),
         ({"heads": (32, 8, 120, 128)}, "rows of 248 numbers: implementation = 'mosaic' needs a multiple of 16"),
         ({"page_size": 48}, "pages of 48 tokens: implementation = 'mosaic' takes 8, 16, 32 and multiples of 64"),
@@ -157,12 +176,12 @@ def test_default_tuning_leaves_room_for_two_thread_blocks(name: str) -> None:
 def test_what_the_kernel_cannot_serve_is_an_error(change: dict[str, object], message: str) -> None:
     """Never another implementation, and never a wrong result."""
     with pytest.raises(ValueError, match=message):
-        lower(replace(LAYERS["Mistral-7B"], **change))  # type: ignore[arg-type]
+        lower(replace(LAYER["Mistral-7B"], **change))  # type: ignore[arg-type]
 
 
 def test_queries_and_pages_of_two_types_are_an_error() -> None:
     """Nothing is cast silently."""
-    given = arguments(LAYERS["Mistral-7B"])
+    given = arguments(LAYER["Mistral-7B"])
     half = jax.ShapeDtypeStruct(given.q.shape, jnp.float16)  # type: ignore[no-untyped-call]
     with pytest.raises(ValueError, match="queries are float16 and pages bfloat16"):
         shape_of(given._replace(q=half))
@@ -173,18 +192,23 @@ def test_queries_and_pages_of_two_types_are_an_error() -> None:
     [
         (Tuning(24, 2, 1, loader=False), "blocks of 24 keys do not fit pages of 64"),
         (Tuning(64, 8, 1, loader=False), "needs .* bytes of shared memory"),
+        (Tuning(64, 1, 1, loader=False, row_parts=2), "two computing warpgroups need a loader"),
+        (Tuning(64, 1, 1, loader=True, row_parts=3), "row_parts = 3 must be 1 or 2"),
     ],
 )
 def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -> None:
     """Tuning tables are data: they may be wrong."""
     with pytest.raises(ValueError, match=message):
-        launch(shape_of(arguments(LAYERS["Mistral-7B"])), tuning)
+        launch(shape_of(arguments(LAYER["Mistral-7B"])), tuning)
 
 
 def test_a_wide_value_needs_a_loader() -> None:
-    """Two computing warpgroups cannot both refill a stage."""
-    with pytest.raises(ValueError, match="take two warpgroups, which need a loader"):
-        launch(shape_of(arguments(LAYERS["gemma-4-31B full"])), Tuning(32, 2, 1, loader=False))
+    """Two computing warpgroups cannot both refill a stage, and there are no registers for a third."""
+    shape = shape_of(arguments(LAYER["gemma-4-31B full"]))
+    with pytest.raises(ValueError, match="two computing warpgroups need a loader"):
+        launch(shape, Tuning(32, 2, 1, loader=False))
+    with pytest.raises(ValueError, match="values of 512 take two warpgroups: row_parts = 2 must be 1"):
+        launch(shape, Tuning(32, 1, 1, loader=True, row_parts=2))
 
 
 def test_races_are_found() -> None:

@@ -1,0 +1,183 @@
+"""What a thread block of `mosaic_attention_kernel` is given, and how it brings queries and pages to shared memory."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Int
+
+from pallas_kernels import mosaic
+from pallas_kernels.mosaic import Ref, plgpu
+from pallas_kernels.mosaic_launch import WARPGROUP_ROWS, Launch
+
+Scalar = Int[Array, ""]
+FIELDS = 6  # numbers of an item: see `Item`
+
+
+def scratch(plan: Launch) -> dict[str, Any]:
+    """Shared memory and barriers of a thread block, by their names in `Refs`. Output is staged where the keys were."""
+    block, stages, splits, loader, row_parts = plan.tuning
+    swizzle, consumers = plan.tile_columns * plan.dtype.itemsize, plan.consumers
+    out_type = plan.dtype if splits == 1 else jnp.float32
+    staged = [plgpu.SMEM((consumers, WARPGROUP_ROWS, plan.v_width // plan.column_parts), out_type)]
+    if splits > 1:
+        staged.append(plgpu.SMEM((consumers, WARPGROUP_ROWS), jnp.float32))
+    out = {
+        "shared": plgpu.RefUnion(mosaic.tiled((stages, block, plan.row), plan.dtype, swizzle), staged),
+        "queries": mosaic.tiled((row_parts, WARPGROUP_ROWS, plan.k_width), plan.dtype, swizzle),
+        "queries_in": plgpu.Barrier(num_arrivals=row_parts),
+        "filled": plgpu.Barrier(num_arrivals=plan.page_boxes, num_barriers=stages),
+    }
+    if loader:
+        out["free"] = plgpu.Barrier(num_arrivals=consumers, num_barriers=stages)
+    if consumers > 1:
+        out["together"] = plgpu.Barrier(num_arrivals=consumers)
+    if row_parts > 1:
+        out["turn"] = plgpu.Barrier(num_arrivals=row_parts)
+    return out
+
+
+@dataclass(frozen=True)
+class Refs:
+    """Global memory, shared memory and barriers of a thread block.
+
+    Attributes:
+        q: queries [item, KV head, row, column].
+        kv: a page of one layer and head per index.
+        items: see `Item`.
+        sinks, logs, staged_logs: where there are sinks, or splits.
+        queries_in: the queries have arrived.
+        filled: a stage's K and V have arrived.
+        free: a stage's K and V have been used (with a loader).
+        together: the computing warpgroups have come to the same point (where there are two).
+        turn: a warpgroup has issued its products (where rows are shared).
+    """
+
+    q: Ref
+    kv: Ref
+    items: Ref
+    page_rows: Ref
+    slot: Ref
+    sinks: Ref | None
+    out: Ref
+    logs: Ref | None
+    keys: Ref
+    staged_out: Ref
+    staged_logs: Ref | None
+    queries: Ref
+    queries_in: Ref
+    filled: Ref
+    free: Ref | None
+    together: Ref | None
+    turn: Ref | None
+
+    @classmethod
+    def of(cls, plan: Launch, has_sinks: bool, arrays: tuple[Ref, ...], shared: dict[str, Ref]) -> "Refs":
+        """Names for the kernel's arguments."""
+        q, kv, items, page_rows, slot, *left = arrays
+        sinks = left.pop(0) if has_sinks else None
+        out, *logs = left
+        keys, (staged_out, *staged_logs) = shared["shared"]
+        return cls(
+            q,
+            kv,
+            items,
+            page_rows,
+            slot,
+            sinks,
+            out,
+            logs[0] if logs else None,
+            keys,
+            staged_out,
+            staged_logs[0] if staged_logs else None,
+            shared["queries"],
+            shared["queries_in"],
+            shared["filled"],
+            shared.get("free"),
+            shared.get("together"),
+            shared.get("turn"),
+        )
+
+
+@dataclass(frozen=True)
+class Item:
+    """What a thread block works on: `count` blocks of keys from position `first` on, of which [begin, end) is seen.
+
+    Of these, `FIELDS` numbers come with the item: place, row, begin, end, first_query and first_page.
+    """
+
+    place: Scalar
+    head: Scalar
+    split: Scalar
+    slot: Scalar
+    row: Scalar
+    begin: Scalar
+    end: Scalar
+    first_query: Scalar
+    first_page: Scalar
+    first: Scalar
+    count: Scalar
+
+    @classmethod
+    def of(cls, plan: Launch, refs: Refs) -> "Item":
+        """Read the item and cut the split's share out of its blocks, which lie at multiples of their size."""
+        item, head, split = (lax.axis_index(name) for name in ("item", "head", "split"))
+        place, row, begin, end, first_query, first_page = (refs.items[item, field] for field in range(FIELDS))
+        block, splits = plan.tuning.block, plan.tuning.splits
+        first = lax.div(begin, block)
+        count = lax.div(end + (block - 1), block) - first
+        if splits > 1:
+            share = lax.div(count + (splits - 1), splits)
+            first, count = first + split * share, jnp.clip(count - split * share, 0, share)
+        return cls(place, head, split, refs.slot[0], row, begin, end, first_query, first_page, first * block, count)
+
+
+def load(plan: Launch, refs: Refs, item: Item) -> None:
+    """The loader: fill stages as they become free."""
+    stages = plan.tuning.stages
+    copy_queries(plan, refs, item)
+
+    def step(index: Scalar, ids: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+        following = page_ids(plan, refs, item, index + 1)  # under way while the stage is waited for
+        pl.when(index >= stages)(lambda: plgpu.barrier_wait(refs.free.at[lax.rem(index, stages)]))  # type: ignore[union-attr]
+        copy(plan, refs, item, index, ids)
+        return following
+
+    lax.fori_loop(0, item.count, step, page_ids(plan, refs, item, jnp.int32(0)))
+
+
+def copy_queries(plan: Launch, refs: Refs, item: Item) -> None:
+    """Issue the copies of the queries, one for each warpgroup's rows."""
+    source = refs.q.at[item.place, item.head]
+    if plan.tuning.row_parts == 1:
+        plgpu.copy_gmem_to_smem(source, refs.queries.at[0, pl.ds(0, plan.padded_rows)], refs.queries_in)
+        return
+    for part in range(plan.tuning.row_parts):
+        rows = pl.ds(part * WARPGROUP_ROWS, WARPGROUP_ROWS)
+        plgpu.copy_gmem_to_smem(source.at[rows], refs.queries.at[part], refs.queries_in)
+
+
+def page_ids(plan: Launch, refs: Refs, item: Item, index: Scalar) -> tuple[Scalar, ...]:
+    """Page ids of a block. Those of pages without visible keys are a neighbour's: loaded again, and masked."""
+    page = lax.div(item.first + index * plan.tuning.block, plan.page)
+    lowest = lax.div(item.begin, plan.page)
+    highest = lax.div(jnp.maximum(item.end - 1, 0), plan.page)
+    columns = (jnp.clip(page + part, lowest, highest) - item.first_page for part in range(plan.page_boxes))
+    return tuple(refs.page_rows[item.row, column] for column in columns)
+
+
+def copy(plan: Launch, refs: Refs, item: Item, index: Scalar, ids: tuple[Scalar, ...]) -> None:
+    """Issue the copies of a block: K and V of each page in one box."""
+    block, page = plan.tuning.block, plan.page
+    stage = lax.rem(index, plan.tuning.stages)
+    for part, page_id in enumerate(ids):
+        source = refs.kv.at[(page_id * plan.slots + item.slot) * plan.kv_heads + item.head]
+        if page > block:
+            start = lax.rem(item.first + index * block, page)
+            source = source.at[pl.ds(pl.multiple_of(start, block), block)]
+        target = refs.keys.at[stage]
+        if page < block:
+            target = target.at[pl.ds(part * page, page)]
+        plgpu.copy_gmem_to_smem(source, target, refs.filled.at[stage])
