@@ -97,18 +97,24 @@ def test_a_row_of_length_zero_gives_zeros(interpreter: Any) -> None:
     np.testing.assert_array_equal(out[1:], 0)
 
 
-@pytest.mark.parametrize(("window", "chunk", "keys"), [(40, None, 40), (None, 64, 17), (None, None, 401)])
-@pytest.mark.parametrize("page", [12, 16])
+@pytest.mark.parametrize(
+    ("window", "chunk", "keys", "blocks"), [(40, None, 40, 2), (None, 64, 17, 1), (None, None, 401, 7)]
+)
+@pytest.mark.parametrize("page", [12, 16, 64])
 def test_only_cells_that_the_query_sees_are_read(
-    interpreter: Any, window: int | None, chunk: int | None, keys: int, page: int
+    interpreter: Any, window: int | None, chunk: int | None, keys: int, blocks: int, page: int
 ) -> None:
-    """A local layer's cost cannot depend on the context: K and V of each visible key are read once, and no others."""
+    """A local layer's cost cannot depend on the context: K and V of each visible key are read once, and no others.
+
+    Where a page holds whole blocks, here of 64 keys, page ids are read once per turn of the loop.
+    """
     case = Case(
         "", ((RowSpec(400, 1),),), 1, page, window=window, chunk=chunk, heads=(2, 1, 64, 64), tile=1, dtype="bfloat16"
     )
     call = make_call(case, case.rows[0])
     np.testing.assert_allclose(run(call, case, "triton"), expect(call, case), rtol=0, atol=2e-2)
     assert interpreter.READS["kv"] == keys * (64 + 64)
+    assert interpreter.READS["page_rows"] == (blocks if page == 64 else keys)
 
 
 def test_pools_beyond_2_31_elements(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
