@@ -56,7 +56,7 @@ def main() -> None:
 
 def tune(measure: Measure) -> Entry:
     """The best tuning of one measure; the default where nothing beats it."""
-    keywords, arguments = paged_arguments(measure, jnp.dtype("bfloat16"), call_count(measure, 24))
+    keywords, arguments = paged_arguments(measure, jnp.dtype("bfloat16"), call_count(measure, 24), "mosaic")
     call = partial(paged_attention, **keywords)
     q, kv, rows, tiles = arguments[0]
     shape = Shape.of(q, kv, rows, tiles, keywords["attend"])

@@ -22,8 +22,7 @@ import numpy as np
 
 from benchmarks.attention_cases import DECODE, PREFILL, SMOKE, Measure
 from benchmarks.device_time import Timing, calls_worth_timing, time_calls
-from jswa.exec.indices import TILE_TOKENS
-from pallas_kernels.api import Implementation, paged_attention
+from pallas_kernels.api import Implementation, paged_attention, tile_tokens
 from pallas_kernels.rows import Attend, Rows, Tiles, tile_rows
 
 CACHE_BYTES = 300e6  # several times the L2 of an H200: arguments beyond that are cold
@@ -78,8 +77,9 @@ def timed(implementation: str, measure: Measure, dtype: jnp.dtype, most_calls: i
         if implementation == "cudnn":
             call, arguments = contiguous(measure, dtype, count)
         else:
-            keywords, arguments = paged_arguments(measure, dtype, count)
-            call = partial(paged_attention, **keywords, implementation=cast(Implementation, implementation))
+            named = cast(Implementation, implementation)
+            keywords, arguments = paged_arguments(measure, dtype, count, named)
+            call = partial(paged_attention, **keywords, implementation=named)
         timing: Timing = time_calls(call, arguments)
     except (ValueError, NotImplementedError, RuntimeError, jax.errors.JaxRuntimeError) as error:
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -92,7 +92,7 @@ def call_count(measure: Measure, most: int) -> int:
 
 
 def paged_arguments(
-    measure: Measure, dtype: jnp.dtype, count: int
+    measure: Measure, dtype: jnp.dtype, count: int, implementation: Implementation
 ) -> tuple[dict[str, Any], list[tuple[jax.Array, jax.Array, Rows, Tiles]]]:
     """Keywords of all calls, and arguments of `count`, in one arena.
 
@@ -115,7 +115,8 @@ def paged_arguments(
         jnp.full(layer.batch, n, jnp.int32) for n in (queries, start, first // page, 0)
     )
     token_row = jnp.arange(layer.batch * queries, dtype=jnp.int32) // queries
-    tiles = tile_rows(counts, jnp.cumsum(counts) - counts, token_row, min(TILE_TOKENS, queries))
+    size = tile_tokens(implementation, heads // kv_heads)
+    tiles = tile_rows(counts, jnp.cumsum(counts) - counts, token_row, min(size, queries))
     key = jax.random.key(0)
     kv = _random(key, (pages, layer.slots, kv_heads, page, measure.numbers), dtype)
     q = [_random(jax.random.fold_in(key, n), (len(token_row), heads, head_dim), dtype) for n in range(count)]

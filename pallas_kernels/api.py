@@ -11,10 +11,21 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import reference, triton_attention, xla
+from pallas_kernels import mosaic_launch, reference, triton_attention, xla
 from pallas_kernels.rows import Attend, Rows, Tiles
 
 Implementation = Literal["reference", "xla", "mosaic", "triton"]
+
+TILE_TOKENS = 32  # query tokens per tile, of implementations that need no other
+
+
+def tile_tokens(implementation: Implementation, group: int) -> int:
+    """Query tokens per tile of steps with prompts: what an implementation is quickest with. It takes any other.
+
+    Args:
+        group: query heads per KV head.
+    """
+    return mosaic_launch.tile_tokens(group) if implementation == "mosaic" else TILE_TOKENS
 
 
 def paged_attention(

@@ -14,6 +14,7 @@ from pallas_kernels import mosaic_attention_kernel as kernel
 from pallas_kernels.mosaic_attention_block import scratch
 from pallas_kernels.mosaic_launch import Launch, Shape, Tuning, default_tuning, launch
 from pallas_kernels.rows import Attend, Rows, Tiles
+from pallas_kernels.tuned import tuning_for
 
 
 def paged_attention(
@@ -33,7 +34,7 @@ def paged_attention(
     """
     tokens, heads, _ = q.shape
     shape = Shape.of(q, kv, rows, tiles, attend)
-    plan = launch(shape, tuning or default_tuning(shape))
+    plan = launch(shape, tuning or tuning_for(shape) or default_tuning(shape))
     items = _items(plan, rows, tiles, tokens)
     out: Array = _attend(plan, _pack(plan, q, tiles), kv, items, rows.page_rows, jnp.full(1, slot, jnp.int32), sinks)
     out = out[:, :, : plan.rows, plan.v_width - plan.v_dim :]

@@ -4,6 +4,7 @@ Nothing about it is remembered on a pool or a backend: a layer takes the indices
 number of integer gathers in a step does not depend on the number of layers (a test counts them).
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,9 +14,8 @@ from jswa.cache.layout import KVLayout
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs
 from jswa.exec.state import DeviceState
+from pallas_kernels.api import TILE_TOKENS
 from pallas_kernels.rows import Rows, Tiles, tile_rows
-
-TILE_TOKENS = 32  # query tokens per tile in mixed buckets
 
 
 class KindIndices(NamedTuple):
@@ -36,7 +36,8 @@ class StepIndices(NamedTuple):
     Attributes:
         positions, token_rows, token_slots: position, row and row slot of each token; not `real`: padding.
         last_tokens: index of each row's last token.
-        tiles, last_tiles: the query tiles of all tokens, and of each row's last alone.
+        tiles: the query tiles of all tokens, by tokens per tile.
+        last_tiles: those of each row's last alone.
     """
 
     positions: Int[Array, " T"]
@@ -44,19 +45,29 @@ class StepIndices(NamedTuple):
     token_slots: Int[Array, " T"]
     real: Bool[Array, " T"]
     last_tokens: Int[Array, " R"]
-    tiles: Tiles
+    tiles: dict[int, Tiles]
     last_tiles: Tiles
     full: KindIndices | None
     local: KindIndices | None
 
 
-def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket: Bucket) -> StepIndices:
+def step_indices(
+    inputs: Inputs,
+    state: DeviceState,
+    *,
+    layout: KVLayout,
+    bucket: Bucket,
+    tile_tokens: Collection[int] = (TILE_TOKENS,),
+) -> StepIndices:
     """Derive all gather and scatter indices of a step, int32.
 
     Padding tokens belong to the last row, at positions that nobody reads, and are written to distinct pages past the
     end of the arena, that is, dropped; so is the full KV of tokens that a row runs again for its local layers only.
     Page rows of local layers are cut to the window, so their width ⌈(W - 1 + chunk) / p⌉ + 1 does not depend on the
     context.
+
+    Args:
+        tile_tokens: tokens per query tile, in as many cuts as layers want: 1 in decode buckets.
     """
     slots, starts, counts = inputs.column("slot"), inputs.column("start"), inputs.column("count")
     ends = jnp.cumsum(counts, dtype=jnp.int32)
@@ -95,7 +106,7 @@ def step_indices(inputs: Inputs, state: DeviceState, *, layout: KVLayout, bucket
         page_rows = state["local_table"].at[slots[:, None], columns].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_lo"))
         local = kind(state["local_table"], num_blocks, rows, real)
-    tiles = tile_rows(counts, first_token, token_row, 1 if bucket.decode else min(TILE_TOKENS, bucket.tokens))
+    tiles = {size: tile_rows(counts, first_token, token_row, size) for size in sorted(set(tile_tokens))}
     row = jnp.arange(bucket.rows, dtype=jnp.int32)
     last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1)
     last_tokens = jnp.clip(ends - 1, 0, bucket.tokens - 1)

@@ -18,7 +18,7 @@ from jswa.exec.sampling import LogprobRows, Sampling, logprob_rows, sample
 from jswa.exec.state import DeviceState
 from jswa.model.transformer import Params, bind
 from jswa.types import FROM_DEVICE, SAMPLING, Logprobs
-from pallas_kernels.api import paged_attention, write_kv
+from pallas_kernels.api import paged_attention, tile_tokens, write_kv
 from pallas_kernels.rows import Attend
 
 _LOGPROB_BLOCK = 128  # tokens
@@ -78,7 +78,8 @@ def forward(
         full_table = _enter(state["full_table"], inputs.full_pages)
         local_table = _enter(state["local_table"], inputs.local_pages)
         state = {**state, "full_table": full_table, "local_table": local_table}
-        indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket)
+        sizes = [_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
+        indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
         # A row whose next token the host does not know yet runs the one it sampled last.
         previous = state["last_token"].at[indices.token_slots].get(mode="fill", fill_value=0)
         tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
@@ -146,13 +147,22 @@ def _attend(
             q,
             view,
             kind.last if last else kind.rows,
-            indices.last_tiles if last else indices.tiles,
+            indices.last_tiles if last else indices.tiles[_tile_tokens(config, layer)],
             slot=place.slot,
             attend=_static(config.model.layers[layer].attention),
             sinks=sinks,
             implementation=config.backends.attention,
         )
     return view.reshape(lane.shape), out
+
+
+def _tile_tokens(config: StepConfig, layer: int) -> int:
+    """Query tokens per tile of a layer's attention."""
+    if config.bucket.decode:
+        return 1
+    attention = config.model.layers[layer].attention
+    group = attention.num_heads // attention.num_kv_heads
+    return min(tile_tokens(config.backends.attention, group), config.bucket.tokens)
 
 
 def _static(attention: AttentionConfig) -> Attend:
