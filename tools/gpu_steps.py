@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,9 @@ from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
+from jswa.exec.runner import jit_step
 from jswa.exec.state import DeviceState, state_bytes, state_shapes
-from jswa.exec.step import StepConfig, step
+from jswa.exec.step import StepConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import param_shapes
 from tests.unit.hub_configs import CONFIGS
@@ -105,7 +105,7 @@ def _compile(spec: StepSpec) -> StepFacts:
     packed = gpu_aot.on_h200(jax.eval_shape(lambda: jnp.zeros(config.pack.size, jnp.int32)))
     begin = time.perf_counter()
     with gpu_aot.captured() as kernels:
-        compiled = jax.jit(partial(step, config=config), donate_argnums=1).lower(params, state, packed).compile()
+        compiled = jit_step(config).lower(params, state, packed).compile()
     seconds = time.perf_counter() - begin
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None

@@ -28,6 +28,9 @@ from jswa.model.transformer import Params
 from jswa.types import ExtrasEntry, Logprobs, LogprobTable, StepLogprobs, StepPlan
 
 _log = logging.getLogger("jswa")
+# Rematerialisation counts the arena once per write, as if none were in place, finds that it does not fit, and has all
+# indices computed again for every layer.
+_OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,12 +194,16 @@ def _table(rows: LogprobRows) -> LogprobTable:
     return LogprobTable(*(np.asarray(part) for part in rows))
 
 
+def jit_step(config: StepConfig) -> jax.stages.Wrapped:
+    """The jitted step of a bucket: (params, state, packed); the state is donated."""
+    return jax.jit(partial(step, config=config), donate_argnums=1, compiler_options=dict(_OPTIONS))
+
+
 def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Compiled:
     """Compile one bucket's step ahead of time; arrays may be given as shapes. The state is donated."""
     precise = next(iter(params.values())).dtype == jnp.float32
     with jax.default_matmul_precision("highest" if precise else "default"):
-        packed = np.zeros(config.pack.size, np.int32)
-        return jax.jit(partial(step, config=config), donate_argnums=1).lower(params, state, packed).compile()
+        return jit_step(config).lower(params, state, np.zeros(config.pack.size, np.int32)).compile()
 
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
