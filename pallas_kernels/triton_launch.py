@@ -116,10 +116,10 @@ def power_of_two(size: int) -> int:
 
 
 def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
-    if query_dtype != shape.dtype:
-        raise ValueError(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'triton' needs one type")
     if shape.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
         raise ValueError(f"implementation = 'triton' needs bfloat16, float16 or float32, not {shape.dtype}")
+    if query_dtype != shape.dtype:
+        raise ValueError(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'triton' needs one type")
     if max(shape.head_dim, shape.v_dim) > WIDEST:
         raise ValueError(
             f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'triton' takes at most {WIDEST}"

@@ -59,7 +59,7 @@ class TritonFacts:
         spills: bytes of registers stored in memory.
         smem: bytes of shared memory.
         threads: per thread block.
-        products: instructions of the matrix units, mma.sync or wgmma, in PTX.
+        products: instructions of the matrix units in PTX: mma.sync, wgmma or tcgen05.
         under_way: groups of asynchronous copies that may be unfinished where another is awaited; 0: none runs while
             the kernel computes.
     """
@@ -82,7 +82,7 @@ class TritonFacts:
             int(_find(r"(\d+) bytes spill stores", report)),
             smem,
             int(_find(r"\.reqntid (\d+)", ptx)),
-            len(re.findall(r"mma\.sync|wgmma\.mma_async", ptx)),
+            len(re.findall(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", ptx)),
             max((int(groups) for groups in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0),
         )
 
