@@ -1,5 +1,6 @@
 """The application: routes, and OpenAI's shape for every error."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,12 +16,13 @@ from jswa import __version__
 
 from .chat import chat_completions
 from .completions import completions
-from .errors import ApiError, engine_dead, from_validation
+from .errors import ApiError, from_validation
 from .gate import Gate, error_response
 from .operate import abort, flush_cache, metrics, server_info
 from .service import Service, service_of
 from .sse import JsonResponse
 from .tokens import detokenize, tokenize, tokenizer_info
+from .tracing import finish, telemetry
 
 _ERROR = {
     "type": "object",
@@ -43,11 +45,14 @@ _ERROR = {
 def create_app(service: Service) -> FastAPI:
     """The application of a server; its lifespan starts and stops the engine's thread."""
 
+    traced = telemetry(service.config.otlp_traces_endpoint)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         await service.start_up()
         yield
         await service.shut_down()
+        await asyncio.to_thread(finish, traced)
 
     app = FastAPI(
         title="jswa",
@@ -56,6 +61,7 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None,  # its page loads from elsewhere
         redoc_url=None,
         strict_content_type=False,
+        telemetry=traced,
     )
     app.state.service = service
     app.add_middleware(Gate, service=service)
@@ -85,10 +91,10 @@ def _add_routes(app: FastAPI) -> None:
     app.post("/tokenize", responses=generating)(tokenize)
     app.post("/detokenize", responses=generating)(detokenize)
     app.get("/tokenizer_info", responses=_responses(401, 404))(tokenizer_info)
-    app.get("/metrics", responses=_responses(401, 500), response_class=PlainTextResponse)(metrics)
+    app.get("/metrics", responses=_responses(401, 500, 503), response_class=PlainTextResponse)(metrics)
     app.head("/metrics", include_in_schema=False)(metrics)
-    app.get("/server_info", responses=_responses(401, 500))(server_info)
-    app.post("/flush_cache", responses=_responses(401, 403, 500))(flush_cache)
+    app.get("/server_info", responses=_responses(401, 500, 503))(server_info)
+    app.post("/flush_cache", responses=_responses(401, 403, 500, 503))(flush_cache)
     app.post("/abort", responses=_responses(400, 401, 403, 413, 500))(abort)
     app.get("/health", responses=_responses(503))(health)
     app.get("/ready", responses=_responses(503))(ready)
@@ -109,8 +115,9 @@ async def model(model: str, request: Request) -> Response:
 
 async def health(request: Request) -> Response:
     """Whether the engine lives."""
-    if service_of(request).bridge.dead is not None:
-        return error_response(ApiError(503, engine_dead().message, code="engine_dead"))
+    failure = service_of(request).bridge.failure
+    if failure is not None:
+        return error_response(ApiError(503, failure.message, code=failure.code))
     return JsonResponse({"status": "ok"})
 
 

@@ -54,8 +54,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling_params(
         body,
-        service.model.default_sampling,
-        max_tokens=max_tokens if max_tokens is not None else service.model.default_sampling.get("max_tokens"),
+        service.default_sampling,
+        max_tokens=max_tokens if max_tokens is not None else service.default_sampling.get("max_tokens"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )

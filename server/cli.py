@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,9 @@ from jswa.chat import ChatTemplate
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
 from jswa.errors import ConfigError
+from jswa.types import SamplingParams
 
+from .bridge import EngineLike
 from .config import ServeConfig
 from .run import run, set_up_logging
 from .service import Served
@@ -57,9 +59,19 @@ def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
     if not server.served_model_name:
         server = dataclasses.replace(server, served_model_name=(model,))
     llm = LLM(model, **dataclasses.asdict(engine))
+
+    def engines() -> Iterator[EngineLike]:
+        nonlocal llm
+        while True:
+            if server.warm_logprobs:
+                llm.engine.prepare(SamplingParams(logprobs=0, prompt_logprobs=0))
+            yield llm.engine
+            llm.close()
+            llm = LLM(model, **dataclasses.asdict(engine))
+
     named = {} if llm.tokenizer is None else llm.tokenizer.special.named
     template = choose_template(server.chat_template, llm.chat_template, named)
-    return run(Served(llm.engine, llm.tokenizer, template, llm.default_sampling), server)
+    return run(Served(engines().__next__, llm.tokenizer, template, llm.default_sampling), server)
 
 
 def choose_template(wanted: str | None, own: ChatTemplate | None, named: Mapping[str, str]) -> ChatTemplate | None:

@@ -104,7 +104,7 @@ def _params(service: Service, body: CompletionRequest, prompts: list[Prompt]) ->
     wanted = [value for value in (body.prompt_logprobs, echoed) if value is not None]
     return sampling_params(
         body,
-        service.model.default_sampling,
+        service.default_sampling,
         max_tokens=default if body.max_tokens is None else max(body.max_tokens, 1),
         logprobs=body.logprobs,
         prompt_logprobs=max(wanted, default=None),

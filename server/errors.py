@@ -70,8 +70,15 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def engine_dead() -> ApiError:
-    """The engine has died: no request can be served any more."""
-    return ApiError(500, "the engine has failed; the server is going down", code="engine_dead")
+    """The engine has died: what it was doing is lost."""
+    return ApiError(500, "the engine has failed", code="engine_dead")
+
+
+def engine_restarting() -> ApiError:
+    """The engine has died, and a new one is being built."""
+    return ApiError(
+        503, "the engine has failed, and is being started anew", code="engine_restarting", headers={"Retry-After": "5"}
+    )
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError, engine_dead
+from .errors import ApiError
 from .limits import MAX_ID_CHARS
 from .service import Service
 from .sse import JsonResponse
@@ -78,8 +78,8 @@ class Gate:
         if int(headers.get("content-length", "0")) > self._service.config.max_body_size:
             raise _too_large()
         if scope["method"] == "POST":
-            if self._service.bridge.dead is not None:
-                raise engine_dead()
+            if self._service.bridge.failure is not None:
+                raise self._service.bridge.failure
             if self._service.draining:
                 raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
 

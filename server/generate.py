@@ -13,17 +13,18 @@ from jswa.inputs import bad_word_ids
 from jswa.text import StopStrings, StreamDecoder, Tokenizer
 from jswa.types import ChoiceLogprobs, FinishReason, Request, SamplingParams, TokenEvent
 
-from .admission import Admission
 from .bridge import Bridge, EngineLike
 from .errors import ApiError, invalid
 from .prompts import Prompt
+from .tenants import Admission, Key, Turns
 
 _numbers = itertools.count()
+_TURN_BITS = 80  # of virtual time below the priority
 
 
 @dataclass(eq=False)
 class Text:
-    """One text that grows. `offset`: characters of it that are decoded, also those held back."""
+    """One text that grows. `offset`: characters of it that are decoded, also those held back; `start`: see `Turns`."""
 
     index: int
     prompt: Prompt
@@ -32,6 +33,7 @@ class Text:
     stops: StopStrings
     tokens: int = 0
     offset: int = 0
+    start: int = 0
     waits: bool = True
     last_token: float = 0.0
 
@@ -78,8 +80,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class Order:
-    """What a request asks for besides its prompts and sampling."""
+    """What a request asks for besides its prompts and sampling; `key`: who asks."""
 
+    key: Key = None
     cache_salt: str = ""
     priority: int = 0
     deadline: float | None = None
@@ -87,23 +90,32 @@ class Order:
 
 
 def build(
-    engine: EngineLike, tokenizer: Tokenizer | None, prompts: Sequence[Prompt], params: SamplingParams, order: Order
+    engine: EngineLike,
+    tokenizer: Tokenizer | None,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    order: Order,
+    starts: Sequence[int],
 ) -> list[Request]:
-    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError."""
+    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError.
+
+    Args:
+        starts: of the texts, in virtual time (`Turns`): they decide between texts of the same priority.
+    """
     requests = []
     beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
     if beyond:
         raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
     try:
         words = bad_word_ids(params.bad_words or (), tokenizer)
-        for prompt, choice in itertools.product(prompts, range(params.n)):
+        for start, (prompt, choice) in zip(starts, itertools.product(prompts, range(params.n)), strict=True):
             own = params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
             request = engine.request(
                 str(next(_numbers)),
                 prompt.ids,
                 own,
                 bad_words=words,
-                priority=order.priority,
+                priority=(order.priority << _TURN_BITS) + start,
                 cache_salt=order.cache_salt,
             )
             requests.append(request)
@@ -119,6 +131,7 @@ class Job:
         self,
         bridge: Bridge,
         admission: Admission,
+        turns: Turns,
         tokenizer: Tokenizer | None,
         prompts: Sequence[Prompt],
         requests: Sequence[Request],
@@ -138,13 +151,16 @@ class Job:
         self.finish_reasons: list[FinishReason] = []
         self._bridge = bridge
         self._admission = admission
+        self._turns = turns
         self._events: asyncio.Queue[TokenEvent | ApiError | None] = asyncio.Queue()
         self._texts: dict[str, Text] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._order = order
         self._between_tokens = between_tokens
         for index, request in enumerate(requests):
-            self._texts[request.request_id] = _text(index, prompts[index // params.n], params, tokenizer)
+            text = _text(index, prompts[index // params.n], params, tokenizer)
+            text.start = request.priority - (order.priority << _TURN_BITS)
+            self._texts[request.request_id] = text
         self._firsts = {request.request_id for request in requests[:: params.n]}
         try:
             bridge.submit(requests, self._events.put_nowait)
@@ -193,6 +209,7 @@ class Job:
         now = time.monotonic()
         if text.waits:
             self._leave_queue(text)
+            self._turns.runs(text.start)
             self.timing.scheduled = self.timing.scheduled or event.first_scheduled_time
             self.timing.first_token = self.timing.first_token or now
         elif event.token is not None:
@@ -203,6 +220,7 @@ class Job:
         offset, before = text.offset, text.tokens
         new = text.push(event)
         self.completion_tokens += text.tokens - before
+        self._turns.charge(self._order.key, text.tokens - before)
         reason = event.finish_reason
         stop_reason: int | str | None = event.stop_reason
         if text.stops.stopped is not None:
@@ -217,7 +235,7 @@ class Job:
     def _leave_queue(self, text: Text) -> None:
         if text.waits:
             text.waits = False
-            self._admission.leave(1, len(text.prompt.ids))
+            self._admission.leave(self._order.key, 1, len(text.prompt.ids))
 
     def _start_timers(self) -> None:
         loop, order = asyncio.get_running_loop(), self._order

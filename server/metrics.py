@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from jswa.cache.stats import CacheStats
 from jswa.config import Limits
 from jswa.sched.scheduler import SchedulerStats
+from jswa.steplog import StepStats
 
 from .generate import Job
 
@@ -24,9 +25,10 @@ class Snapshot(NamedTuple):
     rows: SchedulerStats
     cache: CacheStats
     limits: Limits
-    steps: int
+    steps: StepStats
     waiting: int
     refused: int
+    restarts: int
 
 
 class Metrics:
@@ -118,8 +120,9 @@ class _OfEngine(Collector):
         yield self._gauge("num_requests_waiting", "Texts that wait for a row.", rows.waiting)
         yield self._gauge("num_requests_without_token", "Texts accepted, and no token yet.", self.now.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of KV memory that rows hold.", used / max(rows.total_slots, 1))
+        per_block = rows.total_slots // max(self.now.limits.num_blocks - 1, 1)  # one block is nobody's
         pages = GaugeMetricFamily(
-            self._full("kv_pages"), "Pages by kind: rows' own, and those that only the cache holds.",
+            self._full("kv_pages"), "Pages by kind: rows', those that only the cache holds, and how many would fit.",
             labels=["model_name", "kind", "holder"],
         )  # fmt: skip
         for kind, held, cached in (
@@ -128,6 +131,7 @@ class _OfEngine(Collector):
         ):
             pages.add_metric([self._model, kind, "rows"], held)
             pages.add_metric([self._model, kind, "cache"], cached)
+            pages.add_metric([self._model, kind, "free"], rows.free_slots // (1 if kind == "full" else per_block))
         yield pages
         slots = GaugeMetricFamily(self._full("kv_slots"), "KV memory by state.", labels=["model_name", "state"])
         for state, count in (("free", rows.free_slots), ("cached", rows.cached_slots), ("used", used)):
@@ -143,7 +147,9 @@ class _OfEngine(Collector):
     def _counters(self, now: Snapshot) -> Iterator[Metric]:
         cache = now.cache
         yield self._counter("num_preemptions", "Rows that lost their pages to others.", now.rows.preemptions)
-        yield self._counter("engine_steps", "Steps of the engine.", now.steps)
+        yield from self._of_steps(now.steps)
+        yield self._counter("engine_restarts", "Engines that failed and were built anew.", now.restarts)
+        yield self._counter("kv_pages_slid", "Local pages that left the windows of running rows.", cache.slid_pages)
         yield self._counter("admission_rejections", "Requests refused because the queue was full.", now.refused)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", cache.prompt_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens that no layer computed.", cache.cached_tokens)
@@ -158,6 +164,24 @@ class _OfEngine(Collector):
         for reason, tokens in cache.missed.items():
             missed.add_metric([self._model, reason], tokens)
         yield missed
+
+    def _of_steps(self, steps: StepStats) -> Iterator[Metric]:
+        yield self._counter("engine_steps", "Steps of the engine.", steps.steps)
+        yield self._counter("engine_step_tokens", "Tokens that steps have run, of prompts and texts.", steps.tokens)
+        parts = CounterMetricFamily(
+            self._full("engine_step_seconds"), "Time of the engine's thread: host work, and waiting for the device.",
+            labels=["model_name", "part"],
+        )  # fmt: skip
+        for part in ("plan", "launch", "wait", "apply"):
+            parts.add_metric([self._model, part], getattr(steps, part))
+        yield parts
+        late = CounterMetricFamily(
+            self._full("compilations"), "Programs compiled after the start: in_step must stay 0, others had to wait.",
+            labels=["model_name", "when"],
+        )  # fmt: skip
+        late.add_metric([self._model, "in_step"], steps.compiled_in_steps)
+        late.add_metric([self._model, "beside"], steps.compiled_beside)
+        yield late
 
     def _full(self, name: str) -> str:
         return f"{self._prefix}:{name}"

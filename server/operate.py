@@ -14,7 +14,7 @@ from .schemas import Body, Id
 from .service import service_of
 from .sse import JsonResponse
 
-_SECRET = ("api_key", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template")
+_SECRET = ("api_key", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template", "otlp_traces_endpoint")
 
 
 class AbortRequest(Body):
@@ -36,7 +36,7 @@ async def server_info(request: Request) -> Response:
     service = service_of(request)
     now = await service.snapshot()
     config = {k: v for k, v in dataclasses.asdict(service.config).items() if k not in _SECRET}
-    load: dict[str, Any] = {**dataclasses.asdict(now.rows), "requests": service.running, "steps": now.steps}
+    load: dict[str, Any] = {**dataclasses.asdict(now.rows), "requests": service.running, "steps": now.steps.steps}
     return JsonResponse(
         {
             "version": __version__,
@@ -44,6 +44,8 @@ async def server_info(request: Request) -> Response:
             "server": config,
             "engine": dataclasses.asdict(now.limits),
             "load": load,
+            "steps": dataclasses.asdict(now.steps),
+            "restarts": now.restarts,
             "prefix_cache": dataclasses.asdict(now.cache),
             "draining": service.draining,
         }

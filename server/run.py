@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -131,9 +132,13 @@ def run(model: Served, config: ServeConfig) -> int:
     )
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(_serve(service, server))
-    if service.bridge.dead is not None:
-        return 1
-    return 0 if server.started else 3
+    status = 1 if service.bridge.state == "dead" else 0 if server.started else 3
+    if service.bridge.stuck:
+        # A thread that is in a step cannot be stopped, and Python would not end well beside it.
+        _log.critical("the engine's thread is stuck; the process ends without it")
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 async def _serve(service: Service, server: Server) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,7 +16,6 @@ from jswa.chat import ChatTemplate
 from jswa.text import Tokenizer
 from jswa.types import SamplingParams
 
-from .admission import Admission
 from .bridge import Bridge, EngineLike
 from .config import ServeConfig
 from .errors import ApiError
@@ -26,6 +25,8 @@ from .metrics import Metrics, Snapshot
 from .prompts import Prompt
 from .render import Renderer
 from .schemas import Generation
+from .tenants import Admission, Turns, weights_of
+from .tracing import annotate
 
 _log = logging.getLogger("jswa.server")
 _FEW = 8  # texts whose requests are built on the event loop
@@ -33,9 +34,13 @@ _FEW = 8  # texts whose requests are built on the event loop
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is loaded: what `jswa.LLM` has."""
+    """A model that is loaded: what `jswa.LLM` has.
 
-    engine: EngineLike
+    Attributes:
+        build: the engine, and a new one each time that it is called again. It lets go of the one before.
+    """
+
+    build: Callable[[], EngineLike]
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None = None
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -46,10 +51,16 @@ class Service:
 
     def __init__(self, model: Served, config: ServeConfig) -> None:
         self.config = config
-        self.model = model
         self.tokenizer = model.tokenizer
-        self.bridge = Bridge(model.engine)
-        self.admission = Admission(config.max_queued_requests, config.max_queued_tokens)
+        self.chat_template = model.chat_template
+        self.default_sampling = model.default_sampling
+        # The bridge alone keeps the engine.
+        rebuild = model.build if config.restart_engine else None
+        self.bridge = Bridge(model.build(), rebuild=rebuild, step_timeout=config.step_timeout)
+        self.limits = self.bridge.engine.limits
+        weights = weights_of(config.api_key, config.api_key_weight)
+        self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
+        self.turns = Turns(weights)
         self.texts = TokenTexts(model.tokenizer)
         self.metrics = Metrics(config.metrics_prefix, config.served_model_name[0])
         self.renderer: Renderer | None = None
@@ -66,18 +77,18 @@ class Service:
     @property
     def max_model_len(self) -> int:
         """Prompt and generated tokens of one text, at most."""
-        return self.model.engine.limits.max_model_len
+        return self.limits.max_model_len
 
     @property
     def ready(self) -> bool:
         """Whether new requests are taken."""
-        return self.bridge.dead is None and not self.draining
+        return self.bridge.state == "up" and not self.draining
 
     async def start_up(self) -> None:
         """Begin to serve, on the running event loop."""
         self.bridge.start()
-        if self.model.chat_template is not None and self.tokenizer is not None:
-            self.renderer = Renderer(self.model.chat_template, self.config.render_timeout)
+        if self.chat_template is not None and self.tokenizer is not None:
+            self.renderer = Renderer(self.chat_template, self.config.render_timeout)
             await self.renderer.start()
 
     async def shut_down(self) -> None:
@@ -110,32 +121,30 @@ class Service:
         self, request: Request, body: Generation, prompts: Sequence[Prompt], params: SamplingParams, name: str
     ) -> Job:
         """Queue a request's prompts; `abort` finds them by the request's name. Raises ApiError."""
+        key = request.scope.get("jswa.key")
         order = Order(
-            cache_salt=_salt(request.scope.get("jswa.key"), body.cache_salt),
+            key=key,
+            cache_salt=_salt(key, body.cache_salt),
             priority=body.priority or 0,
             deadline=self.config.request_timeout or None,
             keep_alive=self.config.keep_alive if body.stream else None,
         )
-        texts, tokens = len(prompts) * params.n, sum(len(prompt.ids) for prompt in prompts) * params.n
-        self.admission.enter(texts, tokens)
-        arguments = (self.model.engine, self.tokenizer, prompts, params, order)
+        await self.bridge.prepare(params)
+        lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
+        texts, tokens = len(lengths), sum(lengths)
+        self.admission.enter(key, texts, tokens)
         try:
+            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.take(key, lengths))
             # A bias and a mask for each text, as long as the vocabulary: many of them must not hold up the event loop.
             async with self._building:
                 requests = build(*arguments) if texts <= _FEW else await asyncio.to_thread(build, *arguments)
         except BaseException:
-            self.admission.leave(texts, tokens)
+            self.admission.leave(key, texts, tokens)
             raise
         job = Job(
-            self.bridge,
-            self.admission,
-            self.tokenizer,
-            prompts,
-            requests,
-            params,
-            order,
+            self.bridge, self.admission, self.turns, self.tokenizer, prompts, requests, params, order,
             self.metrics.between_tokens,
-        )
+        )  # fmt: skip
         job.timing.arrival = request.scope["jswa.arrival"]
         self.jobs.setdefault(name, set()).add(job)
         return job
@@ -155,13 +164,14 @@ class Service:
         spans = {"queue_s": at.scheduled, "first_token_s": at.first_token, "total_s": at.finished}
         data |= {key: None if end is None else round(end - at.arrival, 4) for key, end in spans.items()}
         data["finish_reasons"] = ",".join(job.finish_reasons) if whole else "error"
+        annotate(data)
         _log.info("request: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})
 
     async def snapshot(self) -> Snapshot:
         """The engine's figures between two steps. Raises ApiError where it is dead."""
-        rows, cache = await self.bridge.call(lambda engine: (engine.stats(), engine.cache_stats()))
-        queue = self.admission
-        return Snapshot(rows, _for_all(cache), self.model.engine.limits, self.bridge.steps, queue.texts, queue.refused)
+        rows, cache, steps = await self.bridge.call(lambda e: (e.stats(), e.cache_stats(), e.step_stats()))
+        queue, restarts = self.admission, self.bridge.restarts
+        return Snapshot(rows, _for_all(cache), self.limits, steps, queue.texts, queue.refused, restarts)
 
 
 def service_of(request: Request) -> Service:

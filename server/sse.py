@@ -27,20 +27,26 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
-        self._done = done
+        self._done: Callable[[], None] | None = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, unless the client leaves."""
         try:
             await unless_gone(receive, self._send(send))
         finally:
-            self._done()
+            self._finish()
+
+    def _finish(self) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done()
 
     async def _send(self, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for chunk in self._events:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            self._finish()  # before the end of the response, which ends its span
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._events.aclose()

@@ -78,7 +78,7 @@ async def tokenizer_info(request: Request) -> Response:
     if service.tokenizer is None:
         raise ApiError(404, NO_TOKENIZER, code="not_found")
     named = dict(service.tokenizer.special.named)
-    template = service.model.chat_template
+    template = service.chat_template
     found = {name: named.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     return JsonResponse(
         {

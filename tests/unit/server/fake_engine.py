@@ -1,5 +1,6 @@
 """An engine without a model, for tests of the server: token k of a text is a function of the prompt and k."""
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,7 @@ from jswa.config import Limits
 from jswa.constraint import make_constraint
 from jswa.errors import EngineError, InvalidPrompt, InvalidToken, PromptTooLong
 from jswa.sched.scheduler import SchedulerStats
+from jswa.steplog import StepStats
 from jswa.types import ChoiceLogprobs, FinishReason, PrefixHit, Request, SamplingParams, TokenEvent
 
 Rule = Callable[[list[int], int], int | None]
@@ -38,6 +40,8 @@ class FakeEngine:
         self.steps_left: int | None = None
         self.flushed = 0
         self.delay = 0.0
+        self.prepare_delay = 0.0
+        self.prepared: list[SamplingParams] = []
         self.seen: list[Request] = []
         self.running: dict[str, list[int]] = {}
         self.waiting: list[Request] = []
@@ -100,8 +104,6 @@ class FakeEngine:
 
     def step(self) -> list[TokenEvent]:
         """A token for each row."""
-        import time
-
         time.sleep(self.delay)
         self.steps += 1
         if self.steps_left is not None:
@@ -146,6 +148,15 @@ class FakeEngine:
     def cache_stats(self) -> CacheStats:
         """Nothing much."""
         return CacheStats(0, 10, 5, 5, 0, 0, {"cold": 3, "salt": 2}, 0, 0, 0, 0, 0, 0)
+
+    def step_stats(self) -> StepStats:
+        """Steps, and little else."""
+        return StepStats(self.steps, compiled_beside=len(self.prepared))
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Take a while."""
+        time.sleep(self.prepare_delay)
+        self.prepared.append(params)
 
     def flush_cache(self) -> None:
         """Count it."""

@@ -12,9 +12,13 @@ from tests.unit.server.harness import TINY
 
 if __name__ == "__main__":
     fake, options = (json.loads(argument) for argument in sys.argv[1:3])
-    engine = FakeEngine(max_model_len=100_000)
-    for name, value in fake.items():
-        setattr(engine, name, value)
+
+    def build() -> FakeEngine:
+        engine = FakeEngine(max_model_len=100_000)
+        for name, value in fake.items():
+            setattr(engine, name, value)
+        return engine
+
     config = ServeConfig(**{"served_model_name": ("fake",), "port": 0, **options})
     set_up_logging(config)
-    sys.exit(run(Served(engine, Tokenizer.load(TINY)), config))
+    sys.exit(run(Served(build, Tokenizer.load(TINY)), config))

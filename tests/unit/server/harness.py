@@ -88,7 +88,7 @@ def serving(
     tokenizer = tokenizer or Tokenizer.load(TINY)
     chat = None if template is None else ChatTemplate({"default": template}, {"eos_token": "<eos>"})
     config = ServeConfig(**{"served_model_name": ("fake", "alias"), "port": 0, **options})
-    service = Service(Served(engine, tokenizer, chat, defaults or {}), config)
+    service = Service(Served(lambda: engine, tokenizer, chat, defaults or {}), config)
     settings = uvicorn.Config(create_app(service), port=0, http=HeaderLimit, log_config=None, access_log=False)
     server = Server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)

@@ -1,8 +1,10 @@
 """The engine's thread: events arrive in order, aborts free rows at once, and its death is told to everyone."""
 
 import asyncio
+import contextlib
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,8 +22,11 @@ Inbox = asyncio.Queue[TokenEvent | ApiError]
 
 
 @asynccontextmanager
-async def running(engine: FakeEngine, on_death: Callable[[], None] = lambda: None) -> AsyncIterator[Bridge]:
-    bridge = Bridge(engine, on_death)
+async def running(
+    engine: FakeEngine, on_death: Callable[[], None] = lambda: None, **options: Any
+) -> AsyncIterator[Bridge]:
+    bridge = Bridge(engine, on_death, **options)
+    del engine
     bridge.start()
     try:
         yield bridge
@@ -123,7 +128,7 @@ def test_what_the_engine_refuses_ends_that_request_alone() -> None:
             assert isinstance(error, ApiError)
             assert (error.status, error.code) == (400, "context_length_exceeded")
             assert isinstance(await good.get(), TokenEvent)
-            assert bridge.dead is None
+            assert bridge.state == "up"
 
     run(test)
 
@@ -138,7 +143,7 @@ def test_calls_run_in_the_engines_thread_and_bring_errors_back() -> None:
 
             with pytest.raises(InvalidPrompt):
                 await bridge.call(refuse)
-            assert bridge.dead is None
+            assert bridge.state == "up"
 
     run(test)
 
@@ -154,7 +159,7 @@ def test_when_the_engine_dies_everyone_is_told() -> None:
             assert [isinstance(one, ApiError) for one in got] == [False] * 3 + [True] * 2
             assert [one.status for one in got if isinstance(one, ApiError)] == [500, 500]
             await died.wait()
-            assert bridge.dead is not None
+            assert bridge.state == "dead"
             with pytest.raises(ApiError, match="engine has failed"):
                 bridge.submit([ask(engine, "b")], inbox.put_nowait)
             with pytest.raises(ApiError, match="engine has failed"):
@@ -172,5 +177,128 @@ def test_calls_that_wait_fail_when_the_engine_dies() -> None:
             await asyncio.sleep(0.02)
             with pytest.raises(ApiError, match="engine has failed"):
                 await bridge.call(lambda e: e.stats())
+
+    run(test)
+
+
+def test_an_engine_that_dies_is_built_anew_and_what_waited_for_it_is_not_run() -> None:
+    async def test() -> None:
+        engine, second = FakeEngine(max_rows=1), FakeEngine()
+        gone = weakref.ref(engine)
+        engine.steps_left = 3
+
+        def rebuild() -> FakeEngine:
+            assert gone() is None, "the failed engine must be let go of before another one is built"
+            time.sleep(0.05)
+            return second
+
+        request = ask(engine, "a", tokens=100)
+        async with running(engine, rebuild=rebuild) as bridge:
+            del engine
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([request], inbox.put_nowait)
+            got = [await inbox.get() for _ in range(4)]
+            error = got[-1]
+            assert isinstance(error, ApiError)
+            assert (error.status, error.code) == (500, "engine_dead")
+            del got, error
+            with pytest.raises(ApiError) as refused:
+                bridge.submit([request], inbox.put_nowait)
+            assert (refused.value.status, refused.value.code) == (503, "engine_restarting")
+            with pytest.raises(ApiError, match="started anew"):
+                await bridge.call(lambda e: e.stats())
+            await until(lambda: bridge.state == "up")
+            assert bridge.engine is second
+            assert bridge.restarts == 1
+            assert not second.seen, "nothing of before is run"
+            bridge.submit([ask(second, "b")], inbox.put_nowait)
+            tokens = [await inbox.get() for _ in range(5)]
+            assert all(isinstance(event, TokenEvent) for event in tokens)
+            assert bridge.active == 0
+
+    run(test)
+
+
+def test_what_is_submitted_while_the_engine_dies_gets_an_error() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.steps_left, engine.delay = 0, 0.05
+        second = FakeEngine()
+        async with running(engine, rebuild=lambda: second) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "a")], inbox.put_nowait)
+            await asyncio.sleep(0.02)
+            bridge.submit([ask(engine, "b")], inbox.put_nowait)  # lies in the inbox when the step fails
+            call = asyncio.ensure_future(bridge.call(lambda e: e.stats()))
+            assert [isinstance(await inbox.get(), ApiError) for _ in range(2)] == [True, True]
+            with pytest.raises(ApiError, match="engine has failed"):
+                await call
+            await until(lambda: bridge.state == "up")
+            assert not second.seen
+
+    run(test)
+
+
+@pytest.mark.parametrize("cause", ["it fails again and again", "it cannot be built"])
+def test_an_engine_that_stays_dead(cause: str) -> None:
+    async def test() -> None:
+        built, died = 0, asyncio.Event()
+
+        def rebuild() -> FakeEngine:
+            nonlocal built
+            if cause == "it cannot be built":
+                raise MemoryError("no memory")
+            built += 1
+            return failing()
+
+        def failing() -> FakeEngine:
+            engine = FakeEngine()
+            engine.steps_left = 0
+            return engine
+
+        async with running(failing(), died.set, rebuild=rebuild) as bridge:
+            while not died.is_set():
+                with contextlib.suppress(ApiError):
+                    bridge.submit([ask(FakeEngine(), "a")], lambda _: None)
+                await asyncio.sleep(0.001)
+            assert bridge.state == "dead"
+            assert built == (3 if cause == "it fails again and again" else 0)
+
+    run(test)
+
+
+def test_a_step_that_does_not_end_is_death() -> None:
+    async def test() -> None:
+        engine, died = FakeEngine(), asyncio.Event()
+        engine.delay = 1.0
+        async with running(engine, died.set, step_timeout=0.1) as bridge:
+            await asyncio.sleep(0.3)
+            assert bridge.failure is None, "an engine without work is not stuck"
+            inbox: Inbox = asyncio.Queue()
+            begin = time.monotonic()
+            bridge.submit([ask(engine, "a", tokens=100)], inbox.put_nowait)
+            assert isinstance(await inbox.get(), ApiError)
+            assert time.monotonic() - begin < 0.6
+            assert bridge.state == "dead"
+            assert died.is_set()
+
+    run(test)
+
+
+def test_programs_are_compiled_beside_the_steps() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.delay, engine.prepare_delay = 0.002, 0.3
+        async with running(engine) as bridge:
+            bridge.submit([ask(engine, "a", tokens=200)], lambda _: None)
+            await until(lambda: engine.steps > 0)
+            before = engine.steps
+            wanted = SamplingParams(logprobs=1)
+            await asyncio.gather(*(bridge.prepare(wanted) for _ in range(50)))
+            assert engine.steps > before + 30, "the others go on"
+            await bridge.prepare(SamplingParams())
+            assert engine.prepared == [wanted], "once is enough"
+            await bridge.prepare(SamplingParams(prompt_logprobs=1))
+            assert len(engine.prepared) == 2
 
     run(test)

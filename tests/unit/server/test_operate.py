@@ -115,6 +115,8 @@ def test_clients_never_learn_of_other_tenants() -> None:
         {"port": -1}, {"port": 65536}, {"max_body_size": 0}, {"max_queued_requests": 0}, {"max_queued_tokens": 0},
         {"request_timeout": -1}, {"render_timeout": 0}, {"keep_alive": float("nan")}, {"api_key": ("",)},
         {"api_key": ("a",), "admin_api_key": "a"}, {"ssl_keyfile": "a"},
+        {"api_key": ("a", "b"), "api_key_weight": (1.0,)}, {"api_key": ("a",), "api_key_weight": (0.0,)},
+        {"api_key": ("a", "a")}, {"step_timeout": -1},
     ],
     ids=str,
 )  # fmt: skip

@@ -88,6 +88,28 @@ def test_when_the_engine_dies_the_process_exits_with_1() -> None:
         assert "killed by a test" in "".join(server.log)
 
 
+def test_an_engine_that_dies_is_restarted_in_place() -> None:
+    with serving({"delay": 0.01, "steps_left": 30}, restart_engine=True) as server:
+        body = {"prompt": "a", "max_tokens": 100}
+        assert httpx2.post(server.url + PATH, json=body, timeout=10).status_code == 500
+        until(lambda: httpx2.get(server.url + "/ready").status_code == 200)
+        assert httpx2.get(server.url + "/health").status_code == 200
+        short = httpx2.post(server.url + PATH, json={**body, "max_tokens": 4}, timeout=10)
+        assert short.json()["usage"]["completion_tokens"] == 4
+        assert 'engine_restarts_total{model_name="fake"} 1.0' in httpx2.get(server.url + "/metrics").text
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(5) == 0
+
+
+def test_a_process_with_a_stuck_engine_ends() -> None:
+    with serving({"delay": 1000}, step_timeout=0.2) as server:
+        response = httpx2.post(server.url + PATH, json={"prompt": "a"}, timeout=10)
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_dead")
+        assert httpx2.get(server.url + "/health").status_code == 503
+        assert server.wait(10) == 1
+        assert "stuck" in "".join(server.log)
+
+
 def test_an_idle_server_stops_at_once() -> None:
     with serving() as server:
         server.process.send_signal(signal.SIGINT)

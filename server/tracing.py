@@ -1,0 +1,46 @@
+"""Spans of requests, by FastAPI's own hook for OpenTelemetry. Off unless there is somewhere to send them."""
+
+from typing import Any
+
+from fastapi.telemetry import TelemetryConfig
+from opentelemetry import trace
+from starlette.types import Scope
+
+from jswa.errors import ConfigError
+
+_QUIET = ("/health", "/ready", "/metrics")  # asked all the time
+
+
+def telemetry(endpoint: str | None) -> TelemetryConfig:
+    """What FastAPI is to record. Raises ConfigError where OpenTelemetry's SDK is not installed."""
+    off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+    if endpoint is None:
+        return off
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        raise ConfigError("otlp_traces_endpoint", endpoint, "needs `pip install jswa[otel]`") from error
+    provider = TracerProvider(resource=Resource.create({"service.name": "jswa"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return {**off, "tracing": True, "operation_spans": False, "tracer_provider": provider, "exclude": _quiet}
+
+
+def annotate(data: dict[str, Any]) -> None:
+    """Add what a request has used and when to its span, if it has one."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        span.set_attributes({f"jswa.{name}": value for name, value in data.items() if value is not None})
+
+
+def finish(config: TelemetryConfig) -> None:
+    """Send what is left."""
+    provider = config.get("tracer_provider")
+    if provider is not None and hasattr(provider, "shutdown"):
+        provider.shutdown()
+
+
+def _quiet(scope: Scope) -> bool:
+    return str(scope["path"]).endswith(_QUIET)
