@@ -3,8 +3,10 @@
 Shape letters: R rows, E experts, K inputs, N outputs; C columns of weights: N, or 2N (gates, then ups) with a `Glu`.
 """
 
+from functools import partial
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -41,8 +43,10 @@ def grouped_matmul(
         from pallas_kernels import mosaic_grouped  # loads Mosaic's compiler: a second that CPU users need not wait
 
         return mosaic_grouped.grouped_matmul(x, weights, groups, bias, gated)
-    function = _reference if implementation == "reference" else _xla
-    return function(x, weights, groups, bias, gated)
+    if implementation == "reference":
+        return _reference(x, weights, groups, bias, gated)
+    out: Array = _xla(x, weights, groups, bias, gated)
+    return out
 
 
 def _finish(out: Float[Array, "R C"], bias: Float[Array, " C"] | None, gated: Glu | None) -> Float[Array, "R N"]:
@@ -69,6 +73,7 @@ def _reference(
     return out.astype(x.dtype)
 
 
+@partial(jax.jit, static_argnames="gated", inline=True)
 def _xla(
     x: Float[Array, "R K"],
     weights: Float[Array, "E K C"],

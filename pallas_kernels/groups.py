@@ -1,7 +1,9 @@
 """Rows sorted by expert: where each (token, expert) pair goes, by counting. No sort, no loop, no sync with the host."""
 
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
@@ -26,6 +28,7 @@ def row_count(pairs: int, experts: int) -> int:
     return -(-(pairs + (ALIGN - 1) * min(pairs, experts)) // ALIGN) * ALIGN
 
 
+@partial(jax.jit, static_argnames="experts", inline=True)
 def group_rows(chosen: Int[Array, "T k"], experts: int) -> tuple[Groups, Int[Array, "T k"], Int[Array, " R"]]:
     """Sort pairs by expert; those of one expert stay in order.
 
@@ -47,9 +50,16 @@ def group_rows(chosen: Int[Array, "T k"], experts: int) -> tuple[Groups, Int[Arr
     starts = _before(-(-sizes // ALIGN) * ALIGN)
     first = starts[None] + jnp.cumsum(by_expert, axis=0) - by_expert  # row of each block's first pair of an expert
     row = first[jnp.arange(count) // block, pairs] + within
-    pair = jnp.zeros(row_count(count, experts), jnp.int32)
-    pair = pair.at[row].set(jnp.arange(count, dtype=jnp.int32), mode="promise_in_bounds", unique_indices=True)
-    return Groups(starts, sizes), row.reshape(chosen.shape), pair
+    return Groups(starts, sizes), row.reshape(chosen.shape), _inverse(row, row_count(count, experts))
+
+
+def _inverse(row: Int[Array, " P"], rows: int) -> Int[Array, " R"]:
+    """The pair of each row; 0 in rows of nobody. Few are compared with all rows, which takes one kernel, not two."""
+    index = jnp.arange(len(row), dtype=jnp.int32)
+    if len(row) <= _BLOCK:
+        return jnp.where(row[None] == jnp.arange(rows)[:, None], index[None], 0).sum(axis=1, dtype=jnp.int32)
+    out = jnp.zeros(rows, jnp.int32)
+    return out.at[row].set(index, mode="promise_in_bounds", unique_indices=True)
 
 
 def _before(sizes: Int[Array, " E"]) -> Int[Array, " E"]:

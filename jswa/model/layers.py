@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jswa.architecture import Activation, MlpConfig, MoeConfig, Norm, Rope
+from jswa.architecture import MlpConfig, Norm, Rope
+from pallas_kernels.glu import Glu, activate, glu
 
 RopeTables = dict[Rope, tuple[Float[Array, "T n"], Float[Array, "T n"]]]
 
@@ -69,34 +70,16 @@ def rotate(x: Float[Array, "T N D"], rope: Rope, tables: RopeTables) -> Float[Ar
     return turned if size == x.shape[-1] else jnp.concatenate([turned, x[..., size:]], axis=-1)
 
 
-def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The activation function of that name."""
-    functions = {
-        "silu": jax.nn.silu,
-        "gelu": lambda y: jax.nn.gelu(y, approximate=False),
-        "gelu_tanh": lambda y: jax.nn.gelu(y, approximate=True),
-        "relu": jax.nn.relu,
-    }
-    return functions[name](x)
-
-
-def feed(config: MlpConfig | MoeConfig, gate_up: Float[Array, "T n"]) -> Float[Array, "T m"]:
+def feed(config: MlpConfig, gate_up: Float[Array, "T n"]) -> Float[Array, "T m"]:
     """What goes into the down projection: act(gate) · up of the two halves, or act(up) where nothing is gated."""
-    if isinstance(config, MlpConfig) and not config.gated:
+    if not config.gated:
         return activate(config.activation, gate_up)
     gate, up = jnp.split(gate_up, 2, axis=-1)
-    if isinstance(config, MoeConfig) and config.alpha is not None:
-        if config.clamp is not None:
-            gate, up = jnp.minimum(gate, config.clamp), jnp.clip(up, -config.clamp, config.clamp)
-        return (up + 1) * gate * jax.nn.sigmoid(gate * config.alpha)
-    if isinstance(config, MlpConfig) and config.sparsity is not None:
+    if config.sparsity is not None:
         wide = gate.astype(jnp.float32)
         cut = wide.mean(axis=-1, keepdims=True) + config.sparsity * wide.std(axis=-1, keepdims=True)
         gate = jax.nn.relu(gate - cut.astype(gate.dtype))
-    gate = activate(config.activation, gate)
-    if config.clamp is not None:
-        gate, up = jnp.minimum(gate, config.clamp), jnp.clip(up, -config.clamp, config.clamp)
-    return gate * up
+    return glu(Glu(config.activation, config.clamp), gate, up)
 
 
 class Mlp(nnx.Module):

@@ -1,7 +1,7 @@
 """Mixture of experts: route, sort tokens by expert, run each expert over its own tokens, weigh and add.
 
-The loop over tiles of sorted tokens reads the weights of experts that have tokens, and no others, so a decode step of
-few rows costs few experts. Every tile has one expert; `lax.ragged_dot` would compute all experts for all tokens.
+A step reads the weights of experts that have tokens, and no others, so a decode step of few rows costs few experts;
+`lax.ragged_dot` would compute all experts for all tokens.
 """
 
 import jax
@@ -11,16 +11,23 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
-from jswa.model.layers import Mlp, Normalize, feed, normed, zeros
-
-TILE_TOKENS = 16
+from jswa.model.layers import Mlp, Normalize, normed, zeros
+from pallas_kernels.glu import Glu
+from pallas_kernels.grouped import Implementation, grouped_matmul
+from pallas_kernels.groups import group_rows
 
 
 class Moe(nnx.Module):
-    """Experts [E, M, 2F] (gate and up halves) and [E, F, M], a router [M, E], and perhaps a shared expert."""
+    """Experts [E, M, 2F] (gate and up halves) and [E, F, M], a router [M, E], and perhaps a shared expert.
 
-    def __init__(self, config: MoeConfig, d_model: int, dtype: jnp.dtype) -> None:
+    `implementation` is that of the experts' matrices; see `grouped_matmul`.
+    """
+
+    def __init__(
+        self, config: MoeConfig, d_model: int, dtype: jnp.dtype, implementation: Implementation = "xla"
+    ) -> None:
         self.config = config
+        self.implementation = implementation
         experts, hidden = config.num_experts, config.hidden
         self.router = zeros(d_model, experts, dtype=dtype)
         self.router_bias = zeros(experts, dtype=dtype) if config.router.bias else None
@@ -60,41 +67,31 @@ class Moe(nnx.Module):
     def _experts(
         self, x: Float[Array, "T M"], chosen: Int[Array, "T k"], weights: Float[Array, "T k"]
     ) -> Float[Array, "T M"]:
-        """Sort (token, expert) pairs by expert, cut each expert's pairs into tiles, run tile by tile."""
-        top_k, num_experts = self.config.top_k, self.config.num_experts
-        order = jnp.argsort(chosen.reshape(-1), stable=True)  # [T·k] pairs by expert
-        counts = jnp.zeros(num_experts, jnp.int32).at[chosen.reshape(-1)].add(1)
-        tiles = (counts + TILE_TOKENS - 1) // TILE_TOKENS
-        tile_ends, ends = jnp.cumsum(tiles), jnp.cumsum(counts)
-        inputs = jnp.take(x, order // top_k, axis=0)
-        scale = weights.reshape(-1)[order][:, None]
-        if self.config.weight_on_input:
-            inputs = inputs * scale
-        # Room for a whole tile behind the last pair, so that a tile never slides back over its neighbours.
-        padded = jnp.concatenate([inputs, jnp.zeros((TILE_TOKENS, x.shape[1]), x.dtype)])
-
-        def tile(index: Int[Array, ""], out: Float[Array, "P M"]) -> Float[Array, "P M"]:
-            expert = jnp.searchsorted(tile_ends, index, side="right").astype(jnp.int32)
-            within = index - (tile_ends[expert] - tiles[expert])
-            start = ends[expert] - counts[expert] + within * TILE_TOKENS
-            result = self._expert(expert, lax.dynamic_slice_in_dim(padded, start, TILE_TOKENS))
-            # Tiles run in order, so what this one writes past its expert's last pair is overwritten by the next.
-            return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
-
-        done = lax.fori_loop(0, tile_ends[-1], tile, jnp.zeros_like(padded))[: len(order)]
-        if not self.config.weight_on_input:
-            done = done * scale
-        back = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
-        return jnp.take(done, back, axis=0).reshape(len(x), top_k, -1).sum(axis=1)
-
-    def _expert(self, expert: Int[Array, ""], x: Float[Array, "Q M"]) -> Float[Array, "Q M"]:
+        """Sort (token, expert) pairs by expert, run each expert over its own."""
         config = self.config
-        gate_up = x @ self.gate_up[...][expert]
-        if self.gate_up_bias is not None:
-            gate_up = gate_up + self.gate_up_bias[...][expert][None]
-        hidden = feed(config, gate_up)
-        out = hidden @ self.down[...][expert]
-        return out if self.down_bias is None else out + self.down_bias[...][expert][None]
+        groups, rows, pair = group_rows(chosen, config.num_experts)
+        inputs = x.at[pair // config.top_k].get(mode="promise_in_bounds")
+        if config.weight_on_input:
+            inputs = inputs * weights.reshape(-1).at[pair].get(mode="promise_in_bounds")[:, None]
+        hidden = grouped_matmul(
+            inputs,
+            self.gate_up[...],
+            groups,
+            bias=None if self.gate_up_bias is None else self.gate_up_bias[...],
+            gated=Glu(config.activation, config.clamp, config.alpha),
+            implementation=self.implementation,
+        )
+        out = grouped_matmul(
+            hidden,
+            self.down[...],
+            groups,
+            bias=None if self.down_bias is None else self.down_bias[...],
+            implementation=self.implementation,
+        )
+        done = out.at[rows].get(mode="promise_in_bounds")
+        if not config.weight_on_input:
+            done = done * weights[:, :, None]
+        return done.sum(axis=1)
 
 
 def route(

@@ -5,7 +5,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AltUp, Norm, PerLayerInput
-from jswa.model.layers import Normalize, activate, zeros
+from jswa.model.layers import Normalize, zeros
+from pallas_kernels.glu import activate
 
 _LEAST_MAGNITUDE = 1e-5
 

@@ -12,6 +12,7 @@ from jswa.model.attention import Attend, Attention
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.moe import Moe
 from jswa.model.streams import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
+from pallas_kernels.grouped import Implementation
 
 Params = dict[str, Array]
 
@@ -34,8 +35,8 @@ class Run(NamedTuple):
 class Side(nnx.Module):
     """Experts beside the dense feed-forward; see `SideExperts`."""
 
-    def __init__(self, config: SideExperts, d_model: int, dtype: jnp.dtype) -> None:
-        self.moe = Moe(config.moe, d_model, dtype)
+    def __init__(self, config: SideExperts, d_model: int, dtype: jnp.dtype, experts: Implementation) -> None:
+        self.moe = Moe(config.moe, d_model, dtype, experts)
         self.pre, self.post = Normalize(config.pre, d_model, dtype), Normalize(config.post, d_model, dtype)
         self.post_dense = Normalize(config.post_dense, d_model, dtype)
 
@@ -47,7 +48,7 @@ class Side(nnx.Module):
 class Layer(nnx.Module):
     """One decoder layer."""
 
-    def __init__(self, model: ModelConfig, config: LayerConfig, dtype: jnp.dtype) -> None:
+    def __init__(self, model: ModelConfig, config: LayerConfig, dtype: jnp.dtype, experts: Implementation) -> None:
         self.config = config
         d_model, mlp = model.d_model, config.mlp
 
@@ -55,10 +56,10 @@ class Layer(nnx.Module):
             return Normalize(norm_config, d_model, dtype) if norm_config else None
 
         self.attention = Attention(config.attention, d_model, dtype)
-        self.mlp = Mlp(mlp, d_model, dtype) if isinstance(mlp, MlpConfig) else Moe(mlp, d_model, dtype)
+        self.mlp = Mlp(mlp, d_model, dtype) if isinstance(mlp, MlpConfig) else Moe(mlp, d_model, dtype, experts)
         self.pre_attn, self.post_attn = norm(config.pre_attn), norm(config.post_attn)
         self.pre_mlp, self.post_mlp = norm(config.pre_mlp), norm(config.post_mlp)
-        self.side = Side(config.side, d_model, dtype) if config.side else None
+        self.side = Side(config.side, d_model, dtype, experts) if config.side else None
         self.scalar = zeros(1, dtype=dtype) if config.scalar else None
         ple = model.per_layer_input
         self.per_layer = PerLayerMix(ple, ple.norm, d_model, dtype) if ple else None
@@ -101,14 +102,14 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """Embedding, layers, final norm, logits."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Implementation) -> None:
         self.config = config
         d_model, ple = config.d_model, config.per_layer_input
         self.embed = zeros(config.vocab_size, d_model, dtype=dtype)
         self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
         self.per_layer = PerLayerEmbedding(ple, len(config.layers), d_model, dtype) if ple else None
         self.streams = Streams(config.altup, d_model, dtype) if config.altup else None
-        self.layers = nnx.List([Layer(config, layer, dtype) for layer in config.layers])
+        self.layers = nnx.List([Layer(config, layer, dtype, experts) for layer in config.layers])
         self.final_norm = Normalize(config.final_norm, d_model, dtype)
         self.lm_head = None if config.tie_embeddings else zeros(d_model, config.vocab_size, dtype=dtype)
         self.head_bias = zeros(config.vocab_size, dtype=dtype) if config.head_bias else None
@@ -155,20 +156,25 @@ class Decoder(nnx.Module):
 
 def param_shapes(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
     """Name, shape and type of every parameter; nothing is allocated."""
-    _, state = _abstract(config, dtype)
+    _, state = _abstract(config, dtype, "xla")
     return {_name(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
-def bind(config: ModelConfig, params: Params) -> Decoder:
-    """The decoder over these parameters; called inside a jitted function, at trace time only."""
-    graph, state = _abstract(config, next(iter(params.values())).dtype)
+def bind(config: ModelConfig, params: Params, experts: Implementation = "xla") -> Decoder:
+    """The decoder over these parameters; called inside a jitted function, at trace time only.
+
+    `experts` is the implementation of mixtures of experts; see `grouped_matmul`.
+    """
+    graph, state = _abstract(config, next(iter(params.values())).dtype, experts)
     values = {path: leaf.replace(params[_name(path)]) for path, leaf in nnx.to_flat_state(state)}
     model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))
     return model
 
 
-def _abstract(config: ModelConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef[Decoder], nnx.State[Any, Any]]:
-    return nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
+def _abstract(
+    config: ModelConfig, dtype: jnp.dtype, experts: Implementation
+) -> tuple[nnx.GraphDef[Decoder], nnx.State[Any, Any]]:
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype, experts)))
 
 
 def _name(path: tuple[object, ...]) -> str:

@@ -1,0 +1,174 @@
+"""Compile mixtures of experts for an H200, on any machine; check and print what the compilers made of them.
+
+    .venv-gpu/bin/python -m tools.gpu_compile_experts [--only NAME] [--json FILE]
+
+Of each matrix: no spilled registers, shared memory within limits, WGMMA and TMA in use. Of a whole mixture, from its
+router to its sum: one command buffer (CUDA graph), no copy of a matrix. Says nothing about speed: bytes and the time
+that memory needs for them are arithmetic.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jswa.architecture import ModelConfig, MoeConfig
+from jswa.model.hf.config import parse_config
+from jswa.model.moe import Moe
+from pallas_kernels.grouped import grouped_matmul
+from pallas_kernels.grouped_abstract import MATRICES, Matrix, arguments
+from pallas_kernels.grouped_specs import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
+from pallas_kernels.groups import Groups
+from tests.unit.hub_configs import CONFIGS
+from tools import gpu_aot
+from tools.compile_facts import KernelFacts, copies, top_level
+
+BYTES_PER_SECOND = 4.3e12  # that a copy reaches on an H200
+_BFLOAT16 = jnp.dtype("bfloat16")
+# Names of the layers in the hub's list of configs.
+_MODELS = {"gpt-oss-20b": "gpt-oss-20b", "MiMo-V2-Flash": "MiMo-V2-Flash/V2.5", "Llama-4-Scout": "Llama-4-Scout"}
+
+
+@dataclass(frozen=True)
+class BlockFacts:
+    """A compiled mixture of experts.
+
+    Attributes:
+        experts: that have tokens, on average, if all are as likely.
+        megabytes: of those experts' weights.
+        memory_us: microseconds to read them at the speed of a copy. Arithmetic.
+        launches: kernels.
+        graphs: what the host launches: 1 where all is one command buffer.
+        temporaries: bytes.
+    """
+
+    name: str
+    tokens: int
+    experts: float
+    megabytes: float
+    memory_us: float
+    launches: int
+    graphs: int
+    temporaries: int
+    seconds: float
+    faults: list[str]
+
+
+def main() -> None:
+    """Print the tables; exit with 1 where a check fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="layers whose name contains this")
+    parser.add_argument("--json", type=Path, help="write the facts here too")
+    options = parser.parse_args()
+    layers = [layer for layer in LAYERS if options.only in layer.name]
+    tokens = (*DECODE_TOKENS, *PREFILL_TOKENS)
+    kernels = [
+        (f"{layer.name} {matrix}, {count} tokens", *compile_matrix(layer, matrix, count))
+        for layer in layers
+        for count in tokens
+        for matrix in MATRICES
+    ]
+    print_kernels(kernels)
+    blocks = [compile_block(layer, count) for layer in layers if layer.name in _MODELS for count in tokens]
+    print_blocks(blocks)
+    if options.json:
+        rows = [{"name": name, "seconds": seconds, **asdict(facts)} for name, facts, seconds in kernels]
+        text = json.dumps({"jax": jax.__version__, "kernels": rows, "blocks": [asdict(b) for b in blocks]}, indent=1)
+        options.json.write_text(text + "\n")
+    faults = [f"{name}: {fault}" for name, facts, _ in kernels for fault in facts.faults()]
+    faults += [f"{block.name}, {block.tokens} tokens: {fault}" for block in blocks for fault in block.faults]
+    sys.exit("\n".join(faults) or None)
+
+
+def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFacts, float]:
+    """The kernel of one of a layer's matrices, and seconds to trace, lower and compile the call."""
+    given = arguments(layer, matrix, tokens, gpu_aot.h200())
+
+    def multiply(x: jax.Array, weights: jax.Array, groups: Groups, bias: jax.Array | None) -> jax.Array:
+        out: jax.Array = grouped_matmul(x, weights, groups, bias=bias, gated=given.gated, implementation="mosaic")
+        return out
+
+    begin = time.perf_counter()
+    with gpu_aot.captured() as found:
+        jax.jit(multiply).lower(*given[:4]).compile()
+    (facts,) = found
+    return facts, time.perf_counter() - begin
+
+
+def compile_block(layer: Layer, tokens: int) -> BlockFacts:
+    """The whole mixture, router and shared expert included, of the hub's model of that name."""
+    model = parse_config(CONFIGS[_MODELS[layer.name]], weights=False)
+    config = next(_mixtures(model))
+    graph, state = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, "mosaic")))
+
+    def step(state: nnx.State[Any, Any], x: jax.Array) -> jax.Array:
+        moe: Moe = nnx.merge(graph, state)
+        return moe(x)
+
+    x = jax.ShapeDtypeStruct((tokens, model.d_model), _BFLOAT16)  # type: ignore[no-untyped-call]
+    begin = time.perf_counter()
+    with gpu_aot.captured():
+        compiled = jax.jit(step).lower(*gpu_aot.on_h200((state, x))).compile()
+    seconds = time.perf_counter() - begin
+    text, memory, thunks = compiled.as_text(), compiled.memory_analysis(), gpu_aot.thunks("jit_step")
+    assert text is not None
+    assert memory is not None
+    outermost = top_level(thunks)
+    faults = [f"copies {size} bytes" for size in copies(text) if size >= layer.d_model * layer.hidden * 2]
+    if outermost != ["kCommandBuffer"]:
+        faults.append(f"not one command buffer but {', '.join(outermost)}")
+    experts = layer.experts * (1 - (1 - layer.top_k / layer.experts) ** tokens)
+    size = layer.weight_bytes(experts)
+    launches = sum(
+        "kCustomKernel" in line or "kKernel" in line or "kCustomCall" in line for line in thunks.splitlines()
+    )
+    return BlockFacts(
+        layer.name,
+        tokens,
+        experts,
+        size / 1e6,
+        size / BYTES_PER_SECOND * 1e6,
+        launches,
+        len(outermost),
+        memory.temp_size_in_bytes,
+        seconds,
+        faults,
+    )
+
+
+def _mixtures(model: ModelConfig) -> Iterator[MoeConfig]:
+    return (layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeConfig))
+
+
+def print_kernels(kernels: list[tuple[str, KernelFacts, float]]) -> None:
+    """One line per kernel."""
+    if kernels:
+        print(f"{'matrix':36}registers spills shared memory blocks/SM threads WGMMA TMA seconds")
+    for name, facts, seconds in kernels:
+        print(
+            f"{name:36}{facts.registers:9}{facts.spills:7}{facts.smem:14}{facts.blocks_per_sm:10}"
+            f"{facts.threads:8}{facts.wgmma:6}{facts.tma:4}{seconds:8.1f}"
+        )
+
+
+def print_blocks(blocks: list[BlockFacts]) -> None:
+    """One line per mixture and step."""
+    if blocks:
+        print(f"\n{'mixture':20}tokens experts  weights, MB  µs at 4.3 TB/s  launches graphs temporaries, MB seconds")
+    for facts in blocks:
+        print(
+            f"{facts.name:20}{facts.tokens:6}{facts.experts:8.1f}{facts.megabytes:13.0f}{facts.memory_us:16.0f}"
+            f"{facts.launches:10}{facts.graphs:7}{facts.temporaries / 1e6:16.1f}{facts.seconds:8.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
