@@ -10,6 +10,7 @@ from jswa.json_object import read_object, shown
 from jswa.model.hf.common import usual
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.fields import Fields
+from jswa.model.hf.quantization import parse_quantization
 
 # Multimodal configs whose text part may not say what it is; others say so.
 _TEXT_PARTS = {
@@ -64,9 +65,8 @@ def parse_config(raw: dict[str, Any], *, eos_token_id: object = None, weights: b
     """
     outer = Fields(raw, "config.json")
     fields, family = _text_part(outer)
-    for key in ("quantization_config", "compression_config") if weights else ():
-        if raw.get(key) is not None or fields.raw.get(key) is not None:
-            raise UnsupportedModel(f"config.json: {key} asks for quantised weights, which are not implemented")
+    if weights:
+        parse_quantization(raw)
     entry = FAMILIES[family]
     eos = eos_token_id
     if eos is None:

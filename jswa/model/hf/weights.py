@@ -4,21 +4,23 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
 from jswa.errors import CheckpointError
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.names import Names
 
-_SLICES = 4  # of a fused projection that was saved per rank of a tensor-parallel group (MiMo-V2.5)
+SLICES = 4  # of a fused projection that was saved per rank of a tensor-parallel group (MiMo-V2.5)
 
 
 class Part(NamedTuple):
-    """One checkpoint tensor: its name and the shape it must have."""
+    """One checkpoint tensor: its name and the shape it must have.
+
+    `runs`: so many equal runs of rows were quantised one by one.
+    """
 
     key: str
     shape: tuple[int, ...]
+    runs: int = 1
 
 
 class Fold(NamedTuple):
@@ -29,18 +31,22 @@ class Fold(NamedTuple):
     first: bool
 
 
+How = Literal["rows", "matrix", "columns", "experts", "transposed", "interleaved", "turned", "sliced", "product"]
+
+
 class Source(NamedTuple):
     """Where one parameter comes from.
 
     `how`: "rows", stacked along the first axis; "matrix", the same and then transposed from torch's [out, in];
     "experts", `per_expert` parts at a time a matrix, and these stacked; "transposed", the last two axes of parts laid
-    side by side; "interleaved", the last axis's even entries first and then the odd ones; "sliced", q, k and v of each
-    slice together, `rows` of each in all; "product", of two vectors, the second one's rotated numbers left out.
+    side by side; "interleaved", the last axis's even entries first and then the odd ones; "turned", that of the last
+    two axes transposed; "sliced", q, k and v of each slice together, `rows` of each in all; "product", of two vectors,
+    the second one's rotated numbers left out.
     `folds`: one for each part whose rows (of "columns": whose columns) are put in another order first.
     """
 
     parts: tuple[Part, ...]
-    how: Literal["rows", "matrix", "columns", "experts", "transposed", "interleaved", "sliced", "product"] = "rows"
+    how: How = "rows"
     per_expert: int = 1
     rows: tuple[int, ...] = ()
     folds: tuple[Fold, ...] = ()
@@ -111,52 +117,14 @@ def sources(config: ModelConfig, found: Collection[str] = ()) -> dict[str, Sourc
         if isinstance(layer.mlp, MlpConfig):
             parts |= _mlp("mlp", layer.mlp, d, f"{theirs}.{names.mlp}", names)
         else:
-            parts |= _moe("mlp", layer.mlp, d, theirs, names)
+            parts |= _moe("mlp", layer.mlp, d, theirs, names, found)
         if layer.side is not None:
-            parts |= _moe("side.moe", layer.side.moe, d, theirs, names)
+            parts |= _moe("side.moe", layer.side.moe, d, theirs, names, found)
         if layer.scalar:
             parts["scalar"] = _vector(f"{theirs}.layer_scalar", 1)
         parts |= _per_layer_mix(config, theirs) | _stream_layer(config, theirs)
         table |= {f"layers.{index}.{name}": source for name, source in parts.items()}
     return table
-
-
-def assemble(source: Source, pieces: list[np.ndarray]) -> np.ndarray:
-    """One parameter from its checkpoint tensors."""
-    if source.how == "experts":
-        n = source.per_expert
-        return np.stack([np.concatenate(pieces[i : i + n]).T for i in range(0, len(pieces), n)])
-    if source.how == "transposed":
-        return np.swapaxes(np.concatenate(pieces, axis=1), 1, 2)
-    if source.how == "columns":
-        return _folded(pieces[0].T, source.folds[0])
-    pieces = [*map(_folded, pieces, source.folds), *pieces[len(source.folds) :]]
-    if source.how == "product":
-        rotated = source.folds[0].rotated
-        one, other = (piece.astype(np.float32) for piece in pieces)  # a product in bfloat16 would round once more
-        return np.concatenate([one[:rotated], one[rotated:] * other[rotated:]])
-    stacked = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    if source.how == "interleaved":
-        return np.concatenate([stacked[..., ::2], stacked[..., 1::2]], axis=-1)
-    if source.how == "sliced":
-        rows = np.split(stacked.reshape(_SLICES, -1, *stacked.shape[1:]), _bounds(source.rows), axis=1)
-        return np.concatenate([part.reshape(-1, *stacked.shape[1:]) for part in rows]).T
-    return stacked.T if source.how == "matrix" else stacked
-
-
-def _bounds(rows: tuple[int, ...]) -> list[int]:
-    """Where k and v begin in one slice."""
-    q, k, _ = (n // _SLICES for n in rows)
-    return [q, q + k]
-
-
-def _folded(x: np.ndarray, fold: Fold) -> np.ndarray:
-    """Rows of all heads, each head's in the order of the fold."""
-    half, turned = fold.head_dim // 2, fold.rotated // 2
-    rotated = [*range(turned), *range(half, half + turned)]
-    rest = [*range(turned, half), *range(half + turned, fold.head_dim)]
-    order = rotated + rest if fold.first else rest + rotated
-    return x.reshape(-1, fold.head_dim, *x.shape[1:])[:, order].reshape(x.shape)
 
 
 def _norms(layer: LayerConfig, d: int, theirs: str, names: Names) -> dict[str, Source]:
@@ -194,10 +162,10 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, sliced:
     }
     if folds:
         table["attention.out"] = table["attention.out"]._replace(how="columns", folds=folds[1:])
-    if sliced and any(n % _SLICES for n in rows.values()):
-        raise CheckpointError(f"{prefix}.qkv_proj.weight: {rows} cannot be {_SLICES} slices of q, k and v")
+    if sliced and any(n % SLICES for n in rows.values()):
+        raise CheckpointError(f"{prefix}.qkv_proj.weight: {rows} cannot be {SLICES} slices of q, k and v")
     if names.fused or sliced:
-        one = Part(f"{prefix}.qkv_proj.weight", (sum(rows.values()), d))
+        one = Part(f"{prefix}.qkv_proj.weight", (sum(rows.values()), d), SLICES if sliced else 1)
         table["attention.qkv"] = Source((one,), "sliced" if sliced else "matrix", rows=tuple(rows.values()))
     if a.qkv_bias:
         table["attention.qkv_bias"] = _bias(named)._replace(folds=folds)
@@ -238,7 +206,7 @@ def _mlp(ours: str, config: MlpConfig, d: int, prefix: str, names: Names) -> dic
     return table
 
 
-def _moe(ours: str, config: MoeConfig, d: int, layer: str, names: Names) -> dict[str, Source]:
+def _moe(ours: str, config: MoeConfig, d: int, layer: str, names: Names, found: Collection[str]) -> dict[str, Source]:
     experts, router = config.num_experts, config.router
     table = {f"{ours}.router": Source((Part(f"{layer}.{names.router}", (experts, d)),), "matrix")}
     vectors = (
@@ -248,7 +216,8 @@ def _moe(ours: str, config: MoeConfig, d: int, layer: str, names: Names) -> dict
         (router.norm is not None and router.norm.weighted, "router_norm.weight", names.router_norm, d),
     )
     table |= {f"{ours}.{name}": _vector(f"{layer}.{key}", size) for there, name, key, size in vectors if there}
-    table |= {f"{ours}.{name}": source for name, source in _experts(config, d, f"{layer}.{names.experts}", names)}
+    experts_at = f"{layer}.{names.experts}"
+    table |= {f"{ours}.{name}": source for name, source in _experts(config, d, experts_at, names, found)}
     if config.shared is not None:
         table |= _shared(f"{ours}.shared", config.shared, d, layer, names)
     if config.shared_gate:
@@ -266,10 +235,12 @@ def _shared(ours: str, config: MlpConfig, d: int, layer: str, names: Names) -> d
     }
 
 
-def _experts(config: MoeConfig, d: int, folder: str, names: Names) -> list[tuple[str, Source]]:
+def _experts(config: MoeConfig, d: int, folder: str, names: Names, found: Collection[str]) -> list[tuple[str, Source]]:
     count, f = config.num_experts, config.hidden
     gate, up, down = names.expert_gate, names.expert_up, names.expert_down
-    if names.stored == "each":
+    # Tools that quantise write a tensor for each expert and matrix whatever the family does.
+    one_by_one = any(f"{folder}.0.{gate}.weight{end}" in found for end in ("", "_packed"))
+    if names.stored == "each" or (one_by_one and not config.bias):
         pair = [Part(f"{folder}.{e}.{name}.weight", (f, d)) for e in range(count) for name in (gate, up)]
         single = [Part(f"{folder}.{e}.{down}.weight", (d, f)) for e in range(count)]
         return [("gate_up", Source(tuple(pair), "experts", per_expert=2)), ("down", Source(tuple(single), "experts"))]
@@ -285,6 +256,12 @@ def _experts(config: MoeConfig, d: int, folder: str, names: Names) -> list[tuple
         ("gate_up", Source((Part(f"{folder}.gate_up_proj", (count, d, 2 * f)),), how)),
         ("down", Source((Part(f"{folder}.down_proj", (count, f, d)),))),
     ]
+    if f"{folder}.gate_up_proj_blocks" in found:  # MXFP4, whose blocks lie along the inputs: [out, in]
+        turn: Literal["transposed", "turned"] = "turned" if names.stored == "interleaved" else "transposed"
+        table = [
+            ("gate_up", Source((Part(f"{folder}.gate_up_proj", (count, 2 * f, d)),), turn)),
+            ("down", Source((Part(f"{folder}.down_proj", (count, d, f)),), "transposed")),
+        ]
     if config.bias:
         table.append(("gate_up_bias", Source((Part(f"{folder}.gate_up_proj_bias", (count, 2 * f)),), how)))
         table.append(("down_bias", Source((Part(f"{folder}.down_proj_bias", (count, d)),))))

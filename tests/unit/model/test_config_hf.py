@@ -118,9 +118,9 @@ def test_a_window_or_layer_pattern_that_makes_no_sense_is_named(form: str, chang
         ("llama", {"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "rope_type = 'su'"),
         ("llama", {"head_dim": 15}, "head size of 15"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        ("mistral", {"compression_config": {"quant_method": "fp8"}}, "compression_config"),
+        ("mistral", {"compression_config": {"quant_method": "awq"}}, "compression_config: quant_method = 'awq'"),
         ("gemma3", {"model_type": "siglip"}, "model_type = 'siglip'"),
-        ("gemma3", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("gemma3", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method = 'bitsandbytes'"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )

@@ -11,10 +11,11 @@ import pytest
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.gemma4 import unfolded
-from jswa.model.hf.weights import Fold, Part, Source, assemble, sources, unused
+from jswa.model.hf.weights import Fold, Part, Source, sources, unused
 from jswa.model.load import dummy_checkpoint, load_checkpoint
 from tests.oracles import dense_logits, quick_compiles
 from tests.parity.load import Fixture, load_fixture, names
@@ -55,8 +56,9 @@ def test_folding_is_the_order_of_the_docstring() -> None:
     """Heads of 8 with 4 rotated numbers: pairs (0, 4) and (1, 5)."""
     x = np.arange(16.0)[:, None]
     part = (Part("x", (16, 1)),)
-    first = assemble(Source(part, "rows", folds=(Fold(8, 4, first=True),)), [x])
-    last = assemble(Source(part, "rows", folds=(Fold(8, 4, first=False),)), [x])
+    first, last = np.empty_like(x), np.empty_like(x)
+    for out, before in ((first, True), (last, False)):
+        assemble(Source(part, "rows", folds=(Fold(8, 4, first=before),)), out, lambda _, begin, end: x[begin:end])
     assert first[:8, 0].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
     assert last[8:, 0].tolist() == [10, 11, 14, 15, 8, 9, 12, 13]
 

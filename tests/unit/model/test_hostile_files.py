@@ -41,7 +41,7 @@ def sharded(tmp_path: Path) -> Path:
 def refused(folder: Path) -> str:
     """What the loader says, without opening any file for its values."""
     with (
-        mock.patch("jswa.model.load.safe_open", side_effect=AssertionError("a tensor would be read")),
+        mock.patch("jswa.model.files.Reader.rows", side_effect=AssertionError("a tensor would be read")),
         pytest.raises(CheckpointError) as caught,
     ):
         load_checkpoint(folder, FLOAT32)

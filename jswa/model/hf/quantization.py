@@ -1,0 +1,107 @@
+"""`quantization_config` of a config.json: what it says of how weights are stored, or why they cannot be read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.json_object import shown
+from jswa.model.hf.fields import Fields
+
+_KEYS = ("quantization_config", "compression_config")
+_METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4")
+_FORMATS = ("float-quantized", "int-quantized", "mxfp4-pack-quantized", "naive-quantized")
+_STRATEGIES = ("tensor", "channel", "block", "group")
+_MAX_GROUPS, _MAX_BLOCK = 64, 2**16
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a checkpoint's quantised weights lie on disk; the tensors themselves say which weights are.
+
+    Attributes:
+        method: as errors name it.
+        blocks: rows and columns that share a scale, where the checkpoint has weights with block scales. Scales of a
+            whole tensor and of each row need no entry.
+    """
+
+    method: str
+    blocks: tuple[tuple[int, int], ...] = ()
+
+
+def parse_quantization(raw: dict[str, Any]) -> Quantization | None:
+    """That of a whole config.json; None where weights are plain.
+
+    How activations and KV were to be quantised is not looked at: jswa reads weights alone. Raises UnsupportedModel
+    for methods and formats that jswa cannot read, by their names, and CheckpointError for values that make no sense.
+    """
+    text = raw.get("text_config")
+    for holder, where in ((raw, "config.json"), (text if isinstance(text, dict) else {}, "config.json: text_config")):
+        for key in _KEYS:
+            if holder.get(key) is not None:
+                table = Fields(holder, where).table(key)
+                return _parse(Fields(table, f"{where}: {key}"))
+    return None
+
+
+def _parse(fields: Fields) -> Quantization:
+    method = fields.string("quant_method", "(none)")
+    if method not in _METHODS:
+        raise UnsupportedModel(f"{fields.where}: quant_method = {shown(method)} is not one of {', '.join(_METHODS)}")
+    if method == "compressed-tensors":
+        return Quantization(method, _compressed(fields))
+    if method == "fp8" and fields.string("fmt", "e4m3") != "e4m3":
+        raise UnsupportedModel(f"{fields.where}: fmt = {shown(fields.raw['fmt'])} must be e4m3")
+    size = fields.raw.get("weight_block_size")
+    return Quantization(method, () if method != "fp8" or size is None else (_block(fields, "weight_block_size"),))
+
+
+def _compressed(fields: Fields) -> tuple[tuple[int, int], ...]:
+    """The blocks of all groups of a compressed-tensors config."""
+    if fields.table("transform_config"):
+        raise UnsupportedModel(f"{fields.where}: transform_config asks for rotated weights, which are not implemented")
+    sparsity = Fields(fields.table("sparsity_config"), f"{fields.where}: sparsity_config").string("format", "dense")
+    if sparsity != "dense":
+        raise UnsupportedModel(f"{fields.where}: sparsity_config: format = {shown(sparsity)} must be dense")
+    groups, common = fields.table("config_groups"), fields.string("format", "(none)")
+    if not 0 < len(groups) <= _MAX_GROUPS:
+        raise fields.wrong("config_groups", f"must be an object of 1 to {_MAX_GROUPS} groups")
+    blocks = []
+    for name in groups:
+        where = f"{fields.where}: config_groups: {shown(name)}"
+        group = Fields(Fields(groups, where).table(name), where)
+        kind = group.string("format", common)
+        if kind not in _FORMATS:
+            raise UnsupportedModel(f"{where}: format = {shown(kind)} is not one of {', '.join(_FORMATS)}")
+        blocks += _weights(Fields(group.table("weights"), f"{where}: weights"), packed=kind == "mxfp4-pack-quantized")
+    return tuple(dict.fromkeys(blocks))
+
+
+def _weights(fields: Fields, *, packed: bool) -> list[tuple[int, int]]:
+    """The block of one group, where it has one."""
+    if packed:  # blocks of 32 columns, by definition
+        return []
+    kind, bits = fields.string("type", "int"), fields.integer("num_bits", 8)
+    if kind not in ("int", "float") or bits != 8:
+        raise UnsupportedModel(f"{fields.where}: type = {shown(kind)}, num_bits = {bits}: must be int or float, 8 bits")
+    if fields.raw.get("actorder"):
+        raise UnsupportedModel(f"{fields.where}: actorder = {shown(fields.raw['actorder'])} is not implemented")
+    size = fields.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK)
+    strategy = fields.string("strategy", "tensor" if size is None else "channel" if size == -1 else "group")
+    if strategy not in _STRATEGIES:
+        raise UnsupportedModel(f"{fields.where}: strategy = {shown(strategy)} is not one of {', '.join(_STRATEGIES)}")
+    if strategy == "block":
+        return [_block(fields, "block_structure")]
+    if strategy == "group":
+        return [(1, fields.integer("group_size", None, high=_MAX_BLOCK))]
+    return []
+
+
+def _block(fields: Fields, key: str) -> tuple[int, int]:
+    """Rows and columns. Raises CheckpointError."""
+    sizes = fields.raw.get(key)
+    whole = isinstance(sizes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
+    if not isinstance(sizes, list) or not whole or len(sizes) != 2 or not all(0 < n <= _MAX_BLOCK for n in sizes):
+        raise CheckpointError(
+            f"{fields.where}: {key} = {shown(sizes)}: must be two whole numbers from 1 to {_MAX_BLOCK}"
+        )
+    return sizes[0], sizes[1]
