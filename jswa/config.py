@@ -14,6 +14,8 @@ class EngineConfig:
 
     Attributes:
         dtype: of weights, activations and KV: auto (float32 on CPU, bfloat16 on GPU), float32, bfloat16, float16.
+        kv_cache_dtype: of the KV alone: auto (as dtype), or fp8 (e4m3, half or a quarter of the bytes; K and V beyond
+            ±448 are cut).
         max_model_len: longest prompt + generated text of one request, in tokens.
         max_num_seqs: requests that run at the same time.
         max_num_batched_tokens: tokens of one step, prefill chunks and decode rows together.
@@ -32,6 +34,7 @@ class EngineConfig:
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

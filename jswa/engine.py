@@ -136,6 +136,7 @@ class Engine:
         device = jax.devices()[0]
         on_gpu = device.platform == "gpu"
         dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
+        kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
         if options.load_format == "dummy":
             model, params = dummy_checkpoint(folder, dtype, options.seed)
         else:
@@ -147,10 +148,10 @@ class Engine:
         _log.info("kernels: attention %s, experts %s", *backends)
         memory = options.kv_cache_memory_bytes
         if memory is None:
-            scratch = scratch_bytes(model, params, layout, limits, backends) if on_gpu else 0
+            scratch = scratch_bytes(model, params, layout, limits, backends, kv_dtype) if on_gpu else 0
             memory = free_bytes(device) - scratch
-        limits = size_arena(limits, layout, options, memory, dtype.itemsize)
-        runner = Runner(model, params, layout, limits, on_gpu=on_gpu, backends=backends)
+        limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize)
+        runner = Runner(model, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype)
         trace = None
         if switches.dump_plans is not None:
             # By lines: an engine that breaks leaves the steps that led there.

@@ -5,6 +5,7 @@ import logging
 import os
 
 import jax
+import jax.numpy as jnp
 
 from jswa.architecture import ModelConfig
 from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_blocks
@@ -40,13 +41,19 @@ def free_bytes(device: jax.Device) -> int:
     return int(stats["bytes_limit"] * (1 - _SLACK)) - int(stats["bytes_in_use"])
 
 
-def scratch_bytes(model: ModelConfig, params: Params, layout: KVLayout, limits: Limits, backends: Backends) -> int:
+def scratch_bytes(
+    model: ModelConfig,
+    params: Params,
+    layout: KVLayout,
+    limits: Limits,
+    backends: Backends,
+    kv_dtype: jnp.dtype,
+) -> int:
     """Bytes of temporaries of the largest steps, with log probabilities, as their compiler reports them.
 
     They do not depend on the arena's size, so an arena of two blocks will do.
     """
-    dtype = next(iter(params.values())).dtype
-    state = state_shapes(layout, dataclasses.replace(limits, num_blocks=2), model.vocab_size, dtype)
+    state = state_shapes(layout, dataclasses.replace(limits, num_blocks=2), model.vocab_size, kv_dtype)
     cases: list[tuple[Bucket, Logprobs]] = [(Bucket(limits.max_tokens, limits.max_rows, decode=False), "prompt")]
     if not limits.one_bucket:
         cases.append((Bucket(limits.max_rows, limits.max_rows, decode=True), "sampled"))

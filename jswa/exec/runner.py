@@ -56,7 +56,8 @@ class Runner:
     """The only holder of the device state: each launch donates it to the step and keeps what comes back.
 
     Buckets are compiled at start. The families for log probabilities are compiled by `prepare`, or bucket by bucket
-    when first used, and so are the programs that carry pages to the host and back.
+    when first used, and so are the programs that carry pages to the host and back. `kv_dtype` is the arena's, if it is
+    not that of the parameters.
 
     Attributes:
         compiled_in_steps: step programs that a launch had to compile, and so to wait for.
@@ -72,6 +73,7 @@ class Runner:
         *,
         on_gpu: bool = False,
         backends: Backends = PORTABLE,
+        kv_dtype: jnp.dtype | None = None,
     ) -> None:
         self.layout = layout
         self.limits = limits
@@ -82,8 +84,8 @@ class Runner:
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
         self.compiled_in_steps = self.compiled_beside = 0
-        dtype = next(iter(params.values())).dtype
-        self._shapes = state_shapes(layout, limits, model.vocab_size, dtype)
+        kv_dtype = kv_dtype or next(iter(params.values())).dtype
+        self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype)
         with ThreadPoolExecutor() as pool:
             configs = [self._config(bucket, "none") for bucket in self.buckets]
             steps = {config: pool.submit(compile_step, config, params, self._shapes) for config in configs}
@@ -91,7 +93,7 @@ class Runner:
             self._enter_row = pool.submit(compile_enter_row, self._shapes).result()
             self._set_place, self._set_mask = pool.submit(compile_set_extras, self._shapes["extras"]).result()
             self.compiled = {config: future.result() for config, future in steps.items()}
-        self.state: DeviceState = init_state(layout, limits, model.vocab_size, dtype)
+        self.state: DeviceState = init_state(layout, limits, model.vocab_size, kv_dtype)
 
     def launch(self, plan: StepPlan) -> Pending:
         """Hand a plan to the device and return at once: an upload, and one for each batch of moves, row or extras."""

@@ -4,6 +4,7 @@ import dataclasses
 import os
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jswa.exec.backends import PORTABLE
@@ -36,4 +37,7 @@ def test_scratch_holds_logits_at_least() -> None:
     """float32, of all rows."""
     model, params, layout, limits, _ = small_engine_parts()
     one_step = dataclasses.replace(limits, one_bucket=True)
-    assert scratch_bytes(model, params, layout, one_step, PORTABLE) >= 4 * limits.max_rows * model.vocab_size
+    assert (
+        scratch_bytes(model, params, layout, one_step, PORTABLE, jnp.dtype("float32"))
+        >= 4 * limits.max_rows * model.vocab_size
+    )
