@@ -9,7 +9,6 @@ A thread that is stuck in a step cannot be helped: that is death.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import queue
 import threading
@@ -151,6 +150,7 @@ class Bridge:
         self._calls: set[asyncio.Future[object]] = set()
         self._prepared: set[str] = set()
         self._preparing = asyncio.Lock()
+        self._helper: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -183,8 +183,8 @@ class Bridge:
 
     @property
     def stuck(self) -> bool:
-        """Whether the thread still runs: after `close`, that it cannot be stopped."""
-        return self._thread.is_alive()
+        """Whether a thread still runs: after `close`, that it cannot be stopped."""
+        return self._thread.is_alive() or (self._helper is not None and self._helper.is_alive())
 
     @property
     def active(self) -> int:
@@ -213,8 +213,7 @@ class Bridge:
             return
         async with self._preparing:
             if not wanted <= self._prepared:
-                engine = self.engine
-                await _in_thread(lambda: engine.prepare(params))
+                await self._beside(self.engine.prepare, params)
                 self._prepared |= wanted
 
     async def call[T](self, function: Callable[[EngineLike], T]) -> T:
@@ -237,6 +236,25 @@ class Bridge:
 
         self._inbox.put(work)
         return await future
+
+    def _beside(self, function: Callable[[SamplingParams], None], params: SamplingParams) -> asyncio.Future[None]:
+        """Run something long in a thread that holds up neither the pool that others use nor the end of the process.
+
+        Whoever awaits it holds nothing of the engine.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                function(params)
+            except BaseException as raised:
+                error = raised.with_traceback(None)
+            self._tell(_settle, done, None, error)
+
+        self._helper = threading.Thread(target=run, name="prepare", daemon=True)
+        self._helper.start()
+        return done
 
     def _run(self) -> None:
         while True:
@@ -291,8 +309,9 @@ class Bridge:
             while self._inbox.get(block=False) is not None:
                 pass
             return False
-        self._engine = None
-        gc.collect()  # its arrays go before new ones come
+        if self._helper is not None:
+            self._helper.join()  # it compiles for the old engine, and holds it
+        self._engine = None  # `rebuild` lets go of what else holds it
         try:
             self._engine = rebuild()
         except BaseException as error:
@@ -362,24 +381,6 @@ class Bridge:
             if since is not None and time.monotonic() - since > self._step_timeout:
                 _log.critical("a step has not ended after %g s: the engine is stuck", self._step_timeout)
                 self._fail("dead", threading.Event())
-
-
-async def _in_thread(function: Callable[[], None]) -> None:
-    """Run something long in a thread that holds up neither the pool that others use nor the end of the process."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def run() -> None:
-        error: BaseException | None = None
-        try:
-            function()
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop may be gone
-            loop.call_soon_threadsafe(_settle, done, None, error)
-
-    threading.Thread(target=run, name="prepare", daemon=True).start()
-    await done
 
 
 def _settle[T](future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

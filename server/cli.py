@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import gc
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -67,6 +68,7 @@ def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
                 llm.engine.prepare(SamplingParams(logprobs=0, prompt_logprobs=0))
             yield llm.engine
             llm.close()
+            gc.collect()  # its arrays go before new ones come
             llm = LLM(model, **dataclasses.asdict(engine))
 
     named = {} if llm.tokenizer is None else llm.tokenizer.special.named

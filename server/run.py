@@ -134,8 +134,8 @@ def run(model: Served, config: ServeConfig) -> int:
         runner.run(_serve(service, server))
     status = 1 if service.bridge.state == "dead" else 0 if server.started else 3
     if service.bridge.stuck:
-        # A thread that is in a step cannot be stopped, and Python would not end well beside it.
-        _log.critical("the engine's thread is stuck; the process ends without it")
+        # A thread in a step or in the compiler cannot be stopped, and Python would not end well beside it.
+        _log.warning("a thread of the engine does not stop; the process ends without it")
         logging.shutdown()
         os._exit(status)
     return status

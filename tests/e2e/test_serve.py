@@ -178,7 +178,7 @@ def test_clients_that_leave_and_bad_requests_harm_nobody(server: Process, client
 
 @pytest.mark.nightly
 def test_requests_made_from_the_schema(tmp_path: Path) -> None:
-    """On the real engine; `tests/unit/server/test_schema.py` does it on the fake one. Short texts: most ask for many."""
+    """On the real engine; `tests/unit/server/test_schema.py` has the fake one. Short texts, since most ask for many."""
     command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-model-len", "64", "--admin-api-key", "root"]
     with started(command, environ={"JSWA_CHECK": "1"}) as server:
         fuzz(server.url, narrowed(server.url, "tiny", tmp_path), 200, tmp_path, "root")

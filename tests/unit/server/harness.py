@@ -26,9 +26,10 @@ TINY = Path(__file__).parents[3] / "jswa" / "assets" / "tiny"
 class Client:
     """A server to talk to."""
 
-    def __init__(self, service: Service, engine: FakeEngine, url: str, headers: Mapping[str, str]) -> None:
+    engine: FakeEngine  # where it has a fake one
+
+    def __init__(self, service: Service, url: str, headers: Mapping[str, str]) -> None:
         self.service = service
-        self.engine = engine
         self.url = url
         self.http = httpx2.Client(base_url=url, headers=dict(headers), timeout=20)
 
@@ -83,12 +84,19 @@ def serving(
     defaults: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Client]:
-    """A server with these options."""
+    """A server with a fake engine and these options."""
     engine = engine or FakeEngine()
     tokenizer = tokenizer or Tokenizer.load(TINY)
     chat = None if template is None else ChatTemplate({"default": template}, {"eos_token": "<eos>"})
-    config = ServeConfig(**{"served_model_name": ("fake", "alias"), "port": 0, **options})
-    service = Service(Served(lambda: engine, tokenizer, chat, defaults or {}), config)
+    with serve(Served(lambda: engine, tokenizer, chat, defaults or {}), headers, **options) as client:
+        client.engine = engine
+        yield client
+
+
+@contextmanager
+def serve(served: Served, headers: Mapping[str, str] | None = None, **options: Any) -> Iterator[Client]:
+    """A server with these options."""
+    service = Service(served, ServeConfig(**{"served_model_name": ("fake", "alias"), "port": 0, **options}))
     settings = uvicorn.Config(create_app(service), port=0, http=HeaderLimit, log_config=None, access_log=False)
     server = Server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
@@ -96,7 +104,7 @@ def serving(
     try:
         until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
-        client = Client(service, engine, f"http://127.0.0.1:{port}", headers or {})
+        client = Client(service, f"http://127.0.0.1:{port}", headers or {})
         try:
             yield client
         finally:

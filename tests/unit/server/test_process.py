@@ -107,7 +107,15 @@ def test_a_process_with_a_stuck_engine_ends() -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_dead")
         assert httpx2.get(server.url + "/health").status_code == 503
         assert server.wait(10) == 1
-        assert "stuck" in "".join(server.log)
+        assert "the engine is stuck" in "".join(server.log)
+
+
+def test_a_process_that_compiles_ends_at_once() -> None:
+    with serving({"prepare_delay": 1000}) as server:
+        with pytest.raises(httpx2.TimeoutException):
+            httpx2.post(server.url + PATH, json={"prompt": "a", "logprobs": 1}, timeout=0.5)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
 
 
 def test_an_idle_server_stops_at_once() -> None:
