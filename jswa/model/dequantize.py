@@ -99,12 +99,12 @@ def resolve(part: Part, tensors: Mapping[str, Tensor], quantization: Quantizatio
         return _packed(part, first, names, tensors)
     first.require_type(*FLOATS, "F8_E4M3", "I8", "U8")
     first.require_shape(part.shape)
-    if len(names) < 2 or names[1].endswith("zero_point") or (names[-1].endswith("scale_inv") and len(names) > 2):
-        raise CheckpointError(
-            f"{first.where} has type {first.dtype}: must have one of {part.key}_scale(_inv) beside it"
-        )
-    zero = tensors[names[2]] if len(names) > 2 else None
-    return _scaled(part, first, tensors[names[1]], zero, quantization)
+    zeros = [tensors[name] for name in names[1:] if name.endswith("zero_point")]
+    scales = [tensors[name] for name in names[1:] if not name.endswith("zero_point")]
+    if len(scales) != 1:
+        beside = f"{part.key}_scale or {part.key}_scale_inv"
+        raise CheckpointError(f"{first.where} has type {first.dtype}: must have one of {beside} beside it")
+    return _scaled(part, first, scales[0], zeros[0] if zeros else None, quantization)
 
 
 def read_rows(weight: Weight, reader: Reader, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
@@ -126,8 +126,8 @@ def unpack_mxfp4(
     """The float32 numbers of rows of MXFP4, as transformers' `convert_moe_packed_tensors` has them."""
     pairs: Float[np.ndarray, "rows columns"] = np.take(_PAIRS, packed).view(np.float32)  # two numbers as one 64-bit one
     grouped = pairs.reshape(*exponents.shape, MX_BLOCK)
-    with np.errstate(invalid="ignore", over="ignore"):  # exponent 255 stands for NaN and infinity
-        grouped *= _POWERS[exponents][..., None]
+    with np.errstate(over="ignore"):
+        grouped *= _QUARTER_POWERS[exponents][..., None]
     return pairs
 
 
@@ -184,7 +184,7 @@ def _read_scaled(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[
     columns = -(-out.shape[1] // width)
 
     def expanded(tensor: Tensor) -> Float[np.ndarray, "rows #columns"]:
-        found = reader.rows(tensor, line[0], line[-1] + 1, columns=columns)
+        found = reader.rows(tensor, int(line[0]), int(line[-1]) + 1, columns=columns)
         table = _POWERS[found] if tensor.dtype in _EXPONENTS else found.astype(np.float32)
         taken = table[line - line[0]]
         return taken if columns == 1 else np.repeat(taken, width, axis=1)[:, : out.shape[1]]
@@ -196,16 +196,18 @@ def _read_scaled(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[
 
 
 def _pairs() -> Shaped[np.ndarray, " 256"]:
-    table = np.concatenate([_E2M1, -_E2M1])
+    """The two numbers of each byte times 4, as the bits of two float32."""
+    table = 4 * np.concatenate([_E2M1, -_E2M1])
     byte = np.arange(256)
     return np.ascontiguousarray(np.stack([table[byte & 15], table[byte >> 4]], axis=1)).view(np.uint64)[:, 0]
 
 
-def _powers() -> Float[np.ndarray, " 256"]:
+def _powers(bias: int) -> Float[np.ndarray, " 256"]:
     with np.errstate(over="ignore"):
-        powers: Float[np.ndarray, " 256"] = np.ldexp(np.float32(1), np.arange(256) - 127)
+        powers: Float[np.ndarray, " 256"] = np.ldexp(np.float32(1), np.arange(256) - bias)
     return powers
 
 
-_PAIRS, _POWERS = _pairs(), _powers()
+_PAIRS, _POWERS = _pairs(), _powers(127)
+_QUARTER_POWERS = _powers(129)  # 2^128 is infinite, but 0 · 2^128 is 0, and half of it a number
 _FLOAT8: Float[np.ndarray, " 256"] = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)

@@ -143,8 +143,8 @@ def _load(
 
 
 def _bytes(shape: jax.ShapeDtypeStruct) -> int:
-    itemsize: int = np.dtype(shape.dtype).itemsize
-    return math.prod(shape.shape) * itemsize
+    size: int = math.prod(shape.shape) * np.dtype(shape.dtype).itemsize
+    return size
 
 
 def dummy_checkpoint(folder: Path, dtype: jnp.dtype, seed: int) -> tuple[ModelConfig, Params]:
