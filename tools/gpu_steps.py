@@ -134,7 +134,7 @@ def _step_config(model: ModelConfig, layout: KVLayout, bucket: Bucket) -> tuple[
     num_blocks = KV_BYTES // layout.block_bytes(2)
     limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, targets=False)
-    config = StepConfig(model, layout, bucket, spec, Backends(attention="mosaic"))
+    config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic"))
     return config, gpu_aot.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
 

@@ -2,14 +2,13 @@
 
 import importlib.util
 import logging
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jswa.config import EngineConfig
-
-Attention = Literal["reference", "xla", "mosaic", "triton"]
-Experts = Literal["reference", "xla", "mosaic"]
+from pallas_kernels.api import Implementation as Attention
+from pallas_kernels.grouped import Implementation as Experts
 
 _log = logging.getLogger("jswa")
 

@@ -100,7 +100,8 @@ def forward(
         return out
 
     select = None if every else indices.last_tokens
-    hidden = bind(config.model, params)(tokens, indices.positions, attend, select)
+    decoder = bind(config.model, params, config.backends.experts)
+    hidden = decoder(tokens, indices.positions, attend, select)
     return {**state, "lanes": lanes, "extras": extras}, hidden, indices
 
 
