@@ -91,6 +91,18 @@ def serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=Fals
     raise SystemExit(load_server("cli").main(list(tokens)))
 
 
+bench = App(name="bench", help="Measure a server.")
+app.command(bench)
+
+
+@bench.command(name="serve", help_flags=[], version_flags=[])
+def bench_serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
+    """Load a server with OpenAI's API and report what its clients get; `jswa bench serve --help` shows the options."""
+    from jswa.server_package import load_server
+
+    raise SystemExit(load_server("bench_cli").main(list(tokens)))
+
+
 @app.command
 def capacity(config: str, *, block_size: int = 64, itemsize: int = 2, memory_gib: float = 75.0) -> None:
     """Print what a model's KV takes and how much fits, at 2k, 8k, 32k and 128k tokens.

@@ -1,0 +1,113 @@
+"""Figures of a load test, as vLLM's and SGLang's benchmarks define them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jswa.errors import ConfigError
+
+from .bench import Record
+
+_PERCENTILES = (50, 90, 99)
+_NAMES = ("ttft", "tpot", "itl", "e2el")
+
+
+def limits_of(goodput: Sequence[str]) -> dict[str, float]:
+    """Limits in seconds by name. Raises ConfigError."""
+    found = {}
+    for one in goodput:
+        name, _, value = one.partition(":")
+        try:
+            found[name] = float(value) / 1000
+        except ValueError:
+            raise ConfigError("goodput", one, "must be a name and milliseconds, as ttft:500") from None
+        if name not in ("ttft", "tpot", "e2el"):
+            raise ConfigError("goodput", one, "must begin with ttft, tpot or e2el")
+    return found
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By linear interpolation between the values around it."""
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * percent / 100
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def values_of(records: Sequence[Record]) -> dict[str, list[float]]:
+    """All times by name, in seconds, of requests that went well."""
+    good = [record for record in records if record.error is None]
+    return {
+        "ttft": [record.ttft for record in good],
+        "tpot": [record.tpot for record in good if record.completion_tokens > 1],
+        "itl": [gap for record in good for gap in record.itl],
+        "e2el": [record.end for record in good],
+    }
+
+
+def summary(records: Sequence[Record], seconds: float, slos: Mapping[str, float]) -> dict[str, Any]:
+    """The figures of a run that took so many seconds; times in milliseconds."""
+    good = [record for record in records if record.error is None]
+    prompt, generated = sum(r.prompt_tokens for r in good), sum(r.completion_tokens for r in good)
+    found: dict[str, Any] = {
+        "requests": len(records),
+        "failed": len(records) - len(good),
+        "seconds": seconds,
+        "request_throughput": len(good) / seconds,
+        "output_throughput": generated / seconds,
+        "total_throughput": (prompt + generated) / seconds,
+        "prompt_tokens": prompt,
+        "cached_tokens": sum(r.cached_tokens for r in good),
+        "completion_tokens": generated,
+    }
+    for name, values in values_of(records).items():
+        if values:
+            found[f"{name}_ms"] = {
+                "mean": 1000 * sum(values) / len(values),
+                **{f"p{p}": 1000 * percentile(values, p) for p in _PERCENTILES},
+            }
+    if slos:
+        times = [{"ttft": r.ttft, "tpot": r.tpot, "e2el": r.end} for r in good]
+        met = sum(all(one[name] <= limit for name, limit in slos.items()) for one in times)
+        found |= {"goodput": met / seconds, "slo_attainment": met / len(records)}
+    return found
+
+
+def report(found: Mapping[str, Any]) -> list[str]:
+    """The figures as lines of text."""
+    lines = [
+        f"{found['requests']} requests in {found['seconds']:.2f} s, {found['failed']} failed",
+        f"{found['request_throughput']:.2f} requests/s; {found['output_throughput']:.1f} generated tokens/s, "
+        f"{found['total_throughput']:.1f} with those of prompts",
+        f"{found['prompt_tokens']} prompt tokens, {found['cached_tokens']} of them cached; "
+        f"{found['completion_tokens']} generated",
+    ]
+    if "goodput" in found:
+        lines.append(f"goodput {found['goodput']:.2f} requests/s, {found['slo_attainment']:.1%} of the requests")
+    lines.append(f"{'ms':>6}" + "".join(f"{head:>10}" for head in ("mean", *(f"p{p}" for p in _PERCENTILES))))
+    for name in _NAMES:
+        if times := found.get(f"{name}_ms"):
+            lines.append(f"{name:>6}" + "".join(f"{value:10.2f}" for value in times.values()))
+    return lines
+
+
+def plot(records: Sequence[Record], file: Path) -> None:
+    """Distributions of the times, and time to first token over the run. Raises ConfigError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigError("plot", str(file), "needs `pip install jswa[bench]`") from error
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots(2, 2)
+    values = values_of(records)
+    labels = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between chunks"}
+    for axis, (name, label) in zip(axes.flat, labels.items(), strict=False):
+        ordered = sorted(1000 * value for value in values[name])
+        axis.plot(ordered, [(i + 1) / len(ordered) for i in range(len(ordered))])
+        axis.set(xlabel=f"{label}, ms", ylabel="share of requests" if name != "itl" else "share of gaps", ylim=(0, 1))
+    good = [record for record in records if record.error is None]
+    axes.flat[3].plot([r.arrival for r in good], [1000 * r.ttft for r in good], ".", markersize=3)
+    axes.flat[3].set(xlabel="arrival, s", ylabel="time to first token, ms")
+    figure.savefig(file)
