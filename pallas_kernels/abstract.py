@@ -1,12 +1,12 @@
-"""Shapes of `paged_attention`'s arguments for a layer of `specs`: to lower, compile, or fill with numbers."""
+"""Shapes of `paged_attention`'s arguments for a layer of `layer_specs`: to lower, compile, or fill with numbers."""
 
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Sharding
 
+from pallas_kernels.layer_specs import Layer
 from pallas_kernels.rows import Attend, Rows, Tiles
-from pallas_kernels.specs import Layer
 
 
 class Arguments(NamedTuple):
@@ -35,7 +35,9 @@ def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
     row = layer.row or head_dim + v_dim
     return Arguments(
         array(tokens, heads, head_dim, dtype=layer.dtype),
-        array(1 + layer.batch * columns, layer.slots, kv_heads, layer.page_size, row, dtype=layer.dtype),
+        array(
+            1 + layer.batch * columns, layer.slots, kv_heads, layer.page_size, row, dtype=layer.kv_dtype or layer.dtype
+        ),
         Rows(per_row, per_row, array(layer.batch, columns), per_row, per_row),
         Tiles(array(tiles), array(tiles), array(tiles, layer.tile), array(tokens)),
         array(heads, dtype=layer.dtype) if layer.sinks else None,

@@ -93,15 +93,22 @@ def full(shape: tuple[int, ...], value: float) -> Float[Array, "..."]:
     return out
 
 
-def iota(shape: tuple[int, ...], axis: int) -> Int[Array, "..."]:
-    """Indices along an axis, in registers as `full`."""
-    out: Array = plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=_layout(shape))
+def iota(shape: tuple[int, ...], axis: int, *, upcast: bool = False) -> Int[Array, "..."]:
+    """Indices along an axis, in registers as `full`, or as `load_upcast`."""
+    layout = plgpu.Layout.WGMMA_UPCAST_2X if upcast else _layout(shape)
+    out: Array = plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=layout)
     return out
 
 
 def load(ref: Ref) -> Float[Array, "M N"]:
     """Shared memory in registers as `full`. M must be a multiple of 64."""
     out: Array = plgpu.load(ref, layout=_LAYOUT)
+    return out
+
+
+def load_upcast(ref: Ref, dtype: jnp.dtype) -> Float[Array, "M N"]:
+    """Shared memory of 8-bit numbers in registers, four neighbours in each, cast to 16 bits. M as in `load`."""
+    out: Array = plgpu.load(ref, layout=plgpu.Layout.WGMMA_UPCAST_2X).astype(dtype)
     return out
 
 

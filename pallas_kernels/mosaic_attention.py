@@ -16,6 +16,8 @@ from pallas_kernels.mosaic_launch import Launch, Shape, Tuning, default_tuning, 
 from pallas_kernels.rows import Attend, Rows, Tiles
 from pallas_kernels.tuned import tuning_for
 
+_MOST = 65_504.0  # greatest float16
+
 
 def paged_attention(
     q: Float[Array, "T H D"],
@@ -30,9 +32,13 @@ def paged_attention(
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`. Tiles of any size; those of `mosaic_launch.tile_tokens` waste the least.
 
+    Over pages of 8 bits all is float16, the output too: queries beyond its range (65,504; 6e-8 is the least) are cut.
+
     Raises ValueError where the kernel cannot serve the shapes.
     """
     tokens, heads, _ = q.shape
+    if kv.dtype.itemsize == 1:
+        q = jnp.clip(q.astype(jnp.float32), -_MOST, _MOST).astype(jnp.float16)
     shape = Shape.of(q, kv, rows, tiles, attend)
     plan = launch(shape, tuning or tuning_for(shape) or default_tuning(shape))
     items = _items(plan, rows, tiles, tokens)

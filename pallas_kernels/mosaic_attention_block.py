@@ -1,6 +1,7 @@
 """What a thread block of `mosaic_attention_kernel` is given, and how it brings queries and pages to shared memory."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -28,8 +29,11 @@ def scratch(plan: Launch) -> dict[str, Any]:
         "shared": plgpu.RefUnion(mosaic.tiled((stages, block, plan.row), plan.dtype, swizzle), staged),
         "queries": mosaic.tiled((row_parts, WARPGROUP_ROWS, plan.k_width), plan.dtype, swizzle),
         "queries_in": plgpu.Barrier(num_arrivals=row_parts),
-        "filled": plgpu.Barrier(num_arrivals=plan.page_boxes, num_barriers=stages),
+        "filled": plgpu.Barrier(num_arrivals=1 if plan.upcast else plan.page_boxes, num_barriers=stages),
     }
+    if plan.upcast:
+        out["stored"] = mosaic.tiled((stages, block, plan.row), plan.stored, plan.stored_columns)
+        out["arrived"] = plgpu.Barrier(num_arrivals=plan.page_boxes, num_barriers=stages)
     if loader:
         out["free"] = plgpu.Barrier(num_arrivals=consumers, num_barriers=stages)
     if consumers > 1:
@@ -49,7 +53,8 @@ class Refs:
         items: see `Item`.
         sinks, logs, staged_logs: where there are sinks, or splits.
         queries_in: the queries have arrived.
-        filled: a stage's K and V have arrived.
+        stored, arrived: a stage's K and V as they are in pages of 8 bits, and that they have come.
+        filled: a stage's K and V are there.
         free: a stage's K and V have been used (with a loader).
         together: the computing warpgroups have come to the same point (where there are two).
         turn: a warpgroup has issued its products (where rows are shared).
@@ -69,6 +74,8 @@ class Refs:
     queries: Ref
     queries_in: Ref
     filled: Ref
+    stored: Ref | None
+    arrived: Ref | None
     free: Ref | None
     together: Ref | None
     turn: Ref | None
@@ -95,9 +102,7 @@ class Refs:
             shared["queries"],
             shared["queries_in"],
             shared["filled"],
-            shared.get("free"),
-            shared.get("together"),
-            shared.get("turn"),
+            *(shared.get(name) for name in ("stored", "arrived", "free", "together", "turn")),
         )
 
 
@@ -148,6 +153,47 @@ def load(plan: Launch, refs: Refs, item: Item) -> None:
     lax.fori_loop(0, item.count, step, page_ids(plan, refs, item, jnp.int32(0)))
 
 
+def load_and_upcast(plan: Launch, refs: Refs, item: Item) -> None:
+    """The loader of 8-bit pages: copies into a ring of its own, from which it fills stages with 16-bit numbers.
+
+    Keys that no query of the chunk sees become zeros. A warpgroup of its own does it because WGMMA takes no 8-bit V:
+    it cannot transpose it.
+    """
+    stages = plan.tuning.stages
+    copy_queries(plan, refs, item)
+    first_ids = [page_ids(plan, refs, item, jnp.int32(index)) for index in range(stages)]
+    for index, ids in enumerate(first_ids):
+        pl.when(index < item.count)(partial(copy, plan, refs, item, jnp.int32(index), ids))
+
+    @pl.loop(0, item.count)
+    def _step(index: Scalar) -> None:
+        stage = lax.rem(index, stages)
+        ids = page_ids(plan, refs, item, index + stages)
+        plgpu.barrier_wait(refs.arrived.at[stage])  # type: ignore[union-attr]
+        pl.when(index >= stages)(lambda: plgpu.barrier_wait(refs.free.at[stage]))  # type: ignore[union-attr]
+        _upcast(plan, refs, item, index, stage)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(refs.filled.at[stage])
+        pl.when(index + stages < item.count)(partial(copy, plan, refs, item, index + stages, ids))
+
+
+def _upcast(plan: Launch, refs: Refs, item: Item, index: Scalar, stage: Scalar) -> None:
+    block, columns = plan.tuning.block, plan.stored_columns
+    start = item.first + index * block
+
+    @pl.loop(0, block // WARPGROUP_ROWS)
+    def _rows(rows: Scalar) -> None:
+        row = pl.multiple_of(rows * WARPGROUP_ROWS, WARPGROUP_ROWS)
+
+        @pl.loop(0, plan.row // columns)
+        def _columns(part: Scalar) -> None:
+            at = stage, pl.ds(row, WARPGROUP_ROWS), pl.ds(pl.multiple_of(part * columns, columns), columns)
+            values = mosaic.load_upcast(refs.stored.at[at], plan.dtype)  # type: ignore[union-attr]
+            position = mosaic.iota(values.shape, 0, upcast=True) + (start + row)
+            seen = (position >= item.begin) & (position < item.end)
+            refs.keys.at[at][...] = jnp.where(seen, values, jnp.zeros_like(values))
+
+
 def copy_queries(plan: Launch, refs: Refs, item: Item) -> None:
     """Issue the copies of the queries, one for each warpgroup's rows."""
     source = refs.q.at[item.place, item.head]
@@ -177,7 +223,8 @@ def copy(plan: Launch, refs: Refs, item: Item, index: Scalar, ids: tuple[Scalar,
         if page > block:
             start = lax.rem(item.first + index * block, page)
             source = source.at[pl.ds(pl.multiple_of(start, block), block)]
-        target = refs.keys.at[stage]
+        ring, barrier = (refs.stored, refs.arrived) if plan.upcast else (refs.keys, refs.filled)
+        target = ring.at[stage]  # type: ignore[union-attr]
         if page < block:
             target = target.at[pl.ds(part * page, page)]
-        plgpu.copy_gmem_to_smem(source, target, refs.filled.at[stage])
+        plgpu.copy_gmem_to_smem(source, target, barrier.at[stage])  # type: ignore[union-attr]

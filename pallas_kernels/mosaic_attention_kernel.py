@@ -31,7 +31,16 @@ from jaxtyping import Array, Bool, Float
 
 from pallas_kernels import mosaic
 from pallas_kernels.mosaic import Ref, plgpu
-from pallas_kernels.mosaic_attention_block import Item, Refs, Scalar, copy, copy_queries, load, page_ids
+from pallas_kernels.mosaic_attention_block import (
+    Item,
+    Refs,
+    Scalar,
+    copy,
+    copy_queries,
+    load,
+    load_and_upcast,
+    page_ids,
+)
 from pallas_kernels.mosaic_launch import WARPGROUP_ROWS, Launch
 from pallas_kernels.rows import Attend
 
@@ -62,14 +71,14 @@ def _work(plan: Launch, refs: Refs, item: Item) -> None:
     @pl.when(thread < plan.consumers)
     def _computer() -> None:
         if plan.consumers > 1:  # three warpgroups share the registers: 168 each, unless one gives some away
-            plgpu.set_max_registers(232, action="increase")
+            plgpu.set_max_registers(224 if plan.upcast else 232, action="increase")
         _compute(plan, refs, item, thread if plan.consumers > 1 else 0)
 
     @pl.when(thread == plan.consumers)
     def _loader() -> None:
         if plan.consumers > 1:
-            plgpu.set_max_registers(40, action="decrease")
-        load(plan, refs, item)
+            plgpu.set_max_registers(56 if plan.upcast else 40, action="decrease")
+        (load_and_upcast if plan.upcast else load)(plan, refs, item)
 
 
 def _compute(plan: Launch, refs: Refs, item: Item, part: Scalar | int) -> None:
@@ -89,7 +98,8 @@ def _compute(plan: Launch, refs: Refs, item: Item, part: Scalar | int) -> None:
         stage, start = lax.rem(index, stages), item.first + index * block
         refill = () if loader else page_ids(plan, refs, item, index + stages)
         plgpu.barrier_wait(refs.filled.at[stage])
-        _clear_unseen(plan, refs, item, start, stage, part)
+        if not plan.upcast:
+            _clear_unseen(plan, refs, item, start, stage, part)
         keys = refs.keys.at[stage, :, pl.ds(0, plan.k_width)]
         scores = mosaic.product(refs.queries.at[row_part], keys, lambda: _end_turn(refs))
         scores, factor = _capped(plan.attend, scores)

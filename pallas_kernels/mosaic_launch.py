@@ -49,6 +49,7 @@ class Shape:
         row: numbers of a token in a page (E); K the first head_dim, V the last v_dim.
         columns: pages of a row's page table (N).
         slots: layers that share a page. Which of them is an argument, so that all share one compiled kernel.
+        stored: type of the pages' numbers.
     """
 
     tiles: int
@@ -62,7 +63,7 @@ class Shape:
     pages: int
     columns: int
     slots: int
-    dtype: jnp.dtype
+    stored: jnp.dtype
     attend: Attend
 
     @classmethod
@@ -94,11 +95,21 @@ class Shape:
             pages=pages,
             columns=rows.page_rows.shape[1],
             slots=slots,
-            dtype=kv.dtype,
+            stored=kv.dtype,
             attend=attend,
         )
         _check(out, q.dtype)
         return out
+
+    @property
+    def upcast(self) -> bool:
+        """Whether pages hold 8-bit numbers, which the kernel casts to 16 bits as they come."""
+        return self.stored.itemsize == 1
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Type of the factors of both products, and of the output. Hopper casts 8 bits to float16 alone."""
+        return jnp.dtype(jnp.float16) if self.upcast else self.stored
 
     @property
     def column_parts(self) -> int:
@@ -171,6 +182,11 @@ class Launch(Shape):
         return next(size for size in sizes if self.row % size == 0 and self.tuning.block % size == 0)
 
     @property
+    def stored_columns(self) -> int:
+        """Columns of a swizzled tile of 8-bit numbers, as they come from the pages."""
+        return next(size for size in (64, 32) if self.row % size == 0)
+
+    @property
     def k_width(self) -> int:
         """Columns of K's box."""
         return -(-self.head_dim // self.tile_columns) * self.tile_columns
@@ -197,9 +213,10 @@ class Launch(Shape):
         out_size = size if self.tuning.splits == 1 else 4
         rows = WARPGROUP_ROWS * self.tuning.row_parts
         queries = rows * self.k_width * size
+        stored = self.tuning.stages * self.tuning.block * self.row if self.upcast else 0
         keys = self.tuning.stages * self.tuning.block * self.row * size
         out = rows * (self.v_width * out_size + (4 * self.column_parts if self.tuning.splits > 1 else 0))
-        return queries + max(keys, -(-out // SMEM_ALIGN) * SMEM_ALIGN) + _SMEM_EXTRA
+        return queries + stored + max(keys, -(-out // SMEM_ALIGN) * SMEM_ALIGN) + _SMEM_EXTRA
 
 
 def tile_tokens(group: int) -> int:
@@ -208,10 +225,12 @@ def tile_tokens(group: int) -> int:
 
 
 def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
-    if query_dtype != shape.dtype:
+    if shape.stored not in (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn):
+        raise ValueError(f"implementation = 'mosaic' needs bfloat16, float16 or float8_e4m3fn, not {shape.stored}")
+    if query_dtype != shape.dtype and not shape.upcast:
         raise ValueError(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'mosaic' needs one type")
-    if shape.dtype not in (jnp.bfloat16, jnp.float16):
-        raise ValueError(f"implementation = 'mosaic' needs bfloat16 or float16, not {shape.dtype}")
+    if shape.upcast and shape.row % 32:
+        raise ValueError(f"rows of {shape.row} 8-bit numbers: implementation = 'mosaic' needs a multiple of 32")
     if max(shape.head_dim, shape.v_dim) > 2 * _WIDEST:
         raise ValueError(f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'mosaic' takes at most 512")
     if shape.v_dim > _WIDEST and shape.v_dim % 128:
@@ -243,11 +262,15 @@ def default_tuning(shape: Shape) -> Tuning:
         row_parts = 2 if shape.most_blocks(64, shape.queries) > _FEW_BLOCKS else 1
     if row_parts == 2 and shape.head_dim + shape.v_dim <= 320 and 128 % shape.page == 0:
         block = 128
-    loader = row_parts * shape.column_parts > 1
-    alone = loader or shape.head_dim + shape.v_dim > 384
+    loader = row_parts * shape.column_parts > 1 or shape.upcast
+    alone = row_parts * shape.column_parts > 1 or shape.head_dim + shape.v_dim > 384
+    if shape.upcast and shape.head_dim > 64:  # too many registers for two thread blocks with a loader each
+        alone = True
+        if shape.head_dim + shape.v_dim <= 256 and 128 % shape.page == 0 and shape.most_blocks(128, 1) > _FEW_BLOCKS:
+            block = 128
     budget = SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - 1_024
     if shape.column_parts > 1 and _fit(shape, Tuning(block, 2, 2, loader)).smem_bytes > budget:
-        block = 32
+        block = 64 if shape.upcast else 32
     splits = _splits(_fit(shape, Tuning(block, 1, 1, loader, row_parts)))
     out = Tuning(block, _MOST_STAGES, splits, loader, row_parts)
     fit = _fit(shape, out)
@@ -271,6 +294,8 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
         raise ValueError(f"values of {shape.v_dim} take two warpgroups: row_parts = {tuning.row_parts} must be 1")
     if out.consumers > 1 and not tuning.loader:
         raise ValueError("two computing warpgroups need a loader")
+    if out.upcast and not (tuning.loader and tuning.block % 64 == 0):
+        raise ValueError(f"8-bit pages need a loader and blocks of a multiple of 64 keys, not {tuning}")
     if out.smem_bytes > SMEM_BYTES:
         raise ValueError(f"{tuning} needs {out.smem_bytes} bytes of shared memory, of {SMEM_BYTES}")
     return out

@@ -1,12 +1,9 @@
 """Cases of paged attention, as plain data: one list for tests, benchmarks and tuning.
 
-`CASES` are small, and every implementation that serves a case must be right on it. `matrix` is the product of head
-sizes, windows, page sizes, groups and lengths, for nightly runs of the Hopper kernels. `DECODE_LAYERS` and
-`PREFILL_LAYERS` are layers of released models at serving sizes, to be compiled, measured and tuned.
+They are small, and every implementation that serves a case must be right on it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,8 @@ class Case:
         row: numbers of a token in a page; 0: D + value size. Less: K and V overlap.
         tile: query tokens per tile.
         page_columns: width of the page rows; 0: as wide as the longest row needs.
+        kv_dtype: of pages; empty: as of queries.
+        kv_scales: of 8-bit pages, of K and of V by KV head.
         pages_cut: page rows begin at the page of the first visible position, as the step's local page rows do.
         quick: cheap enough to run interpreted whenever the tests run.
     """
@@ -54,6 +53,8 @@ class Case:
     page_columns: int = 0
     pages_cut: bool = False
     dtype: str = "float32"
+    kv_dtype: str = ""
+    kv_scales: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     quick: bool = False
 
     @property
@@ -65,7 +66,7 @@ class Case:
     def for_mosaic(self) -> bool:
         """Whether the Hopper kernels serve the case."""
         heads, kv_heads, head_dim, v_dim = self.heads
-        fits = heads // kv_heads <= 64 and (self.row or head_dim + v_dim) % 16 == 0
+        fits = heads // kv_heads <= 64 and (self.row or head_dim + v_dim) % (32 if self.kv_dtype else 16) == 0
         return fits and self.dtype != "float32" and self.page_size in (8, 16, 32, 64, 128)
 
 
@@ -351,131 +352,3 @@ CASES = (
         dtype="bfloat16",
     ),
 )
-
-
-def prefill_matrix() -> Iterator[Case]:
-    """Prefill cases: head sizes × windows × page sizes × groups, with prefixes and lengths at which something ends."""
-    for head_dim, v_dim in ((64, 64), (128, 128), (192, 128), (256, 256)):
-        for window in (1, 64, 129, 1024, None):
-            for page in (16, 64, 128):
-                for group in (1, 2, 5, 8):
-                    tile = 128 // group
-                    late = RowSpec(1100 if window == 1024 else (window or 1) - 1, 7)
-                    rows = (RowSpec(page - 1, tile + 1), RowSpec(2 * page, tile), RowSpec(0, 1), RowSpec(0, 0), late)
-                    yield Case(
-                        f"prefill, {head_dim}/{v_dim}, window {window}, page {page}, group {group}",
-                        (rows,),
-                        sum(row.count for row in rows) + 3,
-                        page,
-                        window=window,
-                        heads=(group, 1, head_dim, v_dim),
-                        tile=tile,
-                        dtype="bfloat16",
-                    )
-
-
-def matrix() -> Iterator[Case]:
-    """Decode cases: head sizes × windows × page sizes × groups, with rows of all lengths at which something ends."""
-    for head_dim, v_dim in ((64, 64), (128, 128), (192, 128), (256, 256)):
-        for window in (1, 63, 64, 65, 128, 1024, None):
-            for page in (16, 64, 128):
-                for group in (1, 4, 5, 8, 16):
-                    longest = 1100 if window == 1024 else 3 * page + 5
-                    lengths = sorted({1, page - 1, page, page + 1, window or 1, (window or 1) + 1, longest})
-                    rows = (*(RowSpec(length - 1, 1) for length in lengths if length <= longest), RowSpec(0, 0))
-                    yield Case(
-                        f"{head_dim}/{v_dim}, window {window}, page {page}, group {group}",
-                        (rows,),
-                        len(rows),
-                        page,
-                        window=window,
-                        heads=(group, 1, head_dim, v_dim),
-                        tile=1,
-                        dtype="bfloat16",
-                    )
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer at serving size.
-
-    Attributes:
-        heads, row, slots, sinks, tile, dtype: as in `Case`, but for `sinks`: whether there are any.
-        context: tokens that a row's page table reaches.
-        batch, count: rows, and tokens of each; 0: a tile of them.
-    """
-
-    name: str
-    heads: tuple[int, int, int, int]
-    page_size: int = 64
-    window: int | None = None
-    chunk: int | None = None
-    sinks: bool = False
-    softcap: float | None = None
-    row: int = 0
-    slots: int = 1
-    tile: int = 1
-    dtype: str = "bfloat16"
-    context: int = 131_072
-    batch: int = 64
-    count: int = 0
-
-
-_GEMMA_3 = Layer("gemma-3-27b local", (32, 16, 128, 128), window=1024, slots=6)
-_GPT_OSS = Layer("gpt-oss-20b local", (64, 8, 64, 64), window=128, sinks=True)
-_MIMO = Layer("MiMo-V2-Flash local", (64, 8, 192, 128), window=128, sinks=True, slots=5)
-_GEMMA_4 = Layer("gemma-4-31B full", (32, 4, 512, 512), row=640)
-_MISTRAL = Layer("Mistral-7B", (32, 8, 128, 128), window=4096)
-DECODE_LAYERS = (
-    _GEMMA_3,
-    replace(_GEMMA_3, name="gemma-3-27b local, one row", batch=1),
-    replace(_GEMMA_3, name="gemma-3-27b full", window=None, slots=1),
-    replace(_GEMMA_3, name="gemma-3-27b full, one row", window=None, slots=1, batch=1),
-    replace(_GEMMA_3, name="gemma-3-27b full, tiles of 8", window=None, slots=1, tile=8),
-    _GPT_OSS,
-    replace(_GPT_OSS, name="gpt-oss-20b local, one row", batch=1),
-    replace(_GPT_OSS, name="gpt-oss-20b full", window=None),
-    replace(_GPT_OSS, name="gpt-oss-20b full, one row", window=None, batch=1),
-    _MIMO,
-    replace(_MIMO, name="MiMo-V2-Flash full", heads=(64, 4, 192, 128), window=None, sinks=False, slots=1),
-    replace(_GEMMA_4, name="gemma-4-31B local", heads=(32, 16, 256, 256), window=1024, row=0, slots=5),
-    _GEMMA_4,
-    replace(_GEMMA_4, name="gemma-4-31B full, page 16", page_size=16),
-    replace(_GEMMA_4, name="gemma-4-31B full, one row", batch=1),
-    replace(_GEMMA_4, name="512/512 without overlap", row=0),
-    Layer("gemma-2-27b local", (32, 16, 128, 128), window=4096, softcap=50.0),
-    Layer("Llama-4-Scout local", (40, 8, 128, 128), chunk=8192, slots=3),
-    Layer("Llama-3.1-8B", (32, 8, 128, 128), context=8192, batch=32),
-    _MISTRAL,
-    *(replace(_MISTRAL, name=f"Mistral-7B, page {page}", page_size=page) for page in (16, 32, 128)),
-    replace(_MISTRAL, name="Mistral-7B, float16", dtype="float16"),
-    Layer("phi-3-mini (96/96)", (32, 32, 96, 96), window=2047),
-    Layer("80/80, softcap, sinks, page 16", (16, 4, 80, 80), 16, softcap=30.0, sinks=True),
-)
-_PROMPT = 8_192  # tokens
-_LOCAL_SCOUT = next(layer for layer in DECODE_LAYERS if layer.name == "Llama-4-Scout local")
-_FULL_MIMO = next(layer for layer in DECODE_LAYERS if layer.name == "MiMo-V2-Flash full")
-PREFILL_LAYERS = tuple(
-    replace(layer, name=f"prefill, {layer.name}", batch=1, count=_PROMPT, tile=128 * layer.heads[1] // layer.heads[0])
-    for layer in (
-        _GEMMA_3,
-        replace(_GEMMA_3, name="gemma-3-27b full", window=None, slots=1),
-        _GPT_OSS,
-        replace(_GPT_OSS, name="gpt-oss-20b full", window=None),
-        _MIMO,
-        _FULL_MIMO,
-        replace(_GEMMA_4, name="gemma-4-31B local", heads=(32, 16, 256, 256), window=1024, row=0, slots=5),
-        _GEMMA_4,
-        replace(_GEMMA_4, name="512/512 without overlap", row=0),
-        _LOCAL_SCOUT,
-        _MISTRAL,
-        *(replace(_MISTRAL, name=f"Mistral-7B, page {page}", page_size=page) for page in (16, 32, 128)),
-        replace(_MISTRAL, name="Mistral-7B, float16", dtype="float16"),
-        Layer("gemma-2-27b local", (32, 16, 128, 128), window=4096, softcap=50.0),
-        Layer("phi-3-mini (96/96)", (32, 32, 96, 96), window=2047),
-        Layer("80/80, softcap, sinks, page 16", (16, 4, 80, 80), 16, softcap=30.0, sinks=True),
-    )
-)
-# A short prompt over a long prefix: splits.
-PREFILL_LAYERS += (replace(PREFILL_LAYERS[1], name="prefill, gemma-3-27b full, 64 tokens", count=64),)
-LAYERS = (*DECODE_LAYERS, *PREFILL_LAYERS)

@@ -30,6 +30,7 @@ def paged_attention(
     head_dim, group = q.shape[2], q.shape[1] // num_kv_heads
     v_dim = attend.value_size(kv.shape[-1], head_dim)
     num_tiles, tile_size = tiles.tokens.shape
+    dtype = q.dtype if kv.dtype.itemsize == 1 else kv.dtype
     block_pages = max(1, BLOCK_TOKENS // page_size)
     block_tokens = block_pages * page_size
 
@@ -46,7 +47,7 @@ def paged_attention(
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         total, weight, top = carry
         page = (first_block + index)[:, None] * block_pages + jnp.arange(block_pages, dtype=jnp.int32)[None]  # [B, n]
-        gathered = kv[_page_ids(rows, tiles.row, page), slot]  # [B, n, K, p, D+V]
+        gathered = kv[_page_ids(rows, tiles.row, page), slot].astype(dtype)  # [B, n, K, p, D+V]
         gathered = gathered.transpose(0, 2, 1, 3, 4).reshape(num_tiles, num_kv_heads, block_tokens, -1)
         key_position = page[:, :1] * page_size + jnp.arange(block_tokens, dtype=jnp.int32)[None]  # [B, s]
         in_tile = (key_position >= begin[:, None]) & (key_position < end[:, None])
@@ -64,9 +65,7 @@ def paged_attention(
         probability = jnp.where(visible, jnp.exp(scores - new_top[..., None]), 0.0)
         # Values are masked too: 0 · NaN from a page that nobody wrote would be NaN.
         values = jnp.where(in_tile[:, None, :, None], gathered[..., -v_dim:], 0)
-        update = jnp.einsum(
-            "bkgqs,bksv->bkgqv", probability.astype(kv.dtype), values, preferred_element_type=jnp.float32
-        )
+        update = jnp.einsum("bkgqs,bksv->bkgqv", probability.astype(dtype), values, preferred_element_type=jnp.float32)
         return total * shrink[..., None] + update, weight * shrink + probability.sum(axis=-1), new_top
 
     shape = (num_tiles, num_kv_heads, group, tile_size)

@@ -1,6 +1,6 @@
 """Compile for an H200, on any machine, what would run on one; check and print what the compilers made of it.
 
-    make gpu-compile              all layers of pallas_kernels.specs, then whole steps of released models
+    make gpu-compile              all layers of pallas_kernels.layer_specs, then whole steps of released models
     make gpu-compile ONLY=gemma   those whose name contains it
 
 Checked: no spilled registers, shared memory within limits, WGMMA and TMA in use. Of a step also: the state is updated
@@ -19,8 +19,8 @@ import jax
 
 from pallas_kernels.abstract import arguments
 from pallas_kernels.api import paged_attention
+from pallas_kernels.layer_specs import LAYERS, Layer
 from pallas_kernels.rows import Rows, Tiles
-from pallas_kernels.specs import LAYERS, Layer
 from tools import gpu_aot
 from tools.compile_facts import KernelFacts
 from tools.gpu_steps import STEPS, compile_step, print_steps

@@ -42,8 +42,8 @@ from jswa.model.hf.config import parse_config
 from jswa.model.transformer import param_shapes
 from pallas_kernels.abstract import arguments
 from pallas_kernels.api import paged_attention
+from pallas_kernels.layer_specs import DECODE_LAYERS, Layer
 from pallas_kernels.rows import Rows, Tiles
-from pallas_kernels.specs import DECODE_LAYERS, Layer
 from tests.unit.hub_configs import CONFIGS
 from tools import gpu_aot
 from tools.compile_facts import copies, top_level

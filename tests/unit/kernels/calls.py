@@ -61,7 +61,11 @@ def _place(case: Case, spec: RowSpec) -> Row:
 def expect(call: Call, case: Case) -> Float[np.ndarray, "tokens H V"]:
     """What the oracle says of the arrays as they are stored."""
     _, _, head_dim, v_dim = case.heads
-    q, kv = (np.asarray(jnp.asarray(array, case.dtype).astype(jnp.float32)) for array in (call.q, call.kv))
+    types = (call.q, case.dtype), (call.kv, case.kv_dtype or case.dtype)
+    q, kv = (np.asarray(jnp.asarray(array, dtype).astype(jnp.float32)) for array, dtype in types)
+    if case.kv_scales is not None:
+        k_scales, v_scales = (np.array(scales, np.float32)[:, None] for scales in case.kv_scales)
+        kv = kv * np.where(np.arange(kv.shape[-1]) >= kv.shape[-1] - v_dim, v_scales, k_scales)[:, None]
     return oracles.paged_attention(
         q,
         np.concatenate([kv[..., :head_dim], kv[..., -v_dim:]], axis=-1),  # side by side, also where they overlap
@@ -82,7 +86,8 @@ def run(
     """The call through an implementation, in one program per case. Hopper kernels run interpreted, and never race."""
     counts = np.array([row.count for row in call.rows], np.int32)
     arrays = (
-        *(jnp.asarray(array, case.dtype) for array in (call.q, call.kv)),
+        jnp.asarray(call.q, case.dtype),
+        jnp.asarray(call.kv, case.kv_dtype or case.dtype),
         Rows(
             jnp.array([row.start for row in call.rows], jnp.int32),
             jnp.asarray(counts),
@@ -122,8 +127,17 @@ def _program(
         return mosaic_attention.paged_attention(
             q, kv, rows, tiles, slot=case.slot, attend=attend, sinks=sinks, tuning=tuning
         )
+    scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)
     return paged_attention(
-        q, kv, rows, tiles, slot=case.slot, attend=attend, sinks=sinks, implementation=implementation
+        q,
+        kv,
+        rows,
+        tiles,
+        slot=case.slot,
+        attend=attend,
+        sinks=sinks,
+        kv_scales=scales,
+        implementation=implementation,
     )
 
 

@@ -11,14 +11,18 @@ import pytest
 from pallas_kernels import mosaic
 from pallas_kernels.abstract import Arguments, arguments
 from pallas_kernels.api import paged_attention
+from pallas_kernels.fp8_specs import FP8, FP8_CASES
+from pallas_kernels.layer_specs import LAYERS, Layer
+from pallas_kernels.matrix_specs import matrix, prefill_matrix
 from pallas_kernels.mosaic_launch import SM_SMEM_BYTES, SMEM_BYTES, Shape, Tuning, default_tuning, launch, tile_tokens
-from pallas_kernels.specs import CASES, LAYERS, Case, Layer, RowSpec, matrix, prefill_matrix
+from pallas_kernels.specs import CASES, Case, RowSpec
 from tests.unit.kernels.calls import expect, make_call, run
 
 SINKS_AND_WINDOW = next(case for case in CASES if case.name == "16 bits, 64/64 p16, window 64, sinks")
 FULL = next(case for case in CASES if case.name == "16 bits, 128/128 p64, full, softcap, splits")
 OVERLAP = next(case for case in CASES if case.name == "16 bits, 512/512 of 640 p64, full")
 EXTEND = next(case for case in CASES if case.name == "16 bits, prefill, 64/64 p16, window 70, sinks, cut")
+EIGHT_BITS = next(case for case in FP8_CASES if case.name == "fp8 pages, 64/64 p16, window 64, sinks, scales")
 LAYER = {layer.name: layer for layer in LAYERS}
 
 TUNINGS = [
@@ -145,9 +149,12 @@ def test_default_tuning_leaves_room_for_two_thread_blocks(name: str) -> None:
     """On each multiprocessor, but where two warpgroups compute, or rows are too long."""
     shape = shape_of(arguments(LAYER[name]))
     plan = launch(shape, default_tuning(shape))
-    alone = shape.head_dim + shape.v_dim > 384 or plan.consumers > 1
+    alone = shape.head_dim + shape.v_dim > 384 or plan.consumers > 1 or (shape.upcast and shape.head_dim > 64)
     assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - 1024)
-    assert plan.tuning.stages >= min(2, plan.most_blocks(plan.tuning.block, plan.chunk_queries))
+    if plan.tuning.stages == 1 < plan.most_blocks(plan.tuning.block, plan.chunk_queries):
+        assert shape.upcast  # the blocks of both sizes, for wide heads
+        with pytest.raises(ValueError, match="bytes of shared memory"):
+            launch(shape, plan.tuning._replace(stages=2))
 
 
 @pytest.mark.parametrize("name", [name for name, layer in LAYER.items() if layer.count == 8192])
@@ -164,7 +171,9 @@ def test_tiles_fill_the_rows_of_the_products(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dtype": "float32"}, "needs bfloat16 or float16, not float32"),
+        ({"dtype": "float32"}, "needs bfloat16, float16 or float8_e4m3fn, not float32"),
+        ({"kv_dtype": "float8_e5m2"}, "needs bfloat16, float16 or float8_e4m3fn, not float8_e5m2"),
+        ({"kv_dtype": FP8, "heads": (32, 8, 80, 64)}, "rows of 144 8-bit numbers: .* needs a multiple of 32"),
         ({"heads": (65, 1, 128, 128)}, "65 query heads per KV head: implementation = 'mosaic' takes at most 64"),
         ({"heads": (32, 8, 128, 320)}, "values of 320: implementation = 'mosaic' takes multiples of 128 above 256"),
         ({"heads": (32, 8, 576, 512)}, "head sizes 576 and 512: implementation = 'mosaic' takes at most 512"),
@@ -209,6 +218,19 @@ def test_a_wide_value_needs_a_loader() -> None:
         launch(shape, Tuning(32, 2, 1, loader=False))
     with pytest.raises(ValueError, match="values of 512 take two warpgroups: row_parts = 2 must be 1"):
         launch(shape, Tuning(32, 1, 1, loader=True, row_parts=2))
+
+
+def test_8_bit_pages_need_a_loader() -> None:
+    """It is the loader that casts them."""
+    with pytest.raises(ValueError, match="8-bit pages need a loader and blocks of a multiple of 64 keys"):
+        launch(shape_of(arguments(LAYER["fp8, gpt-oss-20b local"])), Tuning(64, 2, 1, loader=False))
+
+
+def test_queries_beyond_the_range_of_float16_are_cut() -> None:
+    """Over 8-bit pages: the numbers stay finite."""
+    call = make_call(EIGHT_BITS, EIGHT_BITS.rows[0])
+    out = run(replace(call, q=call.q * 1e6), EIGHT_BITS, "mosaic")
+    assert np.isfinite(out).all()
 
 
 def test_races_are_found() -> None:

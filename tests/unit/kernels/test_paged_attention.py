@@ -1,6 +1,7 @@
 """`paged_attention`, `write_kv` and `tile_rows` against plain NumPy: ragged rows, pages, windows, chunks and sinks."""
 
 import inspect
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
 from pallas_kernels.api import Implementation, paged_attention, write_kv
+from pallas_kernels.fp8_specs import FP8, FP8_CASES
 from pallas_kernels.rows import Attend
 from pallas_kernels.specs import CASES, CHUNKS, MIXED, Case, RowSpec
 from tests.oracles import Row
@@ -25,7 +27,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 def served() -> list[ParameterSet]:
     """Each case with each implementation that serves it. Interpreting a Hopper kernel takes seconds."""
     out = []
-    for case in CASES:
+    for case in (*CASES, *FP8_CASES):
         for implementation in get_args(Implementation):
             if implementation == "triton":
                 continue  # test_triton_attention
@@ -103,6 +105,39 @@ def test_kv_of_a_token_lands_in_its_cell_and_nowhere_else(tokens: int, dtype: st
         out = jax.jit(partial(write_kv, slot=1))(arena, np.concatenate([k, v], axis=-1), pages=pages, offsets=offsets)
         assert out.dtype == dtype
         np.testing.assert_array_equal(np.asarray(out.astype(jnp.float32)), expected)
+
+
+@pytest.mark.parametrize("v_dim", [6, 10])
+def test_8_bit_pages_hold_what_numbers_are_of_their_scale(v_dim: int) -> None:
+    """Rounded to three bits, cut at ±448 instead of NaN; V's scale where K and V overlap (10 of 14 are V)."""
+    rng = np.random.default_rng(v_dim)
+    scales = np.array([[0.5, 2.0], [0.01, 8.0]], np.float32)
+    values = (rng.standard_normal((5, 2, 14)) * [[[1]], [[10]], [[1e4]], [[1e-3]], [[0]]]).astype(np.float32)
+    columns = np.where(np.arange(14) >= 14 - v_dim, scales[1][:, None], scales[0][:, None])
+    pages, offsets = np.array([0, 2, 1, 2, 9], np.int32), np.array([3, 0, 1, 2, 0], np.int32)
+    arena = jnp.zeros((3, 1, 2, 4, 14), FP8)
+    cells = {"pages": jnp.asarray(pages), "offsets": jnp.asarray(offsets)}
+    out = write_kv(arena, jnp.asarray(values), **cells, slot=0, kv_scales=jnp.asarray(scales), v_dim=v_dim)
+    assert out.dtype == FP8
+    stored = np.asarray(out.astype(jnp.float32))[pages[:4], 0, :, offsets[:4]]
+    wanted = np.clip(values[:4] / columns, -448, 448)
+    np.testing.assert_allclose(stored, wanted, rtol=2**-4, atol=2**-10)
+    assert np.abs(wanted).max() == np.abs(stored).max() == 448
+
+
+def test_scales_are_for_8_bit_pages() -> None:
+    """No implementation would apply them elsewhere, and without V's size nobody knows which number is whose."""
+    case = CASES[0]
+    with pytest.raises(ValueError, match="kv_scales are for 8-bit pages, and these are float32"):
+        run(make_call(case, CHUNKS), replace(case, kv_scales=((1.0, 1.0), (1.0, 1.0))), "xla")
+    ones, token = jnp.ones((2, 2), jnp.float32), jnp.zeros(3, jnp.int32)
+    values = jnp.zeros((3, 2, 14), jnp.float32)
+    for dtype, message in (
+        ("bfloat16", "kv_scales are for 8-bit pages, and these are bfloat16"),
+        (FP8, "v_dim = None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_kv(jnp.zeros((3, 1, 2, 4, 14), dtype), values, pages=token, offsets=token, slot=0, kv_scales=ones)
 
 
 @given(st.data())

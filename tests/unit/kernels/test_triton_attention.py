@@ -20,8 +20,10 @@ from jaxtyping import Array
 from pallas_kernels import triton_attention
 from pallas_kernels.abstract import Arguments, arguments
 from pallas_kernels.api import paged_attention
+from pallas_kernels.layer_specs import DECODE_LAYERS, Layer
+from pallas_kernels.matrix_specs import matrix
 from pallas_kernels.rows import Attend, Rows, Tiles
-from pallas_kernels.specs import CASES, DECODE_LAYERS, Case, Layer, RowSpec, matrix
+from pallas_kernels.specs import CASES, Case, RowSpec
 from pallas_kernels.triton_launch import Shape, Tuning, column_parts, default_tuning
 from tests.oracles import Row
 from tests.unit.kernels.calls import expect, make_call, run, tiles_of
