@@ -13,14 +13,16 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.glu import Glu, glu
 from pallas_kernels.groups import Groups
+from pallas_kernels.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
 
 Implementation = Literal["reference", "xla", "mosaic"]
+Weights = Float[Array, "E K C"] | Mxfp4 | Mxfp4Tiles
 TILE_ROWS = 16  # of the XLA loop
 
 
 def grouped_matmul(
     x: Float[Array, "R K"],
-    weights: Float[Array, "E K C"],
+    weights: Weights,
     groups: Groups,
     *,
     bias: Float[Array, "E C"] | None = None,
@@ -32,21 +34,37 @@ def grouped_matmul(
     Rows of nobody hold anything, NaN included, before and after. Weights of experts without rows are not read.
 
     Args:
+        weights: in x's type; or of 4 bits [E, C, K], as `Mxfp4Tiles` for "mosaic", as `Mxfp4` for the others.
         implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
             no CUDA graph can hold), "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
     """
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
-    if gated is not None and weights.shape[2] % 2:
-        raise ValueError(f"{weights.shape[2]} columns are no gates and ups")
     if implementation == "mosaic":
+        if isinstance(weights, Mxfp4):
+            raise ValueError(
+                "implementation = 'mosaic' takes weights of 4 bits in tiles, laid out at load (mxfp4.tiles)"
+            )
         from pallas_kernels import mosaic_grouped  # loads Mosaic's compiler: a second that CPU users need not wait
 
         return mosaic_grouped.grouped_matmul(x, weights, groups, bias, gated)
-    if implementation == "reference":
-        return _reference(x, weights, groups, bias, gated)
-    out: Array = _xla(x, weights, groups, bias, gated)
+    if isinstance(weights, Mxfp4Tiles):
+        raise ValueError(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
+    out: Array = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
     return out
+
+
+def _expert(
+    weights: Float[Array, "E K C"] | Mxfp4, expert: Int[Array, ""] | int, dtype: jnp.dtype
+) -> Float[Array, "K C"]:
+    if isinstance(weights, Mxfp4):
+        return unpack(Mxfp4(weights.blocks[expert], weights.scales[expert]), dtype).T
+    return weights[expert].astype(dtype)
+
+
+def _outputs(weights: Float[Array, "E K C"] | Mxfp4, gated: Glu | None) -> int:
+    columns = weights.scales.shape[1] if isinstance(weights, Mxfp4) else weights.shape[2]
+    return columns if gated is None else columns // 2
 
 
 def _finish(out: Float[Array, "R C"], bias: Float[Array, " C"] | None, gated: Glu | None) -> Float[Array, "R N"]:
@@ -54,18 +72,20 @@ def _finish(out: Float[Array, "R C"], bias: Float[Array, " C"] | None, gated: Gl
     return out if gated is None else glu(gated, *jnp.split(out, 2, axis=-1))
 
 
+@partial(jax.jit, static_argnames="gated", inline=True)
 def _reference(
     x: Float[Array, "R K"],
-    weights: Float[Array, "E K C"],
+    weights: Float[Array, "E K C"] | Mxfp4,
     groups: Groups,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
 ) -> Float[Array, "R N"]:
     """Float32. Rows of nobody are zeros."""
     row = jnp.arange(len(x))
-    out = jnp.zeros((len(x), weights.shape[2] // (1 if gated is None else 2)), jnp.float32)
-    for expert in range(len(weights)):
-        product = jnp.matmul(x.astype(jnp.float32), weights[expert].astype(jnp.float32), precision="highest")
+    out = jnp.zeros((len(x), _outputs(weights, gated)), jnp.float32)
+    for expert in range(len(groups.sizes)):
+        matrix = _expert(weights, expert, jnp.dtype(jnp.float32))
+        product = jnp.matmul(x.astype(jnp.float32), matrix, precision="highest")
         own_bias = None if bias is None else bias[expert].astype(jnp.float32)
         start, size = groups.starts[expert], groups.sizes[expert]
         mine = (row >= start) & (row < start + size)
@@ -76,7 +96,7 @@ def _reference(
 @partial(jax.jit, static_argnames="gated", inline=True)
 def _xla(
     x: Float[Array, "R K"],
-    weights: Float[Array, "E K C"],
+    weights: Float[Array, "E K C"] | Mxfp4,
     groups: Groups,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
@@ -87,15 +107,14 @@ def _xla(
     ends = jnp.cumsum(tiles)
     # Room for a whole tile behind the last row, so that a tile never slides back over its neighbours.
     padded = jnp.concatenate([x, jnp.zeros((TILE_ROWS, x.shape[1]), x.dtype)])
-    outputs = weights.shape[2] // (1 if gated is None else 2)
 
     def tile(index: Int[Array, ""], out: Float[Array, "R2 N"]) -> Float[Array, "R2 N"]:
         expert = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
         start = starts[expert] + (index - (ends[expert] - tiles[expert])) * TILE_ROWS
-        product = lax.dynamic_slice_in_dim(padded, start, TILE_ROWS) @ weights[expert]
+        product = lax.dynamic_slice_in_dim(padded, start, TILE_ROWS) @ _expert(weights, expert, x.dtype)
         result = _finish(product, None if bias is None else bias[expert], gated)
         # Tiles run in order, so what this one writes past its expert's last row is overwritten by the next.
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
 
-    out: Array = lax.fori_loop(0, ends[-1], tile, jnp.zeros((len(padded), outputs), x.dtype))
+    out: Array = lax.fori_loop(0, ends[-1], tile, jnp.zeros((len(padded), _outputs(weights, gated)), x.dtype))
     return out[: len(x)]

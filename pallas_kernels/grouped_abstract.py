@@ -1,5 +1,6 @@
 """Shapes of `grouped_matmul`'s arguments for a layer of `grouped_specs`: to lower, compile, or fill with numbers."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ from jax.sharding import Sharding
 from pallas_kernels.glu import Glu
 from pallas_kernels.grouped_specs import Layer
 from pallas_kernels.groups import Groups, row_count
+from pallas_kernels.mxfp4 import TILE, Mxfp4Tiles
 
 Matrix = Literal["up", "down"]
 MATRICES: tuple[Matrix, ...] = ("up", "down")
@@ -17,7 +19,7 @@ class Arguments(NamedTuple):
     """Arrays without values, and what is static."""
 
     x: jax.ShapeDtypeStruct
-    weights: jax.ShapeDtypeStruct
+    weights: jax.ShapeDtypeStruct | Mxfp4Tiles
     groups: Groups
     bias: jax.ShapeDtypeStruct | None
     gated: Glu | None
@@ -33,8 +35,13 @@ def arguments(layer: Layer, matrix: Matrix, tokens: int, sharding: Sharding | No
     columns = 2 * layer.hidden if matrix == "up" else layer.d_model
     return Arguments(
         array(row_count(tokens * layer.top_k, experts), inputs),
-        array(experts, inputs, columns),
+        _tiles(array, experts, inputs, columns) if layer.packed else array(experts, inputs, columns),
         Groups(array(experts, dtype="int32"), array(experts, dtype="int32")),
         array(experts, columns) if layer.bias else None,
         layer.gated if matrix == "up" else None,
     )
+
+
+def _tiles(array: Callable[..., Any], experts: int, inputs: int, columns: int) -> Mxfp4Tiles:
+    tiles = experts, columns // TILE, inputs // TILE
+    return Mxfp4Tiles(array(*tiles, 4, 128, dtype="int32"), array(*tiles, TILE, dtype="int16"))

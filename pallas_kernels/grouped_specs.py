@@ -16,6 +16,7 @@ class Case:
     Attributes:
         sizes: rows of each expert.
         spare: rows of nobody at the end.
+        packed: weights of 4 bits.
         quick: cheap enough to run interpreted whenever the tests run.
     """
 
@@ -27,17 +28,18 @@ class Case:
     bias: bool = False
     spare: int = 0
     dtype: str = "float32"
+    packed: bool = False
     quick: bool = True
 
     @property
     def for_mosaic(self) -> bool:
         """Whether implementation = "mosaic" serves it."""
-        return self.dtype != "float32"
+        return self.dtype != "float32" and self.inputs % 64 == 0
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A mixture of experts: E experts of width `hidden`, `top_k` of them for a token."""
+    """A mixture of experts: E experts of width `hidden`, `top_k` of them for a token; `packed`: weights of 4 bits."""
 
     name: str
     experts: int
@@ -46,10 +48,11 @@ class Layer:
     hidden: int
     gated: Glu
     bias: bool = False
+    packed: bool = False
 
     def weight_bytes(self, experts: float) -> float:
-        """Of so many experts' two matrices, in 16 bits."""
-        return experts * 3 * self.d_model * self.hidden * 2
+        """Of so many experts' two matrices, in 16 bits, or in 4 and a byte for every 32."""
+        return experts * 3 * self.d_model * self.hidden * (17 / 32 if self.packed else 2)
 
 
 SILU, GPT_OSS_GLU = Glu("silu"), Glu("silu", clamp=7.0, alpha=1.702)
@@ -64,6 +67,7 @@ CASES = (
     Case("gelu_tanh, clamp", (3, 0, 17), gated=Glu("gelu_tanh", clamp=0.5)),
     Case("relu", (3, 0, 17), gated=Glu("relu")),
     Case("gpt-oss's activation, biases", (3, 0, 17), gated=Glu("silu", clamp=0.7, alpha=1.702), bias=True),
+    Case("4 bits, biases, gpt-oss", (3, 0, 17), 96, 40, GPT_OSS_GLU, bias=True, packed=True),
     Case("16 bits, no rows", (0, 0), 64, 64, spare=8, dtype="bfloat16"),
     Case("16 bits, one row", (0, 1, 0), 192, 128, SILU, dtype="bfloat16"),
     Case("16 bits, edges", EDGES, 128, 192, spare=16, dtype="bfloat16"),
@@ -71,13 +75,18 @@ CASES = (
     Case("float16, eights, gelu", (8, 8, 0, 1, 2, 8), 64, 128, Glu("gelu"), dtype="float16"),
     Case("float16, gelu_tanh, clamp", (5, 3), 64, 64, Glu("gelu_tanh", clamp=0.5), dtype="float16", quick=False),
     Case("16 bits, relu", (5, 3), 64, 64, Glu("relu"), dtype="bfloat16", quick=False),
+    Case("4 bits, tiles", (3, 0, 17), 192, 128, dtype="bfloat16", packed=True),
+    Case("4 bits, tiles, biases, gpt-oss", (9, 0, 1), 128, 192, GPT_OSS_GLU, True, dtype="bfloat16", packed=True),
+    Case("4 bits, edges", EDGES, 64, 128, SILU, dtype="bfloat16", packed=True, quick=False),
     Case("16 bits, one expert, many rows", (300,), 128, 448, bias=True, dtype="bfloat16", quick=False),
 )
 
 _GPT_OSS = Layer("gpt-oss-20b", 32, 4, 2880, 2880, GPT_OSS_GLU, bias=True)
 LAYERS = (
     _GPT_OSS,
+    replace(_GPT_OSS, name="gpt-oss-20b, 4 bits", packed=True),
     replace(_GPT_OSS, name="gpt-oss-120b", experts=128),
+    replace(_GPT_OSS, name="gpt-oss-120b, 4 bits", experts=128, packed=True),
     Layer("MiMo-V2-Flash", 256, 8, 4096, 2048, SILU),
     Layer("Llama-4-Scout", 16, 1, 5120, 8192, SILU),
 )

@@ -18,12 +18,14 @@ from pallas_kernels import mosaic_grouped_kernel as kernel
 from pallas_kernels.glu import Glu
 from pallas_kernels.groups import ALIGN, Groups
 from pallas_kernels.mosaic_launch import SM_SMEM_BYTES, SMEM_ALIGN, SMEM_BYTES, SMS
+from pallas_kernels.mxfp4 import Mxfp4Tiles
 
 DEPTH = 64  # inputs per turn of the loop: 128 bytes, a swizzled row
 UNIT = 64  # columns of the weights per WGMMA
 _MOST_ROWS = 128
 _MOST_STAGES = 12
-_SMEM_EXTRA = 512  # barriers
+_FEW_ROWS = 16  # up to here two thread blocks share a multiprocessor
+_DEPTHS = (3, 2, 1)
 
 
 class Tuning(NamedTuple):
@@ -34,6 +36,7 @@ class Tuning(NamedTuple):
         consumers: computing warpgroups of a thread block, each with its own columns.
         parts: times 64 columns per warpgroup; with a `Glu` 2, gates and ups.
         stages: blocks of inputs in shared memory at once, two or more.
+        depth: times 64 inputs per turn of the loop; more than 1 for weights of 4 bits only.
         band: blocks of columns that pass by all tiles before the next: the L2 cache holds their weights meanwhile.
     """
 
@@ -41,6 +44,7 @@ class Tuning(NamedTuple):
     consumers: int
     parts: int
     stages: int
+    depth: int = 1
     band: int = 8
 
 
@@ -50,8 +54,8 @@ class Shape:
 
     Attributes:
         rows: of x.
-        pairs: rows that the groups have in all, at most.
         outputs: columns of the result.
+        packed: weights of 4 bits.
     """
 
     rows: int
@@ -61,12 +65,13 @@ class Shape:
     dtype: jnp.dtype
     gated: Glu | None
     bias: bool
+    packed: bool
 
     @classmethod
     def of(
         cls,
         x: Float[Array, "R K"],
-        weights: Float[Array, "E K C"],
+        weights: Float[Array, "E K C"] | Mxfp4Tiles,
         bias: Float[Array, "E C"] | None,
         gated: Glu | None,
     ) -> "Shape":
@@ -75,15 +80,21 @@ class Shape:
         Raises ValueError where the kernel cannot serve them.
         """
         rows, inputs = x.shape
-        experts, _, columns = weights.shape
+        packed = isinstance(weights, Mxfp4Tiles)
         _check(x, weights, bias)
+        experts, _, columns = weights.shape if not isinstance(weights, Mxfp4Tiles) else _tile_shape(weights)
         outputs = columns if gated is None else columns // 2
         for name, size in (("inputs", inputs), ("outputs", outputs)):
             if size % UNIT:
                 raise ValueError(f"{size} {name}: implementation = 'mosaic' needs a multiple of {UNIT}")
         if rows % ALIGN:
             raise ValueError(f"{rows} rows: implementation = 'mosaic' needs a multiple of {ALIGN}")
-        return cls(rows, experts, inputs, outputs, weights.dtype, gated, bias is not None)
+        return cls(rows, experts, inputs, outputs, x.dtype, gated, bias is not None, packed)
+
+
+def _tile_shape(weights: Mxfp4Tiles) -> tuple[int, int, int]:
+    experts, across, along = weights.words.shape[:3]
+    return experts, along * UNIT, across * UNIT
 
 
 @dataclass(frozen=True)
@@ -120,20 +131,28 @@ class Launch(Shape):
     @property
     def turns(self) -> int:
         """Blocks of inputs."""
-        return self.inputs // DEPTH
+        return self.inputs // (DEPTH * self.tuning.depth)
 
     @property
     def smem_bytes(self) -> int:
         """Shared memory of a thread block."""
-        rows, consumers, parts, stages, _ = self.tuning
-        stage = rows * DEPTH + parts * DEPTH * self.width
-        out = consumers * self.out_parts * rows * UNIT
-        return (stages * stage + out) * self.dtype.itemsize + _SMEM_EXTRA
+        rows, consumers, parts, stages, depth, _ = self.tuning
+        tiles = stages * parts * consumers * depth  # of 64 columns and inputs
+        weights = (tiles * UNIT * DEPTH // 2, tiles * UNIT * 2) if self.packed else (tiles * UNIT * DEPTH * 2,)
+        arrays = stages * rows * DEPTH * depth * 2, *weights, consumers * self.out_parts * rows * UNIT * 2
+        barriers = 2 * 8 * stages
+        return sum(-(-int(size) // SMEM_ALIGN) * SMEM_ALIGN for size in arrays) + barriers
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether the loader gives registers to the computing warpgroups: many rows take many sums."""
+        return self.tuning.consumers > 1 and self.tuning.rows > _FEW_ROWS
 
     @property
     def blocks(self) -> int:
         """Thread blocks, each of which takes tiles until none is left: as many as there is room for at once."""
-        return SMS if self.tuning.consumers > 1 else 2 * SMS
+        two = not self.moves_registers and 2 * (self.smem_bytes + SMEM_ALIGN) <= SM_SMEM_BYTES
+        return 2 * SMS if two else SMS
 
 
 def default_tuning(shape: Shape) -> Tuning:
@@ -143,19 +162,27 @@ def default_tuning(shape: Shape) -> Tuning:
     * Up to 16 rows, one computing warpgroup and two thread blocks per multiprocessor: many small pieces of weights
       keep all of them busy with few experts. Beyond, two warpgroups share the rows of x, whose share of what comes
       from the L2 cache grows.
+    * Weights of 4 bits: two warpgroups in any case, since unpacking is work, and up to 6 KB per copy.
     * As many stages as fit.
     """
     mean = -(-(shape.rows - (ALIGN - 1) * min(shape.experts, shape.rows // ALIGN)) // shape.experts)
     rows = min(_MOST_ROWS, max(ALIGN, 1 << (2 * mean - 1).bit_length()))
     while rows > shape.rows:
         rows //= 2
-    consumers = 2 if rows > 16 and shape.outputs >= 2 * UNIT else 1
-    parts = 2 if shape.gated is not None or (consumers == 2 and shape.outputs >= 4 * UNIT) else 1
-    budget = SMEM_BYTES if consumers == 2 else SM_SMEM_BYTES // 2 - SMEM_ALIGN
-    stages = max(2, min(_MOST_STAGES, shape.inputs // DEPTH))
-    while stages > 2 and Launch(**vars(shape), tuning=Tuning(rows, consumers, parts, stages)).smem_bytes > budget:
+    wide = rows > _FEW_ROWS or shape.packed
+    consumers = 2 if wide and shape.outputs >= 2 * UNIT else 1
+    parts = 2 if shape.gated is not None or (rows > _FEW_ROWS and shape.outputs >= 2 * consumers * UNIT) else 1
+    depths = _DEPTHS if shape.packed and rows <= _FEW_ROWS else (1,)
+    depth = next(depth for depth in depths if shape.inputs // DEPTH % depth == 0)
+    budget = SMEM_BYTES if rows > _FEW_ROWS and consumers == 2 else SM_SMEM_BYTES // 2 - SMEM_ALIGN
+    stages = max(2, min(_MOST_STAGES, shape.inputs // (DEPTH * depth)))
+    while stages > 2 and _fit(shape, Tuning(rows, consumers, parts, stages, depth)).smem_bytes > budget:
         stages -= 1
-    return Tuning(rows, consumers, parts, stages)
+    return Tuning(rows, consumers, parts, stages, depth)
+
+
+def _fit(shape: Shape, tuning: Tuning) -> Launch:
+    return Launch(**vars(shape), tuning=tuning)
 
 
 def launch(shape: Shape, tuning: Tuning) -> Launch:
@@ -163,7 +190,11 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
 
     Raises ValueError where they do not go together.
     """
-    out = Launch(**vars(shape), tuning=tuning)
+    out = _fit(shape, tuning)
+    if tuning.depth > 1 and not shape.packed:
+        raise ValueError(f"depth {tuning.depth}: more than 1 is for weights of 4 bits")
+    if shape.inputs // DEPTH % tuning.depth:
+        raise ValueError(f"depth {tuning.depth} does not divide {shape.inputs} inputs")
     if tuning.rows % ALIGN or tuning.rows > shape.rows:
         raise ValueError(f"tiles of {tuning.rows} rows do not fit {shape.rows} rows")
     if tuning.stages < 2:
@@ -179,7 +210,7 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
 
 def grouped_matmul(
     x: Float[Array, "R K"],
-    weights: Float[Array, "E K C"],
+    weights: Float[Array, "E K C"] | Mxfp4Tiles,
     groups: Groups,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
@@ -220,7 +251,7 @@ def _tiles(plan: Launch, groups: Groups) -> Int[Array, "B 4"]:
 def _run(
     plan: Launch,
     x: Float[Array, "R K"],
-    weights: Float[Array, "E K C"],
+    weights: Float[Array, "E K C"] | Mxfp4Tiles,
     tiles: Int[Array, "B 4"],
     bias: Float[Array, "E C"] | None,
 ) -> Float[Array, "R N"]:
@@ -233,13 +264,21 @@ def _run(
         num_threads=plan.tuning.consumers + 1,
         scratch=kernel.scratch(plan),
     )
-    (out,) = run(x, weights, tiles, *(() if bias is None else (bias,)))
+    operands = weights if isinstance(weights, Mxfp4Tiles) else (weights,)
+    (out,) = run(x, tiles, *(() if bias is None else (bias,)), *operands)
     return out
 
 
-def _check(x: Float[Array, "R K"], weights: Float[Array, "E K C"], bias: Float[Array, "E C"] | None) -> None:
-    dtypes = {array.dtype for array in (x, weights, bias) if array is not None}
+def _check(
+    x: Float[Array, "R K"], weights: Float[Array, "E K C"] | Mxfp4Tiles, bias: Float[Array, "E C"] | None
+) -> None:
+    if isinstance(weights, Mxfp4Tiles):
+        if x.dtype != jnp.bfloat16:
+            raise ValueError(f"implementation = 'mosaic' with weights of 4 bits needs bfloat16, not {x.dtype}")
+        dtypes = {array.dtype for array in (x, bias) if array is not None}
+    else:
+        dtypes = {array.dtype for array in (x, weights, bias) if array is not None}
     if len(dtypes) > 1:
         raise ValueError(f"rows, weights and bias are {sorted(map(str, dtypes))}: implementation = 'mosaic' needs one")
-    if weights.dtype not in (jnp.bfloat16, jnp.float16):
-        raise ValueError(f"implementation = 'mosaic' needs bfloat16 or float16, not {weights.dtype}")
+    if x.dtype not in (jnp.bfloat16, jnp.float16):
+        raise ValueError(f"implementation = 'mosaic' needs bfloat16 or float16, not {x.dtype}")

@@ -13,6 +13,7 @@ from pallas_kernels.grouped import Implementation, grouped_matmul
 from pallas_kernels.grouped_specs import Case
 from pallas_kernels.groups import ALIGN, Groups
 from pallas_kernels.mosaic_grouped import Tuning
+from pallas_kernels.mxfp4 import BLOCK, Mxfp4, tiles, unpack
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Call:
     """Arrays of one call, in the case's type. Rows of nobody, and weights of experts without rows, hold NaN."""
 
     x: Float[Array, "R K"]
-    weights: Float[Array, "E K C"]
+    weights: Float[Array, "E K C"] | Mxfp4
     bias: Float[Array, "E C"] | None
     starts: Int[np.ndarray, " E"]
     sizes: Int[np.ndarray, " E"]
@@ -51,13 +52,27 @@ def make_call(case: Case, seed: int = 0) -> Call:
     aligned = -(-sizes // ALIGN) * ALIGN
     starts = (np.cumsum(aligned) - aligned).astype(np.int32)
     columns = case.outputs * (1 if case.gated is None else 2)
-    weights = rng.standard_normal((len(sizes), case.inputs, columns)) * case.inputs**-0.5
-    weights[sizes == 0] = np.nan
+    weights = _packed(rng, case, sizes, columns) if case.packed else _plain(rng, case, sizes, columns)
     bias = rng.standard_normal((len(sizes), columns)) if case.bias else None
     call = Call(jnp.zeros((int(aligned.sum()) + case.spare, 1)), jnp.zeros((1, 1, 1)), None, starts, sizes)
     x = np.where(call.owned[:, None], rng.standard_normal((len(call.x), case.inputs)), np.nan)
     cast = None if bias is None else jnp.asarray(bias, case.dtype)
-    return Call(jnp.asarray(x, case.dtype), jnp.asarray(weights, case.dtype), cast, starts, sizes)
+    return Call(jnp.asarray(x, case.dtype), weights, cast, starts, sizes)
+
+
+def _plain(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], columns: int) -> Float[Array, "E K C"]:
+    weights = rng.standard_normal((len(sizes), case.inputs, columns)) * case.inputs**-0.5
+    weights[sizes == 0] = np.nan
+    return jnp.asarray(weights, case.dtype)
+
+
+def _packed(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], columns: int) -> Mxfp4:
+    """Scales of about inputs^-½ / 3, since numbers are of about three."""
+    blocks = rng.integers(0, 256, (len(sizes), columns, case.inputs // 2), np.uint8)
+    middle = 127 + round(math.log2(case.inputs**-0.5 / 3))
+    scales = rng.integers(middle - 1, middle + 2, (len(sizes), columns, case.inputs // BLOCK)).astype(np.uint8)
+    scales[sizes == 0] = 255
+    return Mxfp4(jnp.asarray(blocks), jnp.asarray(scales))
 
 
 def run(
@@ -69,13 +84,14 @@ def run(
             call.x, call.weights, call.groups, bias=call.bias, gated=case.gated, implementation=implementation
         )
         return np.asarray(out.astype(jnp.float32))
+    weights = tiles(call.weights) if isinstance(call.weights, Mxfp4) else call.weights
     with mosaic.interpreted(detect_races=True):
         if tuning is None:
             out = grouped_matmul(
-                call.x, call.weights, call.groups, bias=call.bias, gated=case.gated, implementation="mosaic"
+                call.x, weights, call.groups, bias=call.bias, gated=case.gated, implementation="mosaic"
             )
         else:
-            out = mosaic_grouped.grouped_matmul(call.x, call.weights, call.groups, call.bias, case.gated, tuning)
+            out = mosaic_grouped.grouped_matmul(call.x, weights, call.groups, call.bias, case.gated, tuning)
         result = np.asarray(out.astype(jnp.float32))
         assert not mosaic.races_found()
     return result
@@ -83,7 +99,11 @@ def run(
 
 def expect(call: Call, case: Case) -> Float[np.ndarray, "R N"]:
     """One row after the other, in float64. Rows of nobody are zeros."""
-    x, weights = (np.asarray(array.astype(jnp.float32), np.float64) for array in (call.x, call.weights))
+    x = np.asarray(call.x.astype(jnp.float32), np.float64)
+    dense = call.weights
+    if isinstance(dense, Mxfp4):
+        dense = unpack(dense, jnp.dtype(jnp.float32)).transpose(0, 2, 1)
+    weights = np.asarray(dense.astype(jnp.float32), np.float64)
     bias = None if call.bias is None else np.asarray(call.bias.astype(jnp.float32), np.float64)
     out = np.zeros((len(x), case.outputs))
     for row, expert in enumerate(call.expert):

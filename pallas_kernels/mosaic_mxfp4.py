@@ -1,0 +1,65 @@
+"""Weights of 4 bits as the left operand of a WGMMA: unpacked in registers, as `mxfp4.tiles` laid them out."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.mosaic.gpu import FragmentedArray, c
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxtyping import Array, Float
+
+from pallas_kernels import mosaic
+from pallas_kernels.mosaic import Ref, plgpu
+from pallas_kernels.mxfp4 import TILE, tile_numbers
+
+_WORDS = plgpu.Layout.WG_STRIDED((4, 128), vec_size=4)  # four that follow each other for each thread
+_PER_ROW = plgpu.Layout.WGMMA.reduce(1)
+_OPERAND = plgpu.Layout.WGMMA
+
+# Two numbers from the top four bits of both halves of $1: exponent and fraction go where bfloat16 has its lowest
+# exponents and first fraction bit ($2 is $1 shifted there), which makes them too small by 2^126; $3 is the scale.
+_UNPACK = """{
+.reg .b32 bits;
+and.b32 bits, $2, 0x01C001C0;
+lop3.b32 bits, $1, 0x80008000, bits, 0xEA;
+mul.rn.bf16x2 $0, bits, $3;
+}"""
+
+
+def tile_operand(words: Ref, scales: Ref) -> Float[Array, "64 64"]:
+    """A tile's numbers times 2^-SHIFT, outputs by inputs."""
+    loaded = plgpu.load(words, layout=_WORDS)
+    per_row = plgpu.load(scales, layout=_PER_ROW, optimized=False).astype(jnp.int32)
+    out: Array = (tile_numbers if mosaic._interpreting.get() else _unpacked)(loaded, per_row)
+    return out
+
+
+@plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
+    arg_types=(_WORDS, _PER_ROW),
+    return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=_OPERAND),
+)
+def _unpacked(_: Any, words: Any, scales: Any) -> Any:
+    """The same as `tile_numbers`; subnormal numbers on the way are exact on the GPU."""
+    word = ir.IntegerType.get_signless(32)
+    pair = ir.VectorType.get((2,), ir.BF16Type.get())
+
+    def constant(value: int) -> Any:
+        return c(value, word)
+
+    layout = _OPERAND.to_mgpu()
+    (vector_of_words,) = words.registers.flat
+    out = np.empty(layout.registers_shape((TILE, TILE)), dtype=object)
+    pairs = out.reshape(8, 2)  # columns eight by eight, rows g and g + 8
+    for row, both_scales in enumerate(scales.registers.flat):
+        exponents = vector.extract(both_scales, [], [0])
+        for half in range(2):
+            numbers = vector.extract(vector_of_words, [], [2 * row + half])
+            exponent = arith.andi(arith.shrui(exponents, constant(8 * half)), constant(255))
+            scale = arith.muli(exponent, constant(0x0080_0080))  # as the exponents of two bfloat16
+            for index in range(4):
+                top = arith.shli(numbers, constant(4 * index)) if index else numbers
+                low = arith.shrui(top, constant(6))
+                unpacked = llvm.inline_asm(word, [top, low, scale], _UNPACK, "=r,r,r,r")
+                pairs[4 * half + index, row] = llvm.bitcast(pair, unpacked)
+    return FragmentedArray(_registers=out, _layout=layout, _is_signed=None)
