@@ -31,8 +31,8 @@ class StepSpec:
     """A step of a model of the hub.
 
     Attributes:
-        layers: the first so many; a whole number of the model's patterns.
-        shorter: a second depth, for what must not depend on depth; whole patterns too.
+        layers: the first so many, of all kinds.
+        shorter: a second depth, for what must not depend on depth; all kinds of layers too.
         tokens: of a prefill step with `ROWS` rows; 0: a decode step.
         rows: of a decode step.
     """
@@ -56,7 +56,7 @@ _MODELS = (
     StepSpec("gemma-3-27b", 62, 6),
     StepSpec("gpt-oss-20b", 24, 2),
     StepSpec("Mistral-7B-v0.1", 32, 1),
-    StepSpec("MiMo-V2-Flash/V2.5", 12, 6),
+    StepSpec("MiMo-V2-Flash/V2.5", 6, 2),
     StepSpec("Llama-4-Scout", 16, 4),
 )
 STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *(replace(spec, tokens=2048) for spec in _MODELS))
