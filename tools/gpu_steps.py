@@ -32,7 +32,8 @@ class StepSpec:
 
     Attributes:
         layers: the first so many, of all kinds.
-        shorter: a second depth, for what must not depend on depth; all kinds of layers too.
+        shorter: a second depth, for what must not depend on depth; two layers of each kind at least: XLA
+            makes the indices part of the one layer that needs them.
         tokens: of a prefill step with `ROWS` rows; 0: a decode step.
         rows: of a decode step.
     """
@@ -53,11 +54,11 @@ class StepSpec:
 
 # As deep as the model, or as one card holds in bfloat16 beside the KV.
 _MODELS = (
-    StepSpec("gemma-3-27b", 62, 6),
-    StepSpec("gpt-oss-20b", 24, 2),
-    StepSpec("Mistral-7B-v0.1", 32, 1),
-    StepSpec("MiMo-V2-Flash/V2.5", 6, 2),
-    StepSpec("Llama-4-Scout", 16, 4),
+    StepSpec("gemma-3-27b", 62, 12),
+    StepSpec("gpt-oss-20b", 24, 4),
+    StepSpec("Mistral-7B-v0.1", 32, 2),
+    StepSpec("MiMo-V2-Flash/V2.5", 7, 6),
+    StepSpec("Llama-4-Scout", 16, 8),
 )
 STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *(replace(spec, tokens=2048) for spec in _MODELS))
 
