@@ -17,14 +17,17 @@ _WORDS = plgpu.Layout.WG_STRIDED((4, 128), vec_size=4)  # four that follow each 
 _PER_ROW = plgpu.Layout.WGMMA.reduce(1)
 _OPERAND = plgpu.Layout.WGMMA
 
-# Two numbers from the top four bits of both halves of $1: exponent and fraction go where bfloat16 has its lowest
-# exponents and first fraction bit ($2 is $1 shifted there), which makes them too small by 2^126; $3 is the scale.
-_UNPACK = """{
-.reg .b32 bits;
-and.b32 bits, $2, 0x01C001C0;
-lop3.b32 bits, $1, 0x80008000, bits, 0xEA;
-mul.rn.bf16x2 $0, bits, $3;
-}"""
+# Two numbers of the word $1, pair {index}: exponent and fraction go where bfloat16 has its lowest exponents and first
+# fraction bit, which makes them too small by 2^126; $2 is the scale. Shifts to the left take another pipe than the rest.
+_UNPACK = """{{
+.reg .b32 bits, sign;
+{shift};
+and.b32 bits, bits, 0x01C001C0;
+shl.b32 sign, $1, 4 * {index};
+lop3.b32 bits, sign, 0x80008000, bits, 0xEA;
+mul.rn.bf16x2 $0, bits, $2;
+}}"""
+_SHIFTS = "shr.b32 bits, $1, 6", "shr.b32 bits, $1, 2", "shl.b32 bits, $1, 2", "shl.b32 bits, $1, 6"
 
 
 def tile_operand(words: Ref, scales: Ref) -> Float[Array, "64 64"]:
@@ -57,9 +60,8 @@ def _unpacked(_: Any, words: Any, scales: Any) -> Any:
             numbers = vector.extract(vector_of_words, [], [2 * row + half])
             exponent = arith.andi(arith.shrui(exponents, constant(8 * half)), constant(255))
             scale = arith.muli(exponent, constant(0x0080_0080))  # as the exponents of two bfloat16
-            for index in range(4):
-                top = arith.shli(numbers, constant(4 * index)) if index else numbers
-                low = arith.shrui(top, constant(6))
-                unpacked = llvm.inline_asm(word, [top, low, scale], _UNPACK, "=r,r,r,r")
+            for index, shift in enumerate(_SHIFTS):
+                instructions = _UNPACK.format(shift=shift, index=index)
+                unpacked = llvm.inline_asm(word, [numbers, scale], instructions, "=r,r,r")
                 pairs[4 * half + index, row] = llvm.bitcast(pair, unpacked)
     return FragmentedArray(_registers=out, _layout=layout, _is_signed=None)

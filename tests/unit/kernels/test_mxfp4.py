@@ -63,8 +63,9 @@ def test_each_thread_unpacks_its_part_of_the_operand() -> None:
     for thread, row, half, index in np.ndindex(128, 2, 2, 4):
         warp, lane = divmod(thread, 32)
         output = 16 * warp + lane // 4 + 8 * row
-        top = words[thread, 2 * row + half] << (4 * index) & 0xFFFFFFFF
-        bits = (top >> 6) & 0x01C001C0 | top & 0x80008000
+        word = words[thread, 2 * row + half]
+        shifted = word >> (6 - 4 * index) if index < 2 else word << (4 * index - 6)
+        bits = shifted & 0x01C001C0 | (word << 4 * index) & 0x80008000
         scale = ((scales[output] >> (8 * half)) & 255) << 7
         for which in range(2):
             number, factor = (
