@@ -18,7 +18,7 @@ _PER_ROW = plgpu.Layout.WGMMA.reduce(1)
 _OPERAND = plgpu.Layout.WGMMA
 
 # Two numbers of the word $1, pair {index}: exponent and fraction go where bfloat16 has its lowest exponents and first
-# fraction bit, which makes them too small by 2^126; $2 is the scale. Shifts to the left take another pipe than the rest.
+# fraction bit, which makes them too small by 2^126; $2 is the scale. Shifts to the left take another pipe than others.
 _UNPACK = """{{
 .reg .b32 bits, sign;
 {shift};
