@@ -24,6 +24,7 @@ DEPTH = 64  # inputs per turn of the loop: 128 bytes, a swizzled row
 UNIT = 64  # columns of the weights per WGMMA
 _MOST_ROWS = 128
 _MOST_STAGES = 12
+_BAND = 8
 _FEW_ROWS = 16  # up to here two thread blocks share a multiprocessor
 _DEPTHS = (3, 2, 1)
 
@@ -45,7 +46,7 @@ class Tuning(NamedTuple):
     parts: int
     stages: int
     depth: int = 1
-    band: int = 8
+    band: int = _BAND
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,7 @@ def default_tuning(shape: Shape) -> Tuning:
       from the L2 cache grows.
     * Weights of 4 bits: two warpgroups in any case, since unpacking is work, and up to 6 KB per copy.
     * As many stages as fit.
+    * Where groups have several tiles, bands of columns; else whole rows of the weights, as memory holds them.
     """
     mean = -(-(shape.rows - (ALIGN - 1) * min(shape.experts, shape.rows // ALIGN)) // shape.experts)
     rows = min(_MOST_ROWS, max(ALIGN, 1 << (2 * mean - 1).bit_length()))
@@ -178,7 +180,7 @@ def default_tuning(shape: Shape) -> Tuning:
     stages = max(2, min(_MOST_STAGES, shape.inputs // (DEPTH * depth)))
     while stages > 2 and _fit(shape, Tuning(rows, consumers, parts, stages, depth)).smem_bytes > budget:
         stages -= 1
-    return Tuning(rows, consumers, parts, stages, depth)
+    return Tuning(rows, consumers, parts, stages, depth, band=_BAND if rows > _FEW_ROWS else shape.outputs // UNIT)
 
 
 def _fit(shape: Shape, tuning: Tuning) -> Launch:
