@@ -13,6 +13,7 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "1"  # read by Triton's decorators
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import triton.language as tl
 from jaxtyping import Array
@@ -71,38 +72,54 @@ def execute(kernel: Any, grid: tuple[int, ...], arrays: dict[str, np.ndarray], s
 
 @contextmanager
 def _patched(bounds: dict[str, tuple[int, int]]) -> Iterator[None]:
-    """An interpreter that multiplies bfloat16 and checks every address."""
+    """An interpreter that rounds to bfloat16 and multiplies it as GPUs do, and checks every address."""
     builder = interpreter.InterpreterBuilder
-    dot, load, store = builder.create_dot, builder.create_masked_load, builder.create_masked_store
+    methods = _numbers(builder) | _memory(builder, bounds)
+    plain = {name: getattr(builder, name) for name in methods}
+    try:
+        for name, method in methods.items():
+            setattr(builder, name, method)
+        yield
+    finally:
+        for name, method in plain.items():
+            setattr(builder, name, method)
 
-    def checked(pointers: Any, mask: Any) -> str:
-        shape = np.broadcast_shapes(pointers.data.shape, mask.data.shape)
-        used = np.broadcast_to(pointers.data, shape)[np.broadcast_to(mask.data, shape)]
-        if not used.size:
-            return ""
-        size = pointers.get_element_ty().primitive_bitwidth // 8
-        for name, (begin, end) in bounds.items():
-            if begin <= used.min() and used.max() + size <= end:
-                READS[name] += used.size
-                return name
-        raise IndexError(f"{used.size} addresses of {size} bytes reach beyond an array")
 
-    def create_masked_load(self: Any, pointers: Any, mask: Any, *options: Any) -> Any:
-        checked(pointers, mask)
-        return load(self, pointers, mask, *options)
+def _numbers(builder: Any) -> dict[str, Any]:
+    cast, dot = builder.cast_impl, builder.create_dot
 
-    def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *options: Any) -> Any:
-        checked(pointers, mask)
-        return store(self, pointers, value, mask, *options)
+    def cast_impl(self: Any, value: Any, kind: Any) -> Any:
+        if value.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:  # the interpreter would truncate
+            return interpreter.TensorHandle(value.data.astype(jnp.bfloat16).view(np.uint16), tl.bfloat16)
+        return cast(self, value, kind)
 
     def create_dot(self: Any, a: Any, b: Any, *options: Any) -> Any:
         if a.dtype.scalar == tl.bfloat16:  # else the interpreter multiplies the integers that it stores them in
-            a, b = (self.cast_impl(operand, tl.float32) for operand in (a, b))
+            a, b = (cast(self, operand, tl.float32) for operand in (a, b))
         return dot(self, a, b, *options)
 
-    builder.create_dot, builder.create_masked_load = create_dot, create_masked_load
-    builder.create_masked_store = create_masked_store
-    try:
-        yield
-    finally:
-        builder.create_dot, builder.create_masked_load, builder.create_masked_store = dot, load, store
+    return {"cast_impl": cast_impl, "create_dot": create_dot}
+
+
+def _memory(builder: Any, bounds: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def array_of(pointers: Any, mask: Any) -> tuple[str, int]:
+        shape = np.broadcast_shapes(pointers.data.shape, mask.data.shape)
+        used = np.broadcast_to(pointers.data, shape)[np.broadcast_to(mask.data, shape)]
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        for name, (begin, end) in bounds.items():
+            if not used.size or (begin <= used.min() and used.max() + size <= end):
+                return name, used.size
+        raise IndexError(f"{used.size} addresses of {size} bytes reach beyond an array")
+
+    def create_masked_load(self: Any, pointers: Any, mask: Any, *options: Any) -> Any:
+        name, count = array_of(pointers, mask)
+        READS[name] += count
+        return load(self, pointers, mask, *options)
+
+    def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *options: Any) -> Any:
+        array_of(pointers, mask)
+        return store(self, pointers, value, mask, *options)
+
+    return {"create_masked_load": create_masked_load, "create_masked_store": create_masked_store}
