@@ -32,9 +32,15 @@ from tools import gpu_aot
 from tools.compile_facts import KernelFacts, copies, top_level
 
 BYTES_PER_SECOND = 4.3e12  # that a copy reaches on an H200
+FLOPS = 600e12  # per second, of a good grouped product
 _BFLOAT16 = jnp.dtype("bfloat16")
-# Names of the layers in the hub's list of configs.
-_MODELS = {"gpt-oss-20b": "gpt-oss-20b", "MiMo-V2-Flash": "MiMo-V2-Flash/V2.5", "Llama-4-Scout": "Llama-4-Scout"}
+# Layers whose models' configs the tests have, by their names there.
+_MODELS = {
+    "gpt-oss-20b": "gpt-oss-20b",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "MiMo-V2-Flash": "MiMo-V2-Flash/V2.5",
+    "Llama-4-Scout": "Llama-4-Scout",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class BlockFacts:
     Attributes:
         experts: that have tokens, on average, if all are as likely.
         megabytes: of those experts' weights.
-        memory_us: microseconds to read them at the speed of a copy. Arithmetic.
+        memory_us, compute_us: microseconds to read them, and for the products of all tokens. Arithmetic.
         launches: kernels.
         graphs: what the host launches: 1 where all is one command buffer.
         temporaries: bytes.
@@ -55,6 +61,7 @@ class BlockFacts:
     experts: float
     megabytes: float
     memory_us: float
+    compute_us: float
     launches: int
     graphs: int
     temporaries: int
@@ -136,6 +143,7 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
         experts,
         size / 1e6,
         size / BYTES_PER_SECOND * 1e6,
+        6 * layer.d_model * layer.hidden * layer.top_k * tokens / FLOPS * 1e6,
         launches,
         len(outermost),
         memory.temp_size_in_bytes,
@@ -162,11 +170,16 @@ def print_kernels(kernels: list[tuple[str, KernelFacts, float]]) -> None:
 def print_blocks(blocks: list[BlockFacts]) -> None:
     """One line per mixture and step."""
     if blocks:
-        print(f"\n{'mixture':20}tokens experts  weights, MB  µs at 4.3 TB/s  launches graphs temporaries, MB seconds")
+        print(f"\n{'':26}{'experts,':>8}{'weights,':>9}{'µs at':>9}{'µs at':>12}{'temporaries,':>28}")
+        print(
+            f"{'mixture':20}{'tokens':>6}{'mean':>8}{'MB':>9}{'4.3 TB/s':>9}{'600 TFLOP/s':>12}{'launches':>9}"
+            f"{'graphs':>7}{'MB':>12}{'seconds':>8}"
+        )
     for facts in blocks:
         print(
-            f"{facts.name:20}{facts.tokens:6}{facts.experts:8.1f}{facts.megabytes:13.0f}{facts.memory_us:16.0f}"
-            f"{facts.launches:10}{facts.graphs:7}{facts.temporaries / 1e6:16.1f}{facts.seconds:8.1f}"
+            f"{facts.name:20}{facts.tokens:6}{facts.experts:8.1f}{facts.megabytes:9.0f}{facts.memory_us:9.0f}"
+            f"{facts.compute_us:12.0f}{facts.launches:9}{facts.graphs:7}{facts.temporaries / 1e6:12.1f}"
+            f"{facts.seconds:8.1f}"
         )
 
 

@@ -7,10 +7,14 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jaxtyping import Float, Int
 
-from jswa.architecture import MlpConfig, MoeConfig, RouterConfig
+from jswa.architecture import LayerConfig, MlpConfig, MoeConfig, Norm, RouterConfig, SideExperts
 from jswa.model.moe import Moe, route
+from jswa.model.transformer import Decoder, bind
+from pallas_kernels import mosaic
+from tests.oracles import random_params, small_model
 
 EXPERTS, WIDTH, HIDDEN = 8, 12, 10
 FLOAT32 = jnp.dtype("float32")
@@ -187,3 +191,37 @@ def test_experts_without_tokens_are_never_read(favourites: tuple[int, ...], toke
     for part in (moe.gate_up, moe.down):
         part[...] = part[...].at[jnp.array(idle)].set(math.nan)
     np.testing.assert_allclose(moe(jnp.asarray(x)), expected, rtol=0, atol=2e-5)
+
+
+def test_experts_on_hopper_give_what_the_loop_gives() -> None:
+    """The same weights in 16 bits, the kernel simulated."""
+    config = dataclasses.replace(MOES["biases and clamp"], hidden=64)
+    model = dataclasses.replace(small_model("F", d_model=64), layers=(_layer(config),))
+    half = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 64)), jnp.bfloat16)
+    loop, kernel = (bind(model, half, experts=implementation).layers[0].mlp for implementation in ("xla", "mosaic"))
+    expected = np.asarray(loop(x).astype(jnp.float32))
+    with mosaic.interpreted(detect_races=True):
+        out = np.asarray(kernel(x).astype(jnp.float32))
+        assert not mosaic.races_found()
+    np.testing.assert_allclose(out, expected, rtol=3e-2, atol=3e-2 * np.abs(expected).max())
+
+
+def test_bind_chooses_for_all_mixtures() -> None:
+    """Those beside a dense feed-forward too; the loop where nothing is said."""
+    norm = Norm(1e-6)
+    side = SideExperts(MOE, norm, norm, norm)
+    model = small_model("FF")
+    layers = (_layer(MOE), dataclasses.replace(model.layers[1], side=side))
+    model = dataclasses.replace(model, layers=layers)
+    params = random_params(model)
+    assert _implementations(bind(model, params)) == ["xla", "xla"]
+    assert _implementations(bind(model, params, experts="mosaic")) == ["mosaic", "mosaic"]
+
+
+def _layer(config: MoeConfig) -> LayerConfig:
+    return dataclasses.replace(small_model("F").layers[0], mlp=config)
+
+
+def _implementations(decoder: Decoder) -> list[str]:
+    return [part.implementation for _, part in nnx.iter_modules(decoder) if isinstance(part, Moe)]
