@@ -39,6 +39,7 @@ class Tuning(NamedTuple):
         stages: blocks of inputs in shared memory at once, two or more.
         depth: times 64 inputs per turn of the loop; more than 1 for weights of 4 bits only.
         band: blocks of columns that pass by all tiles before the next: the L2 cache holds their weights meanwhile.
+        sms: multiprocessors, each of which runs one or two thread blocks to the end.
     """
 
     rows: int
@@ -47,6 +48,7 @@ class Tuning(NamedTuple):
     stages: int
     depth: int = 1
     band: int = _BAND
+    sms: int = SMS
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Launch(Shape):
     @property
     def smem_bytes(self) -> int:
         """Shared memory of a thread block."""
-        rows, consumers, parts, stages, depth, _ = self.tuning
+        rows, consumers, parts, stages, depth, *_ = self.tuning
         tiles = stages * parts * consumers * depth  # of 64 columns and inputs
         weights = (tiles * UNIT * DEPTH // 2, tiles * UNIT * 2) if self.packed else (tiles * UNIT * DEPTH * 2,)
         arrays = stages * rows * DEPTH * depth * 2, *weights, consumers * self.out_parts * rows * UNIT * 2
@@ -153,7 +155,7 @@ class Launch(Shape):
     def blocks(self) -> int:
         """Thread blocks, each of which takes tiles until none is left: as many as there is room for at once."""
         two = not self.moves_registers and 2 * (self.smem_bytes + SMEM_ALIGN) <= SM_SMEM_BYTES
-        return 2 * SMS if two else SMS
+        return (2 if two else 1) * self.tuning.sms
 
 
 def default_tuning(shape: Shape) -> Tuning:

@@ -74,7 +74,7 @@ def _name(plan: "Launch", refs: tuple[Ref, ...]) -> _Refs:
 
 def scratch(plan: "Launch") -> list[Any]:
     """Shared memory and barriers, in the order of `_Refs`."""
-    rows, consumers, parts, stages, depth, _ = plan.tuning
+    rows, consumers, parts, stages, depth, *_ = plan.tuning
     if plan.packed:
         tiles = (stages, parts, consumers, depth)
         weights = [plgpu.SMEM((*tiles, 4, 128), jnp.int32), plgpu.SMEM((*tiles, _UNIT), jnp.int16)]

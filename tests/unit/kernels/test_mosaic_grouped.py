@@ -1,5 +1,6 @@
 """The Hopper grouped matmul, beyond what all implementations share: tuning, what is read, limits, that it lowers."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -51,6 +52,22 @@ def test_any_tuning_gives_the_same(case: Case, tuning: Tuning) -> None:
     np.testing.assert_allclose(out, expect(call, case)[call.owned], rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.parametrize(
+    ("case", "tuning"),
+    [
+        (replace(GATED, sizes=(9, 0, 17, 8)), Tuning(8, 1, 2, 2, sms=1)),
+        (replace(PLAIN, sizes=(9, 0, 40)), Tuning(32, 2, 1, 3, sms=1)),
+        (replace(GATED, sizes=(9, 1), packed=True), Tuning(8, 2, 2, 2, sms=1, band=1)),
+    ],
+    ids=str,
+)
+def test_a_thread_block_takes_tile_after_tile(case: Case, tuning: Tuning) -> None:
+    """Its stages go round across tiles, and results leave shared memory before the next ones come."""
+    call = make_call(case)
+    out = run(call, case, "mosaic", tuning)[call.owned]
+    np.testing.assert_allclose(out, expect(call, case)[call.owned], rtol=3e-2, atol=3e-2)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("rows", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("consumers", [1, 2])
@@ -60,7 +77,7 @@ def test_all_tilings_of_edges(rows: int, consumers: int, gated: Any, dtype: str)
     """Groups that end just before, at and after the end of a tile."""
     case = Case("", EDGES, 64, 320, gated, bias=True, dtype=dtype)
     call = make_call(case, seed=rows)
-    out = run(call, case, "mosaic", Tuning(rows, consumers, 2, 2))[call.owned]
+    out = run(call, case, "mosaic", Tuning(rows, consumers, 2, 2, sms=4))[call.owned]
     np.testing.assert_allclose(out, expect(call, case)[call.owned], rtol=3e-2, atol=3e-2)
 
 
