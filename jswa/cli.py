@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -122,6 +123,26 @@ def capacity(config: str, *, block_size: int = 64, itemsize: int = 2, memory_gib
 
     for line in report(config, block_size=block_size, itemsize=itemsize, memory=int(memory_gib * 2**30)):
         print(line)
+
+
+@app.command
+def convert(source: Path, target: Path, *, dtype: str = "auto") -> None:
+    """Write a checkpoint as the engine holds it, from which it starts faster: `jswa convert SRC DST`.
+
+    Parameters
+    ----------
+    source
+        Folder of a Hugging Face checkpoint.
+    target
+        A new folder, to be used in its place; one that `jswa convert` has written is replaced.
+    dtype
+        Of the weights: auto (what config.json says), float32, bfloat16, float16.
+    """
+    from jswa.convert import convert as write
+
+    begin = time.monotonic()
+    size = write(source, target, dtype)
+    print(f"{target}: {size / 2**30:.2f} GiB of weights in {time.monotonic() - begin:.1f} s")
 
 
 @app.command

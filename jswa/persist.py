@@ -12,8 +12,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.cache.snapshot import Snapshot, check
 from jswa.errors import CacheFileError
+from jswa.folders import write_folder
 from jswa.model.transformer import Params
 
 FORMAT, VERSION = "jswa prefix cache", 1
@@ -67,14 +66,8 @@ def save(path: str | Path, snapshot: Snapshot, contents: Contents, identity: Ide
     def write() -> None:
         target = Path(path).resolve()
         _require_replaceable(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
         # Readable for the user alone, as texts and what was made of them should be.
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            _write(staging, _to_arrays(snapshot, contents), identity)
-            _replace(target, staging)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+        write_folder(target, lambda folder: _write(folder, _to_arrays(snapshot, contents), identity), mode=0o700)
 
     _guard(path, "cannot be saved", write)
 
@@ -165,7 +158,7 @@ def _sizes(snapshot: Snapshot) -> np.ndarray:
 
 
 def _write(folder: Path, arrays: dict[str, np.ndarray], identity: Identity) -> None:
-    """Fill a folder with a cache, down to the disk."""
+    """Fill a folder with a cache."""
     import orbax.checkpoint as ocp
 
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -174,34 +167,6 @@ def _write(folder: Path, arrays: dict[str, np.ndarray], identity: Identity) -> N
     manifest = {"format": FORMAT, "identity": identity, "arrays": listed, "files": _file_digests(folder)}
     manifest["sha256"] = _manifest_digest(manifest)
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for path in [folder, *folder.rglob("*")]:
-        _sync(path)
-
-
-def _replace(target: Path, staging: Path) -> None:
-    """Put a finished cache in its place. The old one is deleted last; after a crash before that it lies beside."""
-    if target.exists() and any(target.iterdir()):
-        old = staging.with_name(f"{staging.name}.old")
-        target.rename(old)
-        try:
-            staging.rename(target)
-        except OSError:
-            old.rename(target)
-            raise
-        _sync(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        staging.rename(target)
-        _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _require_replaceable(path: Path) -> None:

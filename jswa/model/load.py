@@ -1,41 +1,37 @@
 """Checkpoint folder to ModelConfig and parameters: a few rows at a time, every key used exactly once."""
 
 import dataclasses
-import math
-import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
-from tqdm import tqdm
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.json_object import label, read_object
+from jswa.model.converted import is_converted, load_converted
 from jswa.model.dequantize import Weight, companions, is_idle, read_rows, resolve
 from jswa.model.files import Reader, Tensor, stored_tensors
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.hf.weights import Part, Source, sources, unused
+from jswa.model.place import empty, load_all, placed
 from jswa.model.transformer import Params, param_shapes
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _FACTORS = (".scalar", ".expert_scale", ".output_scale")  # neutral at 1, as norms are
-_THREADS = 8
-_ALIGNMENT = 64  # bytes; XLA on CPU takes such an array as it lies
 _COMPARED_ROWS = 256
 
 
 def load_checkpoint(
     folder: Path, dtype: jnp.dtype, *, adapt: Callable[[ModelConfig], ModelConfig] = lambda config: config
 ) -> tuple[ModelConfig, Params]:
-    """Read a Hugging Face checkpoint: config.json and safetensors, one file or sharded, plain or quantised.
+    """Read a Hugging Face checkpoint: config.json and safetensors, one file or sharded, plain or quantised; or what
+    `jswa convert` made of one.
 
     Weights are cast to `dtype` (quantised ones by way of float32; see `dequantize`), q/k/v and gate/up are fused,
     matrices become [in, out]. Host memory holds, beside the parameters, some MiB per thread. Raises CheckpointError
@@ -46,6 +42,8 @@ def load_checkpoint(
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     declared = adapt(load_config(folder))
+    if is_converted(folder):
+        return load_converted(folder, declared, dtype)
     quantization = parse_quantization(read_object(folder / "config.json"))
     config, tensors = _resolve_tied(declared, stored_tensors(folder))
     idle = unused(config, tensors) | (set() if quantization is None else set(filter(is_idle, tensors)))
@@ -61,8 +59,13 @@ def load_checkpoint(
             config, table = declared, sources(declared, tensors)
         shapes = param_shapes(config, dtype)
         assert table.keys() == shapes.keys(), "the name map disagrees with the decoder"
-        params = _all(partial(_load, read=read), table, shapes)
-    return config, params
+
+        def load(name: str) -> jax.Array:
+            out = empty(shapes[name].shape, np.dtype(dtype))
+            assemble(table[name], out, read)
+            return placed(out)
+
+        return config, load_all(load, shapes)
 
 
 def _weights(
@@ -103,48 +106,6 @@ def _same(one: Part, other: Part, read: Callable[[Part, int, int], Shaped[np.nda
         for row in range(0, one.shape[0], _COMPARED_ROWS)
         for end in (min(row + _COMPARED_ROWS, one.shape[0]),)
     )
-
-
-def _all(
-    load: Callable[[Source, jax.ShapeDtypeStruct], jax.Array],
-    table: Mapping[str, Source],
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-) -> Params:
-    """All parameters, on a few threads, with a progress bar where a person looks."""
-    params: Params = {}
-    total = sum(_bytes(shape) for shape in shapes.values())
-    with (
-        tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc="weights", disable=None) as bar,
-        ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool,
-    ):
-        jobs = {name: pool.submit(load, source, shapes[name]) for name, source in table.items()}
-        try:
-            for name, job in jobs.items():
-                params[name] = job.result()
-                bar.update(_bytes(shapes[name]))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return params
-
-
-def _load(
-    source: Source,
-    shape: jax.ShapeDtypeStruct,
-    read: Callable[[Part, int, int], Shaped[np.ndarray, "rows columns"]],
-) -> jax.Array:
-    size = _bytes(shape)
-    room = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    out = room[start : start + size].view(shape.dtype).reshape(shape.shape)
-    assemble(source, out, read)
-    placed: jax.Array = jax.device_put(out, may_alias=True)
-    return placed
-
-
-def _bytes(shape: jax.ShapeDtypeStruct) -> int:
-    size: int = math.prod(shape.shape) * np.dtype(shape.dtype).itemsize
-    return size
 
 
 def dummy_checkpoint(folder: Path, dtype: jnp.dtype, seed: int) -> tuple[ModelConfig, Params]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jswa
-from jswa import persist
+from jswa import folders, persist
 from jswa.cache.layout import KVLayout
 from jswa.cache.snapshot import take
 from jswa.llm import LLM
@@ -349,7 +349,7 @@ def test_a_cache_is_replaced_only_by_a_whole_one(
         return rename(self, target)
 
     for place, name, failure in (
-        (persist, "_sync", fail),
+        (folders, "_sync", fail),
         (persist.json, "dumps", fail),  # type: ignore[attr-defined]
         (Path, "rename", fail_second),
     ):
