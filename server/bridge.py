@@ -16,104 +16,22 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Literal, Protocol
+from typing import Literal
 
-import numpy as np
-from jaxtyping import Int
-
-from jswa.cache.stats import CacheStats
-from jswa.config import Limits
 from jswa.errors import JswaError
-from jswa.sched.scheduler import SchedulerStats
-from jswa.steplog import StepStats
 from jswa.types import Request, SamplingParams, TokenEvent
 
 from .errors import ApiError, engine_dead, engine_restarting
+from .protocols import EngineLike
 
 _log = logging.getLogger("jswa.server")
-
-
-class Model(Protocol):
-    """What the server asks of the model."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below it."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text."""
-        ...
-
-
-class EngineLike(Protocol):
-    """What the server needs of an engine; `jswa.engine.Engine` is one, tests have a fake."""
-
-    @property
-    def model(self) -> Model:
-        """What it runs."""
-        ...
-
-    @property
-    def limits(self) -> Limits:
-        """What it runs with."""
-        ...
-
-    def request(
-        self,
-        request_id: str,
-        prompt: Int[np.ndarray, " P"],
-        params: SamplingParams,
-        *,
-        bad_words: tuple[tuple[int, ...], ...] = (),
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> Request:
-        """Validate a prompt. Of all methods, only this one may be called beside the engine's thread."""
-        ...
-
-    def add(self, request: Request) -> None:
-        """Queue a request."""
-        ...
-
-    def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request; None where it has ended already."""
-        ...
-
-    def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
-        ...
-
-    def step(self) -> list[TokenEvent]:
-        """One step."""
-        ...
-
-    def stats(self) -> SchedulerStats:
-        """Rows and pages."""
-        ...
-
-    def cache_stats(self) -> CacheStats:
-        """What the prefix cache holds."""
-        ...
-
-    def step_stats(self) -> StepStats:
-        """What the steps have done and taken."""
-        ...
-
-    def flush_cache(self) -> None:
-        """Empty the prefix cache."""
-        ...
-
-    def prepare(self, params: SamplingParams) -> None:
-        """Compile what such a request needs; may be called beside the engine's thread."""
-        ...
 
 
 Put = Callable[[TokenEvent | ApiError], None]
 Work = Callable[[], None]
 State = Literal["up", "restarting", "dead"]
 _RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more often than so many times in so many seconds stays dead
+_AHEAD = 2  # steps that the engine may be ahead of the event loop
 _STUCK = 0.5  # seconds that a thread has to end before the process ends without it
 
 
@@ -142,6 +60,8 @@ class Bridge:
         self._rebuild = rebuild
         self._step_timeout = step_timeout
         self._busy_since: float | None = None
+        self._sent = self._delivered = 0  # steps with events, on their way to the event loop
+        self._caught_up = threading.Event()
         self._failures: deque[float] = deque(maxlen=_RESTARTS)
         self._watch: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -279,7 +199,20 @@ class Bridge:
                 self._busy_since = None
                 self.steps += 1
                 if events:
-                    self._tell(self._deliver, events)
+                    self._hand_over(events)
+
+    def _hand_over(self, events: list[TokenEvent]) -> None:
+        """Give a step's events to the event loop, and wait where it is too far behind.
+
+        Else steps that are quicker than what they cause would take the interpreter for themselves: everything queues
+        up, and not even /health answers.
+        """
+        self._sent += 1
+        self._tell(self._deliver_step, events)
+        if self._sent - self._delivered > _AHEAD:
+            self._caught_up.clear()
+            if self._sent - self._delivered > _AHEAD:
+                self._caught_up.wait(1.0)  # not for ever: the loop may be gone
 
     def _drain(self, engine: EngineLike) -> bool:
         """Do what is in the inbox; waits for some where the engine has nothing to do. False: stop."""
@@ -340,6 +273,11 @@ class Bridge:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop has closed: nobody is left to tell
             _log.debug("the event loop is gone")
+
+    def _deliver_step(self, events: list[TokenEvent]) -> None:
+        self._deliver(events)
+        self._delivered += 1
+        self._caught_up.set()
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         for event in events:

@@ -18,8 +18,8 @@ from jswa.env import NAMES as SWITCHES
 from jswa.errors import ConfigError
 from jswa.types import SamplingParams
 
-from .bridge import EngineLike
 from .config import ServeConfig
+from .protocols import EngineLike
 from .run import run, set_up_logging
 from .service import Served
 

@@ -13,9 +13,10 @@ from jswa.inputs import bad_word_ids
 from jswa.text import StopStrings, StreamDecoder, Tokenizer
 from jswa.types import ChoiceLogprobs, FinishReason, Request, SamplingParams, TokenEvent
 
-from .bridge import Bridge, EngineLike
+from .bridge import Bridge
 from .errors import ApiError, invalid
 from .prompts import Prompt
+from .protocols import EngineLike
 from .tenants import Admission, Key, Turns
 
 _numbers = itertools.count()

@@ -1,5 +1,6 @@
 """For operators: what runs and how, emptying the cache, ending requests."""
 
+import asyncio
 import dataclasses
 from typing import Any
 
@@ -36,7 +37,8 @@ async def server_info(request: Request) -> Response:
     service = service_of(request)
     now = await service.snapshot()
     config = {k: v for k, v in dataclasses.asdict(service.config).items() if k not in _SECRET}
-    load: dict[str, Any] = {**dataclasses.asdict(now.rows), "requests": service.running, "steps": now.steps.steps}
+    load: dict[str, Any] = {**dataclasses.asdict(now.rows), "requests": service.running}
+    load |= {"tasks": len(asyncio.all_tasks()), "texts": service.bridge.active}
     return JsonResponse(
         {
             "version": __version__,

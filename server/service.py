@@ -16,13 +16,14 @@ from jswa.chat import ChatTemplate
 from jswa.text import Tokenizer
 from jswa.types import SamplingParams
 
-from .bridge import Bridge, EngineLike
+from .bridge import Bridge
 from .config import ServeConfig
 from .errors import ApiError
 from .generate import Job, Order, build
 from .logprobs import TokenTexts
 from .metrics import Metrics, Snapshot
 from .prompts import Prompt
+from .protocols import EngineLike
 from .render import Renderer
 from .schemas import Generation
 from .tenants import Admission, Turns, weights_of

@@ -244,7 +244,7 @@ def complete(url: str, prompt: str, **more: Any) -> httpx2.Response:
 
 
 def steps(url: str) -> int:
-    return int(httpx2.get(f"{url}/server_info").json()["load"]["steps"])
+    return int(httpx2.get(f"{url}/server_info").json()["steps"]["steps"])
 
 
 @pytest.mark.parametrize("name", ["smg", "vllm-router"])

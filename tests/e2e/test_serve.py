@@ -1,5 +1,6 @@
 """`jswa serve tiny` as a process, from a folder that holds somebody else's `server`, and the openai package on it."""
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ import openai
 import pytest
 
 import jswa
+from benchmarks.load import Address
+from benchmarks.serve_stress import beside_malformed
 from tests.unit.server.fuzz import fuzz, narrowed
 from tests.unit.server.processes import ROOT, Process, started
 
@@ -30,7 +33,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     (folder / "server.py").write_text(STRANGER)
     (folder / "server").mkdir()
     (folder / "server" / "__init__.py").write_text(STRANGER)
-    command = ["-m", "jswa", "serve", "tiny", "--port", "0"]
+    # Few shapes: every one of them is compiled three times over.
+    command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
     with started(command, folder=folder, environ={"PYTHONPATH": str(ROOT), "JSWA_CHECK": "1"}) as process:
         yield process
 
@@ -187,6 +191,15 @@ def test_requests_made_from_the_schema(tmp_path: Path) -> None:
         assert (load["requests"], load["full_pages"], load["local_pages"]) == (0, 0, 0)
         assert server.process.poll() is None
         assert "Traceback" not in "".join(server.log)
+
+
+@pytest.mark.parametrize("bodies", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_malformed_bodies_harm_no_stream(server: Process, bodies: int) -> None:
+    """32 streams give the text that each gives alone, and nothing is held in the end."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    found = asyncio.run(beside_malformed(Address(host, int(port), server.process.pid), bodies, 32))
+    assert found["good_texts"] >= 32
+    assert server.process.poll() is None
 
 
 def test_tokenizer_and_metrics_of_the_process(server: Process) -> None:

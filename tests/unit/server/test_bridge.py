@@ -302,3 +302,20 @@ def test_programs_are_compiled_beside_the_steps() -> None:
             assert len(engine.prepared) == 2
 
     run(test)
+
+
+def test_the_engine_waits_for_an_event_loop_that_is_behind() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        async with running(engine) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "a", tokens=200)], inbox.put_nowait)
+            await inbox.get()
+            before = engine.steps
+            time.sleep(0.3)  # the loop is busy; the fake engine could run all 200 steps meanwhile
+            assert engine.steps - before <= 5
+            while not isinstance(event := await inbox.get(), TokenEvent) or event.finish_reason is None:
+                pass
+            assert engine.steps >= 200
+
+    run(test)
