@@ -45,6 +45,12 @@ parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, 
 
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	.venv-gpu/bin/python -m tools.gpu_compile --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.gpu_compile_experts --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.gpu_compile_triton --only "$(ONLY)"
+	.venv-gpu/bin/python -m pytest -q tests/unit/kernels/test_triton_attention.py tests/e2e/test_triton.py
+
+gpu-compile-sample: .venv-gpu/installed  ## a few of the same
+	.venv-gpu/bin/python -m tools.gpu_compile --sample
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and
 # make gpu GPU_PYTHON=python3.

@@ -2,6 +2,7 @@
 
     make gpu-compile              all layers of pallas_kernels.layer_specs, then whole steps of released models
     make gpu-compile ONLY=gemma   those whose name contains it
+    make gpu-compile-sample       a few of them
 
 Checked: no spilled registers, shared memory within limits, WGMMA and TMA in use. Of a step also: the state is updated
 in place, nothing copies as much as a lane, a decode step is one command buffer (CUDA graph), and the kernels that
@@ -23,7 +24,12 @@ from pallas_kernels.layer_specs import LAYERS, Layer
 from pallas_kernels.rows import Rows, Tiles
 from tools import gpu_aot
 from tools.compile_facts import KernelFacts
-from tools.gpu_steps import STEPS, compile_step, print_steps
+from tools.gpu_steps import SAMPLE_STEPS, STEPS, compile_step, print_steps
+
+SAMPLE = (
+    *("gemma-3-27b local", "gpt-oss-20b full, one row", "gemma-4-31B full", "fp8, gemma-3-27b local"),
+    *("prefill, gemma-3-27b full", "prefill, gpt-oss-20b local", "prefill, MiMo-V2-Flash local"),
+)
 
 
 def main() -> None:
@@ -31,10 +37,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases and steps whose name contains this")
     parser.add_argument("--json", type=Path, help="write the facts here too")
+    parser.add_argument("--sample", action="store_true", help="a few kernels and shallow steps, in about a minute")
     options = parser.parse_args()
-    kernels = [(layer, *compile_layer(layer)) for layer in LAYERS if options.only in layer.name]
+    layers = [layer for layer in LAYERS if options.only in layer.name and (not options.sample or layer.name in SAMPLE)]
+    kernels = [(layer, *compile_layer(layer)) for layer in layers]
     print_kernels(kernels)
-    steps = [compile_step(spec) for spec in STEPS if options.only in spec.name]
+    steps = [compile_step(spec) for spec in (SAMPLE_STEPS if options.sample else STEPS) if options.only in spec.name]
     print_steps(steps)
     if options.json:
         rows = [{"name": layer.name, "seconds": seconds, **asdict(facts)} for layer, facts, seconds in kernels]

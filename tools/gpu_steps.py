@@ -61,6 +61,7 @@ _MODELS = (
     StepSpec("Llama-4-Scout", 16, 8),
 )
 STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *(replace(spec, tokens=2048) for spec in _MODELS))
+SAMPLE_STEPS = (replace(_MODELS[1], layers=6), replace(_MODELS[2], layers=4, tokens=2048))
 
 
 @dataclass(frozen=True)
