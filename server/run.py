@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -14,24 +15,45 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from . import limits
 from .app import create_app
 from .config import ServeConfig
-from .limits import MAX_HEADER_BYTES
 from .service import Served, Service
 
 _log = logging.getLogger("jswa.server")
+_KEEP_ALIVE = 75  # seconds for an idle connection: longer than clients keep theirs, so that it is they who close it
 _DEATH_GRACE = 1.0  # seconds in which a dead engine's server still answers, with errors
 
 
 class HeaderLimit(HttpToolsProtocol):
-    """HTTP/1.1 whose headers are bounded: a request with more is answered with 400, and the connection closed."""
+    """HTTP/1.1 whose headers are bounded: a request with more is answered with 400, and the connection closed.
+
+    So is, without an answer, a connection on which a request has not come to its end after `READ_SECONDS`.
+    """
 
     _header_bytes = 0
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connects."""
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._expect_nothing()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         """A new request."""
         self._header_bytes = 0
+        self._expect()
         super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        """All of it is here."""
+        self._expect_nothing()
+        super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
         """A piece of the path."""
@@ -43,9 +65,18 @@ class HeaderLimit(HttpToolsProtocol):
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
+    def _expect(self) -> None:
+        self._expect_nothing()
+        self._late = self.loop.call_later(limits.READ_SECONDS, self.transport.close)
+
+    def _expect_nothing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
     def _count(self, size: int) -> None:
         self._header_bytes += size
-        if self._header_bytes > MAX_HEADER_BYTES:
+        if self._header_bytes > limits.MAX_HEADER_BYTES:
             raise ValueError("the headers are too large")
 
 
@@ -112,6 +143,8 @@ class Shutdown:
 def run(model: Served, config: ServeConfig) -> int:
     """Serve until a signal comes or the engine dies; the exit status of the process."""
     service = Service(model, config)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file; 1024 are the usual soft limit
     server = Server(
         uvicorn.Config(
             create_app(service),
@@ -128,6 +161,7 @@ def run(model: Served, config: ServeConfig) -> int:
             ssl_keyfile=None if config.ssl_keyfile is None else str(config.ssl_keyfile),
             ssl_certfile=None if config.ssl_certfile is None else str(config.ssl_certfile),
             timeout_graceful_shutdown=5,
+            timeout_keep_alive=_KEEP_ALIVE,
         )
     )
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:

@@ -79,6 +79,28 @@ def test_every_call_of_the_package(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens is not None
 
 
+def test_other_ways_to_call_it(server: Process, client: openai.OpenAI) -> None:
+    raw = client.completions.with_raw_response.create(
+        model="tiny", prompt=STORY, max_tokens=2, extra_headers={"x-request-id": "mine"}
+    )
+    assert raw.headers["x-request-id"] == "mine"
+    assert raw.parse().id == "cmpl-mine"
+    with client.completions.with_streaming_response.create(model="tiny", prompt=STORY, stream=True) as lines:
+        assert list(lines.iter_lines())[-2] == "data: [DONE]"
+
+    async def other() -> str:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as later:
+            stream = await later.completions.create(model="tiny", prompt=STORY, stream=True, **GREEDY)
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+    assert asyncio.run(other()) == client.completions.create(model="tiny", prompt=STORY, **GREEDY).choices[0].text
+    with (
+        openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0) as nobody,
+        pytest.raises(openai.APIConnectionError),
+    ):
+        nobody.models.list()
+
+
 def test_streams_of_the_package(client: openai.OpenAI) -> None:
     chunks = list(
         client.chat.completions.create(

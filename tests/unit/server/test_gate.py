@@ -188,6 +188,24 @@ def test_clients_that_leave_at_once_leave_nothing(shared: Client, streamed: str)
     assert shared.service.bridge.active == 0
 
 
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"]
+)
+def test_connections_that_say_nothing_are_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "READ_SECONDS", 0.3)
+    engine = FakeEngine()
+    engine.delay = 0.01
+    with serving(engine) as client:
+        at = ("127.0.0.1", int(client.url.rpartition(":")[2]))
+        with socket.create_connection(at, timeout=10) as connection:
+            connection.sendall(sent)
+            begin = time.monotonic()
+            assert client.complete(max_tokens=60), "a text may take longer than its request"
+            assert connection.recv(100) == b""
+            assert 0.2 < time.monotonic() - begin < 5
+        until(lambda: not client.service.jobs)
+
+
 def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     engine = FakeEngine(max_rows=1)
     engine.delay = 0.005
