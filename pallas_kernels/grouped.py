@@ -14,9 +14,11 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.glu import Glu, glu
 from pallas_kernels.groups import Groups
 from pallas_kernels.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
+from pallas_kernels.quantized import Quantized, dequantized
 
 Implementation = Literal["reference", "xla", "mosaic"]
-Weights = Float[Array, "E K C"] | Mxfp4 | Mxfp4Tiles
+Plain = Float[Array, "E K C"] | Quantized | Mxfp4  # what "reference" and "xla" take
+Weights = Plain | Mxfp4Tiles
 TILE_ROWS = 16  # of the XLA loop
 
 
@@ -34,7 +36,8 @@ def grouped_matmul(
     Rows of nobody hold anything, NaN included, before and after. Weights of experts without rows are not read.
 
     Args:
-        weights: in x's type; or of 4 bits [E, C, K], as `Mxfp4Tiles` for "mosaic", as `Mxfp4` for the others.
+        weights: in x's type; or of 4 bits [E, C, K], as `Mxfp4Tiles` for "mosaic", as `Mxfp4` for the others; or of 8
+            bits, for those others.
         implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
             no CUDA graph can hold), "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
     """
@@ -45,6 +48,8 @@ def grouped_matmul(
             raise ValueError(
                 "implementation = 'mosaic' takes weights of 4 bits in tiles, laid out at load (mxfp4.tiles)"
             )
+        if isinstance(weights, Quantized):
+            raise ValueError("implementation = 'mosaic' takes no weights of 8 bits: must be 'xla'")
         from pallas_kernels import mosaic_grouped  # loads Mosaic's compiler: a second that CPU users need not wait
 
         return mosaic_grouped.grouped_matmul(x, weights, groups, bias, gated)
@@ -54,16 +59,16 @@ def grouped_matmul(
     return out
 
 
-def _expert(
-    weights: Float[Array, "E K C"] | Mxfp4, expert: Int[Array, ""] | int, dtype: jnp.dtype
-) -> Float[Array, "K C"]:
+def _expert(weights: Plain, expert: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
     if isinstance(weights, Mxfp4):
         return unpack(Mxfp4(weights.blocks[expert], weights.scales[expert]), dtype).T
+    if isinstance(weights, Quantized):
+        return dequantized(Quantized(weights.values[expert], weights.scales[expert]), dtype)
     return weights[expert].astype(dtype)
 
 
-def _outputs(weights: Float[Array, "E K C"] | Mxfp4, gated: Glu | None) -> int:
-    columns = weights.scales.shape[1] if isinstance(weights, Mxfp4) else weights.shape[2]
+def _outputs(weights: Plain, gated: Glu | None) -> int:
+    columns = weights.scales.shape[1] if isinstance(weights, Mxfp4 | Quantized) else weights.shape[2]
     return columns if gated is None else columns // 2
 
 
@@ -75,7 +80,7 @@ def _finish(out: Float[Array, "R C"], bias: Float[Array, " C"] | None, gated: Gl
 @partial(jax.jit, static_argnames="gated", inline=True)
 def _reference(
     x: Float[Array, "R K"],
-    weights: Float[Array, "E K C"] | Mxfp4,
+    weights: Plain,
     groups: Groups,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
@@ -96,7 +101,7 @@ def _reference(
 @partial(jax.jit, static_argnames="gated", inline=True)
 def _xla(
     x: Float[Array, "R K"],
-    weights: Float[Array, "E K C"] | Mxfp4,
+    weights: Plain,
     groups: Groups,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,

@@ -94,7 +94,7 @@ class Attention(nnx.Module):
         config = self.config.gate
         if config is None or self.gate is None:
             return out
-        gate = (x @ self.gate[...]).reshape(*out.shape[:2], -1)
+        gate = linear(x, self.gate, None).reshape(*out.shape[:2], -1)
         if self.gate_bias is not None:
             gate = gate + self.gate_bias[...][None, :, None]
         function = jax.nn.sigmoid if config.activation == "sigmoid" else jax.nn.softplus

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MlpConfig, Norm, Rope
 from pallas_kernels.glu import Glu, activate, glu
+from pallas_kernels.quantized import Quantized, matmul
 
 RopeTables = dict[Rope, tuple[Float[Array, "T n"], Float[Array, "T n"]]]
 
@@ -99,6 +100,7 @@ class Mlp(nnx.Module):
 
 
 def linear(x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None) -> Float[Array, "T m"]:
-    """x · weight + bias."""
-    out = x @ weight[...]
+    """x · weight + bias; the weight may be one of 8 bits."""
+    values = weight.get_value()
+    out = matmul(x, values) if isinstance(values, Quantized) else x @ values
     return out if bias is None else out + bias[...][None]

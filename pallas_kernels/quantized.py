@@ -1,0 +1,78 @@
+"""Weights of 8 bits, with one scale per output: int8, or float8 e4m3 as its bits. Activations stay as they are.
+
+Shape letters: T rows, K inputs, C outputs; E leading axes, such as experts.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Float32, Int8, UInt8
+
+Kind = Literal["int8", "fp8"]
+_BLOCK_COLUMNS = 512
+
+
+class Quantized(NamedTuple):
+    """Weights: values · scales.
+
+    Attributes:
+        values: int8; or uint8, the bits of float8 e4m3. (XLA on CPU makes a copy of a float8 array of any size before
+            it loops over its parts, but none of one of bytes.)
+        scales: of the outputs.
+    """
+
+    values: Int8[Array, "*E K C"] | UInt8[Array, "*E K C"]
+    scales: Float32[Array, "*E C"]
+
+
+def quantize(weights: Float[Array, "*E K C"], kind: Kind) -> Quantized:
+    """The nearest numbers of 8 bits, each output scaled so that its largest weight is the largest number."""
+    wide = weights.astype(jnp.float32)
+    largest = jnp.abs(wide).max(axis=-2)
+    scales = jnp.where(largest == 0, 1.0, largest / (127 if kind == "int8" else 448))
+    scaled = wide / scales[..., None, :]
+    if kind == "int8":
+        return Quantized(jnp.round(scaled).astype(jnp.int8), scales)
+    return Quantized(lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8), scales)
+
+
+def numbers(values: Int8[Array, "..."] | UInt8[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
+    """The values without their scales, exactly."""
+    if values.dtype == jnp.uint8:
+        values = lax.bitcast_convert_type(values, jnp.float8_e4m3fn)
+    return values.astype(dtype)
+
+
+def dequantized(weights: Quantized, dtype: jnp.dtype) -> Float[Array, "*E K C"]:
+    """All of the weights, as one array."""
+    return (numbers(weights.values, jnp.dtype(jnp.float32)) * weights.scales[..., None, :]).astype(dtype)
+
+
+def matmul(x: Float[Array, "T K"], weights: Quantized) -> Float[Array, "T C"]:
+    """x · weights in x's type, summed in float32. No copy of the weights is made.
+
+    A GPU converts within the matrix product (a Triton kernel that XLA writes). XLA on CPU would convert all of the
+    weights first, and so it is given a block of columns at a time.
+    """
+    product: Array = lax.platform_dependent(x, weights.values, cpu=_blocked, default=_product)
+    out: Array = (product * weights.scales[None]).astype(x.dtype)
+    return out
+
+
+def _product(x: Float[Array, "T K"], values: Array) -> Float32[Array, "T C"]:
+    return jnp.matmul(x, numbers(values, x.dtype), preferred_element_type=jnp.float32)
+
+
+def _blocked(x: Float[Array, "T K"], values: Array) -> Float32[Array, "T C"]:
+    columns = values.shape[1]
+    size = min(_BLOCK_COLUMNS, columns)
+
+    def block(index: Array, out: Float32[Array, "T C"]) -> Float32[Array, "T C"]:
+        # The last block overlaps the one before it where they do not divide the columns; it writes the same again.
+        start = jnp.minimum(index * size, columns - size)
+        part = _product(x, lax.dynamic_slice_in_dim(values, start, size, axis=1))
+        return lax.dynamic_update_slice_in_dim(out, part, start, axis=1)
+
+    out: Array = lax.fori_loop(0, -(-columns // size), block, jnp.zeros((len(x), columns), jnp.float32))
+    return out
