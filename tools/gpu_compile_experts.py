@@ -22,7 +22,7 @@ from flax import nnx
 
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.model.hf.config import parse_config
-from jswa.model.moe import Moe
+from jswa.model.moe import Experts, Moe
 from pallas_kernels.grouped import grouped_matmul
 from pallas_kernels.grouped_abstract import MATRICES, Matrix, arguments
 from pallas_kernels.grouped_specs import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
@@ -37,7 +37,9 @@ _BFLOAT16 = jnp.dtype("bfloat16")
 # Layers whose models' configs the tests have, by their names there.
 _MODELS = {
     "gpt-oss-20b": "gpt-oss-20b",
+    "gpt-oss-20b, 4 bits": "gpt-oss-20b",
     "gpt-oss-120b": "gpt-oss-120b",
+    "gpt-oss-120b, 4 bits": "gpt-oss-120b",
     "MiMo-V2-Flash": "MiMo-V2-Flash/V2.5",
     "Llama-4-Scout": "Llama-4-Scout",
 }
@@ -114,7 +116,8 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     """The whole mixture, router and shared expert included, of the hub's model of that name."""
     model = parse_config(CONFIGS[_MODELS[layer.name]], weights=False)
     config = next(_mixtures(model))
-    graph, state = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, "mosaic")))
+    experts = Experts("mosaic", "mxfp4_tiles" if layer.packed else "plain")
+    graph, state = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, experts)))
 
     def step(state: nnx.State[Any, Any], x: jax.Array) -> jax.Array:
         moe: Moe = nnx.merge(graph, state)
@@ -132,15 +135,15 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     faults = [f"copies {size} bytes" for size in copies(text) if size >= layer.d_model * layer.hidden * 2]
     if outermost != ["kCommandBuffer"]:
         faults.append(f"not one command buffer but {', '.join(outermost)}")
-    experts = layer.experts * (1 - (1 - layer.top_k / layer.experts) ** tokens)
-    size = layer.weight_bytes(experts)
+    busy = layer.experts * (1 - (1 - layer.top_k / layer.experts) ** tokens)
+    size = layer.weight_bytes(busy)
     launches = sum(
         "kCustomKernel" in line or "kKernel" in line or "kCustomCall" in line for line in thunks.splitlines()
     )
     return BlockFacts(
         layer.name,
         tokens,
-        experts,
+        busy,
         size / 1e6,
         size / BYTES_PER_SECOND * 1e6,
         6 * layer.d_model * layer.hidden * layer.top_k * tokens / FLOPS * 1e6,

@@ -4,6 +4,9 @@ A step reads the weights of experts that have tokens, and no others, so a decode
 `lax.ragged_dot` would compute all experts for all tokens.
 """
 
+from types import EllipsisType
+from typing import Literal, NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -15,25 +18,65 @@ from jswa.model.layers import Mlp, Normalize, normed, zeros
 from pallas_kernels.glu import Glu
 from pallas_kernels.grouped import Implementation, grouped_matmul
 from pallas_kernels.groups import group_rows
+from pallas_kernels.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles
+
+Storage = Literal["plain", "mxfp4", "mxfp4_tiles"]
+
+
+class Experts(NamedTuple):
+    """How experts run, and how their matrices are stored: as `grouped_matmul` takes them."""
+
+    implementation: Implementation = "xla"
+    storage: Storage = "plain"
+
+
+_DEFAULT = Experts()
+
+
+class Packed(nnx.Module):
+    """Matrices of 4 bits [E, K, C]: a parameter for each field of `Mxfp4`, or of `Mxfp4Tiles`."""
+
+    def __init__(self, storage: Storage, experts: int, inputs: int, columns: int) -> None:
+        self.storage = storage
+        if storage == "mxfp4":
+            self.blocks = zeros(experts, columns, inputs // 2, dtype=jnp.dtype(jnp.uint8))
+            self.scales = zeros(experts, columns, inputs // BLOCK, dtype=jnp.dtype(jnp.uint8))
+        else:
+            tiles = experts, columns // TILE, inputs // TILE
+            self.words = zeros(*tiles, 4, 128, dtype=jnp.dtype(jnp.int32))
+            self.scales = zeros(*tiles, TILE, dtype=jnp.dtype(jnp.int16))
+
+    def __getitem__(self, _: EllipsisType) -> Mxfp4 | Mxfp4Tiles:
+        """The arrays, as `grouped_matmul` takes them."""
+        if self.storage == "mxfp4":
+            return Mxfp4(self.blocks[...], self.scales[...])
+        return Mxfp4Tiles(self.words[...], self.scales[...])
 
 
 class Moe(nnx.Module):
-    """Experts [E, M, 2F] (gate and up halves) and [E, F, M], a router [M, E], and perhaps a shared expert.
-
-    `implementation` is that of the experts' matrices; see `grouped_matmul`.
-    """
+    """Experts [E, M, 2F] (gate and up halves) and [E, F, M], a router [M, E], and perhaps a shared expert."""
 
     def __init__(
-        self, config: MoeConfig, d_model: int, dtype: jnp.dtype, implementation: Implementation = "xla"
+        self,
+        config: MoeConfig,
+        d_model: int,
+        dtype: jnp.dtype,
+        run: Experts = _DEFAULT,
     ) -> None:
         self.config = config
-        self.implementation = implementation
+        self.run = run
         experts, hidden = config.num_experts, config.hidden
         self.router = zeros(d_model, experts, dtype=dtype)
         self.router_bias = zeros(experts, dtype=dtype) if config.router.bias else None
         self.selection_bias = zeros(experts, dtype=dtype) if config.router.selection_bias else None
-        self.gate_up = zeros(experts, d_model, 2 * hidden, dtype=dtype)
-        self.down = zeros(experts, hidden, d_model, dtype=dtype)
+        self.gate_up: nnx.Param[Array] | Packed
+        self.down: nnx.Param[Array] | Packed
+        if run.storage == "plain":
+            self.gate_up = zeros(experts, d_model, 2 * hidden, dtype=dtype)
+            self.down = zeros(experts, hidden, d_model, dtype=dtype)
+        else:
+            self.gate_up = Packed(run.storage, experts, d_model, 2 * hidden)
+            self.down = Packed(run.storage, experts, hidden, d_model)
         self.gate_up_bias = zeros(experts, 2 * hidden, dtype=dtype) if config.bias else None
         self.down_bias = zeros(experts, d_model, dtype=dtype) if config.bias else None
         self.router_norm = Normalize(config.router.norm, d_model, dtype) if config.router.norm else None
@@ -79,14 +122,14 @@ class Moe(nnx.Module):
             groups,
             bias=None if self.gate_up_bias is None else self.gate_up_bias[...],
             gated=Glu(config.activation, config.clamp, config.alpha),
-            implementation=self.implementation,
+            implementation=self.run.implementation,
         )
         out = grouped_matmul(
             hidden,
             self.down[...],
             groups,
             bias=None if self.down_bias is None else self.down_bias[...],
-            implementation=self.implementation,
+            implementation=self.run.implementation,
         )
         done = out.at[rows].get(mode="promise_in_bounds")
         if not config.weight_on_input:

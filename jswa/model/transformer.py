@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
 from jswa.model.attention import Attend, Attention
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
-from jswa.model.moe import Moe
+from jswa.model.moe import Experts, Moe, Storage
 from jswa.model.streams import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from pallas_kernels.grouped import Implementation
 
@@ -35,7 +35,7 @@ class Run(NamedTuple):
 class Side(nnx.Module):
     """Experts beside the dense feed-forward; see `SideExperts`."""
 
-    def __init__(self, config: SideExperts, d_model: int, dtype: jnp.dtype, experts: Implementation) -> None:
+    def __init__(self, config: SideExperts, d_model: int, dtype: jnp.dtype, experts: Experts) -> None:
         self.moe = Moe(config.moe, d_model, dtype, experts)
         self.pre, self.post = Normalize(config.pre, d_model, dtype), Normalize(config.post, d_model, dtype)
         self.post_dense = Normalize(config.post_dense, d_model, dtype)
@@ -48,7 +48,7 @@ class Side(nnx.Module):
 class Layer(nnx.Module):
     """One decoder layer."""
 
-    def __init__(self, model: ModelConfig, config: LayerConfig, dtype: jnp.dtype, experts: Implementation) -> None:
+    def __init__(self, model: ModelConfig, config: LayerConfig, dtype: jnp.dtype, experts: Experts) -> None:
         self.config = config
         d_model, mlp = model.d_model, config.mlp
 
@@ -102,7 +102,7 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """Embedding, layers, final norm, logits."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Implementation) -> None:
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts) -> None:
         self.config = config
         d_model, ple = config.d_model, config.per_layer_input
         self.embed = zeros(config.vocab_size, d_model, dtype=dtype)
@@ -154,27 +154,35 @@ class Decoder(nnx.Module):
         return out if config.final_softcap is None else config.final_softcap * jnp.tanh(out / config.final_softcap)
 
 
-def param_shapes(config: ModelConfig, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
-    """Name, shape and type of every parameter; nothing is allocated."""
-    _, state = _abstract(config, dtype, "xla")
+def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plain") -> dict[str, jax.ShapeDtypeStruct]:
+    """Name, shape and type of every parameter; nothing is allocated. `storage` is that of the experts' matrices."""
+    _, state = _abstract(config, dtype, Experts(storage=storage))
     return {_name(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
 def bind(config: ModelConfig, params: Params, experts: Implementation = "xla") -> Decoder:
     """The decoder over these parameters; called inside a jitted function, at trace time only.
 
-    `experts` is the implementation of mixtures of experts; see `grouped_matmul`.
+    `experts` is the implementation of mixtures of experts; see `grouped_matmul`. Whether their weights have 4 bits is
+    seen from the parameters' names.
     """
-    graph, state = _abstract(config, next(iter(params.values())).dtype, experts)
+    dtype = params["embed"].dtype
+    graph, state = _abstract(config, dtype, Experts(experts, _storage(params)))
     values = {path: leaf.replace(params[_name(path)]) for path, leaf in nnx.to_flat_state(state)}
     model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))
     return model
 
 
 def _abstract(
-    config: ModelConfig, dtype: jnp.dtype, experts: Implementation
+    config: ModelConfig, dtype: jnp.dtype, experts: Experts
 ) -> tuple[nnx.GraphDef[Decoder], nnx.State[Any, Any]]:
     return nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype, experts)))
+
+
+def _storage(params: Params) -> Storage:
+    if any(name.endswith("gate_up.words") for name in params):
+        return "mxfp4_tiles"
+    return "mxfp4" if any(name.endswith("gate_up.blocks") for name in params) else "plain"
 
 
 def _name(path: tuple[object, ...]) -> str:

@@ -11,9 +11,11 @@ from flax import nnx
 from jaxtyping import Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, MoeConfig, Norm, RouterConfig, SideExperts
-from jswa.model.moe import Moe, route
-from jswa.model.transformer import Decoder, bind
+from jswa.model.moe import Moe, Storage, route
+from jswa.model.transformer import Decoder, bind, param_shapes
 from pallas_kernels import mosaic
+from pallas_kernels.grouped import Implementation
+from pallas_kernels.mxfp4 import Mxfp4, tiles, unpack
 from tests.oracles import random_params, small_model
 
 EXPERTS, WIDTH, HIDDEN = 8, 12, 10
@@ -189,6 +191,7 @@ def test_experts_without_tokens_are_never_read(favourites: tuple[int, ...], toke
     expected, counts = dense_moe(moe, x)
     assert counts.tolist() == [tokens * (expert in favourites) for expert in range(EXPERTS)]
     for part in (moe.gate_up, moe.down):
+        assert isinstance(part, nnx.Param)
         part[...] = part[...].at[jnp.array(idle)].set(math.nan)
     np.testing.assert_allclose(moe(jnp.asarray(x)), expected, rtol=0, atol=2e-5)
 
@@ -204,6 +207,32 @@ def test_experts_on_hopper_give_what_the_loop_gives() -> None:
     with mosaic.interpreted(detect_races=True):
         out = np.asarray(kernel(x).astype(jnp.float32))
         assert not mosaic.races_found()
+    np.testing.assert_allclose(out, expected, rtol=3e-2, atol=3e-2 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("implementation", "storage"), [("xla", "mxfp4"), ("mosaic", "mxfp4_tiles")])
+def test_weights_of_4_bits_give_what_their_numbers_give(implementation: Implementation, storage: Storage) -> None:
+    """Same names of parameters, but for the experts' matrices; `bind` sees by them what it has."""
+    config = dataclasses.replace(MOES["biases and clamp"], hidden=64)
+    model = dataclasses.replace(small_model("F", d_model=64), layers=(_layer(config),))
+    plain = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
+    shapes = param_shapes(model, jnp.dtype("bfloat16"), storage)
+    packed = {name: plain[name] for name in shapes if name in plain}
+    for name in ("layers.0.mlp.gate_up", "layers.0.mlp.down"):
+        experts, inputs, columns = plain[name].shape
+        rng = np.random.default_rng(0)
+        blocks = jnp.asarray(rng.integers(0, 256, (experts, columns, inputs // 2), np.uint8))
+        numbers = Mxfp4(blocks, jnp.full((experts, columns, inputs // 32), 122, jnp.uint8))
+        plain[name] = unpack(numbers, jnp.dtype("bfloat16")).transpose(0, 2, 1)
+        stored = numbers if storage == "mxfp4" else tiles(numbers)
+        packed |= {f"{name}.{field}": value for field, value in stored._asdict().items()}
+    assert {name: (value.shape, value.dtype) for name, value in packed.items()} == {
+        name: (leaf.shape, leaf.dtype) for name, leaf in shapes.items()
+    }
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 64)), jnp.bfloat16)
+    expected = np.asarray(bind(model, plain).layers[0].mlp(x).astype(jnp.float32))
+    with mosaic.interpreted():
+        out = np.asarray(bind(model, packed, experts=implementation).layers[0].mlp(x).astype(jnp.float32))
     np.testing.assert_allclose(out, expected, rtol=3e-2, atol=3e-2 * np.abs(expected).max())
 
 
@@ -224,4 +253,4 @@ def _layer(config: MoeConfig) -> LayerConfig:
 
 
 def _implementations(decoder: Decoder) -> list[str]:
-    return [part.implementation for _, part in nnx.iter_modules(decoder) if isinstance(part, Moe)]
+    return [part.run.implementation for _, part in nnx.iter_modules(decoder) if isinstance(part, Moe)]
