@@ -4,6 +4,7 @@ Stages, each a process of its own with a time limit, its log and JSON in DIR:
 
     facts      device, versions, the compiler's target description, cost of launching a step by its number of arrays
     numerics   every kernel case against its oracle, on the device
+    matrix     head sizes, windows, pages, groups and lengths of attention in all combinations
     kernels    benchmarks.kernels
     torch      benchmarks.torch_attention, its baselines
     tune       benchmarks.autotune
@@ -37,10 +38,12 @@ class Stage:
 def stages(out: Path) -> list[Stage]:
     """All of them, in order."""
     cases = ("tests/unit/kernels/test_paged_attention.py", "tests/unit/kernels/test_grouped_matmul.py")
+    matrix = "tests/unit/kernels/test_mosaic_attention.py"
     offline = ("--prompts", "256", "--input", "1024", "--output", "1024", "--repeats", "2", "--max-num-seqs", "256")
     return [
         Stage("facts", ("-m", "benchmarks.gpu_facts", "--json", f"{out}/facts.json"), 120),
-        Stage("numerics", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly", *cases), 300),
+        Stage("numerics", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly or not gpu", *cases), 300),
+        Stage("matrix", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly", matrix), 580),
         Stage("kernels", ("-m", "benchmarks.kernels", "--json", f"{out}/kernels.json"), 300),
         Stage("torch", ("-m", "benchmarks.torch_attention", "--json", f"{out}/torch.json"), 240),
         Stage("tune", ("-m", "benchmarks.autotune", "--seconds", "400", "--out", f"{out}/tuning.json"), 560),
