@@ -14,6 +14,7 @@ from jswa.special_tokens import SpecialTokens
 # Vocabularies that transformers can turn into a tokenizer.json.
 _OTHER_FILES = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json")
 _log = logging.getLogger(__name__)
+_LONG = 4_096  # characters, or tokens, that take long enough for other threads to notice
 _CONTEXT = 16  # tokens of the prompt that the first generated token is decoded after
 
 
@@ -62,7 +63,12 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Int[np.ndarray, " T"]:
         """Ids of a text. Raises InvalidPrompt where it has none, such as a string that is not valid Unicode."""
         try:
-            return np.array(self.backend.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)
+            if len(text) > _LONG:
+                # It gives the same ids, lets other threads run meanwhile, and is quicker: no offsets are kept.
+                (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            else:
+                encoded = self.backend.encode(text, add_special_tokens=add_special_tokens)
+            return np.array(encoded.ids, np.int32)
         except BaseException as error:
             if not _of_the_library(error):
                 raise
@@ -70,6 +76,8 @@ class Tokenizer:
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are not valid UTF-8 become U+FFFD."""
+        if len(ids) > _LONG:  # lets other threads run meanwhile
+            return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @property

@@ -15,7 +15,7 @@ from .errors import ApiError, unsupported
 from .generate import Delta, Job
 from .logprobs import legacy, of_prompt, prompt_offsets
 from .params import check_texts, refuse_unsupported, sampling_params
-from .prompts import Prompt, check_length, encode, split, truncated
+from .prompts import Prompt, check_length, encode, split_off_loop, truncated
 from .schemas import CompletionRequest, Generation
 from .service import Service, service_of
 from .sse import DONE, KEEP_ALIVE, EventStream, JsonResponse, event, unless_gone
@@ -85,7 +85,7 @@ def usage_of(body: Generation, job: Job) -> dict[str, Any]:
 
 
 async def _prompts(service: Service, body: CompletionRequest) -> list[Prompt]:
-    parts = split(body.prompt)
+    parts = await split_off_loop(body.prompt)
     check_texts(len(parts), body.n or 1)
     texts = [part for part in parts if isinstance(part, str)]
     if texts:
@@ -117,7 +117,8 @@ async def _collect(reply: Reply, job: Job) -> dict[str, Any]:
         if delta is not None:
             texts.setdefault(delta.text.index, []).append(delta)
     parts = [part for _, part in sorted(texts.items())]
-    long = sum(len(part[0].text.prompt.ids) for part in parts) > 2_000 and reply.body.logprobs is not None
+    shown = reply.body.logprobs is not None or bool(reply.body.echo)
+    long = shown and sum(len(part[0].text.prompt.ids) for part in parts) > 2_000
 
     def make() -> list[dict[str, Any]]:
         return [_choice(reply, part) for part in parts]

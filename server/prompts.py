@@ -13,7 +13,7 @@ from jswa.text import Tokenizer
 from . import limits
 from .errors import ApiError, invalid
 
-_SHORT = 4_096  # characters that are tokenized at once: under a millisecond
+_SHORT = 4_096  # characters or tokens that are looked at on the event loop: under a millisecond
 NO_TOKENIZER = "the model has no tokenizer: give token ids"
 
 
@@ -53,6 +53,13 @@ def token_ids(value: Any, param: str) -> Int[np.ndarray, " P"]:
         if type(item) is not int or not 0 <= item < 2**31:
             raise invalid(f"{param}[{index}]", "must be a token id")
     return np.array(value, np.int32)
+
+
+async def split_off_loop(prompt: Any) -> list[str] | list[Int[np.ndarray, " P"]]:
+    """`split`, in a thread where there is much to look at. Raises ApiError."""
+    if isinstance(prompt, list) and sum(len(one) if isinstance(one, list) else 1 for one in prompt) > _SHORT:
+        return await asyncio.to_thread(split, prompt)
+    return split(prompt)
 
 
 async def encode(texts: list[str], tokenizer: Tokenizer | None, *, special: bool) -> list[Prompt]:

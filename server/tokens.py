@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize, GET /tokenizer_info: vLLM's, which evaluation tools use."""
 
+import asyncio
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -15,6 +16,8 @@ from .prompts import NO_TOKENIZER, encode, token_ids
 from .schemas import Body, ChatRequest, Message
 from .service import Service, service_of
 from .sse import JsonResponse
+
+_FEW = 4_096  # tokens that are decoded on the event loop
 
 
 class TokenizeRequest(Body):
@@ -66,10 +69,15 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     tokenizer = _tokenizer(service, "tokens")
-    ids = token_ids(body.tokens, "tokens").tolist()
-    if any(token >= tokenizer.vocab_size for token in ids):
-        raise invalid("tokens", f"must be in [0, {tokenizer.vocab_size})")
-    return JsonResponse({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
+
+    def work() -> str:
+        ids = token_ids(body.tokens, "tokens")
+        if len(ids) and ids.max() >= tokenizer.vocab_size:
+            raise invalid("tokens", f"must be in [0, {tokenizer.vocab_size})")
+        return tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    few = len(body.tokens) <= _FEW
+    return JsonResponse({"prompt": work() if few else await asyncio.to_thread(work)})
 
 
 async def tokenizer_info(request: Request) -> Response:

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,31 @@ def test_bodies_are_bounded() -> None:
             chunked = client.http.post(PATH, content=iter([content.encode()]), headers=JSON)
             assert chunked.status_code == status
         assert response.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (PATH, {"prompt": "abc d" * 1_000_000}, 400),
+        (PATH, {"prompt": [[5] * 4_000] * 500}, 400),
+        ("/tokenize", {"prompt": "abc d" * 1_000_000}, 200),
+        ("/detokenize", {"tokens": [100] * 1_000_000}, 200),
+    ],
+    ids=["text", "tokens", "tokenize", "detokenize"],
+)
+def test_large_bodies_hold_up_nobody(shared: Client, path: str, body: object, status: int) -> None:
+    content, waits = json.dumps(body), []
+    with ThreadPoolExecutor(1) as pool:
+        large = pool.submit(shared.http.post, path, content=content, headers=JSON, timeout=60)
+        begin = time.monotonic()
+        while not large.done():
+            at = time.monotonic()
+            assert shared.get("/health").status_code == 200
+            waits.append(time.monotonic() - at)
+        took = time.monotonic() - begin
+    assert large.result().status_code == status
+    # What parses the JSON of a body holds the interpreter; nothing else may.
+    assert max(waits) < max(0.5, took / 2), f"{max(waits):.2f} s of {took:.2f} s"
 
 
 def test_headers_are_bounded() -> None:
