@@ -103,7 +103,7 @@ def build(
     Args:
         starts: of the texts, in virtual time (`Turns`): they decide between texts of the same priority.
     """
-    requests = []
+    requests: list[Request] = []
     beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
     if beyond:
         raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
@@ -119,10 +119,19 @@ def build(
                 priority=(order.priority << _TURN_BITS) + start,
                 cache_salt=order.cache_salt,
             )
-            requests.append(request)
+            requests.append(_sharing(request, requests[0]) if requests else request)
     except RequestError as error:
         raise ApiError.of(error) from error
     return requests
+
+
+def _sharing(request: Request, first: Request) -> Request:
+    """The request with the tables of the first text, which differ in nothing: each is as long as the vocabulary."""
+    own, other = request.constraint, first.constraint
+    if own is None or other is None:
+        return request
+    tables = own._replace(bias=other.bias, mask=other.mask, early_mask=other.early_mask)
+    return dataclasses.replace(request, constraint=tables)
 
 
 class Job:

@@ -16,6 +16,7 @@ MAX_BIASES = 1_024  # entries of logit_bias
 MAX_ALLOWED_IDS = 300_000  # allowed_token_ids
 MAX_BAD_WORDS = 128
 MAX_LOGPROBS = 20  # logprobs, top_logprobs, prompt_logprobs
+MAX_PROMPT_LOGPROBS = 4_194_304  # tokens of a request's prompts x n x (log probabilities asked for + 4)
 MAX_MESSAGES = 4_096  # of one conversation
 MAX_PARTS = 1_024  # of the content of one message
 MAX_TOOLS = 128

@@ -62,6 +62,16 @@ def check_texts(prompts: int, n: int) -> None:
         raise invalid("n", f"{prompts} prompts x n = {n}: at most {limits.MAX_TEXTS} texts in one request")
 
 
+def check_prompt_logprobs(tokens: int, params: SamplingParams) -> None:
+    """Refuse more log probabilities of prompts than memory should hold; `tokens`: of all texts. Raises ApiError."""
+    wanted = params.prompt_logprobs
+    if wanted is not None and tokens * (wanted + 4) > limits.MAX_PROMPT_LOGPROBS:
+        most = limits.MAX_PROMPT_LOGPROBS // (wanted + 4)
+        raise invalid(
+            "logprobs", f"{wanted} of each of {tokens} prompt tokens: send at most {most} tokens in one request"
+        )
+
+
 def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
         raise invalid("logit_bias", f"{key[:20]!r} must be a token id")

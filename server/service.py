@@ -22,6 +22,7 @@ from .errors import ApiError
 from .generate import Job, Order, build
 from .logprobs import TokenTexts
 from .metrics import Metrics, Snapshot
+from .params import check_prompt_logprobs
 from .prompts import Prompt
 from .protocols import EngineLike
 from .render import Renderer
@@ -130,9 +131,10 @@ class Service:
             deadline=self.config.request_timeout or None,
             keep_alive=self.config.keep_alive if body.stream else None,
         )
-        await self.bridge.prepare(params)
         lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
         texts, tokens = len(lengths), sum(lengths)
+        check_prompt_logprobs(tokens, params)
+        await self.bridge.prepare(params)
         self.admission.enter(key, texts, tokens)
         try:
             arguments = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.take(key, lengths))

@@ -268,6 +268,16 @@ def test_limits_of_products_and_tables(client: Client) -> None:
     client.refusal(PATH, {"prompt": "a", "model": "x" * limits.MAX_NAME_CHARS}, 404)
 
 
+def test_limit_of_prompt_logprobs(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 240)
+    for asked in ({"echo": True, "logprobs": 20}, {"prompt_logprobs": 20}):
+        client.complete(prompt=[[5] * 5] * 2, max_tokens=1, **asked)
+        error = client.refusal(PATH, {"prompt": [[5] * 5, [5] * 6], "max_tokens": 1, **asked})
+        assert (error["param"], "at most 10 tokens" in error["message"]) == ("logprobs", True)
+        client.refusal(PATH, {"prompt": [5] * 10, "n": 2, "max_tokens": 1, **asked})
+    client.complete(prompt=[5] * 200, logprobs=20, max_tokens=1)
+
+
 def test_the_model_must_be_served(client: Client) -> None:
     assert client.complete(model="alias")["model"] == "alias"
     error = client.refusal(PATH, {"model": "gpt", "prompt": "a"}, 404)
@@ -277,6 +287,13 @@ def test_the_model_must_be_served(client: Client) -> None:
     assert (card["root"], card["max_model_len"], card["object"]) == ("fake", 256, "model")
     assert client.get("/v1/models/gpt").status_code == 404
     assert client.get("/v1/models/a/b").json()["error"]["code"] == "model_not_found"
+
+
+def test_texts_of_a_request_share_their_tables(client: Client) -> None:
+    client.complete(prompt=["a", "abc"], n=3, max_tokens=4, min_tokens=2, logit_bias={"5": 1}, presence_penalty=0.5)
+    constraints = [request.constraint for request in client.engine.seen[-6:]]
+    assert len({id(one.bias) for one in constraints if one is not None}) == 1
+    assert [one.min_length for one in constraints if one is not None] == [4] * 3 + [6] * 3
 
 
 def test_a_request_without_a_next_token_fails_alone() -> None:
