@@ -6,6 +6,7 @@ Whatever is longer, more or larger is refused with status 400 (a body: 413) befo
 MAX_BODY_BYTES = 16 * 2**20  # default of --max-body-size
 MAX_HEADER_BYTES = 64 * 2**10  # all header fields and the request line
 READ_SECONDS = 60.0  # for a request to come, from its connection or its first byte to its end
+WRITE_SECONDS = 60.0  # for a client to take in a piece of a stream
 MAX_N = 128  # texts per prompt
 MAX_PROMPTS = 1_024  # prompts of one completions request
 MAX_TEXTS = 1_024  # prompts x n

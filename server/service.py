@@ -69,6 +69,7 @@ class Service:
         self.created = int(time.time())
         self.draining = False
         self._building = asyncio.Lock()
+        self._starting = 0
         self.jobs: dict[str, set[Job]] = {}
 
     @property
@@ -101,8 +102,8 @@ class Service:
 
     @property
     def running(self) -> int:
-        """Requests under way."""
-        return sum(map(len, self.jobs.values()))
+        """Requests under way, also those that wait for programs."""
+        return self._starting + sum(map(len, self.jobs.values()))
 
     def abort_all(self) -> None:
         """End every request."""
@@ -134,7 +135,11 @@ class Service:
         lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
         texts, tokens = len(lengths), sum(lengths)
         check_prompt_logprobs(tokens, params)
-        await self.bridge.prepare(params)
+        self._starting += 1
+        try:
+            await self.bridge.prepare(params)
+        finally:
+            self._starting -= 1
         self.admission.enter(key, texts, tokens)
         try:
             arguments = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.take(key, lengths))

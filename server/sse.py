@@ -1,12 +1,16 @@
 """Responses that end when the client has gone: streams of server-sent events, and JSON that takes a while."""
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from . import limits
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -28,13 +32,18 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._done: Callable[[], None] | None = done
+        self._sending: float | None = None  # since when
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, unless the client leaves."""
         try:
-            await unless_gone(receive, self._send(send))
+            await unless_gone(receive, self._send(send), self._stalled)
         finally:
             self._finish()
+
+    def _stalled(self) -> bool:
+        """Whether the client does not take in what is sent."""
+        return self._sending is not None and time.monotonic() - self._sending > limits.WRITE_SECONDS
 
     def _finish(self) -> None:
         done, self._done = self._done, None
@@ -45,7 +54,9 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for chunk in self._events:
+                self._sending = time.monotonic()
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._sending = None
             self._finish()  # before the end of the response, which ends its span
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
@@ -62,10 +73,12 @@ class JsonResponse(Response):
         return encode(content)
 
 
-async def unless_gone[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of some work; None where the client went away first, and the work has been cancelled."""
+async def unless_gone[T](
+    receive: Receive, work: Coroutine[Any, Any, T], stalled: Callable[[], bool] = lambda: False
+) -> T | None:
+    """The result of some work; None where the client went away first, or stalled, and the work has been cancelled."""
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_gone(receive))
+    watcher = asyncio.ensure_future(_gone(receive, stalled))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         return await task if task.done() else None
@@ -75,6 +88,10 @@ async def unless_gone[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T | 
         await asyncio.wait((task, watcher))
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _gone(receive: Receive, stalled: Callable[[], bool]) -> None:
+    while not stalled():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.WRITE_SECONDS / 4):
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                return

@@ -198,6 +198,21 @@ def test_when_a_client_leaves_its_pages_are_free_within_two_steps(streamed: bool
         assert client.service.admission.texts == 0
 
 
+def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WRITE_SECONDS", 0.4)
+    engine = FakeEngine(max_rows=64, max_model_len=100_000)
+    with serving(engine) as client:
+        content = '{"prompt": "abc", "n": 64, "logprobs": 20, "stream": true, "max_tokens": 5000}'
+        request = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n{content}"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", int(client.url.rpartition(":")[2])))
+            connection.sendall(request.encode())
+            until(lambda: bool(engine.running))
+            until(lambda: not client.service.jobs and not engine.has_work(), 20)
+        assert engine.steps < 5_000, "it was aborted, not done"
+
+
 @pytest.mark.parametrize("streamed", ["true", "false"])
 def test_clients_that_leave_at_once_leave_nothing(shared: Client, streamed: str) -> None:
     content = f'{{"prompt": "abc", "max_tokens": 100, "stream": {streamed}}}'

@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,20 @@ def test_a_process_with_a_stuck_engine_ends() -> None:
 
 
 def test_a_process_that_compiles_ends_at_once() -> None:
-    with serving({"prepare_delay": 1000}) as server:
+    with serving({"prepare_delay": 1000}, shutdown_timeout=0) as server:
         with pytest.raises(httpx2.TimeoutException):
             httpx2.post(server.url + PATH, json={"prompt": "a", "logprobs": 1}, timeout=0.5)
         server.process.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+
+
+def test_a_request_that_waits_for_programs_is_drained() -> None:
+    with serving({"prepare_delay": 1.0}) as server, ThreadPoolExecutor(1) as pool:
+        body = {"prompt": "a", "logprobs": 1, "max_tokens": 2}
+        reply = pool.submit(httpx2.post, server.url + PATH, json=body, timeout=20)
+        until(lambda: httpx2.get(server.url + "/server_info").json()["load"]["requests"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert reply.result().json()["usage"]["completion_tokens"] == 2
         assert server.wait(10) == 0
 
 
