@@ -7,7 +7,7 @@ import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -126,7 +126,13 @@ def capacity(config: str, *, block_size: int = 64, itemsize: int = 2, memory_gib
 
 
 @app.command
-def convert(source: Path, target: Path, *, dtype: str = "auto") -> None:
+def convert(
+    source: Path,
+    target: Path,
+    *,
+    dtype: str = "auto",
+    quantization: Literal["auto", "none", "int8", "fp8"] = "auto",
+) -> None:
     """Write a checkpoint as the engine holds it, from which it starts faster: `jswa convert SRC DST`.
 
     Parameters
@@ -137,11 +143,13 @@ def convert(source: Path, target: Path, *, dtype: str = "auto") -> None:
         A new folder, to be used in its place; one that `jswa convert` has written is replaced.
     dtype
         Of the weights: auto (what config.json says), float32, bfloat16, float16.
+    quantization
+        As the engine's option: what it would hold in fewer bits is stored so.
     """
     from jswa.convert import convert as write
 
     begin = time.monotonic()
-    size = write(source, target, dtype)
+    size = write(source, target, dtype, quantization)
     print(f"{target}: {size / 2**30:.2f} GiB of weights in {time.monotonic() - begin:.1f} s")
 
 

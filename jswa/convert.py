@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import jax.numpy as jnp
 
@@ -10,13 +11,14 @@ from jswa.errors import CheckpointError, ConfigError, JswaError
 from jswa.folders import write_folder
 from jswa.json_object import read_object, shown
 from jswa.model.converted import MANIFEST, WEIGHTS, is_converted, write_converted
+from jswa.model.hold import Mode
 from jswa.model.load import load_checkpoint
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf", ".h5")
 
 
-def convert(source: Path, target: Path, dtype: str = "auto") -> int:
+def convert(source: Path, target: Path, dtype: str = "auto", quantization: Mode = "auto") -> int:
     """Write `target`, a folder that `LLM` loads as it loads `source`, and faster. Returns bytes of parameters.
 
     Everything beside the weights is copied. A folder that an earlier call has written is replaced when the new one is
@@ -24,18 +26,21 @@ def convert(source: Path, target: Path, dtype: str = "auto") -> int:
 
     Args:
         dtype: of the parameters; auto: what config.json says, or else bfloat16. An engine of another type casts them.
+        quantization: as the engine's: matrices that are held in fewer bits are stored so.
 
-    Raises ConfigError for another dtype, ModelError where the checkpoint cannot be read, and CheckpointError where the
-    target cannot be written.
+    Raises ConfigError for another dtype or quantization, ModelError where the checkpoint cannot be read, and
+    CheckpointError where the target cannot be written.
     """
     if dtype not in ("auto", *_DTYPES):
         raise ConfigError("dtype", dtype, f"must be auto, {', '.join(_DTYPES)}")
+    if quantization not in get_args(Mode):
+        raise ConfigError("quantization", quantization, f"must be one of {', '.join(get_args(Mode))}")
     source, target = source.resolve(), target.resolve()
     if source == target or source in target.parents or target in source.parents:
         raise CheckpointError(f"{target} must lie outside of the checkpoint {source}, and not around it")
     _require_replaceable(target)
     chosen = jnp.dtype(_own_dtype(source) if dtype == "auto" else dtype)
-    model, params = load_checkpoint(source, chosen)
+    model, params = load_checkpoint(source, chosen, quantization=quantization)
 
     def write(folder: Path) -> None:
         for path in sorted(source.iterdir()):

@@ -137,14 +137,15 @@ class Engine:
         on_gpu = device.platform == "gpu"
         dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
         kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
+        backends = choose_backends(options, dtype, device.platform, getattr(device, "compute_capability", None))
+        mode = options.quantization
         if options.load_format == "dummy":
-            model, params = dummy_checkpoint(folder, dtype, options.seed)
+            model, params = dummy_checkpoint(folder, dtype, options.seed, quantization=mode, experts=backends.experts)
         else:
-            model, params = load_checkpoint(folder, dtype)
+            model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts)
         limits = resolve_limits(options, model, on_gpu=on_gpu)
         model = model.at_length(limits.max_model_len)
         layout = KVLayout.of(model, limits.page_size)
-        backends = choose_backends(options, dtype, device.platform, getattr(device, "compute_capability", None))
         _log.info("kernels: attention %s, experts %s", *backends)
         memory = options.kv_cache_memory_bytes
         if memory is None:

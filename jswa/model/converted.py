@@ -12,10 +12,12 @@ it: load only what you would run.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +33,7 @@ from jswa.model.transformer import Params, param_shapes
 MANIFEST, WEIGHTS = "jswa_weights.json", "weights"
 FORMAT, VERSION = "jswa weights", 1
 _CHUNK_BYTES = 2**19
-_DTYPES = ("float32", "bfloat16", "float16")
+_FLOATS = ("float32", "bfloat16", "float16")
 
 
 def is_converted(folder: Path) -> bool:
@@ -63,10 +65,13 @@ def write_converted(folder: Path, model: ModelConfig, params: Params) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def load_converted(folder: Path, model: ModelConfig, dtype: jnp.dtype) -> tuple[ModelConfig, Params]:
-    """The parameters of a folder whose config says `model`, cast to `dtype` where they are of another type.
+def load_converted(
+    folder: Path, model: ModelConfig, dtype: jnp.dtype, adopt: Callable[[str, Params], Params]
+) -> tuple[ModelConfig, Params]:
+    """The parameters of a folder whose config says `model`, cast to `dtype` where they are of another floating type.
 
-    Raises CheckpointError with the reason where they are torn, of another model, or of another version of jswa.
+    `adopt` may hold them in another form, by name. Raises CheckpointError with the reason where they are torn, of
+    another model, or of another version of jswa.
     """
     manifest = _read_manifest(folder)
     model = dataclasses.replace(model, tie_embeddings=manifest.get("tied") is True)
@@ -76,43 +81,74 @@ def load_converted(folder: Path, model: ModelConfig, dtype: jnp.dtype) -> tuple[
             "convert the checkpoint again"
         )
     shapes = param_shapes(model, dtype)
-    stored = _entries(folder, manifest.get("parameters"), shapes)
+    entries = _entries(folder, manifest.get("parameters"), shapes)
 
-    def load(name: str) -> jax.Array:
-        kind, checksum = stored[name]
-        array = empty(shapes[name].shape, kind)
-        if _read(folder, name, array) != checksum:
-            raise CheckpointError(f"{folder}: the parameter {name} is torn: it does not agree with its checksum")
-        if kind != dtype:
+    def read(entry: _Entry) -> jax.Array:
+        array = empty(entry.shape, entry.dtype)
+        if _read(folder, entry.name, array) != entry.checksum:
+            raise CheckpointError(f"{folder}: the parameter {entry.name} is torn: it does not agree with its checksum")
+        if entry.dtype.name in _FLOATS and entry.dtype != dtype and not entry.name.endswith(".scales"):
             cast = empty(array.shape, np.dtype(dtype))
             cast[...] = array
             array = cast
         return placed(array)
 
-    return model, load_all(load, shapes)
+    return model, load_all(lambda name: adopt(name, {one.name: read(one) for one in entries[name]}), shapes)
 
 
-def _entries(folder: Path, entries: object, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, tuple[np.dtype, int]]:
-    """Type and checksum of each parameter, whose files are as long as they must be. Raises CheckpointError."""
-    if not isinstance(entries, dict) or entries.keys() != shapes.keys():
-        raise CheckpointError(f"{folder}: {MANIFEST} does not list the parameters that config.json asks for")
-    found: dict[str, tuple[np.dtype, int]] = {}
+class _Entry(NamedTuple):
+    """A stored parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    checksum: int
+
+
+def _forms(name: str, shape: tuple[int, ...]) -> list[dict[str, tuple[tuple[int, ...], tuple[str, ...]]]]:
+    """Shapes and types of the parameters that a matrix may be; see `hold`."""
+    if len(shape) < 2:
+        return [{name: (shape, _FLOATS)}]
+    *lead, inputs, outputs = shape
+    return [
+        {name: (shape, _FLOATS)},
+        {f"{name}.values": (shape, ("int8", "uint8")), f"{name}.scales": ((*lead, outputs), ("float32",))},
+        {
+            f"{name}.blocks": ((*lead, outputs, inputs // 2), ("uint8",)),
+            f"{name}.scales": ((*lead, outputs, inputs // 32), ("uint8",)),
+        },
+    ]
+
+
+def _entries(folder: Path, listed: object, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, list[_Entry]]:
+    """What is stored of each parameter of the model, in files as long as they must be. Raises CheckpointError."""
+    listed = listed if isinstance(listed, dict) else {}
+    found: dict[str, list[_Entry]] = {}
     for name, shape in shapes.items():
-        entry = entries[name] if isinstance(entries[name], dict) else {}
-        kind, checksum = entry.get("dtype"), entry.get("crc32")
-        if entry.get("shape") != list(shape.shape) or kind not in _DTYPES or not isinstance(checksum, int):
-            raise CheckpointError(
-                f"{folder}: {MANIFEST} has {name} = {shown(entry)}: must be of shape {list(shape.shape)}, of a type of "
-                f"{', '.join(_DTYPES)}, and have a checksum"
-            )
-        found[name] = jnp.dtype(kind), checksum
-        file = _file(folder, name, len(shape.shape))
-        if _read_zarray(folder, name) != _zarray(shape.shape, found[name][0]):
-            raise CheckpointError(f"{folder}: {file.with_name('.zarray')} is torn, or another's")
-        size, length = shape.size * found[name][0].itemsize, _length(file)
-        if length != size:
-            raise CheckpointError(f"{folder}: the parameter {name} is torn: its file has {length} bytes, not {size}")
+        form = next((form for form in _forms(name, shape.shape) if form.keys() <= listed.keys()), {})
+        found[name] = [_entry(folder, one, listed[one], *form[one]) for one in form]
+    known = {entry.name for entries in found.values() for entry in entries}
+    if not all(found.values()) or known != listed.keys():
+        raise CheckpointError(f"{folder}: {MANIFEST} does not list the parameters that config.json asks for")
     return found
+
+
+def _entry(folder: Path, name: str, said: object, shape: tuple[int, ...], kinds: tuple[str, ...]) -> _Entry:
+    """One entry of the manifest, checked against what it must be, and against its files."""
+    entry = said if isinstance(said, dict) else {}
+    kind, checksum = entry.get("dtype"), entry.get("crc32")
+    if entry.get("shape") != list(shape) or kind not in kinds or not isinstance(checksum, int):
+        raise CheckpointError(
+            f"{folder}: {MANIFEST} has {name} = {shown(said)}: must be of shape {list(shape)}, of type "
+            f"{' or '.join(kinds)}, and have a checksum"
+        )
+    dtype, file = np.dtype(jnp.dtype(kind)), _file(folder, name, len(shape))
+    if _read_zarray(folder, name) != _zarray(shape, dtype):
+        raise CheckpointError(f"{folder}: {file.with_name('.zarray')} is torn, or another's")
+    size, length = math.prod(shape) * dtype.itemsize, _length(file)
+    if length != size:
+        raise CheckpointError(f"{folder}: the parameter {name} is torn: its file has {length} bytes, not {size}")
+    return _Entry(name, shape, dtype, checksum)
 
 
 def _read(folder: Path, name: str, out: Shaped[np.ndarray, "..."]) -> int:
@@ -144,7 +180,7 @@ def _length(path: Path) -> int:
 
 def _zarray(shape: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
     """Zarr's description of an array in one chunk of plain bytes."""
-    kind = {"float32": "<f4", "float16": "<f2"}.get(dtype.name, dtype.name)
+    kind = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "uint8": "|u1"}.get(dtype.name, dtype.name)
     return {
         "chunks": list(shape),
         "compressor": None,

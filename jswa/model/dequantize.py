@@ -176,23 +176,36 @@ def _read_scaled(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[
     raw = reader.rows(weight.values, begin, end)
     float8 = weight.values.dtype == "F8_E4M3"
     out: Float[np.ndarray, "rows columns"] = np.take(_FLOAT8, raw.view(np.uint8)) if float8 else raw.astype(np.float32)
-    rows, width = weight.block
-    per_run = -(-weight.run // rows)
-    row = np.arange(begin, end)
-    matrix, within = row // weight.height, row % weight.height
-    line = (matrix * (weight.height // weight.run) + within // weight.run) * per_run + within % weight.run // rows
-    columns = -(-out.shape[1] // width)
+    width = weight.block[1]
 
-    def expanded(tensor: Tensor) -> Float[np.ndarray, "rows #columns"]:
-        found = reader.rows(tensor, int(line[0]), int(line[-1]) + 1, columns=columns)
-        table = _POWERS[found] if tensor.dtype in _EXPONENTS else found.astype(np.float32)
-        taken = table[line - line[0]]
-        return taken if columns == 1 else np.repeat(taken, width, axis=1)[:, : out.shape[1]]
+    def expanded(tensor: Tensor) -> Float[np.ndarray, "R C"]:
+        found = _read_grid(weight, tensor, reader, begin, end)
+        return found if found.shape[1] == 1 else np.repeat(found, width, axis=1)[:, : out.shape[1]]
 
     if weight.zero is not None:
         out -= expanded(weight.zero)
     out *= expanded(weight.scale)
     return out
+
+
+def read_scales(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[np.ndarray, "rows blocks"]:
+    """What rows [begin, end) are multiplied by, for each of the blocks that a row has."""
+    return _read_grid(weight, weight.scale, reader, begin, end)
+
+
+def _read_grid(
+    weight: Scaled, tensor: Tensor, reader: Reader, begin: int, end: int
+) -> Float[np.ndarray, "rows blocks"]:
+    rows, width = weight.block
+    per_run = -(-weight.run // rows)
+    row = np.arange(begin, end)
+    matrix, within = row // weight.height, row % weight.height
+    line = (matrix * (weight.height // weight.run) + within // weight.run) * per_run + within % weight.run // rows
+    blocks = -(-weight.values.shape[-1] // width)
+    found = reader.rows(tensor, int(line[0]), int(line[-1]) + 1, columns=blocks)
+    table = _POWERS[found] if tensor.dtype in _EXPONENTS else found.astype(np.float32)
+    scales: Float[np.ndarray, "rows blocks"] = table[line - line[0]]
+    return scales
 
 
 def _pairs() -> Shaped[np.ndarray, " 256"]:

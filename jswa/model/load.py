@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -19,8 +20,10 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.hf.weights import Part, Source, sources, unused
+from jswa.model.hold import Mode, adopt, choose, load_held
 from jswa.model.place import empty, load_all, placed
 from jswa.model.transformer import Params, param_shapes
+from pallas_kernels.grouped import Implementation
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _FACTORS = (".scalar", ".expert_scale", ".output_scale")  # neutral at 1, as norms are
@@ -28,7 +31,12 @@ _COMPARED_ROWS = 256
 
 
 def load_checkpoint(
-    folder: Path, dtype: jnp.dtype, *, adapt: Callable[[ModelConfig], ModelConfig] = lambda config: config
+    folder: Path,
+    dtype: jnp.dtype,
+    *,
+    adapt: Callable[[ModelConfig], ModelConfig] = lambda config: config,
+    quantization: Mode = "none",
+    experts: Implementation = "xla",
 ) -> tuple[ModelConfig, Params]:
     """Read a Hugging Face checkpoint: config.json and safetensors, one file or sharded, plain or quantised; or what
     `jswa convert` made of one.
@@ -38,18 +46,19 @@ def load_checkpoint(
     naming the file and key where a tensor is missing, unknown, misshaped, stored twice or of a wrong type, or where a
     file is truncated or corrupt. The headers of all files are checked against each other, the index and the config
     before the first tensor is read. `adapt` may change what the config says of how parameters and KV are stored.
+    `quantization` says which matrices are held in fewer bits, `experts` which kernel they are for: see `hold.choose`.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     declared = adapt(load_config(folder))
     if is_converted(folder):
-        return load_converted(folder, declared, dtype)
-    quantization = parse_quantization(read_object(folder / "config.json"))
+        return load_converted(folder, declared, dtype, partial(adopt, mode=quantization, experts=experts))
+    stored = parse_quantization(read_object(folder / "config.json"))
     config, tensors = _resolve_tied(declared, stored_tensors(folder))
-    idle = unused(config, tensors) | (set() if quantization is None else set(filter(is_idle, tensors)))
+    idle = unused(config, tensors) | (set() if stored is None else set(filter(is_idle, tensors)))
     tensors = {name: tensor for name, tensor in tensors.items() if name not in idle}
     table = sources(config, tensors)
-    weights = _weights(table, tensors, quantization)
+    weights = _weights(table, tensors, stored)
     with Reader(tensors) as reader:
 
         def read(part: Part, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
@@ -60,10 +69,15 @@ def load_checkpoint(
         shapes = param_shapes(config, dtype)
         assert table.keys() == shapes.keys(), "the name map disagrees with the decoder"
 
-        def load(name: str) -> jax.Array:
+        held = choose(table, weights, shapes, quantization, experts)
+
+        def load(name: str) -> Params:
+            if name in held:
+                shape = shapes[name]
+                return load_held(name, held[name], table[name], reader, weights, shape, read, experts)
             out = empty(shapes[name].shape, np.dtype(dtype))
             assemble(table[name], out, read)
-            return placed(out)
+            return {name: placed(out)}
 
         return config, load_all(load, shapes)
 
@@ -108,10 +122,16 @@ def _same(one: Part, other: Part, read: Callable[[Part, int, int], Shaped[np.nda
     )
 
 
-def dummy_checkpoint(folder: Path, dtype: jnp.dtype, seed: int) -> tuple[ModelConfig, Params]:
-    """Random weights for the config of a folder; only config.json is read."""
+def dummy_checkpoint(
+    folder: Path, dtype: jnp.dtype, seed: int, *, quantization: Mode = "none", experts: Implementation = "xla"
+) -> tuple[ModelConfig, Params]:
+    """Random weights for the config of a folder; only config.json is read. "auto" holds none in fewer bits."""
     config = load_config(folder)
-    return config, random_params(config, dtype, seed)
+    params = random_params(config, dtype, seed)
+    held: Params = {}
+    for name in list(params):
+        held |= adopt(name, {name: params.pop(name)}, quantization, experts)
+    return config, held
 
 
 def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int) -> Params:

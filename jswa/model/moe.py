@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from pallas_kernels.glu import Glu
-from pallas_kernels.grouped import Implementation, grouped_matmul
+from pallas_kernels.grouped import Implementation, Weights, grouped_matmul
 from pallas_kernels.groups import group_rows
 from pallas_kernels.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles
 
@@ -118,7 +118,7 @@ class Moe(nnx.Module):
             inputs = inputs * weights.reshape(-1).at[pair].get(mode="promise_in_bounds")[:, None]
         hidden = grouped_matmul(
             inputs,
-            self.gate_up[...],
+            _matrix(self.gate_up),
             groups,
             bias=None if self.gate_up_bias is None else self.gate_up_bias[...],
             gated=Glu(config.activation, config.clamp, config.alpha),
@@ -126,7 +126,7 @@ class Moe(nnx.Module):
         )
         out = grouped_matmul(
             hidden,
-            self.down[...],
+            _matrix(self.down),
             groups,
             bias=None if self.down_bias is None else self.down_bias[...],
             implementation=self.run.implementation,
@@ -135,6 +135,12 @@ class Moe(nnx.Module):
         if not config.weight_on_input:
             done = done * weights[:, :, None]
         return done.sum(axis=1)
+
+
+def _matrix(weights: nnx.Param[Array] | Packed) -> Weights:
+    """As `grouped_matmul` takes it; a parameter may hold one of 8 bits."""
+    held: Weights = weights[...] if isinstance(weights, Packed) else weights.get_value()
+    return held
 
 
 def route(

@@ -30,8 +30,11 @@ def placed(array: Shaped[np.ndarray, "..."]) -> jax.Array:
     return out
 
 
-def load_all(load: Callable[[str], jax.Array], shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
-    """All parameters, on a few threads, with a progress bar where a person looks. Raises what `load` raises."""
+def load_all(load: Callable[[str], Params], shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
+    """All parameters, on a few threads, with a progress bar where a person looks. Raises what `load` raises.
+
+    One matrix may be several parameters, which `load` gives by their names.
+    """
     params: Params = {}
     sizes = {name: math.prod(shape.shape) * np.dtype(shape.dtype).itemsize for name, shape in shapes.items()}
     total = sum(sizes.values())
@@ -42,7 +45,7 @@ def load_all(load: Callable[[str], jax.Array], shapes: Mapping[str, jax.ShapeDty
         jobs = {name: pool.submit(load, name) for name in shapes}
         try:
             for name, job in jobs.items():
-                params[name] = job.result()
+                params |= job.result()
                 bar.update(sizes[name])
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)

@@ -13,6 +13,7 @@ from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, z
 from jswa.model.moe import Experts, Moe, Storage
 from jswa.model.streams import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from pallas_kernels.grouped import Implementation
+from pallas_kernels.quantized import Quantized
 
 Params = dict[str, Array]
 
@@ -163,12 +164,16 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plai
 def bind(config: ModelConfig, params: Params, experts: Implementation = "xla") -> Decoder:
     """The decoder over these parameters; called inside a jitted function, at trace time only.
 
-    `experts` is the implementation of mixtures of experts; see `grouped_matmul`. Whether their weights have 4 bits is
-    seen from the parameters' names.
+    `experts` is the implementation of mixtures of experts; see `grouped_matmul`. Whether matrices have 4 bits (experts'
+    alone) or 8 is seen from the parameters' names.
     """
     dtype = params["embed"].dtype
     graph, state = _abstract(config, dtype, Experts(experts, _storage(params)))
-    values = {path: leaf.replace(params[_name(path)]) for path, leaf in nnx.to_flat_state(state)}
+
+    def value(name: str) -> Array | Quantized:
+        return params[name] if name in params else Quantized(params[f"{name}.values"], params[f"{name}.scales"])
+
+    values = {path: leaf.replace(value(_name(path))) for path, leaf in nnx.to_flat_state(state)}
     model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))
     return model
 

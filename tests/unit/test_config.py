@@ -20,6 +20,7 @@ BAD: dict[str, list[Any]] = {
     "kv_cache_memory_bytes": WHOLE,
     "dtype": ["int8", "float64", None, 32],
     "kv_cache_dtype": ["int8", "fp8_e5m2", None],
+    "quantization": ["awq", None, 8],
     "load_format": ["pickle", None],
     "attention_backend": ["flash", "", None],
     "moe_backend": ["triton", None, ["xla"]],

@@ -12,13 +12,16 @@ import pytest
 import jswa.convert
 from jswa.cli import app
 from jswa.convert import convert
+from jswa.engine import PageRunner
 from jswa.errors import CheckpointError, ConfigError
 from jswa.llm import LLM, TINY
 from jswa.model.converted import MANIFEST
+from jswa.model.hold import Mode
 from jswa.model.load import load_checkpoint
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.quantized import fp8_block, write
+from tests.unit.model.test_hold import packed_gpt_oss
 from tests.unit.model.test_quantized import plain_tensors
 
 FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
@@ -66,14 +69,46 @@ def test_quantised_weights_are_converted_as_they_are_run(tmp_path: Path) -> None
     assert_same(tmp_path / "source", tmp_path / "made", BFLOAT16)
 
 
+@pytest.mark.parametrize(("stored", "kinds"), [("auto", {"uint8"}), ("int8", {"uint8", "int8"})])
+def test_matrices_in_fewer_bits_are_stored_so(stored: Mode, kinds: set[str], tmp_path: Path) -> None:
+    """MXFP4, and 8 bits; another form than asked for is made of plain ones, and refused of others."""
+    packed_gpt_oss(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "made", "float32", stored)
+    for experts in ("xla", "mosaic"):
+        held = load_checkpoint(tmp_path / "source", FLOAT32, quantization=stored, experts=experts)[1]
+        again = load_checkpoint(tmp_path / "made", FLOAT32, quantization="auto", experts=experts)[1]
+        assert held.keys() == again.keys()
+        for name, value in held.items():
+            np.testing.assert_array_equal(again[name], value, err_msg=name)
+        if experts == "xla":
+            assert {value.dtype.name for value in held.values()} == {"float32", *kinds}
+    for other in ("none", "fp8"):
+        if (stored, other) == ("auto", "fp8"):
+            continue
+        with pytest.raises(ConfigError, match=f"quantization = '{other}': .* is stored as"):
+            load_checkpoint(tmp_path / "made", FLOAT32, quantization=other)
+
+
+def test_plain_matrices_are_rounded_at_the_start(tmp_path: Path) -> None:
+    """As those of the checkpoint."""
+    source = checkpoint(tmp_path / "source")
+    convert(source, tmp_path / "made", "float32")
+    held, again = (load_checkpoint(folder, FLOAT32, quantization="fp8")[1] for folder in (source, tmp_path / "made"))
+    assert "layers.0.mlp.down.values" in held
+    for name, value in held.items():
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
+
+
 def test_an_llm_starts_from_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Made by the command; an ordinary folder to everything else."""
+    """Made by the command; an ordinary folder to everything else. The engine runs it in 8 bits."""
     app(["convert", str(TINY), str(tmp_path / "made"), "--dtype", "float32"], result_action="return_value")
     assert "GiB of weights in" in capsys.readouterr().out
     assert_same(TINY, tmp_path / "made")
-    options: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 1, "deterministic": True}
+    options: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 1, "deterministic": True, "quantization": "int8"}
     with LLM(tmp_path / "made", **options) as llm:
         (output,) = llm.generate("Once upon", temperature=0, max_tokens=8, use_tqdm=False)
+        assert isinstance(llm.engine.runner, PageRunner)
+        assert {value.dtype.name for value in llm.engine.runner.params.values()} == {"float32", "int8"}
     assert len(output.outputs[0].token_ids) == 8
 
 
@@ -155,11 +190,11 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object], *, signed: bo
         (lambda m: m.update(parameters=[]), "does not list the parameters that config.json asks for"),
         (lambda m: m["parameters"].pop("embed"), "does not list the parameters"),
         (lambda m: m["parameters"].update({"../x": {}}), "does not list the parameters"),
-        (lambda m: m["parameters"].update(embed=3), "has embed = {}: must be of shape"),
+        (lambda m: m["parameters"].update(embed=3), "has embed = 3: must be of shape"),
         (lambda m: m["parameters"]["embed"].update(shape=[2**60, 2**60]), "must be of shape"),
-        (lambda m: m["parameters"]["embed"].update(dtype="int8"), "of a type of float32, bfloat16, float16"),
+        (lambda m: m["parameters"]["embed"].update(dtype="int8"), "of type float32 or bfloat16 or float16"),
         (lambda m: m["parameters"]["embed"].update(dtype="bfloat16"), "zarray is torn, or another's"),
-        (lambda m: m["parameters"]["embed"].update(dtype=["float32"]), "of a type of float32"),
+        (lambda m: m["parameters"]["embed"].update(dtype=["float32"]), "of type float32 or"),
         (lambda m: m["parameters"]["embed"].update(crc32=None), "and have a checksum"),
         (lambda m: m["parameters"]["embed"].update(crc32=3), "embed is torn: it does not agree with its checksum"),
     ],

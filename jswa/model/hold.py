@@ -1,0 +1,177 @@
+"""How the engine holds its matrices: in the run's type, in 8 bits with a scale per output, or in 4 bits (experts).
+
+A matrix N of 8 bits is two parameters, N.values and N.scales (`Quantized`); one of 4 bits is N.blocks and N.scales
+(`Mxfp4`), or N.words and N.scales where Hopper's kernel runs (`Mxfp4Tiles`).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import jax
+import numpy as np
+
+from jswa.errors import CheckpointError, ConfigError
+from jswa.model.dequantize import Packed, Scaled, Weight, read_scales
+from jswa.model.files import Reader
+from jswa.model.hf.assemble import Read, assemble
+from jswa.model.hf.weights import Part, Source
+from jswa.model.place import empty, placed
+from jswa.model.transformer import Params
+from pallas_kernels.grouped import Implementation
+from pallas_kernels.mxfp4 import BLOCK, TILE, Mxfp4, tiles, tiles_hold
+from pallas_kernels.quantized import Kind, Quantized, quantize
+
+Mode = Literal["none", "auto", "int8", "fp8"]
+_LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
+_KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
+_OUTPUTS_LAST = ("matrix", "experts", "transposed", "columns", "sliced")  # whose parts are [out, in]
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
+
+
+def choose(
+    table: Mapping[str, Source], weights: Mapping[str, Weight], shapes: Shapes, mode: Mode, experts: Implementation
+) -> dict[str, Kind | Literal["mxfp4"]]:
+    """The matrices that are not held in the run's type, and how they are.
+
+    "auto" holds what a checkpoint has in 8 bits with a scale per row, or a single one, and experts in MXFP4 as they
+    are; "int8" and "fp8" round all linear layers but the head, and keep experts in MXFP4; "none" holds nothing so.
+    Hopper's kernel runs experts of 4 bits, not of 8: those are an error where they were asked for.
+    """
+    if mode == "none":
+        return {}
+    found: dict[str, Kind | Literal["mxfp4"]] = {}
+    linear = [name for name in table if _LINEAR.search(name)]
+    stacks = [name for name in linear if len(shapes[name].shape) == 3]
+    packed = bool(stacks) and all(isinstance(weights[x.key], Packed) for name in stacks for x in table[name].parts)
+    for name in linear:
+        stored = _stored_kind(table[name], weights)
+        if packed and name in stacks:
+            found[name] = "mxfp4"
+        elif mode != "auto":
+            _require_runnable(mode, len(shapes[name].shape), experts)
+            found[name] = mode
+        elif stored is not None and not (name in stacks and experts == "mosaic"):
+            found[name] = stored
+    return found
+
+
+def adopt(name: str, found: Params, mode: Mode, experts: Implementation) -> Params:
+    """A matrix as the engine asks for it, from what it was in an earlier run. Raises ConfigError where it cannot be."""
+    if name in found:
+        if mode not in ("int8", "fp8") or not _LINEAR.search(name):
+            return found
+        _require_runnable(mode, found[name].ndim, experts)
+        return _eight(name, _quantize(found[name], kind=mode))
+    if f"{name}.blocks" in found:
+        held = Mxfp4(found[f"{name}.blocks"], found[f"{name}.scales"])
+        kind = "mxfp4"
+    else:
+        values = found[f"{name}.values"]
+        kind = "int8" if values.dtype == np.int8 else "fp8"
+        _require_runnable(mode, values.ndim, experts)
+    if mode == "none" or (mode != "auto" and kind not in (mode, "mxfp4")):
+        raise ConfigError("quantization", mode, f"{name} is stored as {kind}: must be auto or {kind}")
+    return _packed(name, held, experts) if kind == "mxfp4" else found
+
+
+def _require_runnable(mode: Mode, axes: int, experts: Implementation) -> None:
+    """Raise ConfigError for experts in 8 bits where Hopper's kernel is to run them."""
+    if axes == 3 and experts == "mosaic":
+        raise ConfigError("quantization", mode, "experts in 8 bits run on moe_backend = xla alone")
+
+
+def load_held(
+    name: str, kind: Kind | Literal["mxfp4"], source: Source, reader: Reader, weights: Mapping[str, Weight],
+    shape: jax.ShapeDtypeStruct, read: Read, experts: Implementation,
+) -> Params:  # fmt: skip
+    """One matrix, as the parameters that it is."""
+    if kind == "mxfp4":
+        return _load_mxfp4(name, source, reader, weights, shape, experts)
+    if _stored_kind(source, weights) == kind:
+        return _load_codes(name, kind, source, reader, weights, shape)
+    out = empty(shape.shape, np.dtype(shape.dtype))
+    assemble(source, out, read)
+    return _eight(name, _quantize(placed(out), kind=kind))
+
+
+def _eight(name: str, weights: Quantized) -> Params:
+    return {f"{name}.values": weights.values, f"{name}.scales": weights.scales}
+
+
+def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
+    """The kind that a matrix has on disk already, with one scale per output."""
+    kinds = set()
+    for part in source.parts:
+        weight = weights[part.key]
+        if not isinstance(weight, Scaled) or weight.zero is not None or weight.block[1] < part.shape[-1]:
+            return None
+        kinds.add(_KINDS[weight.values.dtype])
+    return kinds.pop() if len(kinds) == 1 and source.how in _OUTPUTS_LAST else None
+
+
+def _load_codes(
+    name: str, kind: Kind, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct
+) -> Params:
+    """The bytes as they are, and the scales in the order of the outputs."""
+
+    def codes(part: Part, begin: int, end: int) -> np.ndarray:
+        return reader.rows(_scaled(part).values, begin, end).view(values.dtype)
+
+    def factors(part: Part, begin: int, end: int) -> np.ndarray:
+        return read_scales(_scaled(part), reader, begin, end)
+
+    def _scaled(part: Part) -> Scaled:
+        weight = weights[part.key]
+        assert isinstance(weight, Scaled)
+        return weight
+
+    values = empty(shape.shape, np.dtype(np.int8 if kind == "int8" else np.uint8))
+    assemble(source, values, codes)
+    scales = empty((*shape.shape[:-2], 1, shape.shape[-1]), np.dtype(np.float32))
+    parts = tuple(part._replace(shape=(*part.shape[:-1], 1)) for part in source.parts)
+    by_output = source._replace(parts=parts)
+    if source.how == "columns":  # only inputs are put in another order
+        by_output = by_output._replace(how="matrix", folds=())
+    assemble(by_output, scales, factors)
+    return {f"{name}.values": placed(values), f"{name}.scales": placed(scales[..., 0, :])}
+
+
+def _load_mxfp4(
+    name: str, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
+    experts: Implementation,
+) -> Params:  # fmt: skip
+    """Bytes and exponents [E, C, ...], gates before ups; in tiles for Hopper's kernel."""
+    count, inputs, outputs = shape.shape
+
+    def filled(columns: int, of: str) -> np.ndarray:
+        out = empty((count, outputs, columns), np.dtype(np.uint8))
+
+        def read(part: Part, begin: int, end: int) -> np.ndarray:
+            weight = weights[part.key]
+            assert isinstance(weight, Packed)
+            return reader.rows(getattr(weight, of), begin, end, columns=columns)
+
+        assemble(source, np.swapaxes(out, 1, 2), read)
+        return out
+
+    blocks, scales = filled(inputs // 2, "values"), filled(inputs // BLOCK, "scale")
+    return _packed(name, Mxfp4(placed(blocks), placed(scales)), experts)
+
+
+def _packed(name: str, held: Mxfp4, experts: Implementation) -> Params:
+    """Weights of 4 bits as the kernel takes them. Raises CheckpointError where Hopper's cannot."""
+    if experts != "mosaic":
+        return {f"{name}.blocks": held.blocks, f"{name}.scales": held.scales}
+    _, outputs, half = held.blocks.shape
+    if 2 * half % TILE or outputs % TILE or not bool(_tiles_hold(held.scales)):
+        raise CheckpointError(
+            f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit Hopper's kernel, which takes multiples of {TILE} "
+            "and scales from 2^-93 to 2^33: choose quantization = none or moe_backend = xla"
+        )
+    made = _tiles(held)
+    return {f"{name}.words": made.words, f"{name}.scales": made.scales}
+
+
+_quantize = jax.jit(quantize, static_argnames="kind")
+_tiles, _tiles_hold = jax.jit(tiles), jax.jit(tiles_hold)
