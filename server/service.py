@@ -18,7 +18,7 @@ from jswa.types import SamplingParams
 
 from .bridge import Bridge
 from .config import ServeConfig
-from .errors import ApiError
+from .errors import ApiError, invalid
 from .generate import Job, Order, build
 from .logprobs import TokenTexts
 from .metrics import Metrics, Snapshot
@@ -125,6 +125,8 @@ class Service:
     ) -> Job:
         """Queue a request's prompts; `abort` finds them by the request's name. Raises ApiError."""
         key = request.scope.get("jswa.key")
+        if len(self.config.api_key) > 1 and (body.priority or 0) < 0:
+            raise invalid("priority", "must be at least 0: where several API keys share the server, none goes first")
         order = Order(
             key=key,
             cache_salt=_salt(key, body.cache_salt),

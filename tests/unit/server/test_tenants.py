@@ -112,3 +112,13 @@ def test_over_http_a_flood_of_one_key_does_not_stop_another() -> None:
         assert len(engine.waiting) > 70, "the other one waited for a few turns, not for all"
         flood.join()
         assert client.service.admission.texts == 0
+
+
+def test_with_several_keys_nobody_goes_first() -> None:
+    with serving(api_key=("a", "b"), headers={"Authorization": "Bearer a"}) as client:
+        assert client.refusal("/v1/completions", {"prompt": "a", "priority": -1})["param"] == "priority"
+        client.complete(priority=3)
+        assert client.engine.seen[-1].priority >> 80 == 3
+    with serving(api_key=("a",), headers={"Authorization": "Bearer a"}) as client:
+        client.complete(priority=-1)
+        assert client.engine.seen[-1].priority >> 80 == -1
