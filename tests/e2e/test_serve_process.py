@@ -1,5 +1,6 @@
 """The life of a `jswa serve tiny` process: options from everywhere, TLS, drain, a second signal."""
 
+import resource
 import signal
 import ssl
 import subprocess
@@ -82,3 +83,26 @@ def test_the_life_of_a_process(server: Process, tls: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert '"finish_reason":"abort"' in low.result(10)
     assert server.wait(20) == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("flags", [[], ["--restart-engine"]], ids=["ends", "restarts"])
+def test_the_death_of_an_engine(flags: list[str], tmp_path: Path) -> None:
+    """It writes its plans to a file that may not grow: a step fails for a reason that has nothing to do with it."""
+    plans = tmp_path / "plans"
+    command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"]
+    greedy = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0}
+    with started([*command, *flags], environ={"JSWA_DUMP_PLANS": str(plans)}) as server:
+        path, unlimited = server.url + "/v1/completions", (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        wanted = httpx2.post(path, json=greedy, timeout=60).json()["choices"][0]["text"]
+        limit = (plans.stat().st_size + 2_000, resource.RLIM_INFINITY)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limit)
+        failed = httpx2.post(path, json={"prompt": "a", "max_tokens": 400, "ignore_eos": True}, timeout=60)
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_dead")
+        assert httpx2.get(server.url + "/health").status_code == 503
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, unlimited)
+        if not flags:
+            assert server.wait(20) == 1
+            return
+        until(lambda: httpx2.get(server.url + "/ready").status_code == 200, 120)
+        assert httpx2.post(path, json=greedy, timeout=60).json()["choices"][0]["text"] == wanted
