@@ -5,8 +5,13 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from .bench import BenchConfig
-from .bench import main as run
+from jswa.errors import ConfigError
+
+try:
+    from .bench import BenchConfig
+    from .bench import main as run
+except ModuleNotFoundError as error:
+    raise ConfigError("bench", error.name, "is not installed: `pip install jswa[bench]`") from error
 
 _DEFAULTS = BenchConfig()
 

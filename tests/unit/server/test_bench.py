@@ -143,3 +143,11 @@ def test_the_command_answers_quickly_and_without_jax() -> None:
     code = f"try:\n    {code}\nfinally:\n    assert 'jax' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "--request-rate" in done.stdout
+
+
+def test_without_its_packages_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['httpx2'] = None; sys.argv = ['jswa', 'bench', 'serve']"
+    code += "; from jswa.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "jswa[bench]" in done.stderr
