@@ -206,12 +206,15 @@ def test_clients_that_leave_and_bad_requests_harm_nobody(server: Process, client
 def test_requests_made_from_the_schema(tmp_path: Path) -> None:
     """On the real engine; `tests/unit/server/test_schema.py` has the fake one. Short texts, since most ask for many."""
     command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-model-len", "64", "--admin-api-key", "root"]
+    command += ["--warm-logprobs", "--max-num-seqs", "8"]
     with started(command, environ={"JSWA_CHECK": "1"}) as server:
         fuzz(server.url, narrowed(server.url, "tiny", tmp_path), 200, tmp_path, "root")
         fuzz(server.url, server.url + "/openapi.json", 200, tmp_path, "root")
         load = httpx2.get(server.url + "/server_info").json()["load"]
         assert (load["requests"], load["full_pages"], load["local_pages"]) == (0, 0, 0)
         assert server.process.poll() is None
+        metrics = httpx2.get(server.url + "/metrics").text
+        assert 'compilations_total{model_name="tiny",when="in_step"} 0.0' in metrics
         assert "Traceback" not in "".join(server.log)
 
 
