@@ -1,5 +1,6 @@
 """Whole steps of released models, compiled for an H200: what they launch, hold and copy. See `tools.gpu_compile`."""
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,8 @@ from jswa.exec.runner import jit_step
 from jswa.exec.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.step import StepConfig
 from jswa.model.hf.config import parse_config
-from jswa.model.transformer import param_shapes
+from jswa.model.hold import Mode, adopt
+from jswa.model.transformer import Params, param_shapes
 from tests.unit.hub_configs import CONFIGS
 from tools import gpu_aot
 from tools.compile_facts import KernelFacts, Launch, copies, launches, top_level
@@ -36,6 +38,7 @@ class StepSpec:
             makes the indices part of the one layer that needs them.
         tokens: of a prefill step with `ROWS` rows; 0: a decode step.
         rows: of a decode step.
+        quantization: of the weights; see `jswa.model.hold`.
     """
 
     model: str
@@ -43,12 +46,14 @@ class StepSpec:
     shorter: int
     tokens: int = 0
     rows: int = ROWS
+    quantization: Mode = "none"
 
     @property
     def name(self) -> str:
         """As the table shows it."""
-        return f"{self.model}, {self.layers} layers, " + (
-            f"prefill {self.tokens}" if self.tokens else f"{self.rows} rows"
+        kind = f"prefill {self.tokens}" if self.tokens else f"{self.rows} rows"
+        return f"{self.model}, {self.layers} layers, {kind}" + (
+            "" if self.quantization == "none" else f", {self.quantization}"
         )
 
 
@@ -60,7 +65,9 @@ _MODELS = (
     StepSpec("MiMo-V2-Flash/V2.5", 7, 6),
     StepSpec("Llama-4-Scout", 16, 8),
 )
-STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *(replace(spec, tokens=2048) for spec in _MODELS))
+_MISTRAL = StepSpec("Mistral-7B-v0.1", 4, 2)
+_EIGHT_BITS = [replace(_MISTRAL, quantization=kind, tokens=tokens) for kind in ("int8", "fp8") for tokens in (0, 2048)]
+STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *(replace(spec, tokens=2048) for spec in _MODELS), *_EIGHT_BITS)
 SAMPLE_STEPS = (replace(_MODELS[1], layers=6), replace(_MODELS[2], layers=4, tokens=2048))
 
 
@@ -91,10 +98,14 @@ def compile_step(spec: StepSpec) -> StepFacts:
     """Compile it, and the shorter model's beside it."""
     facts, shorter = _compile(spec), _compile(replace(spec, layers=spec.shorter))
     few, many = shorter.index_launches, facts.index_launches
-    if few == many:
-        return facts
-    fault = f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}"
-    return replace(facts, faults=[*facts.faults, fault])
+    faults = list(facts.faults)
+    if few != many:
+        faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
+    if spec.quantization != "none":
+        plain = _compile(replace(spec, quantization="none")).temporaries
+        if facts.temporaries > plain + 2**20:
+            faults.append(f"{facts.temporaries - plain} bytes of temporaries more than with weights of 16 bits")
+    return replace(facts, faults=faults)
 
 
 def _compile(spec: StepSpec) -> StepFacts:
@@ -103,7 +114,10 @@ def _compile(spec: StepSpec) -> StepFacts:
     layout = KVLayout.of(model, PAGE)
     bucket = Bucket(spec.tokens, ROWS, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
     config, state = _step_config(model, layout, bucket)
-    params = gpu_aot.on_h200(param_shapes(model, BFLOAT16))
+    shapes = param_shapes(model, BFLOAT16)
+    held = jax.eval_shape(lambda params: _held(params, spec.quantization), shapes)
+    assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
+    params = gpu_aot.on_h200(held)
     packed = gpu_aot.on_h200(jax.eval_shape(lambda: jnp.zeros(config.pack.size, jnp.int32)))
     begin = time.perf_counter()
     with gpu_aot.captured() as kernels:
@@ -130,6 +144,17 @@ def _compile(spec: StepSpec) -> StepFacts:
         kernels,
         faults,
     )
+
+
+def _held(params: Params, mode: Mode) -> Params:
+    held: Params = {}
+    for name, value in params.items():
+        held |= adopt(name, {name: value}, mode, "mosaic")
+    return held
+
+
+def _bytes(params: dict[str, jax.ShapeDtypeStruct]) -> int:
+    return sum(math.prod(value.shape) * value.dtype.itemsize for value in params.values())
 
 
 def _step_config(model: ModelConfig, layout: KVLayout, bucket: Bucket) -> tuple[StepConfig, DeviceState]:

@@ -1,0 +1,50 @@
+"""A step's program with weights of 8 bits, as the CPU's compiler sees it: no weight is copied to be widened."""
+
+import jax.numpy as jnp
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import PackSpec
+from jswa.exec.runner import compile_step
+from jswa.exec.state import state_shapes
+from jswa.exec.step import StepConfig
+from jswa.model.hf.config import parse_config
+from jswa.model.hold import Mode, adopt
+from jswa.model.transformer import Params, param_shapes
+
+FLOAT32 = jnp.dtype("float32")
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 1,
+    "vocab_size": 64,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+
+
+def temporaries(mode: Mode) -> tuple[int, int]:
+    """Bytes of temporaries, and of the weights, of a decode step."""
+    model = parse_config(LLAMA)
+    params: Params = {}
+    for name, shape in param_shapes(model, FLOAT32).items():
+        params |= adopt(name, {name: jnp.zeros(shape.shape, FLOAT32)}, mode, "xla")
+    layout, bucket = KVLayout.of(model, 16), Bucket(4, 4, decode=True)
+    limits = Limits(256, 4, 4, page_size=16, num_blocks=8)
+    spec = PackSpec.of(bucket, page_size=16, max_rows=4, targets=False)
+    state = state_shapes(layout, limits, model.vocab_size, FLOAT32)
+    memory = compile_step(StepConfig(model, layout, bucket, spec), params, state).memory_analysis()
+    assert memory is not None
+    return memory.temp_size_in_bytes, memory.argument_size_in_bytes
+
+
+def test_no_weight_is_copied_in_a_step() -> None:
+    """Temporaries are blocks of columns more than with plain weights, which take almost four times the bytes."""
+    (plain, whole), (found, held) = temporaries("none"), temporaries("int8")
+    assert held < 0.3 * whole
+    block, largest = 4 * 2048 * 512, 4 * 512 * 4096  # of the down projection; all of gate and up
+    assert found <= plain + block + 2**21 < plain + largest
