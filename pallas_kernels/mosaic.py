@@ -117,16 +117,20 @@ def rows_to_columns(values: Num[Array, " M"], columns: int) -> Num[Array, "M col
     return lax.broadcast_in_dim(values, (values.shape[0], columns), [0])
 
 
-def product(a: Ref, b: Ref, issued: Callable[[], None] = lambda: None) -> Float[Array, "M N"]:
-    """The product a · bᵀ in float32, of shared memory [M, D] and [N, D]. `issued` runs while it is under way."""
+def product(a: Ref, b: Ref) -> Float[Array, "M N"]:
+    """The product a · bᵀ in float32, of shared memory [M, D] and [N, D]."""
+    return product_and(a, b, lambda: None)[0]
 
-    def multiply(total: Ref) -> Array:
+
+def product_and[T](a: Ref, b: Ref, meanwhile: Callable[[], T]) -> tuple[Float[Array, "M N"], T]:
+    """As `product`, and what `meanwhile` gives, which runs while the product is under way."""
+
+    def multiply(total: Ref) -> tuple[Array, T]:
         plgpu.wgmma(total, a, b.T)
-        issued()
-        out: Array = total[...]
-        return out
+        result = meanwhile()
+        return total[...], result
 
-    out: Array = pl.run_scoped(multiply, plgpu.ACC((a.shape[0], b.shape[0]), jnp.float32))
+    out: tuple[Array, T] = pl.run_scoped(multiply, plgpu.ACC((a.shape[0], b.shape[0]), jnp.float32))
     return out
 
 

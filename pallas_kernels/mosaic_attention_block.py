@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from pallas_kernels import mosaic
 from pallas_kernels.mosaic import Ref, plgpu
@@ -19,7 +19,7 @@ FIELDS = 6  # numbers of an item: see `Item`
 
 def scratch(plan: Launch) -> dict[str, Any]:
     """Shared memory and barriers of a thread block, by their names in `Refs`. Output is staged where the keys were."""
-    block, stages, splits, loader, row_parts = plan.tuning
+    block, stages, splits, loader, row_parts, _ = plan.tuning
     swizzle, consumers = plan.tile_columns * plan.dtype.itemsize, plan.consumers
     out_type = plan.dtype if splits == 1 else jnp.float32
     staged = [plgpu.SMEM((consumers, WARPGROUP_ROWS, plan.v_width // plan.column_parts), out_type)]
@@ -34,6 +34,8 @@ def scratch(plan: Launch) -> dict[str, Any]:
     if plan.upcast:
         out["stored"] = mosaic.tiled((stages, block, plan.row), plan.stored, plan.stored_columns)
         out["arrived"] = plgpu.Barrier(num_arrivals=plan.page_boxes, num_barriers=stages)
+    if loader and not plan.upcast:
+        out["landed"] = plgpu.Barrier(num_arrivals=plan.page_boxes, num_barriers=2)
     if loader:
         out["free"] = plgpu.Barrier(num_arrivals=consumers, num_barriers=stages)
     if consumers > 1:
@@ -55,6 +57,7 @@ class Refs:
         queries_in: the queries have arrived.
         stored, arrived: a stage's K and V as they are in pages of 8 bits, and that they have come.
         filled: a stage's K and V are there.
+        landed: K and V of the first, or of the last, block have come, and some V must be cleared (with a loader).
         free: a stage's K and V have been used (with a loader).
         together: the computing warpgroups have come to the same point (where there are two).
         turn: a warpgroup has issued its products (where rows are shared).
@@ -76,6 +79,7 @@ class Refs:
     filled: Ref
     stored: Ref | None
     arrived: Ref | None
+    landed: Ref | None
     free: Ref | None
     together: Ref | None
     turn: Ref | None
@@ -102,7 +106,7 @@ class Refs:
             shared["queries"],
             shared["queries_in"],
             shared["filled"],
-            *(shared.get(name) for name in ("stored", "arrived", "free", "together", "turn")),
+            *(shared.get(name) for name in ("stored", "arrived", "landed", "free", "together", "turn")),
         )
 
 
@@ -140,17 +144,66 @@ class Item:
 
 
 def load(plan: Launch, refs: Refs, item: Item) -> None:
-    """The loader: fill stages as they become free."""
+    """The loader: fill stages as they become free, and clear V that nobody sees, before anyone knows it is there.
+
+    Only the first and the last block can hold such V. Its copies tell `landed`, and the loader tells `filled`.
+    """
     stages = plan.tuning.stages
     copy_queries(plan, refs, item)
+
+    def issue(index: Scalar, ids: tuple[Scalar, ...]) -> None:
+        edge, landed = is_edge(plan, item, index), refs.landed.at[jnp.minimum(index, 1)]  # type: ignore[union-attr]
+        pl.when(edge)(lambda: copy(plan, refs, item, index, ids, landed))
+        pl.when(jnp.logical_not(edge))(lambda: copy(plan, refs, item, index, ids))
 
     def step(index: Scalar, ids: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
         following = page_ids(plan, refs, item, index + 1)  # under way while the stage is waited for
         pl.when(index >= stages)(lambda: plgpu.barrier_wait(refs.free.at[lax.rem(index, stages)]))  # type: ignore[union-attr]
-        copy(plan, refs, item, index, ids)
+        issue(index, ids)
+        first_ring = jnp.minimum(item.count, stages)
+        pl.when(index == first_ring - 1)(lambda: _clear_landed(plan, refs, item, jnp.int32(0)))
         return following
 
     lax.fori_loop(0, item.count, step, page_ids(plan, refs, item, jnp.int32(0)))
+    pl.when(item.count > 1)(lambda: _clear_landed(plan, refs, item, item.count - 1))
+
+
+def is_edge(plan: Launch, item: Item, index: Scalar) -> Bool[Array, ""]:
+    """Whether a block holds keys that no query of the chunk sees."""
+    start = item.first + index * plan.tuning.block
+    return (start < item.begin) | (start + plan.tuning.block > item.end)
+
+
+def _clear_landed(plan: Launch, refs: Refs, item: Item, index: Scalar) -> None:
+    @pl.when(is_edge(plan, item, index))
+    def _clear() -> None:
+        plgpu.barrier_wait(refs.landed.at[jnp.minimum(index, 1)])  # type: ignore[union-attr]
+        clear_unseen(plan, refs, item, index)
+        for _ in range(plan.page_boxes):  # as many as copies would have made
+            plgpu.barrier_arrive(refs.filled.at[lax.rem(index, plan.tuning.stages)])
+
+
+def clear_unseen(plan: Launch, refs: Refs, item: Item, index: Scalar) -> None:
+    """Put zeros for V of a block where no query of the chunk looks, some columns at a time to spare registers."""
+    block, stage = plan.tuning.block, lax.rem(index, plan.tuning.stages)
+    start = item.first + index * block
+    # Registers take 64 rows at a time. A block of 32 is seen as its transpose.
+    columns, rows = (plan.tile_columns, WARPGROUP_ROWS) if block % WARPGROUP_ROWS == 0 else (WARPGROUP_ROWS, block)
+
+    @pl.loop(0, block // rows)
+    def _rows(row_part: Scalar) -> None:
+        row = pl.multiple_of(row_part * rows, rows)
+
+        @pl.loop(0, plan.v_width // columns)
+        def _columns(part: Scalar) -> None:
+            column = pl.multiple_of(plan.v_start + part * columns, plan.tile_columns)
+            values = refs.keys.at[stage, pl.ds(row, rows), pl.ds(column, columns)]
+            values = values if rows == WARPGROUP_ROWS else values.T
+            position = mosaic.iota(values.shape, 0 if rows == WARPGROUP_ROWS else 1) + (start + row)
+            loaded = mosaic.load(values)
+            values[...] = jnp.where((position >= item.begin) & (position < item.end), loaded, jnp.zeros_like(loaded))
+
+    plgpu.commit_smem()
 
 
 def load_and_upcast(plan: Launch, refs: Refs, item: Item) -> None:
@@ -214,8 +267,10 @@ def page_ids(plan: Launch, refs: Refs, item: Item, index: Scalar) -> tuple[Scala
     return tuple(refs.page_rows[item.row, column] for column in columns)
 
 
-def copy(plan: Launch, refs: Refs, item: Item, index: Scalar, ids: tuple[Scalar, ...]) -> None:
-    """Issue the copies of a block: K and V of each page in one box."""
+def copy(
+    plan: Launch, refs: Refs, item: Item, index: Scalar, ids: tuple[Scalar, ...], barrier: Ref | None = None
+) -> None:
+    """Issue the copies of a block: K and V of each page in one box. They tell `barrier`, or else the stage's own."""
     block, page = plan.tuning.block, plan.page
     stage = lax.rem(index, plan.tuning.stages)
     for part, page_id in enumerate(ids):
@@ -223,8 +278,8 @@ def copy(plan: Launch, refs: Refs, item: Item, index: Scalar, ids: tuple[Scalar,
         if page > block:
             start = lax.rem(item.first + index * block, page)
             source = source.at[pl.ds(pl.multiple_of(start, block), block)]
-        ring, barrier = (refs.stored, refs.arrived) if plan.upcast else (refs.keys, refs.filled)
+        ring, barriers = (refs.stored, refs.arrived) if plan.upcast else (refs.keys, refs.filled)
         target = ring.at[stage]  # type: ignore[union-attr]
         if page < block:
             target = target.at[pl.ds(part * page, page)]
-        plgpu.copy_gmem_to_smem(source, target, barrier.at[stage])  # type: ignore[union-attr]
+        plgpu.copy_gmem_to_smem(source, target, barriers.at[stage] if barrier is None else barrier)  # type: ignore[union-attr]

@@ -21,6 +21,7 @@ tensor cores while the other works on its softmax (FlashAttention 3's ping-pong)
 columns: each forms all scores, and its half of the output.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,8 +36,10 @@ from pallas_kernels.mosaic_attention_block import (
     Item,
     Refs,
     Scalar,
+    clear_unseen,
     copy,
     copy_queries,
+    is_edge,
     load,
     load_and_upcast,
     page_ids,
@@ -66,24 +69,34 @@ def _work(plan: Launch, refs: Refs, item: Item) -> None:
     if not plan.tuning.loader:
         _compute(plan, refs, item, 0)
         return
-    thread = lax.axis_index("thread")
+    thread, registers = lax.axis_index("thread"), _registers(plan)
 
     @pl.when(thread < plan.consumers)
     def _computer() -> None:
-        if plan.consumers > 1:  # three warpgroups share the registers: 168 each, unless one gives some away
-            plgpu.set_max_registers(224 if plan.upcast else 232, action="increase")
+        if plan.consumers > 1:
+            plgpu.set_max_registers(registers[0], action="increase")
         _compute(plan, refs, item, thread if plan.consumers > 1 else 0)
 
     @pl.when(thread == plan.consumers)
     def _loader() -> None:
         if plan.consumers > 1:
-            plgpu.set_max_registers(56 if plan.upcast else 40, action="decrease")
+            plgpu.set_max_registers(registers[1], action="decrease")
         (load_and_upcast if plan.upcast else load)(plan, refs, item)
+
+
+def _registers(plan: Launch) -> tuple[int, int]:
+    """Of a computing warpgroup's thread and of the loader's: three warpgroups share 168 each.
+
+    The loader needs some for page ids and for V that it clears or casts. Found by what the compiler spills.
+    """
+    if plan.upcast:
+        return 224, 56
+    return (232, 40) if plan.tuning.ahead else (216, 72)
 
 
 def _compute(plan: Launch, refs: Refs, item: Item, part: Scalar | int) -> None:
     """One computing warpgroup: the loop over blocks, for its rows and its columns of V."""
-    block, stages, _, loader, row_parts = plan.tuning
+    _, stages, _, loader, row_parts, ahead = plan.tuning
     row_part = part if row_parts > 1 else 0
     width = plan.v_width // plan.column_parts
     if not loader:
@@ -93,46 +106,97 @@ def _compute(plan: Launch, refs: Refs, item: Item, part: Scalar | int) -> None:
             pl.when(index < item.count)(partial(copy, plan, refs, item, jnp.int32(index), ids))
     plgpu.barrier_wait(refs.queries_in)
 
-    def step(index: Scalar, carry: Carry) -> Carry:
-        total, top, weight = carry
-        stage, start = lax.rem(index, stages), item.first + index * block
-        refill = () if loader else page_ids(plan, refs, item, index + stages)
-        plgpu.barrier_wait(refs.filled.at[stage])
-        if not plan.upcast:
-            _clear_unseen(plan, refs, item, start, stage, part)
-        keys = refs.keys.at[stage, :, pl.ds(0, plan.k_width)]
-        scores = mosaic.product(refs.queries.at[row_part], keys, lambda: _end_turn(refs))
-        scores, factor = _capped(plan.attend, scores)
-        scores = lax.cond(
-            _has_unseen(plan, item, row_part, start),
-            partial(_mask, plan, item, row_part, start),
-            lambda scores: scores,
-            scores,
-        )
-        new_top = jnp.maximum(top, scores.max(axis=1) * factor)
-        shrink = jnp.exp2(top - new_top)
-        probability = jnp.exp2(scores * factor - mosaic.rows_to_columns(new_top, block))
-        weight = weight * shrink + probability.sum(axis=1)
-        total = total * mosaic.rows_to_columns(shrink, width)
-        probability = probability.astype(plan.dtype)
-        if refs.turn is not None:  # the softmax ends before the tensor cores are asked for again
-            total, weight, new_top, probability = mosaic.settled(total, weight, new_top, probability)
-            _end_turn(refs)
-        total = mosaic.accumulate(total, probability, refs.keys.at[stage, :, _columns(plan, part)])
-        if loader:
-            plgpu.barrier_arrive(refs.free.at[stage], predicate=index + stages < item.count)  # type: ignore[union-attr]
-        else:
-            pl.when(index + stages < item.count)(partial(copy, plan, refs, item, index + stages, refill))
-        return total, new_top, weight
-
     top, weight = _first(plan, refs, item, row_part)
     carry = mosaic.full((WARPGROUP_ROWS, width), 0.0), top, weight
     if refs.turn is not None:
         pl.when(part == 1)(partial(_end_turn, refs))  # half a turn behind the other
-    carry = lax.fori_loop(0, item.count, step, carry)
+    carry = (_loop_ahead if ahead else _loop)(plan, refs, item, part, carry)
     if refs.turn is not None:
         pl.when(part == 0)(partial(_end_turn, refs))
     _store(plan, refs, item, part, carry)
+
+
+def _loop(plan: Launch, refs: Refs, item: Item, part: Scalar | int, carry: Carry) -> Carry:
+    """All blocks: scores, then softmax and output."""
+
+    def step(index: Scalar, carry: Carry) -> Carry:
+        refill = () if plan.tuning.loader else page_ids(plan, refs, item, index + plan.tuning.stages)
+        scores, _ = _scores(plan, refs, item, index, part, lambda: _end_turn(refs))
+        return _absorb(plan, refs, item, index, part, carry, scores, refill)
+
+    out: Carry = lax.fori_loop(0, item.count, step, carry)
+    return out
+
+
+def _loop_ahead(plan: Launch, refs: Refs, item: Item, part: Scalar | int, carry: Carry) -> Carry:
+    """All blocks, of which there is one at least: the next block's scores are formed during this one's softmax.
+
+    FlashAttention 3's overlap within a warpgroup. Two blocks of scores are in registers at a time.
+    """
+
+    def step(index: Scalar, state: tuple[Carry, Float[Array, "64 N"]]) -> tuple[Carry, Float[Array, "64 N"]]:
+        carry, scores = state
+        refill = () if plan.tuning.loader else page_ids(plan, refs, item, index + plan.tuning.stages)
+
+        def meanwhile() -> Carry:
+            _end_turn(refs)
+            return _absorb(plan, refs, item, index, part, carry, scores, refill)
+
+        following, carry = _scores(plan, refs, item, index + 1, part, meanwhile)
+        return carry, following
+
+    first, _ = _scores(plan, refs, item, jnp.int32(0), part, lambda: None)
+    carry, scores = lax.fori_loop(0, item.count - 1, step, (carry, first))
+    _end_turn(refs)
+    return _absorb(plan, refs, item, item.count - 1, part, carry, scores, ())
+
+
+def _scores[T](
+    plan: Launch, refs: Refs, item: Item, index: Scalar, part: Scalar | int, meanwhile: Callable[[], T]
+) -> tuple[Float[Array, "64 N"], T]:
+    """Products of the warpgroup's queries with a block of keys, once that has come; see `mosaic.product_and`."""
+    stage = lax.rem(index, plan.tuning.stages)
+    plgpu.barrier_wait(refs.filled.at[stage])
+    if not plan.tuning.loader:
+        pl.when(is_edge(plan, item, index))(partial(clear_unseen, plan, refs, item, index))
+    row_part = part if plan.tuning.row_parts > 1 else 0
+    keys = refs.keys.at[stage, :, pl.ds(0, plan.k_width)]
+    return mosaic.product_and(refs.queries.at[row_part], keys, meanwhile)
+
+
+def _absorb(
+    plan: Launch,
+    refs: Refs,
+    item: Item,
+    index: Scalar,
+    part: Scalar | int,
+    carry: Carry,
+    scores: Float[Array, "64 N"],
+    refill: tuple[Scalar, ...],
+) -> Carry:
+    """Softmax of a block's scores, and the output with its values; then the stage is free."""
+    block, stages = plan.tuning.block, plan.tuning.stages
+    stage, start = lax.rem(index, stages), item.first + index * block
+    row_part = part if plan.tuning.row_parts > 1 else 0
+    total, top, weight = carry
+    scores, factor = _capped(plan.attend, scores)
+    mask = partial(_mask, plan, item, row_part, start)
+    scores = lax.cond(_has_unseen(plan, item, row_part, start), mask, lambda scores: scores, scores)
+    new_top = jnp.maximum(top, scores.max(axis=1) * factor)
+    shrink = jnp.exp2(top - new_top)
+    probability = jnp.exp2(scores * factor - mosaic.rows_to_columns(new_top, block))
+    weight = weight * shrink + probability.sum(axis=1)
+    total = total * mosaic.rows_to_columns(shrink, total.shape[1])
+    probability = probability.astype(plan.dtype)
+    if refs.turn is not None:  # the softmax ends before the tensor cores are asked for again
+        total, weight, new_top, probability = mosaic.settled(total, weight, new_top, probability)
+        _end_turn(refs)
+    total = mosaic.accumulate(total, probability, refs.keys.at[stage, :, _columns(plan, part)])
+    if plan.tuning.loader:
+        plgpu.barrier_arrive(refs.free.at[stage], predicate=index + stages < item.count)  # type: ignore[union-attr]
+    else:
+        pl.when(index + stages < item.count)(partial(copy, plan, refs, item, index + stages, refill))
+    return total, new_top, weight
 
 
 def _end_turn(refs: Refs) -> None:
@@ -199,35 +263,6 @@ def _mask(
         if plan.attend.window is not None or plan.attend.chunk is not None:
             visible &= position >= mosaic.rows_to_columns(plan.attend.first_visible(query), plan.tuning.block)
     return jnp.where(visible, scores, _UNSEEN)
-
-
-def _clear_unseen(plan: Launch, refs: Refs, item: Item, start: Scalar, stage: Scalar, part: Scalar | int) -> None:
-    """Put zeros for V where no query of the chunk looks, some columns at a time to spare registers.
-
-    Warpgroups that share V clear their own columns, and wait for each other: K and V may overlap, so the one's K holds
-    what the other clears. Of two that share rows the first clears, before it ends its turn; the other's begins then.
-    """
-    block = plan.tuning.block
-    width = plan.v_width // plan.column_parts
-    # Registers take 64 rows at a time. A block of 32 is seen as its transpose.
-    columns, key_axis = (plan.tile_columns, 0) if block % 64 == 0 else (64, 1)
-    column_part = part if plan.column_parts > 1 else 0
-    edge = (start < item.begin) | (start + block > item.end)
-
-    @pl.when(edge if plan.column_parts > 1 else edge & (jnp.asarray(part) == 0))
-    def _clear() -> None:
-        @pl.loop(0, width // columns)
-        def _part(index: Scalar) -> None:
-            column = pl.multiple_of(plan.v_start + column_part * width + index * columns, plan.tile_columns)
-            values = refs.keys.at[stage, :, pl.ds(column, columns)]
-            values = values if key_axis == 0 else values.T
-            position = mosaic.iota(values.shape, key_axis) + start
-            loaded = mosaic.load(values)
-            values[...] = jnp.where((position >= item.begin) & (position < item.end), loaded, jnp.zeros_like(loaded))
-
-        plgpu.commit_smem()
-        if plan.column_parts > 1:
-            _meet(refs)
 
 
 def _meet(refs: Refs) -> None:

@@ -29,6 +29,7 @@ class Tuning(NamedTuple):
         loader: a warpgroup of its own issues the copies. Without it the computing warpgroup does, and twice the
             thread blocks fit into the registers.
         row_parts: computing warpgroups of a thread block with rows of their own, 64 each: 1 or 2.
+        ahead: a block's scores are formed while the softmax of the one before is taken.
     """
 
     block: int
@@ -36,6 +37,7 @@ class Tuning(NamedTuple):
     splits: int
     loader: bool
     row_parts: int = 1
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -256,12 +258,15 @@ def default_tuning(shape: Shape) -> Tuning:
     * As many stages as let two thread blocks share a multiprocessor, but no more than there are blocks. Where
       several warpgroups compute, or rows are long, a thread block has the multiprocessor to itself.
     * Splits: see `_splits`.
+    * Scores ahead (FlashAttention 3: a tenth faster) where the compiler spills no registers.
     """
     block, row_parts = 64, 1
     if shape.column_parts == 1 and shape.queries * shape.group > WARPGROUP_ROWS:
         row_parts = 2 if shape.most_blocks(64, shape.queries) > _FEW_BLOCKS else 1
     if row_parts == 2 and shape.head_dim + shape.v_dim <= 320 and 128 % shape.page == 0:
         block = 128
+    if row_parts == 2 and _fit(shape, Tuning(block, 2, 1, True, 2)).smem_bytes > SMEM_BYTES:
+        row_parts = 1
     loader = row_parts * shape.column_parts > 1 or shape.upcast
     alone = row_parts * shape.column_parts > 1 or shape.head_dim + shape.v_dim > 384
     if shape.upcast and shape.head_dim > 64:  # too many registers for two thread blocks with a loader each
@@ -277,7 +282,10 @@ def default_tuning(shape: Shape) -> Tuning:
     stages = min(out.stages, max(1, -(-fit.most_blocks(block, fit.chunk_queries) // splits)))
     while stages > 1 and _fit(shape, out._replace(stages=stages)).smem_bytes > budget:
         stages -= 1
-    return out._replace(stages=stages)
+    # Two blocks of scores, output and page ids must fit into the registers, beside another thread block's if small.
+    room = shape.v_dim <= 128 and fit.page_boxes <= 4 and not (shape.upcast and row_parts == 1)
+    ahead = room and splits == 1 and stages > row_parts and shape.queries > 1
+    return out._replace(stages=stages, ahead=ahead)
 
 
 def launch(shape: Shape, tuning: Tuning) -> Launch:
@@ -294,6 +302,12 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
         raise ValueError(f"values of {shape.v_dim} take two warpgroups: row_parts = {tuning.row_parts} must be 1")
     if out.consumers > 1 and not tuning.loader:
         raise ValueError("two computing warpgroups need a loader")
+    if tuning.ahead and (tuning.splits > 1 or shape.queries == 1):
+        raise ValueError(f"ahead needs tiles of several queries and no splits, not {tuning}")
+    # Of two that take turns one is half a turn behind, and holds its block while the other wants the next. With fewer
+    # stages they would wait for each other for ever.
+    if tuning.stages < tuning.row_parts + tuning.ahead:
+        raise ValueError(f"{tuning} needs {tuning.row_parts + tuning.ahead} stages")
     if out.upcast and not (tuning.loader and tuning.block % 64 == 0):
         raise ValueError(f"8-bit pages need a loader and blocks of a multiple of 64 keys, not {tuning}")
     if out.smem_bytes > SMEM_BYTES:

@@ -35,8 +35,9 @@ TUNINGS = [
     (FULL, Tuning(32, 2, 5, loader=False)),
     (OVERLAP, Tuning(64, 1, 1, loader=True)),
     (EXTEND, Tuning(64, 2, 1, loader=True, row_parts=2)),
-    (EXTEND, Tuning(128, 1, 2, loader=True, row_parts=2)),
-    (EXTEND, Tuning(32, 3, 1, loader=True, row_parts=1)),
+    (EXTEND, Tuning(32, 2, 2, loader=True, row_parts=2)),
+    (EXTEND, Tuning(64, 3, 1, loader=True, row_parts=2, ahead=True)),
+    (EXTEND, Tuning(32, 3, 1, loader=False, row_parts=1, ahead=True)),
 ]
 
 
@@ -83,7 +84,7 @@ def lower(layer: Layer) -> None:
 
 @pytest.mark.parametrize(("case", "tuning"), [pytest.param(*pair, id=f"{pair[0].name}, {pair[1]}") for pair in TUNINGS])
 def test_any_tuning_gives_the_same(case: Case, tuning: Tuning) -> None:
-    """Blocks, stages, splits and the loader are matters of speed."""
+    """Blocks, stages, splits, the loader, parts and scores ahead are matters of speed."""
     compare(case, tuning)
 
 
@@ -165,7 +166,8 @@ def test_tiles_fill_the_rows_of_the_products(name: str) -> None:
     plan = launch(shape, default_tuning(shape))
     assert plan.rows >= 0.9 * plan.tuning.row_parts * 64
     local = (shape.attend.window or shape.attend.chunk or 10**6) <= 128
-    assert plan.tuning.row_parts == (1 if shape.v_dim > 256 or local else 2)
+    large = shape.upcast and shape.head_dim >= 256  # two stages of both types fit beside 64 rows of queries alone
+    assert plan.tuning.row_parts == (1 if shape.v_dim > 256 or local or large else 2)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +205,8 @@ def test_queries_and_pages_of_two_types_are_an_error() -> None:
         (Tuning(64, 8, 1, loader=False), "needs .* bytes of shared memory"),
         (Tuning(64, 1, 1, loader=False, row_parts=2), "two computing warpgroups need a loader"),
         (Tuning(64, 1, 1, loader=True, row_parts=3), "row_parts = 3 must be 1 or 2"),
+        (Tuning(64, 2, 1, loader=True, ahead=True), "ahead needs tiles of several queries and no splits"),
+        (Tuning(64, 1, 1, loader=True, row_parts=2), "needs 2 stages"),
     ],
 )
 def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -> None:
@@ -231,6 +235,15 @@ def test_queries_beyond_the_range_of_float16_are_cut() -> None:
     call = make_call(EIGHT_BITS, EIGHT_BITS.rows[0])
     out = run(replace(call, q=call.q * 1e6), EIGHT_BITS, "mosaic")
     assert np.isfinite(out).all()
+
+
+def test_warpgroups_that_take_turns_need_as_many_stages() -> None:
+    """And one more if scores are formed ahead: with fewer, each waits for what the other holds."""
+    shape = shape_of(arguments(LAYER["prefill, gemma-3-27b full"]))
+    for tuning, least in ((Tuning(64, 1, 1, True, 2), 2), (Tuning(64, 2, 1, True, 2, True), 3)):
+        with pytest.raises(ValueError, match=f"needs {least} stages"):
+            launch(shape, tuning)
+        launch(shape, tuning._replace(stages=least))
 
 
 def test_races_are_found() -> None:
