@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.glu import Glu, glu
 from pallas_kernels.groups import Groups
 from pallas_kernels.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
@@ -45,16 +46,16 @@ def grouped_matmul(
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
     if implementation == "mosaic":
         if isinstance(weights, Mxfp4):
-            raise ValueError(
+            raise NoExpertKernel(
                 "implementation = 'mosaic' takes weights of 4 bits in tiles, laid out at load (mxfp4.tiles)"
             )
         if isinstance(weights, Quantized):
-            raise ValueError("implementation = 'mosaic' takes no weights of 8 bits: must be 'xla'")
+            raise NoExpertKernel("implementation = 'mosaic' takes no weights of 8 bits: must be 'xla'")
         from pallas_kernels import mosaic_grouped  # loads Mosaic's compiler: a second that CPU users need not wait
 
         return mosaic_grouped.grouped_matmul(x, weights, groups, bias, gated)
     if isinstance(weights, Mxfp4Tiles):
-        raise ValueError(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
+        raise NoExpertKernel(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
     out: Array = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
     return out
 

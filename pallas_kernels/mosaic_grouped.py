@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import mosaic
 from pallas_kernels import mosaic_grouped_kernel as kernel
+from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.glu import Glu
 from pallas_kernels.groups import ALIGN, Groups
 from pallas_kernels.mosaic_launch import SM_SMEM_BYTES, SMEM_ALIGN, SMEM_BYTES, SMS
@@ -89,9 +90,9 @@ class Shape:
         outputs = columns if gated is None else columns // 2
         for name, size in (("inputs", inputs), ("outputs", outputs)):
             if size % UNIT:
-                raise ValueError(f"{size} {name}: implementation = 'mosaic' needs a multiple of {UNIT}")
+                raise NoExpertKernel(f"{size} {name}: implementation = 'mosaic' needs a multiple of {UNIT}")
         if rows % ALIGN:
-            raise ValueError(f"{rows} rows: implementation = 'mosaic' needs a multiple of {ALIGN}")
+            raise NoExpertKernel(f"{rows} rows: implementation = 'mosaic' needs a multiple of {ALIGN}")
         return cls(rows, experts, inputs, outputs, x.dtype, gated, bias is not None, packed)
 
 
@@ -278,11 +279,13 @@ def _check(
 ) -> None:
     if isinstance(weights, Mxfp4Tiles):
         if x.dtype != jnp.bfloat16:
-            raise ValueError(f"implementation = 'mosaic' with weights of 4 bits needs bfloat16, not {x.dtype}")
+            raise NoExpertKernel(f"implementation = 'mosaic' with weights of 4 bits needs bfloat16, not {x.dtype}")
         dtypes = {array.dtype for array in (x, bias) if array is not None}
     else:
         dtypes = {array.dtype for array in (x, weights, bias) if array is not None}
     if len(dtypes) > 1:
-        raise ValueError(f"rows, weights and bias are {sorted(map(str, dtypes))}: implementation = 'mosaic' needs one")
+        raise NoExpertKernel(
+            f"rows, weights and bias are {sorted(map(str, dtypes))}: implementation = 'mosaic' needs one"
+        )
     if x.dtype not in (jnp.bfloat16, jnp.float16):
-        raise ValueError(f"implementation = 'mosaic' needs bfloat16 or float16, not {x.dtype}")
+        raise NoExpertKernel(f"implementation = 'mosaic' needs bfloat16 or float16, not {x.dtype}")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.errors import NoKernel
 from pallas_kernels.rows import Attend, Rows, Tiles
 
 SMS = 132  # multiprocessors of an H100 or H200
@@ -228,23 +229,23 @@ def tile_tokens(group: int) -> int:
 
 def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
     if shape.stored not in (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn):
-        raise ValueError(f"implementation = 'mosaic' needs bfloat16, float16 or float8_e4m3fn, not {shape.stored}")
+        raise NoKernel(f"implementation = 'mosaic' needs bfloat16, float16 or float8_e4m3fn, not {shape.stored}")
     if query_dtype != shape.dtype and not shape.upcast:
-        raise ValueError(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'mosaic' needs one type")
+        raise NoKernel(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'mosaic' needs one type")
     if shape.upcast and shape.row % 32:
-        raise ValueError(f"rows of {shape.row} 8-bit numbers: implementation = 'mosaic' needs a multiple of 32")
+        raise NoKernel(f"rows of {shape.row} 8-bit numbers: implementation = 'mosaic' needs a multiple of 32")
     if max(shape.head_dim, shape.v_dim) > 2 * _WIDEST:
-        raise ValueError(f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'mosaic' takes at most 512")
+        raise NoKernel(f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'mosaic' takes at most 512")
     if shape.v_dim > _WIDEST and shape.v_dim % 128:
-        raise ValueError(f"values of {shape.v_dim}: implementation = 'mosaic' takes multiples of 128 above 256")
+        raise NoKernel(f"values of {shape.v_dim}: implementation = 'mosaic' takes multiples of 128 above 256")
     if shape.group > WARPGROUP_ROWS:
-        raise ValueError(f"{shape.group} query heads per KV head: implementation = 'mosaic' takes at most 64")
+        raise NoKernel(f"{shape.group} query heads per KV head: implementation = 'mosaic' takes at most 64")
     if shape.row % 16:
-        raise ValueError(f"rows of {shape.row} numbers: implementation = 'mosaic' needs a multiple of 16")
+        raise NoKernel(f"rows of {shape.row} numbers: implementation = 'mosaic' needs a multiple of 16")
     if shape.page % 8 or (64 % shape.page and shape.page % 64):
-        raise ValueError(f"pages of {shape.page} tokens: implementation = 'mosaic' takes 8, 16, 32 and multiples of 64")
+        raise NoKernel(f"pages of {shape.page} tokens: implementation = 'mosaic' takes 8, 16, 32 and multiples of 64")
     if shape.pages * shape.slots * shape.kv_heads >= 2**31:
-        raise ValueError(f"{shape.pages} pages of {shape.slots} slots and {shape.kv_heads} KV heads exceed 2^31 boxes")
+        raise NoKernel(f"{shape.pages} pages of {shape.slots} slots and {shape.kv_heads} KV heads exceed 2^31 boxes")
 
 
 def default_tuning(shape: Shape) -> Tuning:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.errors import NoKernel
 from pallas_kernels.rows import Attend, Rows, Tiles
 
 SMEM_BYTES = 101_376  # that one thread block may use on sm_86 and sm_89; sm_80 has 166,912
@@ -117,15 +118,15 @@ def power_of_two(size: int) -> int:
 
 def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
     if shape.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        raise ValueError(f"implementation = 'triton' needs bfloat16, float16 or float32, not {shape.dtype}")
+        raise NoKernel(f"implementation = 'triton' needs bfloat16, float16 or float32, not {shape.dtype}")
     if query_dtype != shape.dtype:
-        raise ValueError(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'triton' needs one type")
+        raise NoKernel(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'triton' needs one type")
     if max(shape.head_dim, shape.v_dim) > WIDEST:
-        raise ValueError(
+        raise NoKernel(
             f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'triton' takes at most {WIDEST}"
         )
     if shape.kv_heads > _GRID:
-        raise ValueError(f"{shape.kv_heads} KV heads: implementation = 'triton' takes at most {_GRID}")
+        raise NoKernel(f"{shape.kv_heads} KV heads: implementation = 'triton' takes at most {_GRID}")
 
 
 def check_tuning(tuning: Tuning) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jswa.config import EngineConfig
+from jswa.errors import ConfigError
 from pallas_kernels.api import Implementation as Attention
 from pallas_kernels.grouped import Implementation as Experts
 
@@ -27,16 +28,20 @@ def choose_backends(options: EngineConfig, dtype: jnp.dtype, platform: str, capa
     """The kernels to run.
 
     Mosaic's are for Hopper alone and for 16-bit types, Triton's for other NVIDIA GPUs since Ampere; XLA runs anywhere.
-    What the user names is taken as it is: a kernel that cannot serve the model is an error when it is compiled.
+    What the user names is taken as it is: a kernel that cannot serve the model is an error when it is compiled. Raises
+    ConfigError where the package of a named one is missing.
 
     Args:
         platform: of the device: "gpu", "cpu", …
         capability: a GPU's compute capability, such as "9.0".
     """
+    triton = importlib.util.find_spec("jax_triton") is not None
+    if options.attention_backend == "triton" and not triton:
+        raise ConfigError("attention_backend", "triton", "needs jax-triton: install jswa[cuda12] or jswa[cuda13]")
     hopper = platform == "gpu" and capability == "9.0" and dtype.itemsize == 2
     attention: Attention = "mosaic" if hopper else "xla"
     if platform == "gpu" and not hopper and capability is not None and float(capability) >= 8.0:
-        if importlib.util.find_spec("jax_triton"):
+        if triton:
             attention = "triton"
         else:
             _log.warning(

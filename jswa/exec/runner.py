@@ -1,7 +1,9 @@
 """Owns parameters and device state; compiles every bucket at start; launches plans."""
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Lock
@@ -14,6 +16,7 @@ from jaxtyping import Int, Shaped
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
+from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.exec.extras import Extras, seen_counts, set_mask, set_place
@@ -26,6 +29,7 @@ from jswa.exec.transfer import WIDTH as SLOTS
 from jswa.exec.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
 from jswa.model.transformer import Params
 from jswa.types import ExtrasEntry, Logprobs, LogprobTable, StepLogprobs, StepPlan
+from pallas_kernels.errors import NoExpertKernel, NoKernel
 
 _log = logging.getLogger("jswa")
 # Rematerialisation counts the arena once per write, as if none were in place, finds that it does not fit, and has all
@@ -204,8 +208,19 @@ def jit_step(config: StepConfig) -> jax.stages.Wrapped:
 def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Compiled:
     """Compile one bucket's step ahead of time; arrays may be given as shapes. The state is donated."""
     precise = next(iter(params.values())).dtype == jnp.float32
-    with jax.default_matmul_precision("highest" if precise else "default"):
+    with jax.default_matmul_precision("highest" if precise else "default"), _unsupported(config.backends):
         return jit_step(config).lower(params, state, np.zeros(config.pack.size, np.int32)).compile()
+
+
+@contextmanager
+def _unsupported(backends: Backends) -> Iterator[None]:
+    """What no kernel serves is an option's error: others may, and nothing chooses them silently."""
+    try:
+        yield
+    except NoKernel as error:
+        raise ConfigError("attention_backend", backends.attention, str(error)) from error
+    except NoExpertKernel as error:
+        raise ConfigError("moe_backend", backends.experts, str(error)) from error
 
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:

@@ -7,8 +7,18 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jswa.config import EngineConfig
+from jswa.cache.layout import KVLayout
+from jswa.config import EngineConfig, Limits
+from jswa.errors import ConfigError
 from jswa.exec.backends import Backends, choose_backends
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import PackSpec
+from jswa.exec.runner import compile_step
+from jswa.exec.state import state_shapes
+from jswa.exec.step import StepConfig
+from jswa.model.hf.config import parse_config
+from tests.oracles import random_params
+from tests.parity.load import load_fixture
 
 
 @pytest.mark.parametrize(
@@ -43,3 +53,24 @@ def test_a_named_one_is_taken(options: dict[str, Any]) -> None:
     """Whatever the device."""
     chosen = choose_backends(EngineConfig(**options), jnp.dtype("float32"), "cpu", None)
     assert "mosaic" in chosen
+
+
+def test_a_named_one_whose_package_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the option's name, and with what to install."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="attention_backend = 'triton': needs jax-triton"):
+        choose_backends(EngineConfig(attention_backend="triton"), jnp.dtype("bfloat16"), "gpu", "8.0")
+
+
+@pytest.mark.parametrize("option", ["attention_backend", "moe_backend"])
+def test_what_a_kernel_cannot_serve_is_an_error_of_its_option(option: str) -> None:
+    """Here float32, on a machine without any GPU: kernels are traced before they are compiled."""
+    model = parse_config(load_fixture("gpt_oss_base").config)
+    layout, limits = KVLayout.of(model, 16), Limits(64, 2, 16, page_size=16, num_blocks=9)
+    bucket = Bucket(2, 2, decode=True)
+    spec = PackSpec.of(bucket, page_size=16, max_rows=2, targets=False)
+    backends = Backends(attention="mosaic") if option == "attention_backend" else Backends(experts="mosaic")
+    config = StepConfig(model, layout, bucket, spec, backends)
+    state = state_shapes(layout, limits, model.vocab_size, jnp.dtype("float32"))
+    with pytest.raises(ConfigError, match=f"{option} = 'mosaic': "):
+        compile_step(config, random_params(model), state)
