@@ -1,6 +1,7 @@
 """How long weights take to load, and how much memory: from safetensors, and from what `jswa convert` makes of them.
 
-    python -m benchmarks.restart [--gib 2] [--stored bfloat16|fp8] [--folder DIR] [--repeats 3] [--json FILE]
+    python -m benchmarks.restart [--gib 2] [--stored bfloat16|fp8] [--quantization auto] [--folder DIR]
+        [--repeats 3] [--json FILE]
 
 Writes a random checkpoint of so many GiB once loaded as bfloat16, in four files, converts it, and loads each by turns
 in processes of their own. The page cache is warm for both. Memory is the peak of the process, and beside it what the
@@ -23,6 +24,7 @@ from safetensors.numpy import save_file
 from jswa.convert import convert
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.weights import sources
+from jswa.model.hold import Mode
 
 SHARDS = 4
 _CHILD = """
@@ -37,7 +39,7 @@ def memory(field):
 
 jnp.zeros(1).block_until_ready()
 before, begin, used = memory("VmRSS"), time.perf_counter(), time.process_time()
-_, params = load_checkpoint(Path(sys.argv[1]), jnp.dtype("bfloat16"))
+_, params = load_checkpoint(Path(sys.argv[1]), jnp.dtype("bfloat16"), quantization=sys.argv[2])
 jax.block_until_ready(params)
 seconds, used = time.perf_counter() - begin, time.process_time() - used
 size = sum(value.nbytes for value in params.values())
@@ -104,9 +106,10 @@ def _patch(path: Path) -> None:
         file.truncate()
 
 
-def measured(folder: Path) -> dict[str, Any]:
+def measured(folder: Path, quantization: Mode) -> dict[str, Any]:
     """One load in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", _CHILD, str(folder)], check=True, capture_output=True, text=True)
+    command = [sys.executable, "-c", _CHILD, str(folder), quantization]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -115,6 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=2.0)
     parser.add_argument("--stored", choices=("bfloat16", "fp8"), default="bfloat16")
+    parser.add_argument("--quantization", choices=("auto", "none", "int8", "fp8"), default="auto")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -123,22 +127,22 @@ def main() -> None:
         folder = options.folder or Path(temporary)
         if not (folder / "safetensors" / "config.json").exists():
             write(folder / "safetensors", options.gib, options.stored)
-        report = run(folder, options.repeats)
+        report = run(folder, options.repeats, options.quantization)
     print(json.dumps(report, indent=1))
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))
 
 
-def run(folder: Path, repeats: int) -> dict[str, Any]:
+def run(folder: Path, repeats: int, quantization: Mode) -> dict[str, Any]:
     """Figures by kind; the first load of each is not counted."""
     kinds = ["safetensors", "converted"]
     begin = time.perf_counter()
-    convert(folder / "safetensors", folder / "converted", "bfloat16")
+    convert(folder / "safetensors", folder / "converted", "bfloat16", quantization)
     converting = time.perf_counter() - begin
     rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for _ in range(repeats + 1):
         for kind in kinds:
-            rows[kind].append(measured(folder / kind))
+            rows[kind].append(measured(folder / kind, quantization))
     report: dict[str, Any] = {"seconds_to_convert": converting}
     for kind, found in rows.items():
         seconds = sorted(row["seconds"] for row in found[1:])

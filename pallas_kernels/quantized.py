@@ -28,10 +28,9 @@ class Quantized(NamedTuple):
 
 def quantize(weights: Float[Array, "*E K C"], kind: Kind) -> Quantized:
     """The nearest numbers of 8 bits, each output scaled so that its largest weight is the largest number."""
-    wide = weights.astype(jnp.float32)
-    largest = jnp.abs(wide).max(axis=-2)
+    largest = jnp.abs(weights).max(axis=-2).astype(jnp.float32)  # XLA would keep what it widens before it reduces
     scales = jnp.where(largest == 0, 1.0, largest / (127 if kind == "int8" else 448))
-    scaled = wide / scales[..., None, :]
+    scaled = weights.astype(jnp.float32) / scales[..., None, :]
     if kind == "int8":
         return Quantized(jnp.round(scaled).astype(jnp.int8), scales)
     return Quantized(lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8), scales)
