@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from pallas_kernels import mosaic
 from pallas_kernels.abstract import Arguments, arguments
@@ -28,17 +29,24 @@ LAYER = {layer.name: layer for layer in LAYERS}
 TUNINGS = [
     (SINKS_AND_WINDOW, Tuning(64, 1, 1, loader=False)),
     (SINKS_AND_WINDOW, Tuning(64, 2, 2, loader=True)),
-    (SINKS_AND_WINDOW, Tuning(128, 2, 3, loader=False)),
     (SINKS_AND_WINDOW, Tuning(32, 3, 1, loader=False)),
-    (FULL, Tuning(64, 3, 1, loader=False)),
     (FULL, Tuning(64, 2, 1, loader=True)),
-    (FULL, Tuning(32, 2, 5, loader=False)),
     (OVERLAP, Tuning(64, 1, 1, loader=True)),
     (EXTEND, Tuning(64, 2, 1, loader=True, row_parts=2)),
     (EXTEND, Tuning(32, 2, 2, loader=True, row_parts=2)),
     (EXTEND, Tuning(64, 3, 1, loader=True, row_parts=2, ahead=True)),
     (EXTEND, Tuning(32, 3, 1, loader=False, row_parts=1, ahead=True)),
 ]
+NIGHTLY_TUNINGS = [
+    (SINKS_AND_WINDOW, Tuning(128, 2, 3, loader=False)),
+    (FULL, Tuning(64, 3, 1, loader=False)),
+    (FULL, Tuning(32, 2, 5, loader=False)),
+]
+
+
+def named(pairs: list[tuple[Case, Tuning]], *marks: pytest.MarkDecorator) -> list[ParameterSet]:
+    """Pairs as parameters of tests."""
+    return [pytest.param(*pair, id=f"{pair[0].name}, {pair[1]}", marks=marks) for pair in pairs]
 
 
 def compare(case: Case, tuning: Tuning | None = None) -> None:
@@ -82,7 +90,7 @@ def lower(layer: Layer) -> None:
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize(("case", "tuning"), [pytest.param(*pair, id=f"{pair[0].name}, {pair[1]}") for pair in TUNINGS])
+@pytest.mark.parametrize(("case", "tuning"), [*named(TUNINGS), *named(NIGHTLY_TUNINGS, pytest.mark.nightly)])
 def test_any_tuning_gives_the_same(case: Case, tuning: Tuning) -> None:
     """Blocks, stages, splits, the loader, parts and scores ahead are matters of speed."""
     compare(case, tuning)
