@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jswa.errors import CheckpointError, ConfigError
@@ -164,6 +165,7 @@ def _packed(name: str, held: Mxfp4, experts: Implementation) -> Params:
     if experts != "mosaic":
         return {f"{name}.blocks": held.blocks, f"{name}.scales": held.scales}
     _, outputs, half = held.blocks.shape
+    held = _without_idle_scales(held)
     if 2 * half % TILE or outputs % TILE or not bool(_tiles_hold(held.scales)):
         raise CheckpointError(
             f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit Hopper's kernel, which takes multiples of {TILE} "
@@ -171,6 +173,13 @@ def _packed(name: str, held: Mxfp4, experts: Implementation) -> Params:
         )
     made = _tiles(held)
     return {f"{name}.words": made.words, f"{name}.scales": made.scales}
+
+
+@jax.jit
+def _without_idle_scales(held: Mxfp4) -> Mxfp4:
+    """The same numbers, where 32 zeros have the scale 1: theirs may be one that the kernel's tiles cannot hold."""
+    codes = held.blocks.reshape(*held.scales.shape, BLOCK // 2) & 0x77
+    return held._replace(scales=jnp.where((codes == 0).all(axis=-1), jnp.uint8(127), held.scales))
 
 
 _quantize = jax.jit(quantize, static_argnames="kind")
