@@ -12,6 +12,7 @@ it: load only what you would run.
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import os
 import zlib
@@ -46,8 +47,14 @@ def write_converted(folder: Path, model: ModelConfig, params: Params) -> None:
     import orbax.checkpoint as ocp  # a fifth of a second, and only here
 
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-    with ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(folder.resolve() / WEIGHTS, args=ocp.args.PyTreeSave(params))
+    noise = logging.getLogger("absl")  # orbax warns that it skips a step of formats that this is not
+    level = noise.level
+    noise.setLevel(logging.ERROR)
+    try:
+        with ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save(folder.resolve() / WEIGHTS, args=ocp.args.PyTreeSave(params))
+    finally:
+        noise.setLevel(level)
     entries = {}
     for name, value in params.items():
         if _read_zarray(folder, name) != _zarray(value.shape, np.dtype(value.dtype)):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from jswa.architecture import ModelConfig
@@ -20,7 +20,8 @@ from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.hf.weights import Part, sources
 from jswa.model.load import load_checkpoint
-from tests.hostile import FILE, edit, unpack
+from jswa.model.safetensors_header import BITS
+from tests.hostile import FILE, edit, pack, unpack
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.quantized import FLOAT8, fp8_block, int8_rows, mxfp4, write
@@ -287,6 +288,41 @@ def test_what_does_not_fit_is_refused_before_a_tensor_is_read(
         pytest.raises(CheckpointError, match=said),
     ):
         load_checkpoint(tmp_path, FLOAT32)
+
+
+SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 12, 16, 32, 64, 96, 128, 2**20, 2**40])
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([Q, S, f"{Q.replace('q_proj', 'o_proj')}_scale_inv", "model.norm.weight"]),
+            st.tuples(st.just("dtype"), st.sampled_from(sorted(BITS)))
+            | st.tuples(st.just("shape"), st.lists(SIZES, max_size=4))
+            | st.tuples(st.just("name"), st.sampled_from([f"{Q}_scale", f"{Q}_zero_point", f"{Q}_blocks", "x"])),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_any_description_gives_an_error_or_parameters(sound: Path, edits: list[tuple[str, tuple[str, Any]]]) -> None:
+    """Types, shapes and names of what is quantised, exchanged at random."""
+    whole = (sound / FILE).read_bytes()
+    header, data = unpack(sound / FILE)
+    for key, (field, value) in edits:
+        if key in header and field == "name":
+            header[value] = header.pop(key)
+        elif key in header:
+            header[key] = {**header[key], field: value}
+    try:
+        pack(sound / FILE, header, data)
+        model, params = load_checkpoint(sound, FLOAT32, quantization="auto")
+        assert params["embed"].shape == (model.vocab_size, model.d_model)
+    except CheckpointError as error:
+        event(str(error).split()[-1][:20])
+    finally:
+        (sound / FILE).write_bytes(whole)
 
 
 def test_two_kinds_of_scales_and_zero_points_of_another_shape_are_refused(tmp_path: Path) -> None:
