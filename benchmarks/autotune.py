@@ -78,10 +78,10 @@ def candidates(shape: Shape) -> Iterator[Tuning]:
     """All tunings that fit the GPU's shared memory and registers; splits around the default's."""
     usual = default_tuning(shape).splits
     splits = sorted({1, max(1, usual // 2), usual, usual + 1, 2 * usual})
-    for block, stages, split, loader, parts in itertools.product(
-        (32, 64, 128), (2, 3, 4), splits, (False, True), (1, 2)
+    for block, stages, split, loader, parts, ahead in itertools.product(
+        (32, 64, 128), (2, 3, 4), splits, (False, True), (1, 2), (False, True)
     ):
-        tuning = Tuning(block, stages, split, loader, parts)
+        tuning = Tuning(block, stages, split, loader, parts, ahead)
         try:
             plan = launch(shape, tuning)
         except ValueError:

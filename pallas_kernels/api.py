@@ -50,8 +50,9 @@ def paged_attention(
     Args:
         kv: a page view of one lane, K and V of a token side by side (`Attend.v_dim`); `slot` is this layer's place in
             a page.
-        implementation: "reference" (float32, for tests), "xla" (any device), "mosaic" (Hopper; 16-bit types, head
-            sizes to 512), "triton" (NVIDIA GPUs from sm_80 on, with the package jax-triton; head sizes to 512).
+        implementation: "reference" (float32, for tests), "xla" (any device), "mosaic" (Hopper; 16-bit types, 8-bit
+            pages, head sizes to 512), "triton" (NVIDIA GPUs from sm_80 on, with the package jax-triton; head sizes to
+            512).
         sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         kv_scales: of 8-bit pages, what a number of K and of V is worth, by KV head; None: one. See `write_kv`.
         tiles: cut of the same rows into query tiles, made once per step by `tile_rows`.

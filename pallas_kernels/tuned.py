@@ -33,7 +33,7 @@ def key_of(shape: Shape) -> str:
         f"w{shape.attend.window}" if shape.attend.window else f"c{shape.attend.chunk}" if shape.attend.chunk else "f"
     )
     heads = f"h{shape.group}x{shape.kv_heads}d{shape.head_dim}v{shape.v_dim}e{shape.row}"
-    return f"{shape.dtype}-{heads}-p{shape.page}-{reach}-q{shape.queries}-b{_up(shape.tiles)}-n{_up(shape.columns)}"
+    return f"{shape.stored}-{heads}-p{shape.page}-{reach}-q{shape.queries}-b{_up(shape.tiles)}-n{_up(shape.columns)}"
 
 
 def tuning_for(shape: Shape) -> Tuning | None:
