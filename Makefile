@@ -56,7 +56,7 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same
 # make gpu GPU_PYTHON=python3.
 GPU_PYTHON ?= .venv-cuda/bin/python
 OUT        ?= benchmarks/results/gpu
-STAGES     ?= facts numerics kernels torch
+STAGES     ?= facts numerics kernels torch roofline
 gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: numerics, benchmarks (STAGES=… OUT=…; see benchmarks/gpu.py)
 	PYTHONPATH=.gpu-site $(GPU_PYTHON) -m benchmarks.gpu --out $(OUT) --stages $(STAGES)
 

@@ -7,6 +7,7 @@ Stages, each a process of its own with a time limit, its log and JSON in DIR:
     matrix     head sizes, windows, pages, groups and lengths of attention in all combinations
     kernels    benchmarks.kernels
     torch      benchmarks.torch_attention, its baselines
+    roofline   benchmarks.roofline: a table and a plot of both
     tune       benchmarks.autotune
     offline    benchmarks.offline on random weights of released models
 
@@ -14,14 +15,14 @@ A stage that fails does not stop the others. The last lines are a short table; t
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from benchmarks.roofline import read, table
 
 _OFFLINE = ("gemma-3-27b", "gpt-oss-20b", "Mistral-7B-v0.1")
 
@@ -46,6 +47,7 @@ def stages(out: Path) -> list[Stage]:
         Stage("matrix", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly", matrix), 580),
         Stage("kernels", ("-m", "benchmarks.kernels", "--json", f"{out}/kernels.json"), 300),
         Stage("torch", ("-m", "benchmarks.torch_attention", "--json", f"{out}/torch.json"), 240),
+        Stage("roofline", ("-m", "benchmarks.roofline", str(out)), 60),
         Stage("tune", ("-m", "benchmarks.autotune", "--seconds", "400", "--out", f"{out}/tuning.json"), 560),
         *(
             Stage(
@@ -62,7 +64,7 @@ def main() -> None:
     """Run the stages that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--stages", nargs="+", default=["facts", "numerics", "kernels", "torch"])
+    parser.add_argument("--stages", nargs="+", default=["facts", "numerics", "kernels", "torch", "roofline"])
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     unknown = {name for name in args.stages if not any(s.name.startswith(name) for s in stages(args.out))}
@@ -74,7 +76,7 @@ def main() -> None:
             done[stage.name] = run(stage, args.out)
     for name, (status, seconds) in done.items():
         print(f"{name:24} {'ok' if status == 0 else f'status {status}':12} {seconds:6.0f} s")
-    print("\n".join(summary(args.out)))
+    print("\n".join(table(read(args.out / "kernels.json"), read(args.out / "torch.json"))))
     sys.exit(done.get("numerics", (0, 0.0))[0])
 
 
@@ -94,25 +96,6 @@ def run(stage: Stage, out: Path) -> tuple[int, float]:
             status = 124
     print(f"== {stage.name}", *log.read_text(errors="replace").splitlines()[-12:], sep="\n", flush=True)
     return status, time.perf_counter() - start
-
-
-def summary(out: Path) -> list[str]:
-    """One line per measure of the kernels, with torch's best beside it where both were run."""
-    kernels, torch = _read(out / "kernels.json"), _read(out / "torch.json")
-    others = {row["label"]: row["seconds"] for row in torch.get("attention", [])}
-    lines = []
-    for row in kernels.get("attention", []):
-        seconds = {**row["seconds"], **others.get(row["label"], {})}
-        figures = (
-            f"{name} {1e6 * s['median']:.1f} µs" if isinstance(s, dict) else f"{name} -" for name, s in seconds.items()
-        )
-        lines.append(f"{row['label']:56} {', '.join(figures)}")
-    return lines
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
 
 
 if __name__ == "__main__":
