@@ -13,7 +13,7 @@ PIP     := -m pip install -qq --disable-pip-version-check
 
 CLIENTS := sdk lm-eval guidellm aiperf routers
 
-.PHONY: help run test check fmt nightly clients parity tiny lock gpu-compile
+.PHONY: help run test check fmt nightly clients parity tiny lock gpu-compile gpu-compile-sample gpu
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -44,13 +44,13 @@ parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, 
 	.venv-parity/bin/python -m tests.parity.make_fixtures
 
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
-	.venv-gpu/bin/python -m tools.gpu_compile --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.gpu_compile_experts --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.gpu_compile_triton --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.aot.hopper --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.aot.experts --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
 	.venv-gpu/bin/python -m pytest -q tests/unit/kernels/test_triton_attention.py tests/e2e/test_triton.py
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same
-	.venv-gpu/bin/python -m tools.gpu_compile --sample
+	.venv-gpu/bin/python -m tools.aot.hopper --sample
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and
 # make gpu GPU_PYTHON=python3.

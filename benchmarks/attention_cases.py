@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from pallas_kernels.layer_specs import DECODE_LAYERS, Layer
+from pallas_kernels.attention.layer_specs import DECODE_LAYERS, Layer
 
 BYTES = 2  # of a number: all are 16-bit
 

@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks.attention_cases import DECODE, PREFILL, Measure
 from benchmarks.device_time import Timing, time_calls
 from benchmarks.kernels import call_count, paged_arguments
-from pallas_kernels.mosaic_attention import paged_attention
-from pallas_kernels.mosaic_launch import Shape, Tuning, default_tuning, launch
-from pallas_kernels.tuned import FOLDER, Entry, device_name, key_of, save
+from pallas_kernels.attention.mosaic import paged_attention
+from pallas_kernels.attention.mosaic_launch import Shape, Tuning, default_tuning, launch
+from pallas_kernels.attention.tuned import FOLDER, Entry, device_name, key_of, save
 
 _BEST = 3  # candidates that are timed again
 _TOLERANCE = 2e-2  # of bfloat16 outputs around one

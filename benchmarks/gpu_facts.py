@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.tuned import device_name
+from pallas_kernels.attention.tuned import device_name
 
 _ARRAYS = (100, 300, 600)
 

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import mosaic_launch, reference, triton_attention, xla
+from pallas_kernels.attention import mosaic_launch, reference, triton, xla
 from pallas_kernels.rows import Attend, Rows, Tiles
 
 Implementation = Literal["reference", "xla", "mosaic", "triton"]
@@ -84,11 +84,12 @@ def _column_scales(kv_scales: Float[Array, "2 K"], row: int, v_dim: int) -> Floa
 
 def _function(implementation: Implementation) -> Callable[..., Array]:
     if implementation == "mosaic":
-        from pallas_kernels import mosaic_attention  # loads Mosaic's compiler: a second that CPU users need not wait
+        # It loads Mosaic's compiler: a second that CPU users need not wait.
+        from pallas_kernels.attention import mosaic
 
-        return mosaic_attention.paged_attention
+        return mosaic.paged_attention
     if implementation == "triton":
-        return triton_attention.paged_attention
+        return triton.paged_attention
     return reference.paged_attention if implementation == "reference" else xla.paged_attention
 
 

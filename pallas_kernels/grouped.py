@@ -12,9 +12,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.errors import NoExpertKernel
-from pallas_kernels.glu import Glu, glu
-from pallas_kernels.groups import Groups
-from pallas_kernels.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
+from pallas_kernels.experts.glu import Glu, glu
+from pallas_kernels.experts.groups import Groups
+from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
 from pallas_kernels.quantized import Quantized, dequantized
 
 Implementation = Literal["reference", "xla", "mosaic"]
@@ -51,9 +51,10 @@ def grouped_matmul(
             )
         if isinstance(weights, Quantized):
             raise NoExpertKernel("implementation = 'mosaic' takes no weights of 8 bits: must be 'xla'")
-        from pallas_kernels import mosaic_grouped  # loads Mosaic's compiler: a second that CPU users need not wait
+        # It loads Mosaic's compiler: a second that CPU users need not wait.
+        from pallas_kernels.experts import mosaic
 
-        return mosaic_grouped.grouped_matmul(x, weights, groups, bias, gated)
+        return mosaic.grouped_matmul(x, weights, groups, bias, gated)
     if isinstance(weights, Mxfp4Tiles):
         raise NoExpertKernel(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
     out: Array = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)

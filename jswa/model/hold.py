@@ -19,8 +19,8 @@ from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.weights import Part, Source
 from jswa.model.place import empty, placed
 from jswa.model.transformer import Params
+from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, tiles, tiles_hold
 from pallas_kernels.grouped import Implementation
-from pallas_kernels.mxfp4 import BLOCK, TILE, Mxfp4, tiles, tiles_hold
 from pallas_kernels.quantized import Kind, Quantized, quantize
 
 Mode = Literal["none", "auto", "int8", "fp8"]

@@ -15,10 +15,10 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model.layers import Mlp, Normalize, normed, zeros
-from pallas_kernels.glu import Glu
+from pallas_kernels.experts.glu import Glu
+from pallas_kernels.experts.groups import group_rows
+from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles
 from pallas_kernels.grouped import Implementation, Weights, grouped_matmul
-from pallas_kernels.groups import group_rows
-from pallas_kernels.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles
 
 Storage = Literal["plain", "mxfp4", "mxfp4_tiles"]
 

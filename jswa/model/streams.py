@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AltUp, Norm, PerLayerInput
 from jswa.model.layers import Normalize, zeros
-from pallas_kernels.glu import activate
+from pallas_kernels.experts.glu import activate
 
 _LEAST_MAGNITUDE = 1e-5
 

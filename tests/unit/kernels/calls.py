@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import mosaic_attention
 from pallas_kernels.api import Implementation, paged_attention
-from pallas_kernels.mosaic_launch import Tuning
+from pallas_kernels.attention import mosaic as mosaic_attention
+from pallas_kernels.attention.abstract import Arguments
+from pallas_kernels.attention.mosaic_launch import Shape, Tuning
+from pallas_kernels.attention.specs import Case, RowSpec
 from pallas_kernels.rows import Attend, Rows, Tiles, tile_rows
-from pallas_kernels.specs import Case, RowSpec
 from tests import oracles
 from tests.oracles import Row
 from tests.unit.kernels.device import hopper
@@ -161,3 +162,15 @@ def tiles_of(counts: Int[np.ndarray, " R"], tokens: int, size: int) -> Tiles:
     first_token = (np.cumsum(counts) - counts).astype(np.int32)
     tiles: Tiles = _tiles(counts, first_token, token_rows(counts, tokens), size)
     return tiles
+
+
+def shape_of(given: Arguments) -> Shape:
+    """What the launch is planned from."""
+    shapes: list[Shape] = []
+
+    def plan(q: jax.Array, kv: jax.Array) -> jax.Array:
+        shapes.append(Shape.of(q, kv, given.rows, given.tiles, given.attend))
+        return q
+
+    jax.eval_shape(plan, given.q, given.kv)
+    return shapes[0]

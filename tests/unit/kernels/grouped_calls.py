@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels import mosaic_grouped
-from pallas_kernels.glu import Glu
+from pallas_kernels.experts import mosaic as mosaic_grouped
+from pallas_kernels.experts.glu import Glu
+from pallas_kernels.experts.groups import ALIGN, Groups
+from pallas_kernels.experts.mosaic import Tuning
+from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, tiles, unpack
+from pallas_kernels.experts.specs import Case
 from pallas_kernels.grouped import Implementation, grouped_matmul
-from pallas_kernels.grouped_specs import Case
-from pallas_kernels.groups import ALIGN, Groups
-from pallas_kernels.mosaic_grouped import Tuning
-from pallas_kernels.mxfp4 import BLOCK, Mxfp4, tiles, unpack
 from tests.unit.kernels.device import hopper
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools.compile_facts import KernelFacts, Launch, copies, launches, parse, top_level
+from tools.aot.facts import KernelFacts, Launch, copies, launches, parse, top_level
 
 PTX = """
 .visible .entry {name}_mosaic_gpu_kernel(

@@ -9,9 +9,9 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
+from pallas_kernels.experts.specs import CASES, Case
 from pallas_kernels.grouped import Implementation, grouped_matmul
-from pallas_kernels.grouped_specs import CASES, Case
-from pallas_kernels.groups import ALIGN, Groups, group_rows, row_count
 from tests.unit.kernels.grouped_calls import expect, make_call, run
 
 # Rounding of the result, of a product before its bias and of both halves before the activation.

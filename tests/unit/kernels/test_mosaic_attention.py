@@ -10,14 +10,21 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from pallas_kernels import mosaic
-from pallas_kernels.abstract import Arguments, arguments
 from pallas_kernels.api import paged_attention
-from pallas_kernels.fp8_specs import FP8, FP8_CASES
-from pallas_kernels.layer_specs import LAYERS, Layer
-from pallas_kernels.matrix_specs import matrix, prefill_matrix
-from pallas_kernels.mosaic_launch import SM_SMEM_BYTES, SMEM_BYTES, Shape, Tuning, default_tuning, launch, tile_tokens
-from pallas_kernels.specs import CASES, Case, RowSpec
-from tests.unit.kernels.calls import expect, make_call, run
+from pallas_kernels.attention.abstract import arguments
+from pallas_kernels.attention.fp8_specs import FP8, FP8_CASES
+from pallas_kernels.attention.layer_specs import LAYERS, Layer
+from pallas_kernels.attention.matrix_specs import matrix, prefill_matrix
+from pallas_kernels.attention.mosaic_launch import (
+    SM_SMEM_BYTES,
+    SMEM_BYTES,
+    Tuning,
+    default_tuning,
+    launch,
+    tile_tokens,
+)
+from pallas_kernels.attention.specs import CASES, Case, RowSpec
+from tests.unit.kernels.calls import expect, make_call, run, shape_of
 
 SINKS_AND_WINDOW = next(case for case in CASES if case.name == "16 bits, 64/64 p16, window 64, sinks")
 FULL = next(case for case in CASES if case.name == "16 bits, 128/128 p64, full, softcap, splits")
@@ -55,18 +62,6 @@ def compare(case: Case, tuning: Tuning | None = None) -> None:
         call = make_call(case, rows)
         expected = expect(call, case)
         np.testing.assert_allclose(run(call, case, "mosaic", tuning)[: len(expected)], expected, rtol=0, atol=2e-2)
-
-
-def shape_of(given: Arguments) -> Shape:
-    """What the launch is planned from."""
-    shapes: list[Shape] = []
-
-    def plan(q: jax.Array, kv: jax.Array) -> jax.Array:
-        shapes.append(Shape.of(q, kv, given.rows, given.tiles, given.attend))
-        return q
-
-    jax.eval_shape(plan, given.q, given.kv)
-    return shapes[0]
 
 
 def lower(layer: Layer) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from pallas_kernels import mosaic
+from pallas_kernels.attention.mosaic_launch import SM_SMEM_BYTES, SMEM_BYTES
+from pallas_kernels.experts.abstract import MATRICES, Arguments, Matrix, arguments
+from pallas_kernels.experts.groups import Groups
+from pallas_kernels.experts.mosaic import Shape, Tuning, default_tuning, launch
+from pallas_kernels.experts.mxfp4 import Mxfp4, tiles
+from pallas_kernels.experts.specs import DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case, Layer
 from pallas_kernels.grouped import grouped_matmul
-from pallas_kernels.grouped_abstract import MATRICES, Arguments, Matrix, arguments
-from pallas_kernels.grouped_specs import DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case, Layer
-from pallas_kernels.groups import Groups
-from pallas_kernels.mosaic_grouped import Shape, Tuning, default_tuning, launch
-from pallas_kernels.mosaic_launch import SM_SMEM_BYTES, SMEM_BYTES
-from pallas_kernels.mxfp4 import Mxfp4, tiles
 from tests.unit.kernels.grouped_calls import expect, make_call, run
 
 GATED = Case("", (9, 0, 17), 128, 192, SILU, bias=True, dtype="bfloat16")
@@ -103,7 +103,7 @@ def test_only_weights_of_experts_with_rows_are_read(monkeypatch: pytest.MonkeyPa
     ("layer", "tokens"), [*((layer, 1) for layer in LAYERS), (LAYERS[0], 2048), (LAYERS[1], 2048)], ids=str
 )
 def test_layers_lower_for_hopper(layer: Layer, tokens: int, matrix: Matrix) -> None:
-    """The half of compilation that needs no GPU packages; `tools.gpu_compile_experts` does the other half."""
+    """The half of compilation that needs no GPU packages; `tools.aot.experts` does the other half."""
     lower(arguments(layer, matrix, tokens))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import Float, UInt8
 
-from pallas_kernels.mxfp4 import SHIFT, Mxfp4, tile_numbers, tiles, tiles_hold, unpack
+from pallas_kernels.experts.mxfp4 import SHIFT, Mxfp4, tile_numbers, tiles, tiles_hold, unpack
 
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
 from pallas_kernels.api import Implementation, paged_attention, write_kv
-from pallas_kernels.fp8_specs import FP8, FP8_CASES
+from pallas_kernels.attention.fp8_specs import FP8, FP8_CASES
+from pallas_kernels.attention.specs import CASES, CHUNKS, MIXED, Case, RowSpec
 from pallas_kernels.rows import Attend
-from pallas_kernels.specs import CASES, CHUNKS, MIXED, Case, RowSpec
 from tests.oracles import Row
 from tests.unit.kernels.calls import Call, expect, make_call, run, tiles_of, token_rows
 

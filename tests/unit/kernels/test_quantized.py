@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
+from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.grouped import Implementation, grouped_matmul
-from pallas_kernels.groups import group_rows
 from pallas_kernels.quantized import Kind, Quantized, dequantized, matmul, quantize
 
 KINDS: tuple[Kind, ...] = ("int8", "fp8")

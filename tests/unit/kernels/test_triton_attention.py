@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array
 
-from pallas_kernels import triton_attention
-from pallas_kernels.abstract import Arguments, arguments
 from pallas_kernels.api import paged_attention
-from pallas_kernels.layer_specs import DECODE_LAYERS, Layer
-from pallas_kernels.matrix_specs import matrix
+from pallas_kernels.attention import triton as triton_attention
+from pallas_kernels.attention.abstract import Arguments, arguments
+from pallas_kernels.attention.layer_specs import DECODE_LAYERS, Layer
+from pallas_kernels.attention.matrix_specs import matrix
+from pallas_kernels.attention.specs import CASES, Case, RowSpec
+from pallas_kernels.attention.triton_launch import Shape, Tuning, column_parts, default_tuning
 from pallas_kernels.rows import Attend, Rows, Tiles, tile_rows
-from pallas_kernels.specs import CASES, Case, RowSpec
-from pallas_kernels.triton_launch import Shape, Tuning, column_parts, default_tuning
 from tests.oracles import Row
 from tests.unit.kernels.calls import expect, make_call, run, tiles_of
 

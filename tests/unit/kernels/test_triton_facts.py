@@ -1,10 +1,10 @@
-"""What `tools.gpu_compile_triton` reads from the compilers' output, and what it objects to."""
+"""What `tools.aot.triton` reads from the compilers' output, and what it objects to."""
 
 from dataclasses import replace
 
 import pytest
 
-from tools.triton_facts import TritonFacts, gpu
+from tools.aot.triton_facts import TritonFacts, gpu
 
 PTX = """
 .visible .entry attend(

@@ -13,8 +13,8 @@ from jswa.llm import TINY
 from jswa.model.hold import Mode
 from jswa.model.load import load_checkpoint
 from jswa.model.transformer import Params
+from pallas_kernels.experts.mxfp4 import Mxfp4, tiles, unpack
 from pallas_kernels.grouped import Implementation
-from pallas_kernels.mxfp4 import Mxfp4, tiles, unpack
 from pallas_kernels.quantized import Quantized, dequantized
 from tests.oracles import dense_logits
 from tests.parity.load import load_fixture

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.mosaic_launch import Shape, Tuning
+from pallas_kernels.attention.mosaic_launch import Shape, Tuning
 
-FOLDER = Path(__file__).parent / "tuning"
+FOLDER = Path(__file__).parent.parent / "tuning"
 
 
 @dataclass(frozen=True)

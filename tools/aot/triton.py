@@ -1,8 +1,8 @@
 """Compile the Triton kernel for GPUs that are not there; check and print what came of it.
 
-    .venv-gpu/bin/python -m tools.gpu_compile_triton                 all layers below, then a decode step
-    .venv-gpu/bin/python -m tools.gpu_compile_triton --only gemma    those whose name contains it
-    .venv-gpu/bin/python -m tools.gpu_compile_triton --gpu l4        for one of a100 (sm_80), l4 (sm_89), h200 (sm_90a)
+    .venv-gpu/bin/python -m tools.aot.triton                 all layers below, then a decode step
+    .venv-gpu/bin/python -m tools.aot.triton --only gemma    those whose name contains it
+    .venv-gpu/bin/python -m tools.aot.triton --gpu l4        for one of a100 (sm_80), l4 (sm_89), h200 (sm_90a)
 
 Checked: no spilled registers, shared memory within limits, matrix units in use, copies under way while the kernel
 computes. Of a step also: the state is updated in place, nothing copies as much as a lane, and the whole step with all
@@ -40,14 +40,14 @@ from jswa.exec.state import state_bytes, state_shapes
 from jswa.exec.step import StepConfig, step
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import param_shapes
-from pallas_kernels.abstract import arguments
 from pallas_kernels.api import paged_attention
-from pallas_kernels.layer_specs import DECODE_LAYERS, Layer
+from pallas_kernels.attention.abstract import arguments
+from pallas_kernels.attention.layer_specs import DECODE_LAYERS, Layer
 from pallas_kernels.rows import Rows, Tiles
 from tests.unit.hub_configs import CONFIGS
-from tools import gpu_aot
-from tools.compile_facts import copies, top_level
-from tools.triton_facts import Gpu, TritonFacts, gpu
+from tools.aot import device
+from tools.aot.facts import copies, top_level
+from tools.aot.triton_facts import Gpu, TritonFacts, gpu
 
 _DUMPS = tempfile.TemporaryDirectory()  # removed when the process ends
 os.environ["JAX_TRITON_DUMP_DIR"] = _DUMPS.name  # read when jax_triton is imported
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 @contextmanager
-def device(card: Gpu) -> Iterator[Sharding]:
+def compiling_for(card: Gpu) -> Iterator[Sharding]:
     """One such GPU, to compile for: jax-triton asks the mesh in scope for its compute capability."""
     topology = topologies.get_topology_desc(platform="cuda", target_config=card.target, topology="1x1x1")
     mesh = topologies.make_mesh(topology, (1,), ("x",))
@@ -123,7 +123,7 @@ def device(card: Gpu) -> Iterator[Sharding]:
 
 def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
     """The layer's attention kernel, and seconds to trace, lower and compile the call."""
-    with device(card) as sharding:
+    with compiling_for(card) as sharding:
         given = arguments(layer, sharding)
 
         def attend(q: jax.Array, kv: jax.Array, rows: Rows, tiles: Tiles, sinks: jax.Array | None) -> jax.Array:
@@ -142,7 +142,7 @@ def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
 
 def forget_kernels() -> None:
     """jax-triton dumps a kernel when it compiles it, never compiles an equal one again, and fails to dump it again."""
-    from pallas_kernels.triton_attention_kernel import attend
+    from pallas_kernels.attention.triton_kernel import attend
 
     attend.__dict__.pop("_jT_kernel_cache", None)
     for dump in Path(_DUMPS.name).iterdir():
@@ -170,7 +170,7 @@ def compile_step(name: str, card: Gpu) -> StepFacts:
     )
     spec = PackSpec.of(bucket, page_size=64, max_rows=bucket.rows, targets=False)
     config = StepConfig(model, layout, bucket, spec, Backends(attention="triton"))
-    with device(card) as sharding:
+    with compiling_for(card) as sharding:
         state = _on(state_shapes(layout, limits, model.vocab_size, BFLOAT16), sharding)
         params = _on(param_shapes(model, BFLOAT16), sharding)
         packed = _on(jax.eval_shape(lambda: jnp.zeros(spec.size, jnp.int32)), sharding)
@@ -180,7 +180,7 @@ def compile_step(name: str, card: Gpu) -> StepFacts:
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
     assert memory is not None
-    thunks, lane = gpu_aot.thunks("jit_step"), min(lane.size * lane.dtype.itemsize for lane in state["lanes"])
+    thunks, lane = device.thunks("jit_step"), min(lane.size * lane.dtype.itemsize for lane in state["lanes"])
     launched, calls = top_level(thunks), len(re.findall(r"^\s+\d+: kCustomCall", thunks, re.MULTILINE))
     faults = [f"copies {size} bytes" for size in copies(text) if size >= lane]
     if memory.alias_size_in_bytes != state_bytes(state):

@@ -16,9 +16,9 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from tools.compile_facts import KernelFacts, parse
+from tools.aot.facts import KernelFacts, parse
 
-TARGET = Path(__file__).parent.parent / "pallas_kernels" / "tuning" / "h200.txtpb"
+TARGET = Path(__file__).parent.parent.parent / "pallas_kernels" / "tuning" / "h200.txtpb"
 _DUMPS = tempfile.TemporaryDirectory()  # removed when the process ends
 
 # Read when jax first makes a backend or a compiler, so after its import.

@@ -1,6 +1,6 @@
 """Paged attention as a Triton kernel, for GPUs that Mosaic does not serve: decode, extend and prefill.
 
-This module prepares what the kernel reads (`triton_attention_kernel`) and combines what its splits write. The call
+This module prepares what the kernel reads (`triton_kernel`) and combines what its splits write. The call
 goes through jax-triton, an optional package.
 """
 
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.attention.triton_launch import Shape, Tuning, check_tuning, column_parts, default_tuning
 from pallas_kernels.rows import Attend, Rows, Tiles
-from pallas_kernels.triton_launch import Shape, Tuning, check_tuning, column_parts, default_tuning
 
 _PTX_VERSION = 88  # CUDA 12.9's: Triton would choose its own ptxas' newest, which the plugin's may not know
 
@@ -74,7 +74,7 @@ def _call(
     tuning: Tuning,
 ) -> list[Array]:
     jax_triton = _jax_triton()
-    from pallas_kernels import triton_attention_kernel as kernel
+    from pallas_kernels.attention import triton_kernel as kernel
 
     found: list[Array] = jax_triton.triton_call(
         kernel=kernel.attend,

@@ -1,4 +1,4 @@
-"""Shapes of `grouped_matmul`'s arguments for a layer of `grouped_specs`: to lower, compile, or fill with numbers."""
+"""Shapes of `grouped_matmul`'s arguments for a layer of `specs`: to lower, compile, or fill with numbers."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -6,10 +6,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.sharding import Sharding
 
-from pallas_kernels.glu import Glu
-from pallas_kernels.grouped_specs import Layer
-from pallas_kernels.groups import Groups, row_count
-from pallas_kernels.mxfp4 import TILE, Mxfp4Tiles
+from pallas_kernels.experts.glu import Glu
+from pallas_kernels.experts.groups import Groups, row_count
+from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Tiles
+from pallas_kernels.experts.specs import Layer
 
 Matrix = Literal["up", "down"]
 MATRICES: tuple[Matrix, ...] = ("up", "down")

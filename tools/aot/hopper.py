@@ -1,6 +1,6 @@
 """Compile for an H200, on any machine, what would run on one; check and print what the compilers made of it.
 
-    make gpu-compile              all layers of pallas_kernels.layer_specs, then whole steps of released models
+    make gpu-compile              attention of released models (layer_specs), then their whole steps
     make gpu-compile ONLY=gemma   those whose name contains it
     make gpu-compile-sample       a few of them
 
@@ -18,13 +18,13 @@ from pathlib import Path
 
 import jax
 
-from pallas_kernels.abstract import arguments
 from pallas_kernels.api import paged_attention
-from pallas_kernels.layer_specs import LAYERS, Layer
+from pallas_kernels.attention.abstract import arguments
+from pallas_kernels.attention.layer_specs import LAYERS, Layer
 from pallas_kernels.rows import Rows, Tiles
-from tools import gpu_aot
-from tools.compile_facts import KernelFacts
-from tools.gpu_steps import SAMPLE_STEPS, STEPS, compile_step, print_steps
+from tools.aot import device
+from tools.aot.facts import KernelFacts
+from tools.aot.steps import SAMPLE_STEPS, STEPS, compile_step, print_steps
 
 SAMPLE = (
     *("gemma-3-27b local", "gpt-oss-20b full, one row", "gemma-4-31B full", "fp8, gemma-3-27b local"),
@@ -55,7 +55,7 @@ def main() -> None:
 
 def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
     """The layer's attention kernel, and seconds to trace, lower and compile the call."""
-    given = arguments(layer, gpu_aot.h200())
+    given = arguments(layer, device.h200())
 
     def attend(q: jax.Array, kv: jax.Array, rows: Rows, tiles: Tiles, sinks: jax.Array | None) -> jax.Array:
         out: jax.Array = paged_attention(
@@ -64,7 +64,7 @@ def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
         return out
 
     begin = time.perf_counter()
-    with gpu_aot.captured() as found:
+    with device.captured() as found:
         jax.jit(attend).lower(*given[:5]).compile()
     (facts,) = found
     return facts, time.perf_counter() - begin

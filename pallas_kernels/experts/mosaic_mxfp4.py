@@ -10,8 +10,8 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
+from pallas_kernels.experts.mxfp4 import TILE, tile_numbers
 from pallas_kernels.mosaic import Ref, plgpu
-from pallas_kernels.mxfp4 import TILE, tile_numbers
 
 _WORDS = plgpu.Layout.WG_STRIDED((4, 128), vec_size=4)  # four that follow each other for each thread
 _PER_ROW = plgpu.Layout.WGMMA.reduce(1)

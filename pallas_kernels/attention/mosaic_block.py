@@ -1,4 +1,4 @@
-"""What a thread block of `mosaic_attention_kernel` is given, and how it brings queries and pages to shared memory."""
+"""What a thread block of `mosaic_kernel` is given, and how it brings queries and pages to shared memory."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +10,8 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Int
 
 from pallas_kernels import mosaic
+from pallas_kernels.attention.mosaic_launch import WARPGROUP_ROWS, Launch
 from pallas_kernels.mosaic import Ref, plgpu
-from pallas_kernels.mosaic_launch import WARPGROUP_ROWS, Launch
 
 Scalar = Int[Array, ""]
 FIELDS = 6  # numbers of an item: see `Item`

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Sharding
 
-from pallas_kernels.layer_specs import Layer
+from pallas_kernels.attention.layer_specs import Layer
 from pallas_kernels.rows import Attend, Rows, Tiles
 
 

@@ -137,7 +137,7 @@ def check_tuning(tuning: Tuning) -> None:
 
 
 def default_tuning(shape: Shape) -> Tuning:
-    """Chosen from what the compiler reports (`python -m tools.gpu_compile_triton`), not from measurements.
+    """Chosen from what the compiler reports (`python -m tools.aot.triton`), not from measurements.
 
     * As many rows as the tile has, up to 64, 32 of wide heads, 16 in float32, which has no matrix units.
     * Blocks of keys whose K and V take up to 24 KB: two of them and the queries fit into L4's shared memory.

@@ -1,4 +1,4 @@
-"""The kernel of `mosaic_grouped`, as one thread block runs it.
+"""The kernel of `mosaic`, as one thread block runs it.
 
 items       (tile of rows, block of columns), taken by turns: block b has items b, b + grid, ...; their number is
             read from memory, so the grid is the same whatever the experts got
@@ -19,14 +19,14 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import mosaic
-from pallas_kernels.glu import glu
-from pallas_kernels.groups import ALIGN
+from pallas_kernels.experts.glu import glu
+from pallas_kernels.experts.groups import ALIGN
+from pallas_kernels.experts.mosaic_mxfp4 import tile_operand
+from pallas_kernels.experts.mxfp4 import SHIFT
 from pallas_kernels.mosaic import Ref, plgpu
-from pallas_kernels.mosaic_mxfp4 import tile_operand
-from pallas_kernels.mxfp4 import SHIFT
 
 if TYPE_CHECKING:
-    from pallas_kernels.mosaic_grouped import Launch
+    from pallas_kernels.experts.mosaic import Launch
 
 _UNIT = 64  # columns of the weights per WGMMA, and inputs per turn
 _SWIZZLE = 128
@@ -119,7 +119,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Item:
-    """See `mosaic_grouped._tiles`; `first` is the first column of the result, `own_first` the first to be written."""
+    """See `mosaic._tiles`; `first` is the first column of the result, `own_first` the first to be written."""
 
     expert: Scalar
     start: Scalar

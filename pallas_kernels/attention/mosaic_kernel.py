@@ -1,4 +1,4 @@
-"""The kernel of `mosaic_attention`, as one thread block runs it: decode, prefill, and all between.
+"""The kernel of `mosaic`, as one thread block runs it: decode, prefill, and all between.
 
 One thread block works on one chunk of queries, one KV head and one split of the keys:
 
@@ -31,8 +31,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels import mosaic
-from pallas_kernels.mosaic import Ref, plgpu
-from pallas_kernels.mosaic_attention_block import (
+from pallas_kernels.attention.mosaic_block import (
     Item,
     Refs,
     Scalar,
@@ -44,7 +43,8 @@ from pallas_kernels.mosaic_attention_block import (
     load_and_upcast,
     page_ids,
 )
-from pallas_kernels.mosaic_launch import WARPGROUP_ROWS, Launch
+from pallas_kernels.attention.mosaic_launch import WARPGROUP_ROWS, Launch
+from pallas_kernels.mosaic import Ref, plgpu
 from pallas_kernels.rows import Attend
 
 _LOG2E = 1.4426950408889634

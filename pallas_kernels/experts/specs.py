@@ -6,7 +6,7 @@ released models, to be compiled and measured at `TOKENS` per step.
 
 from dataclasses import dataclass, replace
 
-from pallas_kernels.glu import Glu
+from pallas_kernels.experts.glu import Glu
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Paged attention for Hopper in Pallas Mosaic GPU: decode, prefill and extension, keys and values in pages.
 
-This module prepares what the kernel reads (`mosaic_attention_kernel`) and combines what its splits write.
+This module prepares what the kernel reads (`mosaic_kernel`) and combines what its splits write.
 """
 
 from functools import partial
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import mosaic
-from pallas_kernels import mosaic_attention_kernel as kernel
-from pallas_kernels.mosaic_attention_block import scratch
-from pallas_kernels.mosaic_launch import Launch, Shape, Tuning, default_tuning, launch
+from pallas_kernels.attention import mosaic_kernel as kernel
+from pallas_kernels.attention.mosaic_block import scratch
+from pallas_kernels.attention.mosaic_launch import Launch, Shape, Tuning, default_tuning, launch
+from pallas_kernels.attention.tuned import tuning_for
 from pallas_kernels.rows import Attend, Rows, Tiles
-from pallas_kernels.tuned import tuning_for
 
 _MOST = 65_504.0  # greatest float16
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pallas_kernels.specs import Case, RowSpec
+from pallas_kernels.attention.specs import Case, RowSpec
 
 
 def matrix() -> Iterator[Case]:

@@ -1,6 +1,6 @@
 """`grouped_matmul` for Hopper in Pallas Mosaic GPU: shapes, tuning, the list of tiles, the call.
 
-The kernel (`mosaic_grouped_kernel`) multiplies transposed: weights are the left operand, whose 64 rows per WGMMA are
+The kernel (`mosaic_kernel`) multiplies transposed: weights are the left operand, whose 64 rows per WGMMA are
 columns of the weights, and rows of x are the right operand, 8 to 128 at a time. So a few tokens per expert leave no
 part of the tensor cores' work empty, and one kernel serves decode and prefill.
 """
@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import mosaic
-from pallas_kernels import mosaic_grouped_kernel as kernel
+from pallas_kernels.attention.mosaic_launch import SM_SMEM_BYTES, SMEM_ALIGN, SMEM_BYTES, SMS
 from pallas_kernels.errors import NoExpertKernel
-from pallas_kernels.glu import Glu
-from pallas_kernels.groups import ALIGN, Groups
-from pallas_kernels.mosaic_launch import SM_SMEM_BYTES, SMEM_ALIGN, SMEM_BYTES, SMS
-from pallas_kernels.mxfp4 import Mxfp4Tiles
+from pallas_kernels.experts import mosaic_kernel as kernel
+from pallas_kernels.experts.glu import Glu
+from pallas_kernels.experts.groups import ALIGN, Groups
+from pallas_kernels.experts.mxfp4 import Mxfp4Tiles
 
 DEPTH = 64  # inputs per turn of the loop: 128 bytes, a swizzled row
 UNIT = 64  # columns of the weights per WGMMA

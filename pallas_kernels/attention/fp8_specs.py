@@ -1,6 +1,6 @@
 """Cases of paged attention over pages of 8 bits, with and without scales, as in `specs`."""
 
-from pallas_kernels.specs import EXTEND, FEW, RAGGED, SHORT, SINKS, Case
+from pallas_kernels.attention.specs import EXTEND, FEW, RAGGED, SHORT, SINKS, Case
 
 FP8 = "float8_e4m3fn"
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_TUNING = Path(__file__).parent.parent / "pallas_kernels" / "tuning"
+_TUNING = Path(__file__).parent.parent.parent / "pallas_kernels" / "tuning"
 
 
 @dataclass(frozen=True)

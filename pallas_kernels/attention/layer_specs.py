@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from pallas_kernels.fp8_specs import FP8
+from pallas_kernels.attention.fp8_specs import FP8
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whole steps of released models, compiled for an H200: what they launch, hold and copy. See `tools.gpu_compile`."""
+"""Whole steps of released models, compiled for an H200: what they launch, hold and copy. See `tools.aot.hopper`."""
 
 import math
 import time
@@ -20,8 +20,8 @@ from jswa.model.hf.config import parse_config
 from jswa.model.hold import Mode, adopt
 from jswa.model.transformer import Params, param_shapes
 from tests.unit.hub_configs import CONFIGS
-from tools import gpu_aot
-from tools.compile_facts import KernelFacts, Launch, copies, launches, top_level
+from tools.aot import device
+from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
 
 BFLOAT16 = jnp.dtype("bfloat16")
 KV_BYTES = 40 * 10**9  # of the arenas: lanes beyond 2^31 elements
@@ -117,16 +117,16 @@ def _compile(spec: StepSpec) -> StepFacts:
     shapes = param_shapes(model, BFLOAT16)
     held = jax.eval_shape(lambda params: _held(params, spec.quantization), shapes)
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
-    params = gpu_aot.on_h200(held)
-    packed = gpu_aot.on_h200(jax.eval_shape(lambda: jnp.zeros(config.pack.size, jnp.int32)))
+    params = device.on_h200(held)
+    packed = device.on_h200(jax.eval_shape(lambda: jnp.zeros(config.pack.size, jnp.int32)))
     begin = time.perf_counter()
-    with gpu_aot.captured() as kernels:
+    with device.captured() as kernels:
         compiled = jit_step(config).lower(params, state, packed).compile()
     seconds = time.perf_counter() - begin
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
     assert memory is not None
-    found, outermost = launches(text), top_level(gpu_aot.thunks("jit_step"))
+    found, outermost = launches(text), top_level(device.thunks("jit_step"))
     faults = [fault for facts in kernels for fault in facts.faults()]
     if memory.alias_size_in_bytes != state_bytes(state):
         faults.append(f"{memory.alias_size_in_bytes} of {state_bytes(state)} bytes of state are updated in place")
@@ -162,7 +162,7 @@ def _step_config(model: ModelConfig, layout: KVLayout, bucket: Bucket) -> tuple[
     limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, targets=False)
     config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic"))
-    return config, gpu_aot.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
+    return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
 
 def _index_launches(found: list[Launch]) -> int:

@@ -1,6 +1,6 @@
 """Compile mixtures of experts for an H200, on any machine; check and print what the compilers made of them.
 
-    .venv-gpu/bin/python -m tools.gpu_compile_experts [--only NAME] [--json FILE]
+    .venv-gpu/bin/python -m tools.aot.experts [--only NAME] [--json FILE]
 
 Of each matrix: no spilled registers, shared memory within limits, WGMMA and TMA in use. Of a whole mixture, from its
 router to its sum: one command buffer (CUDA graph), no copy of a matrix. Says nothing about speed: bytes and the time
@@ -23,13 +23,13 @@ from flax import nnx
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.moe import Experts, Moe
+from pallas_kernels.experts.abstract import MATRICES, Matrix, arguments
+from pallas_kernels.experts.groups import Groups
+from pallas_kernels.experts.specs import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
 from pallas_kernels.grouped import grouped_matmul
-from pallas_kernels.grouped_abstract import MATRICES, Matrix, arguments
-from pallas_kernels.grouped_specs import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
-from pallas_kernels.groups import Groups
 from tests.unit.hub_configs import CONFIGS
-from tools import gpu_aot
-from tools.compile_facts import KernelFacts, copies, top_level
+from tools.aot import device
+from tools.aot.facts import KernelFacts, copies, top_level
 
 BYTES_PER_SECOND = 4.3e12  # that a copy reaches on an H200
 FLOPS = 600e12  # per second, of a good grouped product
@@ -99,14 +99,14 @@ def main() -> None:
 
 def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFacts, float]:
     """The kernel of one of a layer's matrices, and seconds to trace, lower and compile the call."""
-    given = arguments(layer, matrix, tokens, gpu_aot.h200())
+    given = arguments(layer, matrix, tokens, device.h200())
 
     def multiply(x: jax.Array, weights: jax.Array, groups: Groups, bias: jax.Array | None) -> jax.Array:
         out: jax.Array = grouped_matmul(x, weights, groups, bias=bias, gated=given.gated, implementation="mosaic")
         return out
 
     begin = time.perf_counter()
-    with gpu_aot.captured() as found:
+    with device.captured() as found:
         jax.jit(multiply).lower(*given[:4]).compile()
     (facts,) = found
     return facts, time.perf_counter() - begin
@@ -125,10 +125,10 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
 
     x = jax.ShapeDtypeStruct((tokens, model.d_model), _BFLOAT16)  # type: ignore[no-untyped-call]
     begin = time.perf_counter()
-    with gpu_aot.captured():
-        compiled = jax.jit(step).lower(*gpu_aot.on_h200((state, x))).compile()
+    with device.captured():
+        compiled = jax.jit(step).lower(*device.on_h200((state, x))).compile()
     seconds = time.perf_counter() - begin
-    text, memory, thunks = compiled.as_text(), compiled.memory_analysis(), gpu_aot.thunks("jit_step")
+    text, memory, thunks = compiled.as_text(), compiled.memory_analysis(), device.thunks("jit_step")
     assert text is not None
     assert memory is not None
     outermost = top_level(thunks)

@@ -1,0 +1,1 @@
+"""Implementations of `api.paged_attention`, their tunings and their cases."""
