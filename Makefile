@@ -34,7 +34,7 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-nightly: .venv/installed  ## long property runs
+nightly: .venv/installed gpu-compile  ## long property runs, all of gpu-compile
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n $(WORKERS) -m "nightly or not gpu"
 
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)

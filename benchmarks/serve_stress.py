@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import platform
 import random
 import time
@@ -217,7 +218,7 @@ def main() -> None:
     else:
         with server(["-m", "benchmarks.noop_server", "--rows", str(given.rows), "--length", str(given.length)]) as at:
             found = asyncio.run(contexts(at, given.rows, given.seconds, given.length))
-    found = {"part": given.part, "python": platform.python_version(), "cpus": __import__("os").cpu_count(), **found}
+    found = {"part": given.part, "python": platform.python_version(), "cpus": os.cpu_count(), **found}
     print(json.dumps({name: value for name, value in found.items() if name != "samples"}, indent=1))
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")

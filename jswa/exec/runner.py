@@ -88,7 +88,7 @@ class Runner:
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
         self.compiled_in_steps = self.compiled_beside = 0
-        kv_dtype = kv_dtype or next(iter(params.values())).dtype
+        kv_dtype = kv_dtype or params["embed"].dtype
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype)
         with ThreadPoolExecutor() as pool:
             configs = [self._config(bucket, "none") for bucket in self.buckets]
@@ -207,7 +207,7 @@ def jit_step(config: StepConfig) -> jax.stages.Wrapped:
 
 def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Compiled:
     """Compile one bucket's step ahead of time; arrays may be given as shapes. The state is donated."""
-    precise = next(iter(params.values())).dtype == jnp.float32
+    precise = params["embed"].dtype == jnp.float32
     with jax.default_matmul_precision("highest" if precise else "default"), _unsupported(config.backends):
         return jit_step(config).lower(params, state, np.zeros(config.pack.size, np.int32)).compile()
 
