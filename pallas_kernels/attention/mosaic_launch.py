@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.attention.splits import splits
 from pallas_kernels.errors import NoKernel
 from pallas_kernels.rows import Attend, Rows, Tiles
 
@@ -321,21 +322,6 @@ def _fit(shape: Shape, tuning: Tuning) -> Launch:
 
 
 def _splits(plan: Launch) -> int:
-    """Thread blocks per item and KV head: none for small windows, else enough to fill the GPU.
-
-    The rule of FlashAttention 3 (hopper/heuristics.h): do not split what takes at most four blocks, nor what fills
-    most of the GPU anyway; else the smallest number within 85 % of the best use of whole waves. It depends on the
-    shape alone, so a row's result does not depend on the load.
-    """
+    """Thread blocks per item and KV head. Two fit on a multiprocessor where one warpgroup computes."""
     blocks, units = plan.most_blocks(plan.tuning.block, plan.chunk_queries), plan.items * plan.kv_heads
-    places = SMS if plan.consumers > 1 else 2 * SMS
-    if blocks <= 4 or units >= 0.8 * places:
-        return 1
-
-    def use(splits: int) -> float:
-        waves = units * splits / places
-        return waves / -(-units * splits // places)
-
-    choices = range(1, min(blocks // 2, 64) + 1)
-    best = max(use(splits) for splits in choices)
-    return next(splits for splits in choices if use(splits) >= 0.85 * best)
+    return splits(blocks, units, SMS if plan.consumers > 1 else 2 * SMS)

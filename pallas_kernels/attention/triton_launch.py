@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.attention.splits import splits
 from pallas_kernels.errors import NoKernel
 from pallas_kernels.rows import Attend, Rows, Tiles
 
@@ -144,7 +145,7 @@ def default_tuning(shape: Shape) -> Tuning:
     * Five stages: page ids, then keys and values two turns ahead. With three, Triton waits for all copies before it
       computes anything: nothing is under way meanwhile.
     * Warps so that a thread has at most 64 numbers of the result in registers.
-    * Splits: see `_splits`.
+    * Splits: see `splits`.
     """
     size = shape.dtype.itemsize
     most_rows = 16 if size == 4 else 32 if shape.v_dim > 256 else 64
@@ -152,24 +153,5 @@ def default_tuning(shape: Shape) -> Tuning:
     keys = _STAGE_BYTES // ((shape.head_dim + shape.v_dim) * size)
     block = max(_LEAST, min(64, 1 << (keys.bit_length() - 1 if keys else 0)))
     warps = max(4, rows * power_of_two(shape.v_dim) // (32 * 64))
-    splits = _splits(shape.most_blocks(rows, block), shape.tiles * shape.chunks(rows) * shape.kv_heads)
-    return Tuning(rows, block, warps, stages=5, splits=splits)
-
-
-def _splits(blocks: int, units: int) -> int:
-    """Thread blocks per unit of work that touches so many blocks: none for small windows, else enough to fill a GPU.
-
-    The rule of FlashAttention 3 (hopper/heuristics.h): do not split what takes at most four blocks, nor what fills
-    most of the GPU anyway; else the smallest number within 85 % of the best use of whole waves. It depends on the
-    shape alone, so a row's result does not depend on the load, nor on the GPU.
-    """
-    if blocks <= 4 or units >= 0.8 * _PLACES:
-        return 1
-
-    def use(splits: int) -> float:
-        waves = units * splits / _PLACES
-        return waves / -(-units * splits // _PLACES)
-
-    choices = range(1, min(blocks // 2, 64) + 1)
-    best = max(use(splits) for splits in choices)
-    return next(splits for splits in choices if use(splits) >= 0.85 * best)
+    units = shape.tiles * shape.chunks(rows) * shape.kv_heads
+    return Tuning(rows, block, warps, stages=5, splits=splits(shape.most_blocks(rows, block), units, _PLACES))
