@@ -5,8 +5,8 @@
     make gpu-compile-sample       a few of them
 
 Checked: no spilled registers, shared memory within limits, WGMMA and TMA in use. Of a step also: the state is updated
-in place, nothing copies as much as a lane, a decode step is one command buffer (CUDA graph), and the kernels that
-compute indices are as many however deep the model is. Says nothing about speed.
+in place, nothing copies as much as a lane, a decode step is one command buffer (CUDA graph), and there are no more
+kernels that compute indices the deeper the model is. Says nothing about speed.
 """
 
 import argparse

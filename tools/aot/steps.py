@@ -34,7 +34,7 @@ class StepSpec:
 
     Attributes:
         layers: the first so many, of all kinds.
-        shorter: a second depth, for what must not depend on depth; two layers of each kind at least: XLA
+        shorter: a second depth, for what must not grow with depth; two layers of each kind at least: XLA
             makes the indices part of the one layer that needs them.
         tokens: of a prefill step with `ROWS` rows; 0: a decode step.
         rows: of a decode step.
