@@ -99,7 +99,7 @@ def compile_step(spec: StepSpec) -> StepFacts:
     facts, shorter = _compile(spec), _compile(replace(spec, layers=spec.shorter))
     few, many = shorter.index_launches, facts.index_launches
     faults = list(facts.faults)
-    if few != many:
+    if many > few:  # one less is a matter of what XLA makes part of which kernel
         faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
     if spec.quantization != "none":
         plain = _compile(replace(spec, quantization="none")).temporaries
