@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jswa.errors import ModelError as ModelError
     from jswa.errors import PromptTooLong as PromptTooLong
     from jswa.errors import RequestError as RequestError
+    from jswa.errors import TaskSetError as TaskSetError
     from jswa.errors import UnsupportedModel as UnsupportedModel
     from jswa.llm import LLM as LLM
     from jswa.llm import generate as generate
@@ -54,6 +55,7 @@ _HOMES = {
         "ModelError",
         "PromptTooLong",
         "RequestError",
+        "TaskSetError",
         "UnsupportedModel",
     ),
     "jswa.llm": ("LLM", "generate"),

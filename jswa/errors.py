@@ -3,6 +3,7 @@
     JswaError
     ├── FieldError               a value the caller chose: names the field, the value and the limit
     │   ├── ConfigError              an engine option is out of range, or does not fit the model or the machine
+    │   ├── TaskSetError             a set of tasks for `jswa eval` is missing or malformed: names file and line too
     │   └── RequestError             one request is refused; the others go on
     │       ├── InvalidSampling          a sampling parameter is not a number in its range
     │       ├── InvalidPrompt            the prompt is empty, of the wrong type, or cannot be tokenized
@@ -18,6 +19,7 @@
 `FieldError` is also a `ValueError`, so code written for other engines catches it.
 """
 
+from pathlib import Path
 from typing import Any
 
 
@@ -48,6 +50,21 @@ class FieldError(JswaError, ValueError):
 
 class ConfigError(FieldError):
     """An engine option is out of range, or does not fit the model or the machine."""
+
+
+class TaskSetError(FieldError):
+    """A set of tasks for `jswa eval` is missing or malformed.
+
+    Attributes:
+        path: the file, or the folder.
+        line: of the file, from 1; None where it is about the file as a whole.
+    """
+
+    def __init__(self, path: Path, line: int | None, field: str, value: object, limit: str) -> None:
+        super().__init__(field, value, limit)
+        self.path = path
+        self.line = line
+        self.args = (f"{path}{'' if line is None else f', line {line}'}: {self}",)
 
 
 class RequestError(FieldError):
