@@ -153,6 +153,48 @@ def convert(
     print(f"{target}: {size / 2**30:.2f} GiB of weights in {time.monotonic() - begin:.1f} s")
 
 
+@app.command(name="eval")
+def evaluate(
+    model: str,
+    *,
+    tasks: str = "",
+    sets: Path | None = None,
+    limit: int | None = None,
+    as_json: Annotated[Path | None, Parameter(name="--json")] = None,
+    engine: Annotated[EngineConfig, Parameter(name="*")] = _DEFAULTS,
+) -> None:
+    """Ask a model the questions of task sets, greedily, and print what it gets right: `jswa eval MODEL`.
+
+    Parameters
+    ----------
+    model
+        Folder of a Hugging Face checkpoint, or "tiny", the model in the box.
+    tasks
+        Names of sets with commas between them; all where it is left out.
+    sets
+        Folder of sets, NAME.jsonl each (docs/evaluation.md); left out: those in the box, made for "tiny".
+    limit
+        The first so many items of each task and distance.
+    as_json
+        File for the results, with the text of every answer.
+    """
+    from jswa.evaluate import evaluate as run
+    from jswa.evaluate import table
+    from jswa.llm import LLM
+    from jswa.task_sets import FOLDER, read_sets
+
+    folder, names = sets or FOLDER, [name.strip() for name in tasks.split(",") if name.strip()]
+    read_sets(folder, names)  # before a model is loaded
+    options = dataclasses.asdict(engine)
+    with LLM(model, **options) as llm:
+        rows, result = run(llm, folder, names, limit, tell=lambda line: print(line, file=sys.stderr))
+    for line in table(rows):
+        print(line)
+    if as_json is not None:
+        head = {"model": model, "jswa": __version__, "jax": version("jax"), "options": options}
+        as_json.write_text(json.dumps({**head, **result}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 @app.command
 def env() -> None:
     """Print versions and devices, for bug reports."""

@@ -18,6 +18,8 @@ NO_JAX = [
     "jswa.sched.scheduler",
     "jswa.exec.buckets",
     "jswa.exec.pack",
+    "jswa.task_sets",
+    "jswa.evaluate",
     "jswa.cli",
 ]
 
