@@ -1,6 +1,7 @@
 """`jswa capacity`: how many tokens a model's KV holds in some memory, here, ideally, and in the ways others do it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jswa.model.hf.config import parse_config
 LENGTHS = (2048, 8192, 32768, 131072)
 _FIXED_RATIO = 0.8  # SGLang's default share of window tokens to full tokens
 _SLACK = 128  # tokens by which its windows lag in decode
+_GROUP_PAGE = 16  # tokens of vLLM's pages
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Row:
     rows_here: int
     rows_full: int
     rows_fixed_ratio: int
+    rows_grouped: int
 
     @property
     def share_of_ideal(self) -> float:
@@ -52,11 +55,11 @@ def report(model: str, *, block_size: int, itemsize: int, memory: int) -> list[s
         f"{config.family}: {kinds}{window}",
         f"{layout.num_lanes} lanes, blocks of {layout.block_bytes(itemsize)} bytes: {layout.pages_per_block} full "
         f"pages or 1 local page of {block_size} tokens; padding {padding(layout):.1%}",
-        f"{head} here, all full, fixed ratio {_FIXED_RATIO}",
+        f"{head} here, all full, fixed ratio {_FIXED_RATIO}, groups",
     ]
     lines += [
         f"{row.length:>8} {_gib(row.bytes_here):>10} {_gib(row.bytes_ideal):>10} {row.share_of_ideal:>7.1%} "
-        f"{_gib(row.bytes_full):>10}   {row.rows_here:>6}, {row.rows_full}, {row.rows_fixed_ratio}"
+        f"{_gib(row.bytes_full):>10}   {row.rows_here:>6}, {row.rows_full}, {row.rows_fixed_ratio}, {row.rows_grouped}"
         for row in rows
     ]
     return [*lines, "KV in GiB per row, whole pages; share = ideal / here: what padding and part-filled pages cost"]
@@ -83,6 +86,7 @@ def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -
                 rows_here=rows_held(layout, slots, length),
                 rows_full=memory // ((full + local) * length),
                 rows_fixed_ratio=_fixed_ratio_rows(full, local, layout, length, memory),
+                rows_grouped=_grouped_rows(attention, layout, length, memory // itemsize),
             )
         )
     return rows
@@ -95,6 +99,25 @@ def _fixed_ratio_rows(full: int, local: int, layout: KVLayout, length: int, memo
     full_tokens = int(memory / (full + _FIXED_RATIO * local))
     held = min(length, layout.reach.size + _SLACK + layout.page_size)
     return min(full_tokens // length, int(full_tokens * _FIXED_RATIO) // held)
+
+
+def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length: int, memory: int) -> int:
+    """One pool of equal pages, as vLLM has it: layers in groups as large as the smaller kind, the last one padded.
+
+    A row holds ⌈n / group⌉ page tables per kind, the local ones a window and a page. Chunked layers count as full:
+    so they do by its default. `memory` in elements.
+    """
+    full = [_elems(a) for a in attention if a.kind == "full"]
+    local = [_elems(a) for a in attention if a.kind == "local"]
+    if layout.reach is None or layout.reach.chunked or not local:
+        return memory // (sum(full + local) * length)
+    group = min(len(kind) for kind in (full, local) if kind)
+    page = _GROUP_PAGE * max(full + local)  # of one layer; smaller layers put more tokens into it
+    window = min(layout.reach.size, length)
+    pages = math.ceil(len(local) / group) * (math.ceil(window / (page // local[0])) + 1)
+    if full:
+        pages += math.ceil(len(full) / group) * math.ceil(length / (page // full[0]))
+    return memory // (pages * page * group)
 
 
 def _elems(a: AttentionConfig) -> int:

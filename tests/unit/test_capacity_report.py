@@ -114,3 +114,23 @@ def test_whole_blocks_cost_little_over_the_ideal(
     least = 0.94 if (name, page_size) == ("MiMo-V2-Flash/V2.5", 64) else 0.95
     assert least <= rows[32768].share_of_ideal <= 1
     assert 0.98 <= rows[131072].share_of_ideal <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "bytes_per_row"),
+    [
+        # 7 groups of 10 layers: one table of 2,048 pages, six of 65; 16 tokens × 16 × 256 numbers a layer
+        ("gemma-3-27b", 32768, (2048 + 6 * 65) * 10 * 16 * 16 * 256 * 2),
+        # 2 groups of 12; windows of 128 take 9 pages
+        ("gpt-oss-20b", 8192, (512 + 9) * 12 * 16 * 8 * 128 * 2),
+        # pages of 16 tokens of the local layers hold 32 of the full ones; 39 layers are 5 groups of 9
+        ("MiMo-V2-Flash/V2.5", 32768, (1024 + 5 * 10) * 9 * 16 * 8 * 320 * 2),
+        # chunked layers are kept whole
+        ("Llama-4-Scout", 32768, 32768 * 48 * 8 * 256 * 2),
+    ],
+)
+def test_rows_of_grouped_pages(
+    name: str, length: int, bytes_per_row: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What vLLM's allocator would hold: groups as large as the smaller kind, one pool."""
+    assert report_of(name, tmp_path, monkeypatch).rows[length].rows_grouped == MEMORY // bytes_per_row
