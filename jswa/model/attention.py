@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, Gate, Norm, Temperature
 from jswa.model.layers import Normalize, RopeTables, linear, normed, rotate, zeros
+from jswa.model.low_rank import Ids
 
 
 @runtime_checkable
@@ -54,12 +55,18 @@ class Attention(nnx.Module):
         self.gate_bias = zeros(config.num_heads, dtype=dtype) if config.gate and config.gate.bias else None
 
     def __call__(
-        self, x: Float[Array, "T M"], layer: int, positions: Int[Array, " T"], ropes: RopeTables, attend: Attend
+        self,
+        x: Float[Array, "T M"],
+        layer: int,
+        positions: Int[Array, " T"],
+        ropes: RopeTables,
+        attend: Attend,
+        adapters: Ids | None = None,
     ) -> Float[Array, "T M"]:
         """Attention of each token, projected back to the model's width."""
         config = self.config
         q_size, k_size, _ = projected(config)
-        qkv = linear(x, self.qkv, self.qkv_bias)
+        qkv = linear(x, self.qkv, self.qkv_bias, adapters)
         q = self._heads(self.q_norm, qkv[:, :q_size])
         if config.rope is not None:
             q = rotate(q, config.rope, ropes)
@@ -67,7 +74,7 @@ class Attention(nnx.Module):
             q = q * _temperature(config.temperature, positions)[:, None, None].astype(q.dtype)
         kv = self._keys_and_values(qkv[:, q_size : q_size + k_size], qkv[:, q_size + k_size :], ropes)
         out = attend(layer, q, kv, None if self.sinks is None else self.sinks[...])
-        return linear(self._gated(out, x).reshape(len(x), -1), self.out, self.out_bias)
+        return linear(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
 
     def _heads(self, norm: Normalize | None, x: Float[Array, "T n"]) -> Float[Array, "T N D"]:
         if self.config.qk_norm_all_heads:
@@ -90,11 +97,11 @@ class Attention(nnx.Module):
             values = values * jnp.asarray(config.v_scale, values.dtype)
         return jnp.concatenate([keys, values], axis=-1)
 
-    def _gated(self, out: Float[Array, "T H V"], x: Float[Array, "T M"]) -> Float[Array, "T H V"]:
+    def _gated(self, out: Float[Array, "T H V"], x: Float[Array, "T M"], adapters: Ids | None) -> Float[Array, "T H V"]:
         config = self.config.gate
         if config is None or self.gate is None:
             return out
-        gate = linear(x, self.gate, None).reshape(*out.shape[:2], -1)
+        gate = linear(x, self.gate, None, adapters).reshape(*out.shape[:2], -1)
         if self.gate_bias is not None:
             gate = gate + self.gate_bias[...][None, :, None]
         function = jax.nn.sigmoid if config.activation == "sigmoid" else jax.nn.softplus

@@ -24,7 +24,7 @@ from pallas_kernels.grouped import Implementation
 from pallas_kernels.quantized import Kind, Quantized, quantize
 
 Mode = Literal["none", "auto", "int8", "fp8"]
-_LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
+LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
 _OUTPUTS_LAST = ("matrix", "experts", "transposed", "columns", "sliced")  # whose parts are [out, in]
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
@@ -42,7 +42,7 @@ def choose(
     if mode == "none":
         return {}
     found: dict[str, Kind | Literal["mxfp4"]] = {}
-    linear = [name for name in table if _LINEAR.search(name)]
+    linear = [name for name in table if LINEAR.search(name)]
     stacks = [name for name in linear if len(shapes[name].shape) == 3]
     packed = bool(stacks) and all(isinstance(weights[x.key], Packed) for name in stacks for x in table[name].parts)
     for name in linear:
@@ -60,7 +60,7 @@ def choose(
 def adopt(name: str, found: Params, mode: Mode, experts: Implementation) -> Params:
     """A matrix as the engine asks for it, from what it was in an earlier run. Raises ConfigError where it cannot be."""
     if name in found:
-        if mode not in ("int8", "fp8") or not _LINEAR.search(name):
+        if mode not in ("int8", "fp8") or not LINEAR.search(name):
             return found
         _require_runnable(mode, found[name].ndim, experts)
         return _eight(name, _quantize(found[name], kind=mode))

@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MlpConfig, Norm, Rope
+from jswa.model.low_rank import Adapted, Ids, low_rank
 from pallas_kernels.experts.glu import Glu, activate, glu
 from pallas_kernels.quantized import Quantized, matmul
 
@@ -94,13 +95,20 @@ class Mlp(nnx.Module):
         self.gate_up_bias = zeros(width, dtype=dtype) if config.bias else None
         self.down_bias = zeros(d_model, dtype=dtype) if config.bias else None
 
-    def __call__(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
+    def __call__(self, x: Float[Array, "T M"], adapters: Ids | None = None) -> Float[Array, "T M"]:
         """Feed-forward of each token."""
-        return linear(feed(self.config, linear(x, self.gate_up, self.gate_up_bias)), self.down, self.down_bias)
+        hidden = feed(self.config, linear(x, self.gate_up, self.gate_up_bias, adapters))
+        return linear(hidden, self.down, self.down_bias, adapters)
 
 
-def linear(x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None) -> Float[Array, "T m"]:
-    """x · weight + bias; the weight may be one of 8 bits."""
+def linear(
+    x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None, adapters: Ids | None = None
+) -> Float[Array, "T m"]:
+    """x · weight + bias; the weight may be one of 8 bits, and have adapters, of which `adapters` says each token's."""
     values = weight.get_value()
-    out = matmul(x, values) if isinstance(values, Quantized) else x @ values
+    base = values.base if isinstance(values, Adapted) else values
+    out = matmul(x, base) if isinstance(base, Quantized) else x @ base
+    if isinstance(values, Adapted):
+        assert adapters is not None, "a model with adapters must be told each token's"
+        out = out + low_rank(x, values, adapters)
     return out if bias is None else out + bias[...][None]

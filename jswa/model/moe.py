@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model.layers import Mlp, Normalize, normed, zeros
+from jswa.model.low_rank import Ids
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles
@@ -84,14 +85,16 @@ class Moe(nnx.Module):
         self.shared = Mlp(config.shared, d_model, dtype) if config.shared else None
         self.shared_gate = zeros(d_model, 1, dtype=dtype) if config.shared_gate else None
 
-    def __call__(self, x: Float[Array, "T M"], routed_by: Float[Array, "T M"] | None = None) -> Float[Array, "T M"]:
+    def __call__(
+        self, x: Float[Array, "T M"], adapters: Ids | None = None, routed_by: Float[Array, "T M"] | None = None
+    ) -> Float[Array, "T M"]:
         """Each token through its experts, which `routed_by` chooses, or else x itself."""
         with jax.named_scope("moe"):
             chosen, weights = self._route(x if routed_by is None else routed_by)
             out = self._experts(x, chosen, weights.astype(x.dtype))
             if self.shared is None:
                 return out
-            shared = self.shared(x)
+            shared = self.shared(x, adapters)
             if self.shared_gate is not None:
                 shared = shared * jax.nn.sigmoid(x @ self.shared_gate[...])
             return (out + shared) * jnp.asarray(0.5, x.dtype) if self.config.mean else out + shared

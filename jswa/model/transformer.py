@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
 from jswa.model.attention import Attend, Attention
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
+from jswa.model.low_rank import Adapted, Ids, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
 from jswa.model.streams import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from pallas_kernels.grouped import Implementation
@@ -19,18 +20,23 @@ Params = dict[str, Array]
 
 
 class Run(NamedTuple):
-    """The tokens that a layer runs, and what all layers share about them; `per_layer` where the model has it."""
+    """The tokens that a layer runs, and what all layers share about them; `per_layer` where the model has it.
+
+    `adapters`: of each token, where the engine has any.
+    """
 
     positions: Int[Array, " T"]
     ropes: RopeTables
     attend: Attend
     per_layer: Float[Array, "T L P"] | None
+    adapters: Ids | None = None
 
     def only(self, select: Int[Array, " R"]) -> "Run":
         """The same for some of the tokens."""
         ropes = {rope: (cos[select], sin[select]) for rope, (cos, sin) in self.ropes.items()}
         per_layer = None if self.per_layer is None else self.per_layer[select]
-        return Run(self.positions[select], ropes, self.attend, per_layer)
+        adapters = None if self.adapters is None else self.adapters[select]
+        return Run(self.positions[select], ropes, self.attend, per_layer, adapters)
 
 
 class Side(nnx.Module):
@@ -41,9 +47,9 @@ class Side(nnx.Module):
         self.pre, self.post = Normalize(config.pre, d_model, dtype), Normalize(config.post, d_model, dtype)
         self.post_dense = Normalize(config.post_dense, d_model, dtype)
 
-    def __call__(self, x: Float[Array, "T M"], dense: Float[Array, "T M"]) -> Float[Array, "T M"]:
+    def __call__(self, x: Float[Array, "T M"], dense: Float[Array, "T M"], adapters: Ids | None) -> Float[Array, "T M"]:
         """Both branches of the stream x, added."""
-        return self.post_dense(dense) + self.post(self.moe(self.pre(x), routed_by=x))
+        return self.post_dense(dense) + self.post(self.moe(self.pre(x), adapters, routed_by=x))
 
 
 class Layer(nnx.Module):
@@ -74,19 +80,19 @@ class Layer(nnx.Module):
         read = normed(self.pre_attn, x)
         attended = normed(self.post_attn, self._attend(read, index, run))
         if self.config.parallel:
-            return x + attended + normed(self.post_mlp, self.mlp(read))
+            return x + attended + normed(self.post_mlp, self.mlp(read, run.adapters))
         x = _join(self.config.attn_residual, x, attended)
-        x = _join(self.config.mlp_residual, x, self._feed(x))
+        x = _join(self.config.mlp_residual, x, self._feed(x, run))
         if self.per_layer is not None and own is not None:
             x = x + self.per_layer(x, own)
         return x if self.scalar is None else x * self.scalar[...][None]
 
     def _attend(self, x: Float[Array, "T M"], index: int, run: Run) -> Float[Array, "T M"]:
-        return self.attention(x, index, run.positions, run.ropes, run.attend)
+        return self.attention(x, index, run.positions, run.ropes, run.attend, run.adapters)
 
-    def _feed(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
-        out = self.mlp(normed(self.pre_mlp, x))
-        return normed(self.post_mlp, out if self.side is None else self.side(x, out))
+    def _feed(self, x: Float[Array, "T M"], run: Run) -> Float[Array, "T M"]:
+        out = self.mlp(normed(self.pre_mlp, x), run.adapters)
+        return normed(self.post_mlp, out if self.side is None else self.side(x, out, run.adapters))
 
     def _all_streams(
         self, streams: StreamLayer, x: Float[Array, "T S M"], index: int, run: Run, own: Float[Array, "T P"] | None
@@ -96,7 +102,7 @@ class Layer(nnx.Module):
         read = normed(self.pre_attn, active)
         attended = active + normed(self.post_attn, self._attend(read, index, run))
         mixed = (attended + streams.laurel(read)) * jnp.asarray(2**-0.5, read.dtype)
-        corrected = streams.correct(predicted, mixed + self._feed(mixed))
+        corrected = streams.correct(predicted, mixed + self._feed(mixed, run))
         return corrected if self.per_layer is None or own is None else streams.mix(corrected, self.per_layer, own)
 
 
@@ -121,9 +127,11 @@ class Decoder(nnx.Module):
         positions: Int[Array, " T"],
         attend: Attend,
         select: Int[Array, " R"] | None = None,
+        adapters: Ids | None = None,
     ) -> Float[Array, "N M"]:
         """Hidden states after the final norm, of the tokens in `select` if it is given, or of all.
 
+        `adapters`: of each token, for a model that is bound with some.
         Layers behind the last one that stores KV (`ModelConfig.tail`) run for those tokens only: nothing else of
         theirs is ever read. Ids outside the vocabulary must have been refused before.
         """
@@ -131,7 +139,7 @@ class Decoder(nnx.Module):
         embed = self.embed[...]
         x = normed(self.embed_norm, embed[tokens] * jnp.asarray(config.embed_scale, embed.dtype))
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
-        run = Run(positions, ropes, attend, None if self.per_layer is None else self.per_layer(tokens, x))
+        run = Run(positions, ropes, attend, None if self.per_layer is None else self.per_layer(tokens, x), adapters)
         if self.streams is not None:
             x = self.streams.split(x)
         for index, layer in enumerate(self.layers):
@@ -165,13 +173,14 @@ def bind(config: ModelConfig, params: Params, experts: Implementation = "xla") -
     """The decoder over these parameters; called inside a jitted function, at trace time only.
 
     `experts` is the implementation of mixtures of experts; see `grouped_matmul`. Whether matrices have 4 bits (experts'
-    alone) or 8 is seen from the parameters' names.
+    alone) or 8, and which have adapters, is seen from the parameters' names.
     """
     dtype = params["embed"].dtype
     graph, state = _abstract(config, dtype, Experts(experts, _storage(params)))
 
-    def value(name: str) -> Array | Quantized:
-        return params[name] if name in params else Quantized(params[f"{name}.values"], params[f"{name}.scales"])
+    def value(name: str) -> Array | Quantized | Adapted:
+        held = params[name] if name in params else Quantized(params[f"{name}.values"], params[f"{name}.scales"])
+        return with_adapters(name, held, params)
 
     values = {path: leaf.replace(value(_name(path))) for path, leaf in nnx.to_flat_state(state)}
     model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))

@@ -1,0 +1,219 @@
+"""LoRA adapters from PEFT folders to parameters: adapter_config.json and adapter_model.safetensors.
+
+All folders are checked against the model, by their headers, before a tensor is read. What cannot be served is an error,
+never left out: only what belongs to the vision or audio part of a model, or to keys and values that a layer
+takes from another one, is read by nobody, as in checkpoints.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from jswa.architecture import ModelConfig
+from jswa.errors import CheckpointError, ConfigError
+from jswa.json_object import label
+from jswa.model.dequantize import FLOATS
+from jswa.model.files import Reader, Tensor
+from jswa.model.hf.assemble import assemble
+from jswa.model.hf.peft import CONFIG, LoraConfig, read_lora_config
+from jswa.model.hf.weights import Part, Source, canonical_name, sources, unused
+from jswa.model.hold import LINEAR
+from jswa.model.low_rank import adapter_params
+from jswa.model.place import empty, placed
+from jswa.model.safetensors_header import read_header
+from jswa.model.transformer import Params
+
+_log = logging.getLogger("jswa")
+_FILE, _PREFIX = "adapter_model.safetensors", "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+_DENSE = ("matrix", "columns", "sliced")  # how matrices lie that are no stacks of experts
+_REASONS = (
+    (".lora_magnitude_vector", "DoRA is not supported"),
+    (".lora_embedding_", "adapters of embeddings are not supported"),
+    (".lora_", "must end in .lora_A.weight or .lora_B.weight, as save_pretrained writes it"),
+)
+
+
+class Update(NamedTuple):
+    """scale · B · A, beside the one linear layer [out, in] that a checkpoint's part is."""
+
+    a: Tensor  # [r, in]
+    b: Tensor  # [out, r]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One folder, checked and not read yet: updates by the key of the checkpoint's part."""
+
+    name: str
+    updates: Mapping[str, Update]
+
+
+class Adapters(NamedTuple):
+    """What the engine gets: parameters beside the model's, and a digest of each adapter's numbers, by name in order.
+
+    The adapter of index i, from 1, is the i-th; see `low_rank`.
+    """
+
+    params: Params
+    digests: dict[str, str]
+
+
+def check_adapters(folders: Mapping[str, Path], config: ModelConfig) -> list[Adapter]:
+    """Look at all folders, headers only. Raises ConfigError that names the folder, the file, the key and the reason."""
+    parts = {part.key: part for source in _targets(config).values() for part in source.parts}
+    others = {part.key for source in sources(config).values() for part in source.parts} - parts.keys()
+    found = []
+    for name, folder in folders.items():
+        try:
+            found.append(Adapter(name, _updates(folder, config, parts, others)))
+        except CheckpointError as error:
+            raise ConfigError("lora_modules", f"{name}={folder}", str(error)) from error
+    return found
+
+
+def load_adapters(adapters: Sequence[Adapter], config: ModelConfig, dtype: jnp.dtype) -> Adapters:
+    """Read them. Raises ConfigError where a file is not what its header said, or a number is not finite."""
+    table = _targets(config)
+    digests: dict[str, str] = {}
+    pieces: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = {}  # (index, A [K, r], B [r, C]) by matrix
+    for index, adapter in enumerate(adapters, start=1):
+        try:
+            values, digests[adapter.name] = _read(adapter)
+            for name, source in table.items():
+                for part in source.parts:
+                    if part.key in values:
+                        made = _pair(source, part, *values[part.key], np.dtype(dtype))
+                        if not all(np.isfinite(one.astype(np.float32)).all() for one in made):
+                            where = adapter.updates[part.key].b.where
+                            raise CheckpointError(f"{where}: it or its lora_A is not finite in {jnp.dtype(dtype)}")
+                        pieces.setdefault(name, []).append((index, *made))
+        except CheckpointError as error:
+            raise ConfigError("lora_modules", adapter.name, str(error)) from error
+    params: Params = {}
+    for name, parts in pieces.items():
+        owner = np.concatenate([np.full(a.shape[1], index, np.int32) for index, a, _ in parts])
+        joined = np.concatenate([a for _, a, _ in parts], axis=1), np.concatenate([b for _, _, b in parts]), owner
+        params |= adapter_params(name, *map(_placed, joined))
+    if adapters:
+        size = sum(value.nbytes for value in params.values()) / 2**20
+        _log.info("%d adapters beside %d matrices: %.1f MiB", len(adapters), len(pieces), size)
+    return Adapters(params, digests)
+
+
+def _targets(config: ModelConfig) -> dict[str, Source]:
+    """The matrices that may be adapted: linear layers of attention and of feed-forwards that are no experts."""
+    return {name: source for name, source in sources(config).items() if LINEAR.search(name) and source.how in _DENSE}
+
+
+def _updates(folder: Path, config: ModelConfig, parts: Mapping[str, Part], others: Iterable[str]) -> dict[str, Update]:
+    if not folder.is_dir():
+        raise CheckpointError("is not a folder")
+    settings = read_lora_config(folder)
+    if not os.path.lexists(folder / _FILE):
+        pickled = os.path.lexists(folder / "adapter_model.bin")
+        raise CheckpointError(f"lacks {_FILE}" + (": adapter_model.bin may run code, and is not read" * pickled))
+    found: dict[str, dict[str, tuple[str, Tensor]]] = {}  # by the part's key, and by end
+    for key, stored in read_header(folder / _FILE).items():
+        tensor = Tensor(folder / _FILE, key, stored)
+        module, end = _module(tensor)
+        wanted = canonical_name(f"{module}.weight")
+        if wanted is None or unused(config, [wanted]):
+            continue
+        if wanted not in parts:
+            raise CheckpointError(f"{tensor.where} {_why_not(wanted, config, others)}")
+        if end in found.setdefault(wanted, {}):
+            raise CheckpointError(f"{tensor.where} is of {wanted}, and so is {label(found[wanted][end][1].key)}")
+        found[wanted][end] = module, tensor
+    if not found:
+        raise CheckpointError(f"{_FILE} has no tensors for this model")
+    return {key: _update(parts[key], ends, settings) for key, ends in found.items()}
+
+
+def _module(tensor: Tensor) -> tuple[str, str]:
+    """The module that a tensor adapts, by its name in the model that was trained, and which half it is."""
+    for end in (_A, _B):
+        if tensor.key.endswith(end):
+            return tensor.key.removesuffix(end).removeprefix(_PREFIX), end
+    reason = next(
+        (why for what, why in _REASONS if what in tensor.key), "whole tensors in an adapter are not supported"
+    )
+    raise CheckpointError(f"{tensor.where}: {reason}")
+
+
+def _why_not(key: str, config: ModelConfig, others: Iterable[str]) -> str:
+    if ".experts." in key:
+        return "adapts experts, which is not supported"
+    if key in others or key == "lm_head.weight":
+        return "adapts what is not a linear layer of attention or of a dense feed-forward: that is not supported"
+    return f"adapts {label(key)}, which a model of type {config.family} does not have"
+
+
+def _update(part: Part, ends: Mapping[str, tuple[str, Tensor]], settings: LoraConfig) -> Update:
+    (module, first), *_ = ends.values()
+    if len(ends) < 2:
+        raise CheckpointError(f"{first.where} has no lora_{'B' if _A in ends else 'A'} beside it")
+    rows, columns = part.shape
+    rank, a, b = settings.rank_of(module), ends[_A][1], ends[_B][1]
+    for tensor, shape in ((a, (rank, columns)), (b, (rows, rank))):
+        tensor.require_shape(shape, by=f"the model and {CONFIG} ask for")
+        tensor.require_type(*FLOATS)
+    return Update(a, b, settings.scale_of(module))
+
+
+Pair = tuple[Float[np.ndarray, "r K"], Float[np.ndarray, "C r"]]
+
+
+def _read(adapter: Adapter) -> tuple[dict[str, Pair], str]:
+    """A and scale · B by part, float32, and a digest of them."""
+    digest, values = hashlib.sha256(), {}
+    with Reader({tensor.key: tensor for update in adapter.updates.values() for tensor in update[:2]}) as reader:
+        for key, (a, b, scale) in sorted(adapter.updates.items()):
+            with np.errstate(over="ignore", invalid="ignore"):
+                down, up = (reader.rows(x, 0, x.shape[0]).astype(np.float32) for x in (a, b))
+                up *= np.float32(scale)
+            digest.update(f"{key} {down.shape} {up.shape}\n".encode())
+            digest.update(down.tobytes())
+            digest.update(up.tobytes())
+            values[key] = down, up
+    return values, digest.hexdigest()
+
+
+def _pair(
+    source: Source, part: Part, a: Float[np.ndarray, "r K"], b: Float[np.ndarray, "C r"], dtype: np.dtype
+) -> tuple[Shaped[np.ndarray, "K r"], Shaped[np.ndarray, "r M"]]:
+    """A and B as the matrix of the source wants them: its inputs' and outputs' order; zeros at other parts' outputs."""
+    rank = len(a)
+
+    def inputs(_: Part, begin: int, end: int) -> Float[np.ndarray, "rows K"]:
+        return a[begin:end]
+
+    def outputs(other: Part, begin: int, end: int) -> Float[np.ndarray, "rows r"]:
+        return b[begin:end] if other.key == part.key else np.zeros((end - begin, rank), np.float32)
+
+    of_inputs = source.how == "columns"  # there the inputs are in another order, elsewhere the outputs may be
+    down, up = np.empty((a.shape[1], rank), dtype), np.empty((rank, sum(p.shape[0] for p in source.parts)), dtype)
+    by_input = Source((part._replace(shape=a.shape),), "columns" if of_inputs else "matrix")
+    by_output = source._replace(parts=tuple(p._replace(shape=(p.shape[0], rank)) for p in source.parts))
+    if of_inputs:
+        by_input, by_output = by_input._replace(folds=source.folds), by_output._replace(how="matrix", folds=())
+    with np.errstate(over="ignore"):
+        assemble(by_input, down, inputs)
+        assemble(by_output, up, outputs)
+    return down, up
+
+
+def _placed(array: Shaped[np.ndarray, "..."]) -> jax.Array:
+    out = empty(array.shape, array.dtype)
+    out[...] = array
+    return placed(out)
