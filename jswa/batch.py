@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from jswa.engine import Engine
 from jswa.errors import GenerationError, RequestError
-from jswa.inputs import Prompt, bad_word_ids, params_of, salt_of, tokenize
+from jswa.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
 from jswa.text import StopStrings, StreamDecoder, Tokenizer
 from jswa.types import (
     ChoiceLogprobs,
@@ -72,11 +72,13 @@ class Batch:
         defaults: Mapping[str, Any],
         priority: int = 0,
         cache_salt: str = "",
+        lora: str | None = None,
     ) -> None:
         self.events: deque[TokenEvent] = deque()
         self._host = host
         self._priority = priority
         self._cache_salt = cache_salt
+        self._lora = lora
         self._prompts = list(zip(prompts, params_of(prompts, params, sampling, defaults), strict=True))
         self._errors: dict[int, RequestError] = {}
         self._outputs: list[RequestOutput | None] = [None] * len(prompts)
@@ -125,7 +127,7 @@ class Batch:
         tokenizer, engine = self._host.tokenizer, self._host.engine
         text, ids = tokenize(prompt, tokenizer)
         words = bad_word_ids(params.bad_words or (), tokenizer)
-        salt = salt_of(prompt, self._cache_salt)
+        salt, lora = salt_of(prompt, self._cache_salt), adapter_of(prompt, self._lora)
         entered: list[str] = []
         try:
             for choice in range(params.n):
@@ -134,7 +136,7 @@ class Batch:
                 )
                 entered.append(self._host.enter(self))
                 request = engine.request(
-                    entered[-1], ids, own, bad_words=words, priority=self._priority, cache_salt=salt
+                    entered[-1], ids, own, bad_words=words, priority=self._priority, cache_salt=salt, lora=lora
                 )
                 engine.add(request)
                 self._choices[entered[-1]] = _Choice(

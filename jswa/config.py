@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
+from jswa.lora import adapter_folders
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class EngineConfig:
             Ampere), reference (float32, for tests). One that cannot serve the model is an error, never another.
         moe_backend: kernels of experts: auto, xla, mosaic, reference.
         deterministic: run every step in one shape, so that a request's tokens do not depend on what else runs; slow.
+        lora_modules: LoRA adapters in PEFT's format that requests may choose by name, name=folder each (in Python also
+            a mapping).
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -51,6 +55,7 @@ class EngineConfig:
     attention_backend: Literal["auto", "xla", "mosaic", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "mosaic", "reference"] = "auto"
     deterministic: bool = False
+    lora_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -75,6 +80,12 @@ class EngineConfig:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
+        adapter_folders(self.lora_modules)
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """Folders of LoRA adapters by name."""
+        return adapter_folders(self.lora_modules)
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

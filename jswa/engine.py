@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import time
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
@@ -21,10 +22,13 @@ from jswa.cache.stats import CacheStats
 from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.constraint import make_constraint
 from jswa.env import Switches
-from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken
+from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken, RequestError
 from jswa.exec.backends import choose_backends
 from jswa.exec.runner import Runner
 from jswa.exec.transfer import clear_stale
+from jswa.lora import root_key
+from jswa.model.adapters import check_adapters, load_adapters
+from jswa.model.hf.config import load_config
 from jswa.model.load import dummy_checkpoint, load_checkpoint
 from jswa.model.transformer import Params
 from jswa.planfile import write_header, write_step
@@ -102,7 +106,10 @@ class PageRunner(StepRunner, Protocol):
 
 
 class Engine:
-    """Runs requests. One thread drives it: `add`, then `step` while `has_work`."""
+    """Runs requests. One thread drives it: `add`, then `step` while `has_work`.
+
+    `adapters`: digests of the LoRA adapters that the runner's parameters hold, by name and in their order.
+    """
 
     def __init__(
         self,
@@ -114,11 +121,13 @@ class Engine:
         seed: int = 0,
         switches: Switches | None = None,
         trace: IO[str] | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
         self.layout = layout
         self.runner = runner
+        self.adapters = dict(adapters or {})
         self._scheduler = Scheduler(layout, limits)
         self._pending: PendingStep | None = None
         self._seed = seed
@@ -139,10 +148,13 @@ class Engine:
         kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
         backends = choose_backends(options, dtype, device.platform, getattr(device, "compute_capability", None))
         mode = options.quantization
+        found = check_adapters(options.adapters, load_config(folder)) if options.lora_modules else []
         if options.load_format == "dummy":
             model, params = dummy_checkpoint(folder, dtype, options.seed, quantization=mode, experts=backends.experts)
         else:
             model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts)
+        adapters = load_adapters(found, model, dtype)
+        params |= adapters.params
         limits = resolve_limits(options, model, on_gpu=on_gpu)
         model = model.at_length(limits.max_model_len)
         layout = KVLayout.of(model, limits.page_size)
@@ -158,7 +170,9 @@ class Engine:
             # By lines: an engine that breaks leaves the steps that led there.
             trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
             write_header(trace, model=str(folder), options=dataclasses.asdict(options))
-        engine = Engine(model, limits, layout, runner, seed=options.seed, switches=switches, trace=trace)
+        engine = Engine(
+            model, limits, layout, runner, seed=options.seed, switches=switches, trace=trace, adapters=adapters.digests
+        )
         if trace is not None:
             weakref.finalize(engine, trace.close)
         return engine
@@ -172,19 +186,24 @@ class Engine:
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
         cache_salt: str = "",
+        lora: str | None = None,
     ) -> Request:
-        """Validate a prompt. Raises InvalidPrompt, InvalidToken or InvalidSampling; length limits are `add`'s.
+        """Validate a prompt. Raises InvalidPrompt, InvalidToken, InvalidSampling, or RequestError for an unknown name.
+
+        Length limits are `add`'s.
 
         Args:
             bad_words: token sequences that are never generated; `params.bad_words` is text and not looked at.
             priority: lower runs first.
             cache_salt: cached prefixes are shared with requests of the same salt only.
+            lora: name of the adapter to run with; cached prefixes are never shared between adapters.
         """
         if len(prompt) == 0:
             raise InvalidPrompt("prompt", "", "must have at least one token")
         bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
         if len(bad):
             raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
+        index, root = self._adapter(lora, cache_salt)
         self._requests += 1
         seed = params.seed
         if seed is None:
@@ -202,8 +221,18 @@ class Engine:
             max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
             priority=priority,
             constraint=make_constraint(params, self.model.vocab_size, len(prompt), stop_ids, bad_words),
-            cache_salt=cache_salt,
+            cache_salt=root,
+            adapter=index,
         )
+
+    def _adapter(self, lora: str | None, salt: str) -> tuple[int, str]:
+        """The index of an adapter, and the root of its texts in the prefix cache. Raises RequestError."""
+        if lora is None:
+            return 0, root_key(salt, None)
+        if not isinstance(lora, str) or lora not in self.adapters:
+            known = f"must be one of {', '.join(self.adapters)}" if self.adapters else "this engine has no lora_modules"
+            raise RequestError("lora", lora, known)
+        return 1 + list(self.adapters).index(lora), root_key(salt, self.adapters[lora])
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong."""
@@ -278,34 +307,37 @@ class Engine:
         """Empty the prefix cache; rows that run keep what they hold."""
         self._scheduler.cache.flush()
 
-    def save_cache(self, path: str | Path, cache_salt: str = "") -> int:
-        """Write what the prefix cache holds of a salt to a folder, for engines that start later; returns its tokens.
+    def save_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
+        """Write what the prefix cache holds of a salt and adapter to a folder, for engines that start later.
+
+        Returns its tokens.
 
         Between any two steps: of requests that run it takes what the cache has by now. A cache that is at `path` is
         replaced when the new one is complete. Takes host memory for one copy of what is saved. Raises CacheFileError,
         and ConfigError where the engine has no prefix cache.
         """
         runner, cache, p = self._page_runner(cache_salt), self._scheduler.cache, self.layout.page_size
-        taken = take(cache.prefix, cache_salt)
+        taken = take(cache.prefix, self._adapter(lora, cache_salt)[1])
         contents = runner.read_slots(origins(cache.moves, taken.slots))
         filled, local = taken.snapshot.filled(p), taken.snapshot.local
         clear_stale(contents, self.layout, filled[: len(filled) if self.layout.full else 0], filled[local])
-        persist.save(path, taken.snapshot, contents, self._cache_identity(runner, cache_salt))
+        persist.save(path, taken.snapshot, contents, self._cache_identity(runner, cache_salt, lora))
         return taken.tokens
 
-    def load_cache(self, path: str | Path, cache_salt: str = "") -> int:
-        """Go on with a saved cache: enter what the cache of this salt lacks; returns the tokens entered.
+    def load_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
+        """Go on with a saved cache: enter what the cache of this salt and adapter lacks; returns the tokens entered.
 
         Between any two steps. Nothing is evicted: where memory is short, texts used longest ago are left out. Raises
-        CacheFileError, and changes nothing, where the cache is missing, torn, or of another model, weights, dtype,
-        block_size, salt or version; ConfigError where the engine has no prefix cache.
+        CacheFileError, and changes nothing, where the cache is missing, torn, or of another model, weights, adapter,
+        dtype, block_size, salt or version; ConfigError where the engine has no prefix cache.
         """
         runner, cache = self._page_runner(cache_salt), self._scheduler.cache
-        wanted = self._cache_identity(runner, cache_salt)
+        root = self._adapter(lora, cache_salt)[1]
+        wanted = self._cache_identity(runner, cache_salt, lora)
         snapshot, contents = persist.load(path, wanted, self.layout, runner.kv_dtype, self.model.vocab_size)
         if self._trace is not None:
             _log.warning("a cache was loaded: the plans in %s cannot be replayed", self._switches.dump_plans)
-        done = restore(cache, cache_salt, snapshot)
+        done = restore(cache, root, snapshot)
         try:
             # Pages that were in the way move before anything is written in their place.
             runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
@@ -324,7 +356,7 @@ class Engine:
             raise EngineError(f"{type(self.runner).__name__} cannot read and write pages")
         return self.runner
 
-    def _cache_identity(self, runner: PageRunner, salt: str) -> persist.Identity:
+    def _cache_identity(self, runner: PageRunner, salt: str, lora: str | None = None) -> persist.Identity:
         limits = self.limits
         # Bits depend on the shape of the step too, and on who compiled it.
         bits = (
@@ -337,6 +369,7 @@ class Engine:
             runner.kv_dtype,
             salt,
             deterministic=bits if limits.one_bucket else "",
+            adapter="" if lora is None else self.adapters[lora],
         )
 
 

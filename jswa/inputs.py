@@ -32,7 +32,12 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
     for name, value in options.items():
         if name not in names:
             raise ConfigError(name, value, f"is not an option; {_nearest(name, names)}")
-    return EngineConfig(**options)
+    modules = options.get("lora_modules", ())
+    if isinstance(modules, Mapping):
+        modules = [f"{name}={folder}" for name, folder in modules.items()]
+    elif not isinstance(modules, Sequence) or isinstance(modules, str):
+        modules = [modules]
+    return EngineConfig(**{**options, "lora_modules": tuple(modules)})
 
 
 def default_sampling(folder: Path) -> dict[str, Any]:
@@ -128,6 +133,11 @@ def salt_of(prompt: Prompt, default: str) -> str:
     if not isinstance(salt, str):
         raise InvalidPrompt("cache_salt", salt, "must be a string")
     return salt
+
+
+def adapter_of(prompt: Prompt, default: str | None) -> str | None:
+    """The name of one prompt's LoRA adapter: its own, or that of the call. Whether it exists is the engine's to say."""
+    return prompt.get("lora", default) if isinstance(prompt, Mapping) else default
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:

@@ -77,23 +77,23 @@ class LLM:
         """Empty the prefix cache and its counts; requests that run keep what they hold."""
         self.engine.flush_cache()
 
-    def save_cache(self, path: str | Path, cache_salt: str = "") -> int:
-        """Write what the prefix cache holds of a salt to a folder; returns its tokens.
+    def save_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
+        """Write what the prefix cache holds of a salt and LoRA adapter to a folder; returns its tokens.
 
         An LLM of the same model and options can go on with it (`load_cache`). A cache that is at `path` is replaced
         when the new one is complete; anything else there is left alone. Requests may be under way. Takes host memory
         for one copy. Raises CacheFileError, and ConfigError where the LLM has no prefix cache.
         """
-        return self.engine.save_cache(path, cache_salt)
+        return self.engine.save_cache(path, cache_salt, lora)
 
-    def load_cache(self, path: str | Path, cache_salt: str = "") -> int:
-        """Enter a saved cache beside what the prefix cache of this salt holds; returns the tokens entered.
+    def load_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
+        """Enter a saved cache beside what the prefix cache of this salt and adapter holds; returns the tokens entered.
 
         Nothing is evicted: where memory is short, texts used longest ago are left out. Raises CacheFileError with the
         reason, and changes nothing, where the cache is missing, torn, or of another model, weights, dtype, block_size,
         salt or version; ConfigError where the LLM has no prefix cache. Load only what you would run.
         """
-        return self.engine.load_cache(path, cache_salt)
+        return self.engine.load_cache(path, cache_salt, lora)
 
     @overload
     def generate(
@@ -105,6 +105,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: int = 0,
         cache_salt: str = "",
+        lora: str | None = None,
         **sampling: Any,
     ) -> list[RequestOutput]: ...
 
@@ -118,6 +119,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: int = 0,
         cache_salt: str = "",
+        lora: str | None = None,
         **sampling: Any,
     ) -> Iterator[RequestOutput]: ...
 
@@ -130,6 +132,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: int = 0,
         cache_salt: str = "",
+        lora: str | None = None,
         **sampling: Any,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Generate a continuation of every prompt.
@@ -144,6 +147,8 @@ class LLM:
             priority: lower runs first, beside other calls that are under way.
             cache_salt: cached prefixes are shared with prompts of the same salt only; {"cache_salt": …} beside a
                 prompt comes before it.
+            lora: name of the LoRA adapter to run with, one of the option `lora_modules`; {"lora": …} beside a prompt
+                comes before it, so that one call may run several.
 
         Returns:
             One `RequestOutput` per prompt, in input order.
@@ -162,6 +167,7 @@ class LLM:
             defaults=defaults,
             priority=priority,
             cache_salt=cache_salt,
+            lora=lora,
         )
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
@@ -178,6 +184,7 @@ class LLM:
         stream: bool = False,
         use_tqdm: bool = True,
         cache_salt: str = "",
+        lora: str | None = None,
         **sampling: Any,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Answer one conversation, or each of a list of them, rendered by the checkpoint's chat template.
@@ -208,7 +215,8 @@ class LLM:
             text = template.render(cast(Sequence[Message], conversation), **variables)
             # The template has written all special tokens itself.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
-        batch = Batch(self, prompts, sampling_params, sampling, defaults=self.default_sampling, cache_salt=cache_salt)
+        defaults = self.default_sampling
+        batch = Batch(self, prompts, sampling_params, sampling, defaults=defaults, cache_salt=cache_salt, lora=lora)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def enter(self, batch: Batch) -> str:

@@ -25,6 +25,8 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.snapshot import Snapshot, check
 from jswa.errors import CacheFileError
 from jswa.folders import write_folder
+from jswa.lora import root_key
+from jswa.model.low_rank import without_adapters
 from jswa.model.transformer import Params
 
 FORMAT, VERSION = "jswa prefix cache", 1
@@ -38,22 +40,32 @@ Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane
 
 
 def identity(
-    model: ModelConfig, params: Params, layout: KVLayout, dtype: np.dtype, salt: str, *, deterministic: str = ""
+    model: ModelConfig,
+    params: Params,
+    layout: KVLayout,
+    dtype: np.dtype,
+    salt: str,
+    *,
+    deterministic: str = "",
+    adapter: str = "",
 ) -> Identity:
     """What must be equal for a cache to mean the same, in the order in which it is compared.
 
     Args:
         deterministic: what else the bits of the KV depend on, for an engine that promises them.
+        adapter: digest of the LoRA adapter that the texts ran with, if any. Others' do not count.
     """
+    own = {"adapter": adapter} if adapter else {}
     return {
         "version": str(VERSION),
         "dtype": str(dtype),
         "page_size": str(layout.page_size),
         "model": _sha256(repr(model).encode()),
-        "weights": _weights_digest(params),
+        "weights": _weights_digest(without_adapters(params)),
         "layout": repr(dataclasses.replace(layout, layers=())),
         "deterministic": deterministic,
-        "salt": _sha256(salt.encode(errors="surrogatepass")),
+        **own,
+        "salt": _sha256(root_key(salt, adapter or None).encode(errors="surrogatepass")),
     }
 
 

@@ -18,6 +18,7 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.runner import compile_step
 from jswa.exec.state import state_shapes
 from jswa.exec.step import StepConfig
+from jswa.model.low_rank import has_adapters
 from jswa.model.transformer import Params
 from jswa.types import Logprobs
 
@@ -59,7 +60,13 @@ def scratch_bytes(
         cases.append((Bucket(limits.max_rows, limits.max_rows, decode=True), "sampled"))
     most = 0
     for bucket, logprobs in cases:
-        spec = PackSpec.of(bucket, page_size=limits.page_size, max_rows=limits.max_rows, targets=logprobs == "prompt")
+        spec = PackSpec.of(
+            bucket,
+            page_size=limits.page_size,
+            max_rows=limits.max_rows,
+            targets=logprobs == "prompt",
+            adapters=has_adapters(params),
+        )
         config = StepConfig(model, layout, bucket, spec, backends, logprobs)
         memory = compile_step(config, params, state).memory_analysis()
         assert memory is not None

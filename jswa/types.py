@@ -148,7 +148,8 @@ class Request:
         max_length: prompt + generated tokens at most.
         priority: lower runs first; arrival decides between equals.
         constraint: None where the logits are used as they are.
-        cache_salt: prefixes are shared with requests of the same salt only.
+        cache_salt: prefixes are shared with requests of the same salt only; it is of the adapter too.
+        adapter: index of the LoRA adapter; 0: none.
     """
 
     request_id: str
@@ -160,6 +161,7 @@ class Request:
     priority: int = 0
     constraint: Constraint | None = None
     cache_salt: str = ""
+    adapter: int = 0
 
     @property
     def waits_for_tokens(self) -> bool:
@@ -291,6 +293,7 @@ class StepPlan:
         table_rows: whole rows to enter in the page tables after the moves.
         logprobs: whether any row wants log probabilities of its sampled token, or also of its prompt; then `targets`
             holds the token that follows each token of the step (0 where none does).
+        adapters: index of the row's LoRA adapter; 0: none.
     """
 
     slots: Int[np.ndarray, " R"]
@@ -308,6 +311,7 @@ class StepPlan:
     extras: tuple[ExtrasEntry, ...] = ()
     logprobs: Logprobs = "none"
     targets: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def num_rows(self) -> int:

@@ -1,6 +1,7 @@
 """One int32 array per launch: a plan padded to its bucket, so that a step costs one upload. No jax.
 
-    [ rows R × columns | tokens T | full-page entries U × 3 | local-page entries U × 3 | targets T, where asked for ]
+    [ rows R × columns | tokens T | full-page entries U × 3 | local-page entries U × 3 | targets T, where asked for
+      | adapters R, where the engine has any ]
 
 Floats travel as their bits. Padding rows and entries name slot `max_rows`, which does not exist: writes to it are
 dropped on the device. `unpack` slices numpy and jax arrays alike.
@@ -25,14 +26,17 @@ class PackSpec(NamedTuple):
     entries: int
     max_rows: int
     targets: int
+    adapters: int = 0
 
     @property
     def size(self) -> int:
         """Elements of the array."""
-        return self.rows * len(COLUMNS) + self.tokens + 6 * self.entries + self.targets
+        return self.rows * len(COLUMNS) + self.tokens + 6 * self.entries + self.targets + self.adapters
 
     @staticmethod
-    def of(bucket: Bucket, *, page_size: int, max_rows: int, targets: bool = False) -> "PackSpec":
+    def of(
+        bucket: Bucket, *, page_size: int, max_rows: int, targets: bool = False, adapters: bool = False
+    ) -> "PackSpec":
         """A row of n tokens takes at most ⌈n / p⌉ new pages of a kind."""
         return PackSpec(
             bucket.rows,
@@ -40,6 +44,7 @@ class PackSpec(NamedTuple):
             -(-bucket.tokens // page_size) + bucket.rows,
             max_rows,
             bucket.tokens if targets else 0,
+            bucket.rows if adapters else 0,
         )
 
 
@@ -51,6 +56,7 @@ class Inputs(NamedTuple):
     full_pages: Any  # [U, 3]
     local_pages: Any  # [U, 3]
     targets: Any  # [T] or [0]: the token after each, whose log probability is wanted
+    adapters: Any  # [R], 0 for rows without one; or None
 
     def column(self, name: str) -> Any:
         """One column of the rows, [R], int32 bits."""
@@ -72,6 +78,8 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
         section[: len(entries)] = entries
         section[len(entries) :, 0] = spec.max_rows
     inputs.targets[: plan.num_tokens] = plan.targets[: spec.targets]
+    if spec.adapters:
+        inputs.adapters[: plan.num_rows] = plan.adapters
     return packed
 
 
@@ -81,10 +89,12 @@ def unpack(packed: Any, spec: PackSpec) -> Inputs:
     b = a + spec.tokens
     c = b + 3 * spec.entries
     d = c + 3 * spec.entries
+    e = d + spec.targets
     return Inputs(
         packed[:a].reshape(spec.rows, len(COLUMNS)),
         packed[a:b],
         packed[b:c].reshape(spec.entries, 3),
         packed[c:d].reshape(spec.entries, 3),
-        packed[d:],
+        packed[d:e],
+        packed[e:] if spec.adapters else None,
     )

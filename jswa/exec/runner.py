@@ -27,6 +27,7 @@ from jswa.exec.state import DeviceState, init_state, state_shapes
 from jswa.exec.step import StepConfig, StepOutputs, step
 from jswa.exec.transfer import WIDTH as SLOTS
 from jswa.exec.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
+from jswa.model.low_rank import has_adapters
 from jswa.model.transformer import Params
 from jswa.types import ExtrasEntry, Logprobs, LogprobTable, StepLogprobs, StepPlan
 from pallas_kernels.errors import NoExpertKernel, NoKernel
@@ -182,7 +183,13 @@ class Runner:
     def _config(self, bucket: Bucket, logprobs: Logprobs) -> StepConfig:
         limits = self.limits
         targets = logprobs == "prompt"
-        spec = PackSpec.of(bucket, page_size=limits.page_size, max_rows=limits.max_rows, targets=targets)
+        spec = PackSpec.of(
+            bucket,
+            page_size=limits.page_size,
+            max_rows=limits.max_rows,
+            targets=targets,
+            adapters=has_adapters(self.params),
+        )
         return StepConfig(self._model, self.layout, bucket, spec, self._backends, logprobs)
 
     def _enter(self, entry: ExtrasEntry) -> None:

@@ -101,7 +101,8 @@ def forward(
 
     select = None if every else indices.last_tokens
     decoder = bind(config.model, params, config.backends.experts)
-    hidden = decoder(tokens, indices.positions, attend, select)
+    adapters = None if inputs.adapters is None else inputs.adapters[indices.token_rows]
+    hidden = decoder(tokens, indices.positions, attend, select, adapters)
     return {**state, "lanes": lanes, "extras": extras}, hidden, indices
 
 

@@ -72,6 +72,7 @@ def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool
         extras=tuple(draft.extras),
         logprobs=kind,
         targets=_targets(draft) if kind == "prompt" else np.zeros(0, np.int32),
+        adapters=rows.adapters[slots],
     )
 
 

@@ -10,12 +10,13 @@ from jswa.types import SAMPLING, Constraint, ExtrasEntry, Request
 class RowTable:
     """Columns by row slot, so that a plan gathers them in one go, and the places of the extras tables.
 
-    `sampling`: packed parameters; `cached`: the row's `full_lo` and `local_lo`.
+    `sampling`: packed parameters; `cached`: the row's `full_lo` and `local_lo`; `adapters`: which it runs with.
     """
 
     def __init__(self, max_rows: int, places: int) -> None:
         self.sampling = np.zeros((max_rows, len(SAMPLING)), np.int32)
         self.cached = np.zeros((max_rows, 2), np.int32)
+        self.adapters = np.zeros(max_rows, np.int32)
         self._no_place = max_rows
         self._free_places = list(range(places - 1, -1, -1))
         self._masks: dict[int, Int[np.ndarray, " words"]] = {}  # what the device has, by place
@@ -37,6 +38,7 @@ class RowTable:
         columns = self.sampling[sequence.slot]
         assert sequence.lease is not None
         self.cached[sequence.slot] = sequence.lease.full_lo, sequence.lease.local_lo
+        self.adapters[sequence.slot] = request.adapter
         real = (
             params.temperature,
             params.top_p,

@@ -34,6 +34,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
         full_pages=entries[0],
         local_pages=entries[1],
         moves=np.zeros((0, 3), np.int32),
+        adapters=rng.integers(0, 2**31, rows).astype(np.int32),
     )
 
 
@@ -66,13 +67,32 @@ def test_what_is_packed_comes_out_and_the_rest_is_padding(plan: StepPlan, more_r
 def test_sections_share_no_element_and_leave_none_out(plan: StepPlan) -> None:
     """The sections are views that tile the packed array."""
     spec = PackSpec.of(
-        Bucket(plan.num_tokens + 3, plan.num_rows + 2, decode=False), page_size=16, max_rows=MAX_ROWS, targets=True
+        Bucket(plan.num_tokens + 3, plan.num_rows + 2, decode=False),
+        page_size=16,
+        max_rows=MAX_ROWS,
+        targets=True,
+        adapters=True,
     )
     packed = np.zeros(spec.size, np.int32)
     for section in unpack(packed, spec):
         assert np.shares_memory(section, packed)
         section += 1
     assert np.all(packed == 1)
+
+
+@given(plans(), st.integers(0, 5))
+def test_adapters_travel_behind_all_else_where_the_engine_has_any(plan: StepPlan, more_rows: int) -> None:
+    """And nowhere else: what is packed without them is the same to the bit, and no longer."""
+    bucket = Bucket(plan.num_tokens, plan.num_rows + more_rows, decode=False)
+    without = PackSpec.of(bucket, page_size=4, max_rows=MAX_ROWS)
+    spec = PackSpec.of(bucket, page_size=4, max_rows=MAX_ROWS, adapters=True)
+    packed = pack(plan, spec)
+    np.testing.assert_array_equal(packed[: without.size], pack(plan, without))
+    assert spec.size == without.size + bucket.rows
+    assert unpack(packed, without).adapters is None
+    inputs = unpack(packed, spec)
+    np.testing.assert_array_equal(inputs.adapters[: plan.num_rows], plan.adapters)
+    assert not inputs.adapters[plan.num_rows :].any(), "padding rows have none"
 
 
 @given(plans())

@@ -1,0 +1,46 @@
+"""Names of adapters, and roots of the prefix cache (jswa/lora.py)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jswa.config import EngineConfig
+from jswa.errors import ConfigError
+from jswa.inputs import engine_config
+from jswa.lora import root_key
+
+SALTS = st.text(st.sampled_from("\0ab/"), max_size=6)
+DIGESTS = st.none() | st.text(st.sampled_from("ab"), min_size=2, max_size=2)
+
+
+@given(SALTS, DIGESTS, SALTS, DIGESTS)
+def test_roots_of_different_texts_differ(salt: str, digest: str | None, other: str, another: str | None) -> None:
+    """Digests have one length. Without an adapter a salt of the usual kind is its own root."""
+    assert (root_key(salt, digest) == root_key(other, another)) == ((salt, digest) == (other, another))
+    assert salt.startswith("\0") or root_key(salt, None) == salt
+
+
+@pytest.mark.parametrize("modules", [{"a": "x", "b": Path("y/=z")}, ["a=x", "b=y/=z"], ("a=x", "b=y/=z")])
+def test_ways_to_give_them(modules: Any) -> None:
+    config = engine_config({"lora_modules": modules})
+    assert config.lora_modules == ("a=x", "b=y/=z")
+    assert config.adapters == {"a": Path("x"), "b": Path("y/=z")}
+    assert hash(config) == hash(EngineConfig(lora_modules=("a=x", "b=y/=z")))
+
+
+@pytest.mark.parametrize(
+    ("modules", "says"),
+    [
+        ("a", "must be name=folder"), (["=x"], "must be name=folder"), (["a="], "must be name=folder"),
+        (["a=x", "a=y"], "'a' is given twice"), ([3], "mapping of names to folders"), (3, "mapping of names"),
+        ([f"{'a' * 129}=x"], "1 to 128 printable"), ([" a=x"], "printable"), (["a\n=x"], "printable"),
+        ([f"a{i}=x" for i in range(65)], "must be at most 64"),
+    ],
+)  # fmt: skip
+def test_what_is_no_adapter(modules: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        engine_config({"lora_modules": modules})
+    assert error.value.field == "lora_modules"
