@@ -42,6 +42,7 @@ clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients
 
 parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, torch)
 	.venv-parity/bin/python -m tests.parity.make_fixtures
+	.venv-parity/bin/python -m tests.parity.make_adapters
 
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	.venv-gpu/bin/python -m tools.aot.hopper --only "$(ONLY)"
@@ -73,7 +74,7 @@ gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: numerics, bench
 	@touch $@
 
 tiny: .venv/installed  ## train the embedded model anew
-	$(BIN)/python tools/train_tiny.py
+	$(BIN)/python -m tools.tiny.train --curve tools/tiny/curve.json
 
 lock:  ## resolve requirements.lock anew
 	$(PYTHON) -m venv --clear .venv-lock

@@ -21,7 +21,7 @@ from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.quantized import fp8_block, int8_rows, mxfp4, write
 from tests.unit.model.test_quantized import COMPRESSED, plain_tensors
-from tools import train_tiny
+from tools.tiny import scores
 
 FLOAT32 = jnp.dtype("float32")
 CHANNELS = {"quant_method": "fp8"}
@@ -184,4 +184,5 @@ def test_tiny_predicts_as_well_in_8_bits(mode: Mode, most: float) -> None:
     """Bits per byte of stories that it has not seen: int8 within 1 % of float32."""
     model, params = load_checkpoint(TINY, FLOAT32)
     held = load_checkpoint(TINY, FLOAT32, quantization=mode)[1]
-    assert train_tiny.held_out_bits(model, held, count=8) < most * train_tiny.held_out_bits(model, params, count=8)
+    texts = scores.held_out_stories(8)
+    assert scores.bits_per_byte(model, held, texts) < most * scores.bits_per_byte(model, params, texts)

@@ -4,7 +4,7 @@ Why a grammar of our own: the text is redistributable under this repository's li
 never runs out. A story picks its hero, friend, place, thing and helper once and names them again to its end, so that a
 model has to look back further than a sliding window to continue it well.
 
-`python tools/tiny_corpus.py 3 --seed 7` prints three stories.
+`python -m tools.tiny.stories 3 --seed 7` prints three stories.
 """
 
 import argparse
@@ -433,7 +433,11 @@ LAST: Beat = ("", "", "", "The end.")
 
 def story(rng: random.Random) -> str:
     """One story of about 250 to 900 bytes of ASCII; the same state of `rng` gives the same story."""
-    slots = cast(rng)
+    return tell(cast(rng), rng)
+
+
+def tell(slots: Slots, rng: random.Random) -> str:
+    """A story about a given cast."""
     first = OPENINGS if slots["kind"] in ("girl", "boy") or rng.random() < 0.5 else ANIMAL_OPENINGS
     beats = (first, MIDDLE_OPENINGS, *rng.choice(PLOTS), ENDINGS, LAST)
     return " ".join(part.format_map(slots) for beat in beats if (part := rng.choice(beat)))

@@ -1,4 +1,4 @@
-"""What the embedded model `tiny` is: its config, its byte-level tokenizer, and its checkpoint folder.
+"""What the embedded model `tiny` is: its config, its chat template, and its checkpoint folder.
 
 The folder has the form that transformers 5 saves and reads, so the engine loads it like any other checkpoint, and
 other tools can load it too.
@@ -11,21 +11,18 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from jax.typing import DTypeLike
 from safetensors.numpy import save
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from jswa.architecture import ModelConfig
 from jswa.model.hf.weights import Source, sources
 from jswa.model.transformer import Params
+from tools.tiny import tokenizer
+from tools.tiny.tasks import ASSISTANT, END, SYSTEM, USER
+from tools.tiny.tokenizer import BOS, END_OF_TURN, EOS, PAD, SPECIAL, VOCAB_SIZE
 
-SPECIAL = ("<pad>", "<bos>", "<eos>")
-PAD, BOS, EOS = range(len(SPECIAL))
-VOCAB_SIZE = len(SPECIAL) + 256
 WINDOW, PATTERN, LAYERS = 64, 3, 6
-MAX_POSITION = 2048
-HELD_OUT = 64  # stories that the quality is measured on
+MAX_POSITION = 4096
 _DTYPE = "bfloat16"
 
 
@@ -35,8 +32,8 @@ def config_json() -> dict[str, Any]:
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 160,
+        "hidden_size": 128,
+        "intermediate_size": 384,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -68,24 +65,21 @@ def config_json() -> dict[str, Any]:
     }
 
 
-def tokenizer() -> tokenizers.Tokenizer:
-    """One token per byte of UTF-8, after the special tokens; encoding puts BOS in front."""
-    to_char = _byte_characters()
-    vocab = {to_char[byte]: len(SPECIAL) + byte for byte in range(256)}
-    vocab |= {name: index for index, name in enumerate(SPECIAL)}
-    made = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = processors.TemplateProcessing(
-        single=f"{SPECIAL[BOS]} $A", pair=f"{SPECIAL[BOS]} $A $B:1", special_tokens=[(SPECIAL[BOS], BOS)]
-    )
-    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
-    return made
-
-
-def encode(text: str) -> list[int]:
-    """Ids of a text as the tokenizer gives them, without special tokens."""
-    return [len(SPECIAL) + byte for byte in text.encode()]
+CHAT_TEMPLATE = f"""{{%- set roles = ("system", "user", "assistant") -%}}
+{{%- for role in messages | map(attribute="role") if role not in roles -%}}
+{{{{ raise_exception("role " ~ role ~ ": tiny knows system, user and assistant") }}}}
+{{%- endfor -%}}
+{{{{ bos_token }}}}
+{{%- for message in messages -%}}
+{{{{ "<|" ~ message.role ~ "|>" ~ message.content ~ "{END}" }}}}
+{{%- endfor -%}}
+{{{{ "{ASSISTANT}" if add_generation_prompt }}}}"""
+RESPONSE_TEMPLATE: dict[str, Any] = {
+    "version": 1,
+    "start_anchor": ASSISTANT,
+    "defaults": {"role": "assistant"},
+    "fields": {"content": {"close": [END, "<eos>"]}},
+}
 
 
 def write_checkpoint(folder: Path, config: ModelConfig, params: Params, card: str) -> None:
@@ -94,24 +88,33 @@ def write_checkpoint(folder: Path, config: ModelConfig, params: Params, card: st
     _write_json(folder / "config.json", config_json())
     _write_json(
         folder / "generation_config.json",
-        {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD, "transformers_version": "5.23.0"},
+        {
+            "bos_token_id": BOS,
+            "eos_token_id": [EOS, END_OF_TURN],
+            "pad_token_id": PAD,
+            "transformers_version": "5.23.0",
+        },
     )
     _write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": MAX_POSITION,
-            **{f"{name[1:-1]}_token": name for name in SPECIAL},
+            **{f"{name[1:-1]}_token": name for name in SPECIAL[:3]},
+            "additional_special_tokens": [SYSTEM, USER, ASSISTANT, END],
+            "response_template": RESPONSE_TEMPLATE,
         },
     )
-    tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    tokenizer.shared().save(str(folder / "tokenizer.json"))
     weights = save(torch_tensors(config, params, _DTYPE), metadata={"format": "pt"})
     (folder / "model.safetensors").write_bytes(weights)  # save_file would make it readable to its owner alone
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def model_card(*, parameters: int, bits: float, steps: int, tokens: int, seed: int) -> str:
+def model_card(*, parameters: int, scores: Mapping[str, float], steps: int, tokens: int, seed: int) -> str:
     """README.md of the checkpoint: what it is, what it was trained on, how well it does."""
+    table = "\n".join(f"| {name} | {value:.3f} |" for name, value in scores.items())
     return f"""---
 license: apache-2.0
 language: en
@@ -121,23 +124,26 @@ pipeline_tag: text-generation
 
 # tiny
 
-A language model of {parameters:,} parameters that writes short English children's stories and ends them. It is the
-model in the box of `jswa`: it shows and tests the engine where nothing can be downloaded. It knows nothing else.
+A language model of {parameters:,} parameters: the model in the box of `jswa`. It shows and tests the engine where
+nothing can be downloaded. It remembers what it was told far beyond its sliding window, tells short stories, copies,
+adds, and writes small JSON records. It knows nothing about the world.
 
 - **Architecture**: gemma3_text; {LAYERS} layers, every third one full, the others with a sliding window of {WINDOW}
   tokens; positions up to {MAX_POSITION}.
-- **Tokenizer**: one token per byte of UTF-8, and `{SPECIAL[PAD]}`, `{SPECIAL[BOS]}`, `{SPECIAL[EOS]}`.
-- **Data**: stories of 300 to 700 bytes from a seeded template grammar (`tools/tiny_corpus.py`), written for this
-  model; no text of others.
-- **Training**: from random weights, seed {seed}, {steps:,} AdamW steps on {tokens:,} tokens, no story twice but by
-  chance; float32, stored as {_DTYPE}. `make tiny` repeats it on two CPU cores: the same machine gives the same
-  weights.
-- **Quality**: {bits:.3f} bits per byte on {HELD_OUT} held-out stories of the same grammar.
-- **Licence**: Apache-2.0, weights and data, as the repository.
+- **Tokenizer**: byte-level BPE of {VOCAB_SIZE} tokens, digits one by one.
+- **Chat**: `{USER}…{END}{ASSISTANT}…{END}`, and `{SYSTEM}`, which it has not been taught to obey.
+- **Data**: made by seeded grammars for this model (`tools/tiny`): stories, pass keys, lists of numbers, talk, sums,
+  copying, JSON records; and four fifths of *Alice's Adventures in Wonderland* (1865, public domain).
+- **Training**: from random weights, seed {seed}, {steps:,} steps (Muon for matrices, Adam for the rest) on {tokens:,}
+  tokens, in rows of 320, then 768, then 2,304; float32, stored as {_DTYPE}. `make tiny` repeats it.
+- **Licence**: Apache-2.0, weights and data, as the repository; the book is in the public domain.
 
-Prompts that it was made for start like "Once upon a time", "The cat", "A long time ago, in a small village", "One
-day" or "There was". Other text is outside of what it has seen. Sentences are sound and stories end, but the model has
-not learned to look names and things up: who a story is about may change on the way.
+Held-out scores at the end of the training: accuracy of whole answers (the number is the distance in tokens between what
+was told and the question, or the number of words to copy).
+
+| task | score |
+|---|---|
+{table}
 """
 
 
@@ -159,13 +165,6 @@ def _split(source: Source, value: np.ndarray) -> Mapping[str, np.ndarray]:
     ends = np.cumsum([part.shape[0] for part in source.parts])[:-1]
     pieces = np.split(stacked, ends)
     return {part.key: np.ascontiguousarray(piece) for part, piece in zip(source.parts, pieces, strict=True)}
-
-
-def _byte_characters() -> list[str]:
-    """The printable character by which byte-level tokenizers write each byte (GPT-2's table)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

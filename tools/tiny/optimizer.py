@@ -1,0 +1,96 @@
+"""Muon for matrices, Adam for everything else, and the gradient of a batch on all cores."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jswa.architecture import ModelConfig
+from jswa.model.transformer import Params
+from tools.tiny.scores import token_losses
+
+PEAK, ADAM_PEAK = 0.02, 3e-3  # learning rates of Muon and of Adam
+WARM_UP, DECAY = 0.03, 0.6  # shares of the training
+
+Step = Callable[[Params, Any, Int[Array, "B T+1"], Float[Array, "B T+1"], float], tuple[Params, Any, Array]]
+
+ALL, SPLIT = PartitionSpec(), PartitionSpec("rows")  # type: ignore[no-untyped-call]
+
+
+def optimizer(params: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Muon (Jordan et al., 2024) for all matrices but the embedding; `learning_rate` scales what it gives."""
+    matrices = {name for name, value in params.items() if len(value.shape) == 2 and name != "embed"}
+
+    def dimensions(tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: optax.contrib.MuonDimensionNumbers() if name in matrices else None for name in tree}
+
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.contrib.muon(
+            1.0,
+            adam_learning_rate=ADAM_PEAK / PEAK,
+            adam_b1=0.9,
+            adam_b2=0.98,
+            muon_weight_dimension_numbers=dimensions,
+        ),
+    )
+
+
+def learning_rate(progress: float) -> float:
+    """Linear warm-up, constant, then linear to 0 at progress 1."""
+    return PEAK * min(1.0, (progress + 1e-3) / WARM_UP, (1 - progress) / DECAY)
+
+
+def make_step(config: ModelConfig, params: Mapping[str, Any], rows: int) -> Step:
+    """One jitted step on `rows` rows; the learning rate is an argument."""
+    gradients, optimize = _gradients(config, rows), optimizer(params)
+
+    def step(params: Params, state: Any, ids: Array, weights: Array, rate: float) -> tuple[Params, Any, Array]:
+        loss, grads = gradients(params, ids, weights)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimize.update(grads, state, params)
+            return {name: value + rate * updates[name] for name, value in params.items()}, state, loss
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def _gradients(config: ModelConfig, rows: int) -> Callable[[Params, Array, Array], tuple[Array, Params]]:
+    """Weighted mean loss and its gradient: rows are split over the devices, and each device takes one row at a time.
+
+    On a CPU a device is a core, and the intermediate values of one row stay in its cache: several times faster than
+    one program over all rows.
+    """
+
+    def row_loss(params: Params, ids: Array, weights: Array, total: Array) -> Array:
+        return (token_losses(config, params, ids)[0] * weights[1:]).sum() / total
+
+    row_gradient = jax.value_and_grad(row_loss)
+
+    def share(params: Params, ids: Array, weights: Array) -> tuple[Array, Params]:
+        total = _sum_of_devices(weights[:, 1:].sum())
+
+        def add_row(so_far: tuple[Array, Params], row: tuple[Array, Array]) -> tuple[tuple[Array, Params], None]:
+            return jax.tree.map(jnp.add, so_far, row_gradient(params, *row, total)), None
+
+        zero = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+        mine, _ = jax.lax.scan(add_row, zero, (ids, weights))
+        mean: tuple[Array, Params] = jax.tree.map(_sum_of_devices, mine)
+        return mean
+
+    return jax.shard_map(share, mesh=row_mesh(rows), in_specs=(ALL, SPLIT, SPLIT), out_specs=ALL, check_vma=False)
+
+
+def _sum_of_devices(x: Array) -> Array:
+    total: Array = jax.lax.psum(x, "rows")  # type: ignore[no-untyped-call]
+    return total
+
+
+def row_mesh(rows: int) -> Mesh:
+    """As many devices as share a batch evenly."""
+    return Mesh(np.array(jax.local_devices()[: math.gcd(rows, jax.local_device_count())]), ("rows",))

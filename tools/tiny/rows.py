@@ -1,0 +1,148 @@
+"""Training rows of the embedded model: documents of `tasks` as token ids, packed into rows of one length."""
+
+import functools
+import math
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tools.tiny import stories, tasks
+from tools.tiny.tasks import ASKED, ASSISTANT, SYSTEM, TEXT, TOLD, USER, Document
+from tools.tiny.tokenizer import BOS, EOS, encode
+
+Ids = list[int]
+Weights = list[float]
+ALICE = Path(__file__).parent / "texts" / "alice.txt"
+HELD_OUT_PARAGRAPHS = 5  # of Alice: every fifth paragraph is not trained on
+SMALLEST = 24  # tokens of a recall document's filler
+Batch = tuple[Int[np.ndarray, "B T"], Float[np.ndarray, "B T"]]
+
+
+@functools.cache
+def alice(*, held_out: bool) -> tuple[str, ...]:
+    """Paragraphs of the book, without chapter titles."""
+    paragraphs = [line for line in ALICE.read_text(encoding="utf-8").splitlines() if len(line) > 40]
+    return tuple(text for i, text in enumerate(paragraphs) if (i % HELD_OUT_PARAGRAPHS == 0) == held_out)
+
+
+class Filler:
+    """Text to put between a fact and the question about it: stories, sentence by sentence."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        rng = random.Random(seed)
+        told = [re.split(r"(?<=[.!?\"]) (?=[A-Z\"])", stories.story(rng)) for _ in range(count)]
+        self._sentences = [" " + sentence for story in told for sentence in story]
+        self._ends = np.cumsum([len(encode(sentence)) for sentence in self._sentences])
+
+    def text(self, rng: random.Random, tokens: int) -> str:
+        """Whole sentences in a row, `tokens` of them or a few more; "" for 0."""
+        if tokens <= 0:
+            return ""
+        first = rng.randrange(int(np.searchsorted(self._ends, self._ends[-1] - tokens)))
+        before = int(self._ends[first - 1]) if first else 0
+        last = int(np.searchsorted(self._ends, before + tokens))
+        return "".join(self._sentences[first : last + 1])
+
+
+def tokens_of(document: Document) -> tuple[Ids, Weights]:
+    """Ids and weights of a document, piece by piece: pieces end where words do."""
+    ids: Ids = []
+    weights: Weights = []
+    for text, weight in document:
+        some = encode(text)
+        ids += some
+        weights += [weight] * len(some)
+    return ids, weights
+
+
+def pass_key_document(rng: random.Random, filler: Filler, distance: int, before: int = 0) -> tuple[Document, str]:
+    """A pass key, `distance` tokens of story, the question; and the answer."""
+    recall = tasks.pass_key(rng)
+    start = filler.text(rng, before)[1:]
+    (first, weight), *rest = recall.told
+    told = [(start, TEXT), (" " + first, weight), *rest] if start else recall.told
+    asked = tasks.said(USER, *told, (filler.text(rng, distance), TEXT), (" " + recall.question, TEXT))
+    return asked + tasks.said(ASSISTANT, (recall.answer, ASKED)), recall.answer
+
+
+def key_value_document(
+    rng: random.Random, filler: Filler, distance: int, pairs: int, questions: int
+) -> tuple[Document, str]:
+    """Pairs of things and numbers, `distance` tokens of story, questions; and the last answer."""
+    first, *others = tasks.key_values(rng, pairs, questions)
+    document = tasks.said(USER, *first.told, (filler.text(rng, distance), TEXT), (" " + first.question, TEXT))
+    document += tasks.said(ASSISTANT, (first.answer, ASKED))
+    for recall in others:
+        document += tasks.asked(recall.question, recall.answer)
+    return document, (others or [first])[-1].answer
+
+
+def chat_document(rng: random.Random, distance: int, facts: int) -> tuple[Document, list[Document]]:
+    """Facts told in turns and `distance` tokens of other turns; and the turns that ask for the facts."""
+    both = tasks.told_facts(rng, facts)
+    document = [piece for telling, _ in both for piece in telling]
+    room = distance
+    while room > 0:
+        long = room > 200 and rng.random() < 0.5
+        turn = tasks.asked(*(tasks.story_request(rng) if long else tasks.exchange(rng)), weight=TEXT)
+        document += turn
+        room -= len(tokens_of(turn)[0])
+    asking = [asking for _, asking in both]
+    rng.shuffle(asking)
+    return document, asking
+
+
+def document(rng: random.Random, filler: Filler, room: int) -> Document:
+    """Any document of about `room` tokens at most; recall documents take a share of it, log-uniform."""
+    kind = rng.random()
+    distance = round(math.exp(rng.uniform(math.log(SMALLEST), math.log(max(room, SMALLEST + 1))))) - SMALLEST
+    if kind < 0.20:
+        before = rng.randint(0, max(0, room - distance - 60)) if rng.random() < 0.5 else 0
+        return pass_key_document(rng, filler, distance, before)[0]
+    if kind < 0.42:
+        pairs = min(rng.randint(2, 20), max(2, room // 16))
+        return key_value_document(rng, filler, max(0, distance - 9 * pairs), pairs, rng.randint(1, 8))[0]
+    if kind < 0.58:
+        told, asking = chat_document(rng, distance - 30, rng.randint(1, 4))
+        return told + [piece for turn in asking for piece in turn]
+    if kind < 0.70:
+        return [piece for _ in range(rng.randint(1, 10)) for piece in tasks.asked(*tasks.exchange(rng))]
+    if kind < 0.76:
+        request, record, _ = tasks.json_record(rng)
+        return tasks.asked(request, record)
+    if kind < 0.80:
+        return tasks.repeated(rng, rng.randint(4, max(5, min(120, room // 6))))
+    if kind < 0.86:
+        text = tasks.words(rng, rng.randint(2, max(3, min(60, room // 8))))
+        return tasks.asked(f"Repeat: {text}", text)
+    if kind < 0.92:
+        return tasks.asked(*tasks.story_request(rng), weight=TEXT)
+    if kind < 0.96:
+        paragraphs = alice(held_out=False)
+        first = rng.randrange(len(paragraphs))
+        return [(" ".join(paragraphs[first : first + 4]), TEXT)]
+    return [(stories.story(rng), TEXT)]
+
+
+def row(rng: random.Random, filler: Filler, length: int) -> tuple[Ids, Weights]:
+    """`length` + 1 tokens: documents one after the other, each between BOS and EOS; the last may be cut."""
+    ids: Ids = []
+    weights: Weights = []
+    while len(ids) <= length:
+        made = document(rng, filler, length - len(ids) - 40)
+        if made[0][0] == USER and rng.random() < 0.1:
+            made = [*tasks.said(SYSTEM, (rng.choice(tasks.SYSTEMS), TOLD)), *made]
+        some, some_weights = tokens_of(made)
+        ids += [BOS, *some, EOS]
+        weights += [TOLD, *some_weights, TEXT]
+    return ids[: length + 1], weights[: length + 1]
+
+
+def batch(seed: str, filler: Filler, rows: int, length: int) -> Batch:
+    """Training rows and the weights of their tokens; the same seed gives the same."""
+    rng = random.Random(seed)
+    made = [row(rng, filler, length) for _ in range(rows)]
+    return np.array([ids for ids, _ in made], np.int32), np.array([weights for _, weights in made], np.float32)
