@@ -16,6 +16,7 @@ import pytest
 from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.types import MissReason, PrefixHit, Request, RequestOutput, SamplingParams, StepPlan, TokenEvent
+from tests.divergence import k3
 
 OPTIONS: dict[str, Any] = {
     "max_num_seqs": 8,
@@ -225,11 +226,10 @@ def cold_scores(llm: LLM, turns: list[Turn]) -> list[list[Score]]:
 
 
 def divergence(turns: list[Turn], scores: list[list[Score]]) -> float:
-    """KL(cached ‖ cold), estimated from the tokens said: k3, the mean of exp(d) - 1 - d (Schulman 2020)."""
-    cold = np.array([score.token for row in scores for score in row])
-    cached = np.array([logprob for turn in turns for logprob in turn.logprobs])
+    """KL(cached ‖ cold), estimated from the tokens said."""
+    cold = [score.token for row in scores for score in row]
     assert len(cold) > 100
-    return float(np.mean(np.expm1(cold - cached) - (cold - cached)))
+    return k3([logprob for turn in turns for logprob in turn.logprobs], cold)
 
 
 def check_normal(cached: LLM, cold: LLM, *, seed: int, count: int) -> None:
