@@ -19,13 +19,14 @@ import httpx2
 import pytest
 
 import jswa
-from tests.unit.server.harness import TINY, until
+from tests.unit.server.harness import until
 from tests.unit.server.processes import ROOT, Process, started
 
 HERE = Path(__file__).parent
+TINY = ROOT / "jswa" / "assets" / "tiny"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
 SHORT = "Once upon a time there was a cat."
-LONG = "One day the dog went to the park. " * 80  # longer than the context
+LONG = "One day the dog went to the park. " * 500  # longer than the context
 QUESTIONS = [("Once upon a", [" time", " zqx"], 0), ("The dog was very", [" kxz", " happy"], 1)]
 
 
@@ -139,7 +140,7 @@ ALL = "jswa_multiple_choice,jswa_generate_until,jswa_loglikelihood_rolling,jswa_
 )
 def test_lm_eval_completions(arguments: dict[str, object], begins: list[int], url: str, tmp_path: Path) -> None:
     write_tasks(tmp_path, greedy("Once upon a time", begins))
-    found = evaluate(url, tmp_path, "local-completions", ALL, max_length=2048, **arguments)
+    found = evaluate(url, tmp_path, "local-completions", ALL, max_length=4096, **arguments)
     assert found["jswa_multiple_choice"]["acc,none"] == 1
     assert found["jswa_generate_until"]["exact_match,none"] == 1
     assert 0.1 < found["jswa_long"]["bits_per_byte,none"] < 4

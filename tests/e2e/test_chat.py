@@ -71,10 +71,10 @@ def test_what_cannot_be_rendered_or_run_is_refused(llm: LLM, tmp_path: Path) -> 
     """InvalidPrompt with the reason, nothing has run; a token that only the tokenizer has is no token of the model."""
     with pytest.raises(jswa.InvalidPrompt, match="no"):
         llm.chat(CAT, chat_template="{{ raise_exception('no') }}", **GREEDY)
-    more = {"added_tokens_decoder": {"259": {"content": "<far>", "special": True}}, "eos_token": "<far>"}
+    more = {"added_tokens_decoder": {"1024": {"content": "<far>", "special": True}}, "eos_token": "<far>"}
     with LLM(tiny(tmp_path, **more), **OPTIONS) as plain:
-        assert plain.engine.model.eos_token_ids == (2,)
-        with pytest.raises(jswa.InvalidToken, match=r"259: must be in \[0, 259\)"):
+        assert plain.engine.model.eos_token_ids == (2, 6)
+        with pytest.raises(jswa.InvalidToken, match=r"1024: must be in \[0, 1024\)"):
             plain.generate("The cat<far>", **GREEDY)
         with pytest.raises(jswa.InvalidPrompt, match="no template"):
             plain.chat(CAT, **GREEDY)
@@ -91,7 +91,7 @@ def test_the_tokenizers_eos_token_ends_a_text_too(llm: LLM, tmp_path: Path) -> N
     end = llm.tokenizer.backend.id_to_token(third)
     assert end is not None
     with LLM(tiny(tmp_path, chat_template=TEMPLATE, eos_token=end), **OPTIONS) as model:
-        assert model.engine.model.eos_token_ids == (2, third)
+        assert model.engine.model.eos_token_ids == (2, 6, third)
         ended, first = model.generate(prompt, **GREEDY)[0].outputs[0], free.token_ids.index(third)
         assert (ended.token_ids, ended.finish_reason) == (free.token_ids[: first + 1], "stop")
         assert model.generate(prompt, ignore_eos=True, **GREEDY)[0].outputs[0].token_ids == free.token_ids

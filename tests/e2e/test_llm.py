@@ -177,7 +177,7 @@ def test_generation_stops_at_max_model_len(llm: LLM) -> None:
         ("", jswa.InvalidPrompt, "prompt"),
         ([], jswa.InvalidPrompt, "prompt"),
         ([1, -2], jswa.InvalidToken, "prompt token id"),
-        ([1, 259], jswa.InvalidToken, "prompt token id"),
+        ([1, 1024], jswa.InvalidToken, "prompt token id"),
         ([1, 2**40], jswa.InvalidToken, "prompt token id"),
         ([1, 2**70], jswa.InvalidToken, "prompt token id"),
         ([70] * 512, jswa.PromptTooLong, "prompt"),

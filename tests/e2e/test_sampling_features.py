@@ -292,8 +292,8 @@ def test_features_side_by_side_do_not_touch_a_plain_neighbour(llm: LLM) -> None:
 def test_refused_features_name_their_field(llm: LLM) -> None:
     """Ids outside the vocabulary, and nothing left to generate; nothing runs."""
     for field, keywords in (
-        ("logit_bias", {"logit_bias": {259: 1.0}}),
-        ("allowed_token_ids", {"allowed_token_ids": [259]}),
+        ("logit_bias", {"logit_bias": {1024: 1.0}}),
+        ("allowed_token_ids", {"allowed_token_ids": [1024]}),
         ("min_tokens", {"min_tokens": 3, "allowed_token_ids": [5], "stop_token_ids": [5]}),
         ("min_p", {"min_p": 1.5}),
         ("n", {"n": 0}),

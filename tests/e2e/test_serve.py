@@ -127,8 +127,8 @@ def test_errors_of_the_package(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model="tiny", prompt=STORY, temperature=-1)
     assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048"):
-        client.completions.create(model="tiny", prompt=[5] * 2048)
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 4096"):
+        client.completions.create(model="tiny", prompt=[5] * 4096)
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="other", prompt=STORY)
     assert missing.value.code == "model_not_found"

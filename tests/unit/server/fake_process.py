@@ -8,7 +8,7 @@ from server.config import ServeConfig
 from server.run import run, set_up_logging
 from server.service import Served
 from tests.unit.server.fake_engine import FakeEngine
-from tests.unit.server.harness import TINY
+from tests.unit.server.harness import BYTES
 
 if __name__ == "__main__":
     fake, options = (json.loads(argument) for argument in sys.argv[1:3])
@@ -21,4 +21,4 @@ if __name__ == "__main__":
 
     config = ServeConfig(**{"served_model_name": ("fake",), "port": 0, **options})
     set_up_logging(config)
-    sys.exit(run(Served(build, Tokenizer.load(TINY)), config))
+    sys.exit(run(Served(build, Tokenizer.load(BYTES)), config))

@@ -20,7 +20,7 @@ from server.run import HeaderLimit, Server
 from server.service import Served, Service
 from tests.unit.server.fake_engine import FakeEngine
 
-TINY = Path(__file__).parents[3] / "jswa" / "assets" / "tiny"
+BYTES = Path(__file__).parent / "bytes"  # a tokenizer with one token per byte: id = byte + 3
 
 
 class Client:
@@ -86,7 +86,7 @@ def serving(
 ) -> Iterator[Client]:
     """A server with a fake engine and these options."""
     engine = engine or FakeEngine()
-    tokenizer = tokenizer or Tokenizer.load(TINY)
+    tokenizer = tokenizer or Tokenizer.load(BYTES)
     chat = None if template is None else ChatTemplate({"default": template}, {"eos_token": "<eos>"})
     with serve(Served(lambda: engine, tokenizer, chat, defaults or {}), headers, **options) as client:
         client.engine = engine
