@@ -102,13 +102,15 @@ def _add_routes(app: FastAPI) -> None:
 
 
 async def models(request: Request) -> Response:
-    """All names of the model."""
+    """All names of the model, and its adapters."""
     service = service_of(request)
-    return JsonResponse({"object": "list", "data": [_card(service, name) for name in service.names]})
+    return JsonResponse(
+        {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.adapters)]}
+    )
 
 
 async def model(model: str, request: Request) -> Response:
-    """One name of the model."""
+    """One name of the model, or one adapter."""
     service = service_of(request)
     return JsonResponse(_card(service, service.check_model(model)))
 
@@ -136,7 +138,7 @@ async def version() -> Response:
 def _card(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name, "object": "model", "created": service.created, "owned_by": "jswa", "root": service.names[0],
-        "parent": None, "max_model_len": service.max_model_len,
+        "parent": service.names[0] if name in service.adapters else None, "max_model_len": service.max_model_len,
     }  # fmt: skip
 
 

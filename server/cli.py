@@ -33,7 +33,7 @@ def serve(
     *,
     config: Path | None = None,
     server: Annotated[ServeConfig, Parameter(name="*")] = _SERVER,
-    engine: Annotated[EngineConfig, Parameter(name="*")] = _ENGINE,
+    engine: Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)] = _ENGINE,  # --lora-modules a=x b=y
 ) -> int:
     """Serve a model over HTTP, as OpenAI's API.
 
@@ -59,6 +59,9 @@ def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
     set_up_logging(server)
     if not server.served_model_name:
         server = dataclasses.replace(server, served_model_name=(model,))
+    for name in engine.adapters:
+        if name in server.served_model_name:
+            raise ConfigError("lora_modules", name, "is a name of the model itself: the adapter must have another one")
     llm = LLM(model, **dataclasses.asdict(engine))
 
     def engines() -> Iterator[EngineLike]:

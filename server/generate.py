@@ -81,10 +81,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Order:
-    """What a request asks for besides its prompts and sampling; `key`: who asks."""
+    """What a request asks for besides its prompts and sampling; `key`: who asks; `lora`: the adapter to run with."""
 
     key: Key = None
     cache_salt: str = ""
+    lora: str | None = None
     priority: int = 0
     deadline: float | None = None
     keep_alive: float | None = None
@@ -118,6 +119,7 @@ def build(
                 bad_words=words,
                 priority=(order.priority << _TURN_BITS) + start,
                 cache_salt=order.cache_salt,
+                lora=order.lora,
             )
             requests.append(_sharing(request, requests[0]) if requests else request)
     except RequestError as error:
@@ -159,6 +161,7 @@ class Job:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.finish_reasons: list[FinishReason] = []
+        self.lora = order.lora
         self._bridge = bridge
         self._admission = admission
         self._turns = turns

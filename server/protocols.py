@@ -1,5 +1,6 @@
 """What the server asks of an engine: `jswa.engine.Engine` is one, unit tests have a fake without jax."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +40,11 @@ class EngineLike(Protocol):
         """What it runs with."""
         ...
 
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Its LoRA adapters, by name."""
+        ...
+
     def request(
         self,
         request_id: str,
@@ -48,6 +54,7 @@ class EngineLike(Protocol):
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
         cache_salt: str = "",
+        lora: str | None = None,
     ) -> Request:
         """Validate a prompt. Of all methods, only this one may be called beside the engine's thread."""
         ...

@@ -60,6 +60,7 @@ class Service:
         rebuild = model.build if config.restart_engine else None
         self.bridge = Bridge(model.build(), rebuild=rebuild, step_timeout=config.step_timeout)
         self.limits = self.bridge.engine.limits
+        self.adapters = tuple(self.bridge.engine.adapters)
         weights = weights_of(config.api_key, config.api_key_weight)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
         self.turns = Turns(weights)
@@ -112,8 +113,8 @@ class Service:
                 job.abort()
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises ApiError for a model that is not served."""
-        if name is None or name in self.names:
+        """The name to answer with: the model's, or an adapter's. Raises ApiError for a model that is not served."""
+        if name is None or name in self.names or name in self.adapters:
             return name or self.names[0]
         raise ApiError(
             404, f"The model {name[:200]!r} does not exist: served is {self.names[0]!r}.", param="model",
@@ -130,6 +131,7 @@ class Service:
         order = Order(
             key=key,
             cache_salt=_salt(key, body.cache_salt),
+            lora=body.model if body.model in self.adapters else None,
             priority=body.priority or 0,
             deadline=self.config.request_timeout or None,
             keep_alive=self.config.keep_alive if body.stream else None,
@@ -170,6 +172,7 @@ class Service:
         self.metrics.ended(job, whole=whole)
         at = job.timing
         data: dict[str, Any] = {"request_id": name, "prompt_tokens": job.prompt_tokens}
+        data |= {} if job.lora is None else {"lora": job.lora}
         data |= {"completion_tokens": job.completion_tokens, "cached_tokens": job.cached_tokens}
         spans = {"queue_s": at.scheduled, "first_token_s": at.first_token, "total_s": at.finished}
         data |= {key: None if end is None else round(end - at.arrival, 4) for key, end in spans.items()}

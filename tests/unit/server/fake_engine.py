@@ -1,7 +1,7 @@
 """An engine without a model, for tests of the server: token k of a text is a function of the prompt and k."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from jaxtyping import Int
@@ -32,8 +32,11 @@ def count_up(prompt: list[int], position: int) -> int:
 class FakeEngine:
     """Runs up to `max_rows` requests, a token per step each. `steps_left` bounds its life."""
 
-    def __init__(self, *, rule: Rule = count_up, max_rows: int = 8, max_model_len: int = 256) -> None:
+    def __init__(
+        self, *, rule: Rule = count_up, max_rows: int = 8, max_model_len: int = 256, adapters: Collection[str] = ()
+    ) -> None:
         self.model = FakeModel()
+        self.adapters = {name: f"digest of {name}" for name in adapters}
         self.limits = Limits(max_model_len, max_rows, max_rows, 16, num_blocks=64)
         self.rule = rule
         self.steps = 0
@@ -57,6 +60,7 @@ class FakeEngine:
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
         cache_salt: str = "",
+        lora: str | None = None,
     ) -> Request:
         """As the engine validates."""
         if not len(prompt):
@@ -76,6 +80,7 @@ class FakeEngine:
             priority=priority,
             constraint=make_constraint(params, self.model.vocab_size, len(prompt), stops, bad_words),
             cache_salt=cache_salt,
+            adapter=0 if lora is None else 1 + list(self.adapters).index(lora),
         )
 
     def add(self, request: Request) -> None:
