@@ -30,7 +30,8 @@ def generate(
     ignore_eos: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     stats: bool = False,
-    engine: Annotated[EngineConfig, Parameter(name="*")] = _DEFAULTS,
+    lora: str | None = None,
+    engine: Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)] = _DEFAULTS,  # --lora-modules a=x b=y
 ) -> None:
     """Continue each prompt and print the text.
 
@@ -54,6 +55,8 @@ def generate(
         Print one JSON object per prompt.
     stats
         Print tokens per second and live KV pages to stderr.
+    lora
+        Name of the LoRA adapter to run with, one of --lora-modules.
     """
     from jswa.llm import LLM
     from jswa.types import SamplingParams
@@ -70,7 +73,7 @@ def generate(
         meter = _Meter(llm)
         rows: dict[str, dict[str, Any]] = {}
         try:
-            for piece in llm.generate(list(prompts), params, stream=True):
+            for piece in llm.generate(list(prompts), params, stream=True, lora=lora):
                 new = piece.outputs[0]
                 meter.count(new.token_ids)
                 row = rows.setdefault(piece.request_id, {"prompt": piece.prompt, "text": "", "token_ids": []})
