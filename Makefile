@@ -5,7 +5,9 @@ fits     = -c 'import sys, $(1); sys.exit(sys.version_info < (3, 12))' 2>/dev/nu
 PYTHON  ?= $(shell for p in python3.12 python3.13 python3 $(PYENV)/3.1[2-9]*/bin/python; do \
              "$$p" $(call fits,ensurepip) && echo "$$p" && break; done)
 PYTHON311 ?= $(firstword $(wildcard $(PYENV)/3.11*/bin/python) python3.11)
-PROMPTS := "Once upon a time" "The cat" "A long time ago, in a small village"
+TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me a story about a fox named Max." \
+           "Write a JSON record with name, age and town: Rosa is 7 years old and lives in Paris." \
+           "What is 27 + 45?" "Tell me a story about a girl named Lily." "What is the pass key?" "What is my name?"
 # Test processes. XLA starts threads of its own in each.
 WORKERS ?= 2
 BIN     := .venv/bin
@@ -18,8 +20,8 @@ CLIENTS := sdk lm-eval guidellm aiperf routers
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
-run: .venv/installed  ## generate text with the embedded model
-	$(BIN)/jswa generate --stats --max-tokens 600 $(PROMPTS)
+run: .venv/installed  ## talk with the embedded model
+	$(BIN)/jswa chat --stats $(TALK)
 
 test: .venv/installed  ## run the tests on WORKERS=2 processes
 	$(BIN)/python -m pytest -q -n $(WORKERS)

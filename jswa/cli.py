@@ -87,6 +87,49 @@ def generate(
             print(meter.report(), file=sys.stderr)
 
 
+@app.command
+def chat(
+    *messages: str,
+    model: str = "tiny",
+    system: str = "",
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    stats: bool = False,
+    lora: str | None = None,
+    engine: Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)] = _DEFAULTS,
+) -> None:
+    """Talk with a model: the messages given, or what is typed, one a line.
+
+    Parameters
+    ----------
+    messages
+        What to say, turn by turn; none: read from the terminal or stdin until its end.
+    model
+        Folder of a Hugging Face checkpoint with a chat template, or "tiny", the model in the box.
+    system
+        A system message.
+    max_tokens
+        Most tokens of an answer.
+    temperature
+        0 is greedy.
+    stats
+        Print after each answer how much of its prompt was cached; at the end tokens per second and KV pages, to stderr.
+    lora
+        Name of the LoRA adapter to run with, one of --lora-modules.
+    """
+    from jswa.llm import LLM
+    from jswa.talk import talk, typed
+    from jswa.types import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    with LLM(model, **dataclasses.asdict(engine)) as llm:
+        meter = _Meter(llm)
+        said = messages or typed()
+        talk(llm, said, params, system=system, lora=lora, echo=bool(messages), stats=stats, count=meter.count)
+        if stats:
+            print(meter.report(), file=sys.stderr)
+
+
 @app.command(help_flags=[], version_flags=[])
 def serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
     """Serve a model over HTTP, as OpenAI's API: `jswa serve MODEL`; `jswa serve --help` shows the options."""
