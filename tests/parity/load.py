@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tests.parity.weights import Tensor, fingerprint, random_weights
 
 FIXTURES = Path(__file__).parent / "fixtures"
+ADAPTERS = Path(__file__).parent / "adapters"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,31 @@ class Fixture:
     def configs(self) -> dict[str, dict[str, Any]]:
         """Every stored form of the config; all of them must give the same logits."""
         return {"v5": self.config} | ({} if self.old_config is None else {"old": self.old_config})
+
+
+@dataclass(frozen=True)
+class FixtureAdapter:
+    """A LoRA adapter on a fixture's checkpoint, and what PEFT makes of both."""
+
+    config: dict[str, Any]  # adapter_config.json
+    tensors: dict[str, Tensor]  # by their names on disk
+    logits: NDArray[np.float32]  # [T, V] over the fixture's tokens
+
+
+def adapter_names() -> list[str]:
+    """The fixtures that have an adapter, sorted."""
+    return sorted(path.parent.name for path in ADAPTERS.glob("*/expected.npz"))
+
+
+def load_adapter(name: str) -> FixtureAdapter:
+    """The adapter of a fixture; fail as `load_fixture` does."""
+    with np.load(ADAPTERS / name / "expected.npz") as data:
+        stored: dict[str, NDArray[Any]] = dict(data)
+    shapes = {key: tuple(shape) for key, shape in json.loads(str(stored["shapes"])).items()}
+    tensors = random_weights(shapes, {}, int(stored["seed"]), json.loads(str(stored["scales"])))
+    if not np.allclose(fingerprint(tensors), stored["fingerprint"], rtol=1e-5):
+        raise RuntimeError(f"{name}: NumPy {np.__version__} draws other weights than the adapter was made with")
+    return FixtureAdapter(_read_json(ADAPTERS / name / "adapter_config.json"), tensors, stored["logits"])
 
 
 def names() -> list[str]:
