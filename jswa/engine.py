@@ -229,7 +229,7 @@ class Engine:
         """The index of an adapter, and the root of its texts in the prefix cache. Raises RequestError."""
         if lora is None:
             return 0, root_key(salt, None)
-        if not isinstance(lora, str) or lora not in self.adapters:
+        if lora not in self.adapters:
             known = f"must be one of {', '.join(self.adapters)}" if self.adapters else "this engine has no lora_modules"
             raise RequestError("lora", lora, known)
         return 1 + list(self.adapters).index(lora), root_key(salt, self.adapters[lora])

@@ -136,8 +136,14 @@ def salt_of(prompt: Prompt, default: str) -> str:
 
 
 def adapter_of(prompt: Prompt, default: str | None) -> str | None:
-    """The name of one prompt's LoRA adapter: its own, or that of the call. Whether it exists is the engine's to say."""
-    return prompt.get("lora", default) if isinstance(prompt, Mapping) else default
+    """The name of one prompt's LoRA adapter: its own, or that of the call. Raises InvalidPrompt.
+
+    Whether it exists is the engine's to say.
+    """
+    name = prompt.get("lora", default) if isinstance(prompt, Mapping) else default
+    if name is not None and not isinstance(name, str):
+        raise InvalidPrompt("lora", name, "must be a string")
+    return name
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:

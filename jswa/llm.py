@@ -245,6 +245,7 @@ def generate(
     *,
     stream: bool = False,
     use_tqdm: bool = True,
+    lora: str | None = None,
     **options: Any,
 ) -> list[RequestOutput] | Iterator[RequestOutput]:
     """`LLM(model, …).generate(prompts, …)` in one call; the last model used stays loaded.
@@ -256,8 +257,8 @@ def generate(
     sampling = {name: value for name, value in options.items() if name in sampling_names}
     llm = _loaded(str(model), engine_config(engine_options))
     if stream:
-        return llm.generate(prompts, sampling_params, stream=True, **sampling)
-    return llm.generate(prompts, sampling_params, stream=False, use_tqdm=use_tqdm, **sampling)
+        return llm.generate(prompts, sampling_params, stream=True, lora=lora, **sampling)
+    return llm.generate(prompts, sampling_params, stream=False, use_tqdm=use_tqdm, lora=lora, **sampling)
 
 
 def _with_end_token(model: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
