@@ -248,9 +248,9 @@ def table(found: list[dict[str, Any]], compiled: list[dict[str, Any]]) -> Table:
         rows,
         [
             "Published: 20449 gives MiMo-V2-Flash on 4 GPUs, 1,400 questions of GSM8K, with the change alone: accuracy "
-            "0.853, 25.9 s, 6,821 tokens/s; 23552 and 24138 no figures. 27642 counts the gathers that came back later "
-            "(45 too many for 46 local layers), 26931 measures 8 µs a layer and 1.6 to 2.3 % of throughput "
-            "(DeepSeek-V4 on AMD).",
+            "0.853, 25.9 s, 6,821 tokens/s; 24138 gives no figures. 27642 counts the gathers that came back later (45 "
+            "too many for 46 local layers), 26931 measures 8 µs a layer and 1.6 to 2.3 % of throughput (DeepSeek-V4 on "
+            "AMD).",
             "Off computes more than SGLang's baseline did: all of a layer's indices, pages to read too, not only where "
             "it writes. The layers' copies are held apart by optimisation barriers; without these XLA makes them one.",
             "Gathers of integers outside attention and experts; `compiled` is for this machine's CPU. Times: median "

@@ -9,9 +9,9 @@ questions with `--disable-radix-cache` and without. Here nothing is wrapped: off
 * the ends of the texts that those sets have besides, whose log probabilities are asked for through the cache. Those of
   a prompt never come from it, so the tokens are forced: one request for each, of all text before it, that may generate
   that token alone (`allowed_token_ids`); its log probability is that before the restriction;
-* what the model says after the first half of these texts, sampled: the estimator k3 (Schulman, "Approximating KL
-  divergence", 2020; also used for SGLang's caches) between the log probabilities of that run and those that an engine
-  without the cache gives for prompt and text in one prefill.
+* what the model says after the first half of these texts, sampled: the estimator k3 (`tests.divergence`; SGLang's own
+  tests of its caches use it too) between the log probabilities of that run and those that an engine without the cache
+  gives for prompt and text in one prefill.
 """
 
 import math
@@ -28,6 +28,7 @@ from jswa.evaluate import evaluate, prompt_logprobs, questions
 from jswa.llm import LLM
 from jswa.task_sets import FOLDER, read_sets
 from jswa.types import SamplingParams
+from tests.divergence import forced, forced_logprob, k3
 
 VARIANTS = ("on", "off")
 FORCED = 96  # tokens at the end of a text
@@ -40,40 +41,28 @@ def texts_of(llm: LLM, sets: Path, limit: int | None) -> list[Int[np.ndarray, " 
     return [question.ids for question in questions(llm, items)[0]]
 
 
-def forced(llm: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[str, Any]:
+def tails(llm: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[str, Any]:
     """Bits per byte, and how often the likeliest token is the right one, of the last `count` tokens of each text."""
     assert llm.tokenizer is not None
-    prompts, params, size = [], [], 0
-    for ids in texts:
-        begin = max(1, len(ids) - count)
-        size += len(llm.tokenizer.decode(ids[begin:].tolist()).encode())
-        for at in range(begin, len(ids)):
-            prompts.append(ids[:at].tolist())
-            only = [int(ids[at])]
-            params.append(SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=only, logprobs=1))
+    pairs = [(ids, at) for ids in texts for at in range(max(1, len(ids) - count), len(ids))]
+    size = sum(len(llm.tokenizer.decode(ids[max(1, len(ids) - count) :].tolist()).encode()) for ids in texts)
     start = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
+    outputs = forced(llm, [ids for ids, _ in pairs], [at for _, at in pairs])
     seconds = time.perf_counter() - start
-    logprobs, right = [], 0
-    for output in outputs:
-        (chosen,) = output.outputs[0].token_ids
-        entry = (output.outputs[0].logprobs or [])[0]
-        logprobs.append(entry[chosen].logprob)
-        right += entry[chosen].rank == 1
+    logprobs = [forced_logprob(output) for output in outputs]
+    first = [(output.outputs[0].logprobs or [])[0][output.outputs[0].token_ids[0]].rank == 1 for output in outputs]
     return {
         "tokens": len(logprobs),
         "bits_per_byte": -sum(logprobs) / math.log(2) / size,
-        "accuracy": right / len(logprobs),
+        "accuracy": sum(first) / len(first),
         "logprobs": logprobs,
         "seconds": seconds,
     }
 
 
 def divergence(llm: LLM, scorer: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[str, float]:
-    """k3 between what the LLM said of its own sampled tokens, in decode, and what the scorer says of them, in prefill.
-
-    Mean over the prompts of the mean over tokens of exp(d) - 1 - d, d = log p(prefill) - log p(decode).
-    """
+    """k3 between what the LLM said of its own sampled tokens, in decode, and what the scorer says of them, in prefill:
+    the mean over the prompts."""
     prompts = [ids[: len(ids) // 2].tolist() for ids in texts]
     params = SamplingParams(temperature=1.0, max_tokens=count, seed=1, ignore_eos=True, logprobs=0)
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -83,9 +72,9 @@ def divergence(llm: LLM, scorer: LLM, texts: Sequence[Int[np.ndarray, " T"]], co
     for prompt, output, score in zip(prompts, outputs, scores, strict=True):
         tables = output.outputs[0].logprobs or []
         said = [table[token].logprob for token, table in zip(output.outputs[0].token_ids, tables, strict=True)]
-        d = np.array(prompt_logprobs(score)[len(prompt) - 1 :]) - np.array(said)
-        means.append(float(np.mean(np.expm1(d) - d)))
-        furthest = max(furthest, float(np.abs(d).max()))
+        scored = prompt_logprobs(score)[len(prompt) - 1 :]
+        means.append(k3(said, scored))
+        furthest = max(furthest, float(np.abs(np.array(scored) - said).max()))
     return {"k3": float(np.mean(means)), "largest_difference": furthest}
 
 
@@ -97,7 +86,7 @@ def compare(
     texts = texts_of(llms["off"], sets, limit)
     found: dict[str, dict[str, Any]] = {name: {"passes": [], "forced": []} for name in VARIANTS}
     for llm in llms.values():  # compiles what is compiled when first used
-        forced(llm, texts[:1], 1)
+        tails(llm, texts[:1], 1)
         divergence(llm, llms["off"], texts[:1], 2)
     for _ in range(repeats):
         for llm in llms.values():
@@ -108,7 +97,7 @@ def compare(
     for _ in range(repeats):
         for name, llm in llms.items():
             llm.flush_cache()
-            one = forced(llm, texts, tail)
+            one = tails(llm, texts, tail)
             found[name]["forced"].append({**one, "hit_rate": llm.cache_stats().hit_rate})
     for name, llm in llms.items():
         found[name] |= divergence(llm, llms["off"], texts, said)
