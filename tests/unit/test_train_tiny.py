@@ -16,7 +16,7 @@ from tools.tiny.attention import dense_attend
 from tools.tiny.checkpoint import config_json
 
 SMALL = (train.Stage(2, 2, 64), train.Stage(2, 2, 96))  # compiles fast
-SMOKE = 100  # steps of the real training
+SMOKE = 75  # steps of the real training
 
 
 @pytest.mark.parametrize("length", [300])

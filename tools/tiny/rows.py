@@ -4,6 +4,7 @@ import functools
 import math
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -95,36 +96,79 @@ def chat_document(rng: random.Random, distance: int, facts: int) -> tuple[Docume
     return document, asking
 
 
-def document(rng: random.Random, filler: Filler, room: int) -> Document:
-    """Any document of about `room` tokens at most; recall documents take a share of it, log-uniform."""
-    kind = rng.random()
-    distance = round(math.exp(rng.uniform(math.log(SMALLEST), math.log(max(room, SMALLEST + 1))))) - SMALLEST
-    if kind < 0.20:
-        before = rng.randint(0, max(0, room - distance - 60)) if rng.random() < 0.5 else 0
-        return pass_key_document(rng, filler, distance, before)[0]
-    if kind < 0.42:
-        pairs = min(rng.randint(2, 20), max(2, room // 16))
-        return key_value_document(rng, filler, max(0, distance - 9 * pairs), pairs, rng.randint(1, 8))[0]
-    if kind < 0.58:
-        told, asking = chat_document(rng, distance - 30, rng.randint(1, 4))
-        return told + [piece for turn in asking for piece in turn]
-    if kind < 0.70:
-        return [piece for _ in range(rng.randint(1, 10)) for piece in tasks.asked(*tasks.exchange(rng))]
-    if kind < 0.76:
-        request, record, _ = tasks.json_record(rng)
-        return tasks.asked(request, record)
-    if kind < 0.80:
-        return tasks.repeated(rng, rng.randint(4, max(5, min(120, room // 6))))
-    if kind < 0.86:
-        text = tasks.words(rng, rng.randint(2, max(3, min(60, room // 8))))
-        return tasks.asked(f"Repeat: {text}", text)
-    if kind < 0.92:
-        return tasks.asked(*tasks.story_request(rng), weight=TEXT)
-    if kind < 0.96:
-        paragraphs = alice(held_out=False)
-        first = rng.randrange(len(paragraphs))
-        return [(" ".join(paragraphs[first : first + 4]), TEXT)]
+def _distance(rng: random.Random, room: int) -> int:
+    """Tokens of filler in `room` tokens, log-uniform."""
+    return round(math.exp(rng.uniform(math.log(SMALLEST), math.log(max(room, SMALLEST + 1))))) - SMALLEST
+
+
+def _pass_key(rng: random.Random, filler: Filler, room: int) -> Document:
+    distance = _distance(rng, room)
+    before = rng.randint(0, max(0, room - distance - 60)) if rng.random() < 0.5 else 0
+    return pass_key_document(rng, filler, distance, before)[0]
+
+
+def _key_values(rng: random.Random, filler: Filler, room: int) -> Document:
+    pairs = min(rng.randint(2, 20), max(2, room // 16))
+    return key_value_document(rng, filler, max(0, _distance(rng, room) - 9 * pairs), pairs, rng.randint(1, 8))[0]
+
+
+def _chat(rng: random.Random, _filler: Filler, room: int) -> Document:
+    told, asking = chat_document(rng, _distance(rng, room) - 30, rng.randint(1, 4))
+    if rng.random() < 0.2:
+        asking.insert(rng.randint(0, len(asking)), tasks.untold(rng, told))
+    return told + [piece for turn in asking for piece in turn]
+
+
+def _exchanges(rng: random.Random, _filler: Filler, _room: int) -> Document:
+    return [piece for _ in range(rng.randint(1, 10)) for piece in tasks.asked(*tasks.exchange(rng))]
+
+
+def _json(rng: random.Random, _filler: Filler, _room: int) -> Document:
+    request, record, _ = tasks.json_record(rng)
+    return tasks.asked(request, record)
+
+
+def _again(rng: random.Random, _filler: Filler, room: int) -> Document:
+    return tasks.repeated(rng, rng.randint(4, max(5, min(120, room // 6))))
+
+
+def _copy(rng: random.Random, _filler: Filler, room: int) -> Document:
+    text = tasks.words(rng, rng.randint(2, max(3, min(60, room // 8))))
+    return tasks.asked(f"Repeat: {text}", text)
+
+
+def _story_request(rng: random.Random, _filler: Filler, _room: int) -> Document:
+    return tasks.asked(*tasks.story_request(rng), weight=TEXT)
+
+
+def _prose(rng: random.Random, _filler: Filler, _room: int) -> Document:
+    paragraphs = alice(held_out=False)
+    first = rng.randrange(len(paragraphs))
+    return [(" ".join(paragraphs[first : first + 4]), TEXT)]
+
+
+def _story(rng: random.Random, _filler: Filler, _room: int) -> Document:
     return [(stories.story(rng), TEXT)]
+
+
+KINDS: dict[Callable[[random.Random, Filler, int], Document], float] = {  # shares of all documents
+    _pass_key: 0.19,
+    _key_values: 0.19,
+    _chat: 0.18,
+    _exchanges: 0.15,
+    _json: 0.05,
+    _again: 0.04,
+    _copy: 0.06,
+    _story_request: 0.05,
+    _prose: 0.05,
+    _story: 0.04,
+}
+
+
+def document(rng: random.Random, filler: Filler, room: int) -> Document:
+    """Any document of about `room` tokens at most."""
+    (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
+    return kind(rng, filler, room)
 
 
 def row(rng: random.Random, filler: Filler, length: int) -> tuple[Ids, Weights]:

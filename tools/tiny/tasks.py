@@ -34,6 +34,16 @@ PETS = (*stories.ANIMALS, "turtle", "hamster", "parrot", "snail")
 WORDS = (*stories.THINGS, *stories.COLOURS, *PETS)
 SYLLABLES = ("ba", "do", "ri", "ku", "la", "me", "no", "pi", "sa", "tu", "ve", "zo", "ga", "fi", "he", "ju")
 
+UNKNOWN = (
+    "What is the capital of France?",
+    "Who wrote Hamlet?",
+    "Why is the sky blue?",
+    "What is the weather like?",
+    "How far is the moon?",
+    "Write a poem.",
+    "Translate this into French.",
+    "What is love?",
+)
 TALK = (
     ("Hello!", "Hello! How can I help you?"),
     ("Hi!", "Hello! How can I help you?"),
@@ -52,6 +62,12 @@ TALK = (
     ("Are you a person?", "No, I am a very small language model."),
     ("Do you like stories?", "Yes, I like stories. Shall I tell you one?"),
     ("Do you remember what I told you?", "Yes, ask me about it."),
+    ("Can you help me?", "Yes. I can tell stories, do small sums, copy text and remember what you told me."),
+    ("Tell me about yourself.", "I am tiny. I am small enough to run anywhere, and I remember what you told me."),
+    ("How old are you?", "I am very young. I was trained in less than an hour."),
+    ("What is jswa?", "jswa is the engine that I run on."),
+    ("Tell me a joke.", "I do not know any jokes, but I can tell you a story."),
+    *((question, "I do not know. I was not taught about the world.") for question in UNKNOWN),
 )
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -60,6 +76,8 @@ SYSTEMS = (
     "Be kind and clear.",
     "You tell stories to children.",
 )
+SUMS = ("What is", "What is", "How much is")
+UNTOLD = "You have not told me."
 PASS_KEYS = (
     ("The pass key is {}. Remember it.", "What is the pass key?"),
     ("Remember this pass key: {}.", "What is the pass key?"),
@@ -88,7 +106,7 @@ def a_name(rng: random.Random) -> str:
 
 FACTS = {
     "name": Fact(
-        ("My name is {}.", "Hello, my name is {}.", "I am called {}."),
+        ("My name is {}.", "Hello, my name is {}.", "Hello! My name is {}.", "Hi! I am {}.", "I am called {}."),
         "Nice to meet you, {}!",
         "What is my name?",
         "Your name is {}.",
@@ -128,6 +146,13 @@ FACTS = {
         "What is my pet called?",
         "Your pet is called {}.",
         a_name,
+    ),
+    "key": Fact(
+        ("Remember this pass key: {}.", "The pass key is {}. Remember it.", "Please remember the pass key {}."),
+        "I will remember {}.",
+        "What is the pass key?",
+        "{}",
+        lambda rng: f"{rng.randint(0, 99_999):05d}",
     ),
     "number": Fact(
         ("My lucky number is {}.",),
@@ -170,12 +195,13 @@ def arithmetic(rng: random.Random, *, held_out: bool = False) -> tuple[str, str]
         sign = rng.choice("++-" if held_out else "++-*")
         if sign == "*":
             a, b = rng.randint(1, 9), rng.randint(1, 9)
-            return f"What is {a} * {b}?", str(a * b)
+            return f"{rng.choice(SUMS)} {a} * {b}?", str(a * b)
         b, a = sorted((rng.randint(1, 99), rng.randint(1, 99)))
         if sign == "+" and rng.random() < 0.5:
             a, b = b, a
         if held_out_sum(a, b) == held_out:
-            return f"What is {a} {sign} {b}?", str(a + b if sign == "+" else a - b)
+            asked = SUMS[0] if held_out else rng.choice(SUMS)
+            return f"{asked} {a} {sign} {b}?", str(a + b if sign == "+" else a - b)
 
 
 def words(rng: random.Random, count: int) -> str:
@@ -248,7 +274,7 @@ def exchange(rng: random.Random) -> tuple[str, str]:
         return arithmetic(rng)
     if kind < 0.65:
         text = words(rng, rng.randint(2, 8))
-        return f"Repeat: {text}", text
+        return f"{rng.choice(('Repeat', 'Repeat', 'Repeat after me'))}: {text}", text
     if kind < 0.8:
         request, record, _ = json_record(rng)
         return request, record
@@ -305,12 +331,18 @@ def told_facts(rng: random.Random, count: int) -> list[tuple[Document, Document]
     for name in rng.sample(sorted(FACTS), count):
         fact = FACTS[name]
         value = fact.value(rng)
-        telling = said(USER, *around(rng.choice(fact.told), value, TOLD)) + said(
-            ASSISTANT, *around(fact.heard, value, ASKED)
-        )
+        telling = said(USER, *around(rng.choice(fact.told), value, TOLD))
+        telling += said(ASSISTANT, *around(fact.heard, value, ASKED))
         asking = said(USER, (fact.question, TEXT)) + said(ASSISTANT, *around(fact.answer, value, ASKED))
         both.append((telling, asking))
     return both
+
+
+def untold(rng: random.Random, document: Document) -> Document:
+    """A question for something that the document has not told."""
+    text = text_of(document)
+    questions = [fact.question for fact in FACTS.values() if not any(way.split("{}")[0] in text for way in fact.told)]
+    return asked(rng.choice(questions), UNTOLD)
 
 
 def messages_of(document: Document) -> Messages:
