@@ -34,8 +34,8 @@ def with_adapters(name: str, base: Array | Quantized, params: dict[str, Array]) 
     return Adapted(base, params[name + _A], params[name + _B], params[name + _OWNER])
 
 
-def adapter_params(name: str, a: Array, b: Array, owner: Array) -> dict[str, Array]:
-    """The parameters that adapt the matrix `name`."""
+def adapter_params[T](name: str, a: T, b: T, owner: T) -> dict[str, T]:
+    """The parameters that adapt the matrix `name`: arrays, or their shapes."""
     return {name + _A: a, name + _B: b, name + _OWNER: owner}
 
 
