@@ -15,7 +15,7 @@ from tools.tiny import optimizer, scores, train
 from tools.tiny.attention import dense_attend
 from tools.tiny.checkpoint import config_json
 
-SMALL = (train.Stage(2, 2, 64), train.Stage(2, 2, 96))  # compiles fast
+SMALL = (train.Stage(2, 1, 64), train.Stage(2, 1, 96))  # compiles fast
 SMOKE = 75  # steps of the real training
 
 

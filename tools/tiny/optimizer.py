@@ -1,5 +1,6 @@
 """Muon for matrices, Adam for everything else, and the gradient of a batch on all cores."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import ModelConfig
-from jswa.model.transformer import Params
+from jswa.model.transformer import Params, param_shapes
 from tools.tiny.scores import token_losses
 
 PEAK, ADAM_PEAK = 0.02, 3e-3  # learning rates of Muon and of Adam
@@ -23,9 +24,10 @@ Step = Callable[[Params, Any, Int[Array, "B T+1"], Float[Array, "B T+1"], float]
 ALL, SPLIT = PartitionSpec(), PartitionSpec("rows")  # type: ignore[no-untyped-call]
 
 
-def optimizer(params: Mapping[str, Any]) -> optax.GradientTransformation:
+def optimizer(config: ModelConfig) -> optax.GradientTransformation:
     """Muon (Jordan et al., 2024) for all matrices but the embedding; `learning_rate` scales what it gives."""
-    matrices = {name for name, value in params.items() if len(value.shape) == 2 and name != "embed"}
+    shapes = param_shapes(config, jnp.dtype(jnp.float32))
+    matrices = {name for name, value in shapes.items() if len(value.shape) == 2 and name != "embed"}
 
     def dimensions(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {name: optax.contrib.MuonDimensionNumbers() if name in matrices else None for name in tree}
@@ -47,9 +49,10 @@ def learning_rate(progress: float) -> float:
     return PEAK * min(1.0, (progress + 1e-3) / WARM_UP, (1 - progress) / DECAY)
 
 
-def make_step(config: ModelConfig, params: Mapping[str, Any], rows: int) -> Step:
+@functools.lru_cache(maxsize=2)
+def make_step(config: ModelConfig, rows: int) -> Step:
     """One jitted step on `rows` rows; the learning rate is an argument."""
-    gradients, optimize = _gradients(config, rows), optimizer(params)
+    gradients, optimize = _gradients(config, rows), optimizer(config)
 
     def step(params: Params, state: Any, ids: Array, weights: Array, rate: float) -> tuple[Params, Any, Array]:
         loss, grads = gradients(params, ids, weights)

@@ -23,7 +23,7 @@ from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, param_shapes
 from tools.tiny import rows, scores
 from tools.tiny.checkpoint import config_json, model_card, round_to_stored, write_checkpoint
-from tools.tiny.optimizer import ALL, Step, learning_rate, make_step, optimizer, row_mesh
+from tools.tiny.optimizer import ALL, learning_rate, make_step, optimizer, row_mesh
 
 DEFAULT_OUT = Path(__file__).parents[2] / "jswa" / "assets" / "tiny"
 CURVE = Path(__file__).parent / "curve.json"  # losses of the shipped training
@@ -77,22 +77,23 @@ def init_params(config: ModelConfig, seed: int) -> Params:
 def start(config: ModelConfig, seed: int) -> Run:
     """A run before its first step."""
     params = init_params(config, seed)
-    return Run(params, optimizer(params).init(params), 0, {})
+    return Run(params, optimizer(config).init(params), 0, {})
 
 
 def train(config: ModelConfig, run: Run, seed: int, until: int, folder: Path | None) -> None:
     """Take steps up to `until`; the whole run is saved to `folder` every SAVE_EVERY steps and at the end."""
     filler = rows.Filler(seed + 1, STORIES)
-    steps: dict[Stage, Step] = {}
     started, total = time.monotonic(), sum(stage.tokens for stage in STAGES)
+    before: Stage | None = None
     while run.step < until:
         stage, done = _stage_of(run.step)
-        if stage not in steps:
-            steps = {stage: make_step(config, run.params, stage.rows)}
+        if stage != before:
+            step = make_step(config, stage.rows)
             run.params, run.state = jax.device_put((run.params, run.state), NamedSharding(row_mesh(stage.rows), ALL))
+            before = stage
         ids, weights = rows.batch(f"{seed} {run.step}", filler, stage.rows, stage.length)
         rate = learning_rate(done / total)
-        run.params, run.state, loss = steps[stage](run.params, run.state, jnp.asarray(ids), jnp.asarray(weights), rate)
+        run.params, run.state, loss = step(run.params, run.state, jnp.asarray(ids), jnp.asarray(weights), rate)
         run.step += 1
         if run.step % EVERY == 0:
             run.curve[run.step] = round(float(loss) / math.log(2), 4)
