@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.errors import TaskSetError
-from jswa.task_sets import Item, is_correct, parse_json, read_set, read_sets, same, satisfies
+from jswa.task_sets import FOLDER, Item, is_correct, parse_json, read_set, read_sets, same, satisfies
 
 GOOD: dict[str, Any] = {"task": "t", "distance": 32, "prompt": "What?", "answer": "7", "score": "exact"}
 JSON: dict[str, Any] = {**GOOD, "score": "json", "answer": "", "schema": {"type": "object"}}
@@ -31,6 +31,16 @@ def test_a_set_is_read_whole(tmp_path: Path) -> None:
     assert first == Item("t", 32, "What?", (), "7", "exact", {}, 1)
     assert (second.prompt, second.messages, second.distance, second.line) == (None, messages, None, 3)
     assert third.schema == {"type": "object"}
+
+
+def test_the_sets_in_the_box_are_sound() -> None:
+    """All can be read; what has to be remembered lies inside the window of 64 tokens, or 2, 8, 32 windows off."""
+    sets = read_sets(FOLDER)
+    assert {"passkey", "kv", "chat", "arithmetic", "copy", "json", "stories"} <= set(sets)
+    for name in ("passkey", "kv", "chat"):
+        assert {item.distance for item in sets[name]} == {32, 128, 512, 2048}
+    for item in (item for items in sets.values() for item in items):
+        assert item.score == "bits" or is_correct(item, item.answer + "\n" * (item.score == "exact"))
 
 
 def test_sets_are_chosen_by_name_and_cut_by_distance(tmp_path: Path) -> None:
