@@ -18,6 +18,7 @@ from jswa.model.files import Reader
 from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.weights import Part, Source
 from jswa.model.place import empty, placed
+from jswa.model.rounding import OUTPUTS_ARE_ROWS, load_rounded, of_outputs
 from jswa.model.transformer import Params
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, tiles, tiles_hold
 from pallas_kernels.grouped import Implementation
@@ -26,7 +27,6 @@ from pallas_kernels.quantized import Kind, Quantized, quantize
 Mode = Literal["none", "auto", "int8", "fp8"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
-_OUTPUTS_LAST = ("matrix", "experts", "transposed", "columns", "sliced")  # whose parts are [out, in]
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
@@ -91,9 +91,8 @@ def load_held(
         return _load_mxfp4(name, source, reader, weights, shape, experts)
     if _stored_kind(source, weights) == kind:
         return _load_codes(name, kind, source, reader, weights, shape)
-    out = empty(shape.shape, np.dtype(shape.dtype))
-    assemble(source, out, read)
-    return _eight(name, _quantize(placed(out), kind=kind))
+    values, scales = load_rounded(kind, source, shape, read)
+    return {f"{name}.values": placed(values), f"{name}.scales": placed(scales)}
 
 
 def _eight(name: str, weights: Quantized) -> Params:
@@ -108,7 +107,7 @@ def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
         if not isinstance(weight, Scaled) or weight.zero is not None or weight.block[1] < part.shape[-1]:
             return None
         kinds.add(_KINDS[weight.values.dtype])
-    return kinds.pop() if len(kinds) == 1 and source.how in _OUTPUTS_LAST else None
+    return kinds.pop() if len(kinds) == 1 and source.how in OUTPUTS_ARE_ROWS else None
 
 
 def _load_codes(
@@ -130,11 +129,7 @@ def _load_codes(
     values = empty(shape.shape, np.dtype(np.int8 if kind == "int8" else np.uint8))
     assemble(source, values, codes)
     scales = empty((*shape.shape[:-2], 1, shape.shape[-1]), np.dtype(np.float32))
-    parts = tuple(part._replace(shape=(*part.shape[:-1], 1)) for part in source.parts)
-    by_output = source._replace(parts=parts)
-    if source.how == "columns":  # only inputs are put in another order
-        by_output = by_output._replace(how="matrix", folds=())
-    assemble(by_output, scales, factors)
+    assemble(of_outputs(source), scales, factors)
     return {f"{name}.values": placed(values), f"{name}.scales": placed(scales[..., 0, :])}
 
 
