@@ -28,7 +28,7 @@ from jswa.exec.step import StepConfig, StepOutputs, step
 from jswa.exec.transfer import WIDTH as SLOTS
 from jswa.exec.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
 from jswa.model.low_rank import has_adapters
-from jswa.model.transformer import Params
+from jswa.model.transformer import Params, run_dtype
 from jswa.types import ExtrasEntry, Logprobs, LogprobTable, StepLogprobs, StepPlan
 from pallas_kernels.errors import NoExpertKernel, NoKernel
 
@@ -89,7 +89,7 @@ class Runner:
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
         self.compiled_in_steps = self.compiled_beside = 0
-        kv_dtype = kv_dtype or params["embed"].dtype
+        kv_dtype = kv_dtype or run_dtype(params)
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype)
         with ThreadPoolExecutor() as pool:
             configs = [self._config(bucket, "none") for bucket in self.buckets]
@@ -214,7 +214,7 @@ def jit_step(config: StepConfig) -> jax.stages.Wrapped:
 
 def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Compiled:
     """Compile one bucket's step ahead of time; arrays may be given as shapes. The state is donated."""
-    precise = params["embed"].dtype == jnp.float32
+    precise = run_dtype(params) == jnp.float32
     with jax.default_matmul_precision("highest" if precise else "default"), _unsupported(config.backends):
         return jit_step(config).lower(params, state, np.zeros(config.pack.size, np.int32)).compile()
 

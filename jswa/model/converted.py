@@ -121,9 +121,10 @@ def _forms(name: str, shape: tuple[int, ...]) -> list[dict[str, tuple[tuple[int,
     if len(shape) < 2:
         return [{name: (shape, _FLOATS)}]
     *lead, inputs, outputs = shape
+    scales = shape[:1] if name == "embed" else (*lead, outputs)
     return [
         {name: (shape, _FLOATS)},
-        {f"{name}.values": (shape, ("int8", "uint8")), f"{name}.scales": ((*lead, outputs), ("float32",))},
+        {f"{name}.values": (shape, ("int8", "uint8")), f"{name}.scales": (scales, ("float32",))},
         {
             f"{name}.blocks": ((*lead, outputs, inputs // 2), ("uint8",)),
             f"{name}.scales": ((*lead, outputs, inputs // 32), ("uint8",)),

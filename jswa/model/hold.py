@@ -1,7 +1,7 @@
 """How the engine holds its matrices: in the run's type, in 8 bits with a scale per output, or in 4 bits (experts).
 
-A matrix N of 8 bits is two parameters, N.values and N.scales (`Quantized`); one of 4 bits is N.blocks and N.scales
-(`Mxfp4`), or N.words and N.scales where Hopper's kernel runs (`Mxfp4Tiles`).
+A matrix N of 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`); one of 4 bits
+is N.blocks and N.scales (`Mxfp4`), or N.words and N.scales where Hopper's kernel runs (`Mxfp4Tiles`).
 """
 
 import re
@@ -22,10 +22,11 @@ from jswa.model.rounding import OUTPUTS_ARE_ROWS, load_rounded, of_outputs
 from jswa.model.transformer import Params
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, tiles, tiles_hold
 from pallas_kernels.grouped import Implementation
-from pallas_kernels.quantized import Kind, Quantized, quantize
+from pallas_kernels.quantized import Kind, Quantized, QuantizedRows, quantize, quantize_rows
 
 Mode = Literal["none", "auto", "int8", "fp8"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
+_ENDS = ("embed", "lm_head")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -36,13 +37,15 @@ def choose(
     """The matrices that are not held in the run's type, and how they are.
 
     "auto" holds what a checkpoint has in 8 bits with a scale per row, or a single one, and experts in MXFP4 as they
-    are; "int8" and "fp8" round all linear layers but the head, and keep experts in MXFP4; "none" holds nothing so.
+    are; "int8" and "fp8" round linear layers, embedding and head, and keep experts in MXFP4; "none" holds nothing so.
     Hopper's kernel runs experts of 4 bits, not of 8: those are an error where they were asked for.
     """
     if mode == "none":
         return {}
     found: dict[str, Kind | Literal["mxfp4"]] = {}
     linear = [name for name in table if LINEAR.search(name)]
+    if mode != "auto":
+        found |= {name: mode for name in _ENDS if name in table}
     stacks = [name for name in linear if len(shapes[name].shape) == 3]
     packed = bool(stacks) and all(isinstance(weights[x.key], Packed) for name in stacks for x in table[name].parts)
     for name in linear:
@@ -60,8 +63,10 @@ def choose(
 def adopt(name: str, found: Params, mode: Mode, experts: Implementation) -> Params:
     """A matrix as the engine asks for it, from what it was in an earlier run. Raises ConfigError where it cannot be."""
     if name in found:
-        if mode not in ("int8", "fp8") or not LINEAR.search(name):
+        if mode not in ("int8", "fp8") or not (LINEAR.search(name) or name in _ENDS):
             return found
+        if name == "embed":
+            return _eight(name, _quantize_rows(found[name], kind=mode))
         _require_runnable(mode, found[name].ndim, experts)
         return _eight(name, _quantize(found[name], kind=mode))
     if f"{name}.blocks" in found:
@@ -95,7 +100,7 @@ def load_held(
     return {f"{name}.values": placed(values), f"{name}.scales": placed(scales)}
 
 
-def _eight(name: str, weights: Quantized) -> Params:
+def _eight(name: str, weights: Quantized | QuantizedRows) -> Params:
     return {f"{name}.values": weights.values, f"{name}.scales": weights.scales}
 
 
@@ -177,5 +182,5 @@ def _without_idle_scales(held: Mxfp4) -> Mxfp4:
     return held._replace(scales=jnp.where((codes == 0).all(axis=-1), jnp.uint8(127), held.scales))
 
 
-_quantize = jax.jit(quantize, static_argnames="kind")
+_quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))
 _tiles, _tiles_hold = jax.jit(tiles), jax.jit(tiles_hold)

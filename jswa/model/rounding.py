@@ -24,16 +24,18 @@ _MOST: dict[Kind, int] = {"int8": 127, "fp8": 448}
 
 def load_rounded(
     kind: Kind, source: Source, shape: jax.ShapeDtypeStruct, read: Read
-) -> tuple[Shaped[np.ndarray, "*E K C"], Float32[np.ndarray, "*E C"]]:
-    """Values (float8 as its bits) and scales of a matrix whose rows `read` gives.
+) -> tuple[Shaped[np.ndarray, "..."], Float32[np.ndarray, "..."]]:
+    """Values (float8 as its bits) and scales of a matrix whose rows `read` gives; of embeddings [V, K] scales are [V].
 
     Where an output is a row on disk, each is read once. Where it is a column (experts [in, out]), all is read twice,
     first for the largest of each.
     """
     dtype = np.dtype(shape.dtype)
     values = empty(shape.shape, np.dtype(np.int8 if kind == "int8" else np.uint8))
-    scales = empty((*shape.shape[:-2], 1, shape.shape[-1]), np.dtype(np.float32))
-    by_row = source.how in OUTPUTS_ARE_ROWS
+    by_row = _by_row(source)
+    lies_by_row = by_row and source.how == "rows"
+    lead, (inputs, outputs) = shape.shape[:-2], shape.shape[-2:]
+    scales = empty((inputs, 1) if lies_by_row else (*lead, 1, outputs), np.dtype(np.float32))
     found = {part: _scales(part, by_row) for part in source.parts}
 
     def wide(part: Part, begin: int, end: int) -> Float32[np.ndarray, "rows columns"]:
@@ -61,12 +63,17 @@ def load_rounded(
             largest[...] = _scale(largest, kind)
     assemble(source, values, codes)
     assemble(of_outputs(source), scales, lambda part, begin, end: found[_whole(source, part)][begin:end])
-    return values, scales[..., 0, :]
+    return values, scales[:, 0] if lies_by_row else scales[..., 0, :]
+
+
+def _by_row(source: Source) -> bool:
+    """Whether an output is a row on disk; embeddings lie so in memory too."""
+    return source.how in OUTPUTS_ARE_ROWS or (source.how == "rows" and len(source.parts[0].shape) == 2)
 
 
 def of_outputs(source: Source) -> Source:
     """Where the scales of a matrix come from that has one per output: parts of one column, or of one row."""
-    by_row = source.how in OUTPUTS_ARE_ROWS
+    by_row = _by_row(source)
     cut = [(*p.shape[:-1], 1) if by_row else (*p.shape[:-2], 1, p.shape[-1]) for p in source.parts]
     parts = tuple(part._replace(shape=shape) for part, shape in zip(source.parts, cut, strict=True))
     if source.how == "columns":  # only inputs are put in another order
