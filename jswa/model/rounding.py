@@ -17,7 +17,7 @@ from jswa.model.place import empty
 from pallas_kernels.quantized import Kind
 
 OUTPUTS_ARE_ROWS = ("matrix", "experts", "transposed", "turned", "columns", "sliced")  # of the tensors on disk
-_CHUNK = 2**19  # numbers
+_CHUNK = 2**16  # numbers
 _LEAST_NORMAL = np.float32(2**-6).view(np.uint32)  # of float8
 _MOST: dict[Kind, int] = {"int8": 127, "fp8": 448}
 
