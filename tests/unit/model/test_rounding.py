@@ -67,7 +67,7 @@ def test_float8_is_the_nearest_with_ties_to_even() -> None:
 
 @pytest.mark.parametrize("name", ["matrix", "rows"])
 def test_no_matrix_is_whole_in_another_type(name: str) -> None:
-    """Memory beside the result is a few chunks: 24 MiB where the matrix is 32 in bfloat16 and 64 in float32."""
+    """Memory beside the result is a few chunks: 24 MiB at most where the matrix is 32 in bfloat16 and 64 in float32."""
     source = Source((Part("a", (1, 4096, 4096) if name == "rows" else (4096, 4096)),), name)  # type: ignore[arg-type]
     row = np.random.default_rng(0).standard_normal(4096).astype(jnp.bfloat16)
     shape = jax.ShapeDtypeStruct(source.parts[0].shape, jnp.bfloat16)  # type: ignore[no-untyped-call]
