@@ -17,11 +17,11 @@ from jswa.model.dequantize import Packed, Scaled, Weight, read_scales
 from jswa.model.files import Reader
 from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.weights import Part, Source
-from jswa.model.place import empty, placed
+from jswa.model.place import Placement, empty
 from jswa.model.transformer import Params
-from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, tiles, tiles_hold
+from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles, tiles, tiles_hold
 from pallas_kernels.grouped import Implementation
-from pallas_kernels.quantized import Kind, Quantized, quantize
+from pallas_kernels.quantized import Kind, magnitudes, quantize
 
 Mode = Literal["none", "auto", "int8", "fp8"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
@@ -57,13 +57,16 @@ def choose(
     return found
 
 
-def adopt(name: str, found: Params, mode: Mode, experts: Implementation) -> Params:
-    """A matrix as the engine asks for it, from what it was in an earlier run. Raises ConfigError where it cannot be."""
+def adopt(name: str, found: Params, where: Placement, mode: Mode, experts: Implementation) -> Params:
+    """A matrix as the engine asks for it, from what it was in an earlier run. Raises ConfigError where it cannot be.
+
+    `where`: it is placed already.
+    """
     if name in found:
         if mode not in ("int8", "fp8") or not LINEAR.search(name):
             return found
         _require_runnable(mode, found[name].ndim, experts)
-        return _eight(name, _quantize(found[name], kind=mode))
+        return _eight(name, found[name], mode, where)
     if f"{name}.blocks" in found:
         held = Mxfp4(found[f"{name}.blocks"], found[f"{name}.scales"])
         kind = "mxfp4"
@@ -73,7 +76,7 @@ def adopt(name: str, found: Params, mode: Mode, experts: Implementation) -> Para
         _require_runnable(mode, values.ndim, experts)
     if mode == "none" or (mode != "auto" and kind not in (mode, "mxfp4")):
         raise ConfigError("quantization", mode, f"{name} is stored as {kind}: must be auto or {kind}")
-    return _packed(name, held, experts) if kind == "mxfp4" else found
+    return _packed(name, held, experts, where) if kind == "mxfp4" else found
 
 
 def _require_runnable(mode: Mode, axes: int, experts: Implementation) -> None:
@@ -84,20 +87,31 @@ def _require_runnable(mode: Mode, axes: int, experts: Implementation) -> None:
 
 def load_held(
     name: str, kind: Kind | Literal["mxfp4"], source: Source, reader: Reader, weights: Mapping[str, Weight],
-    shape: jax.ShapeDtypeStruct, read: Read, experts: Implementation,
+    shape: jax.ShapeDtypeStruct, read: Read, experts: Implementation, where: Placement,
 ) -> Params:  # fmt: skip
     """One matrix, as the parameters that it is."""
     if kind == "mxfp4":
-        return _load_mxfp4(name, source, reader, weights, shape, experts)
+        return _load_mxfp4(name, source, reader, weights, shape, experts, where)
     if _stored_kind(source, weights) == kind:
-        return _load_codes(name, kind, source, reader, weights, shape)
+        return _load_codes(name, kind, source, reader, weights, shape, where)
     out = empty(shape.shape, np.dtype(shape.dtype))
     assemble(source, out, read)
-    return _eight(name, _quantize(placed(out), kind=kind))
+    return _eight(name, where.put(name, out), kind, where)
 
 
-def _eight(name: str, weights: Quantized) -> Params:
-    return {f"{name}.values": weights.values, f"{name}.scales": weights.scales}
+def _eight(name: str, weights: jax.Array, kind: Kind, where: Placement) -> Params:
+    """Rounded to 8 bits where it is, by scales of whole outputs."""
+    parts, values, scales = where.parts(weights), f"{name}.values", f"{name}.scales"
+    largest: list[jax.Array | np.ndarray | None] = [None] * len(parts)
+    if where.is_cut(name, weights) and not where.is_cut(scales, weights):
+        # Each device has some of every output's inputs.
+        most = np.max([np.asarray(_magnitudes(part)) for part in parts], axis=0)
+        largest = [jax.device_put(most, part.sharding) for part in parts]
+    done = [_quantize(part, kind=kind, largest=one) for part, one in zip(parts, largest, strict=True)]
+    return {
+        values: where.join(values, [one.values for one in done]),
+        scales: where.join(scales, [one.scales for one in done]),
+    }
 
 
 def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
@@ -112,8 +126,9 @@ def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
 
 
 def _load_codes(
-    name: str, kind: Kind, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct
-) -> Params:
+    name: str, kind: Kind, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
+    where: Placement,
+) -> Params:  # fmt: skip
     """The bytes as they are, and the scales in the order of the outputs."""
 
     def codes(part: Part, begin: int, end: int) -> np.ndarray:
@@ -135,12 +150,13 @@ def _load_codes(
     if source.how == "columns":  # only inputs are put in another order
         by_output = by_output._replace(how="matrix", folds=())
     assemble(by_output, scales, factors)
-    return {f"{name}.values": placed(values), f"{name}.scales": placed(scales[..., 0, :])}
+    made = {f"{name}.values": values, f"{name}.scales": scales[..., 0, :]}
+    return {part: where.put(part, array) for part, array in made.items()}
 
 
 def _load_mxfp4(
     name: str, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
-    experts: Implementation,
+    experts: Implementation, where: Placement,
 ) -> Params:  # fmt: skip
     """Bytes and exponents [E, C, ...], gates before ups; in tiles for Hopper's kernel."""
     count, inputs, outputs = shape.shape
@@ -157,13 +173,22 @@ def _load_mxfp4(
         return out
 
     blocks, scales = filled(inputs // 2, "values"), filled(inputs // BLOCK, "scale")
-    return _packed(name, Mxfp4(placed(blocks), placed(scales)), experts)
+    held = Mxfp4(where.put(f"{name}.blocks", blocks), where.put(f"{name}.scales", scales))
+    return _packed(name, held, experts, where)
 
 
-def _packed(name: str, held: Mxfp4, experts: Implementation) -> Params:
+def _packed(name: str, held: Mxfp4, experts: Implementation, where: Placement) -> Params:
     """Weights of 4 bits as the kernel takes them. Raises CheckpointError where Hopper's cannot."""
     if experts != "mosaic":
         return {f"{name}.blocks": held.blocks, f"{name}.scales": held.scales}
+    parts = map(Mxfp4, where.parts(held.blocks), where.parts(held.scales))
+    made = [_tiled(name, part) for part in parts]
+    names = f"{name}.words", f"{name}.scales"
+    return {one: where.join(one, list(fields)) for one, fields in zip(names, zip(*made, strict=True), strict=True)}
+
+
+def _tiled(name: str, held: Mxfp4) -> Mxfp4Tiles:
+    """What one device has of them."""
     _, outputs, half = held.blocks.shape
     held = _without_idle_scales(held)
     if 2 * half % TILE or outputs % TILE or not bool(_tiles_hold(held.scales)):
@@ -171,8 +196,7 @@ def _packed(name: str, held: Mxfp4, experts: Implementation) -> Params:
             f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit Hopper's kernel, which takes multiples of {TILE} "
             "and scales from 2^-93 to 2^33: choose quantization = none or moe_backend = xla"
         )
-    made = _tiles(held)
-    return {f"{name}.words": made.words, f"{name}.scales": made.scales}
+    return _tiles(held)
 
 
 @jax.jit
@@ -182,5 +206,5 @@ def _without_idle_scales(held: Mxfp4) -> Mxfp4:
     return held._replace(scales=jnp.where((codes == 0).all(axis=-1), jnp.uint8(127), held.scales))
 
 
-_quantize = jax.jit(quantize, static_argnames="kind")
+_quantize, _magnitudes = jax.jit(quantize, static_argnames="kind"), jax.jit(magnitudes)
 _tiles, _tiles_hold = jax.jit(tiles), jax.jit(tiles_hold)
