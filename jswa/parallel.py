@@ -1,9 +1,10 @@
 """Tensor parallelism: the part of a model, and of each of its parameters, that one of several devices holds. No jax.
 
-One device's part is a `ModelConfig` too, with its own query heads, KV heads and widths, so everything made from a config
-(decoder, arena, kernels) is that of one device. Split are, as in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053):
+One device's part is a `ModelConfig` too, with its own query heads, KV heads and widths, so everything made from a
+config (decoder, arena, kernels) is that of one device. Split are, as in Megatron-LM (Shoeybi et al. 2019, arXiv
+1909.08053):
 
-    attention      by query heads, with the KV heads that they read (one KV head on several devices, where there are fewer)
+    attention      by query heads, with the KV heads that they read (where these are fewer, several devices have one)
     feed-forward   by its inner width
     experts        whole experts: matrices keep the shapes that kernels are tuned for, and blocks of 32 and tiles of 64
                    inputs of 4-bit weights are never cut
@@ -77,7 +78,7 @@ def _layer(layer: LayerConfig, devices: int) -> LayerConfig:
 def _attention(a: AttentionConfig, devices: int) -> AttentionConfig:
     _require_whole("num_attention_heads", a.num_heads, devices)
     if a.num_kv_heads % devices and devices % a.num_kv_heads:
-        raise ConfigError(_FIELD, devices, f"must divide num_key_value_heads = {a.num_kv_heads}, or be a multiple of it")
+        raise ConfigError(_FIELD, devices, f"must divide or be a multiple of num_key_value_heads = {a.num_kv_heads}")
     if a.qk_norm is not None and a.qk_norm_all_heads:
         raise ConfigError(_FIELD, devices, "queries and keys are normed over all heads together: must be 1")
     heads = a.num_heads // devices
@@ -129,7 +130,7 @@ def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) 
 
 
 def _place(name: str, model: ModelConfig) -> tuple[str, str, LayerConfig | None]:
-    """Whose the parameter is ("attention", "dense", "shared", "experts", "ends" of the model, "other"), and its name."""
+    """Whose a parameter is, the key of `_SIDES`, and its name there."""
     found = _LAYER.fullmatch(name)
     if found is None:
         return "ends" if name in ("embed", "lm_head", "head_bias") else "other", name, None

@@ -59,7 +59,7 @@ def scratch_bytes(
     backends: Backends,
     kv_dtype: jnp.dtype,
 ) -> int:
-    """Bytes, on each device, of temporaries of the largest steps, with log probabilities, as their compiler reports them.
+    """Bytes on each device of temporaries of the largest steps, with log probabilities, as their compiler reports them.
 
     They do not depend on the arena's size, so an arena of two blocks will do.
     """

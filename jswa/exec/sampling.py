@@ -14,7 +14,17 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jswa.exec.extras import Extras
-from jswa.model.across import AXIS, anywhere, everywhere, first_of, index_of_largest, largest, own_columns, picked, total
+from jswa.model.across import (
+    AXIS,
+    anywhere,
+    everywhere,
+    first_of,
+    index_of_largest,
+    largest,
+    own_columns,
+    picked,
+    total,
+)
 from jswa.types import MAX_LOGPROBS, NOT_FINITE, SAMPLING
 
 _TINY = 2.0**-126  # smallest normal float32

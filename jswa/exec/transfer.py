@@ -96,16 +96,16 @@ def clear_stale(
             for page in np.flatnonzero(full < p).tolist():
                 view[page, :, full[page] :] = 0
         if layout.local is not None:
-            kind = layout.local
+            kind, owner = layout.local, number // layout.devices
             view = lane[pages:].reshape(len(local), kind.slots, kind.num_kv_heads, p, kind.row)
-            used = len({place.slot for place in layout.layers if place.kind == "local" and place.lane == number // layout.devices})
+            used = len({place.slot for place in layout.layers if (place.kind, place.lane) == ("local", owner)})
             view[:, used:] = 0
             for page in np.flatnonzero(local < p).tolist():
                 view[page, :, :, local[page] :] = 0
 
 
 def compile_read_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
-    """Compile `read_slots` ahead of time; arrays may be given as shapes. Of several devices contents lie side by side."""
+    """Compile `read_slots` ahead of time; arrays may be given as shapes. Several devices' contents lie side by side."""
     ids, function = np.zeros(WIDTH, np.int32), partial(read_slots, layout=layout)
     run = on_mesh(function, mesh_of(state["lanes"][0]), (state, ids), COLUMNS)
     return jax.jit(run).lower(state, ids).compile()

@@ -85,7 +85,10 @@ def check_adapters(folders: Mapping[str, Path], config: ModelConfig) -> list[Ada
 def load_adapters(
     adapters: Sequence[Adapter], config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None = None
 ) -> Adapters:
-    """Read them, each device of a `mesh` its part, as of the matrices. Raises ConfigError where a file is not what its header said, or a number is not finite."""
+    """Read them; each device of a `mesh` gets its part, as of the matrices.
+
+    Raises ConfigError where a file is not what its header said, or a number is not finite.
+    """
     table = _targets(config)
     digests: dict[str, str] = {}
     pieces: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = {}  # (index, A [K, r], B [r, C]) by matrix

@@ -1,8 +1,8 @@
 """Parameters in memory: filled on threads, and handed to the device without another copy on the host.
 
-Where several devices share the model, each gets its own part of a parameter straight from the host (`jswa.parallel`).
-What is done to parameters then is done to each part on its own device: no device ever has a whole matrix, and no program
-runs on several devices while threads load.
+Where several devices share the model, each gets its part of a parameter straight from the host (`jswa.parallel`).
+What is done to parameters then is done to each part on its own device: no device ever has a whole matrix, and no
+program runs on several devices while threads load.
 """
 
 import math

@@ -50,9 +50,10 @@ class Side(nnx.Module):
 
     def __call__(self, x: Float[Array, "T M"], dense: Float[Array, "T M"], adapters: Ids | None) -> Float[Array, "T M"]:
         """Both branches of the stream x, added; `dense` is this device's summand of the one."""
-        sparse, devices = self.moe(self.pre(x), adapters, routed_by=x), self.moe.config.devices
-        if devices > 1:
-            dense, sparse = total(jnp.stack([dense, sparse]), devices)
+        devices = self.moe.config.devices
+        if devices == 1:
+            return self.post_dense(dense) + self.post(self.moe(self.pre(x), adapters, routed_by=x))
+        dense, sparse = total(jnp.stack([dense, self.moe(self.pre(x), adapters, routed_by=x)]), devices)
         return self.post_dense(dense) + self.post(sparse)
 
 
@@ -144,7 +145,8 @@ class Decoder(nnx.Module):
         """
         config = self.config
         embed = self.embed[...]
-        x = normed(self.embed_norm, rows_of(embed, tokens, config.devices) * jnp.asarray(config.embed_scale, embed.dtype))
+        rows = rows_of(embed, tokens, config.devices)
+        x = normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, embed.dtype))
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         run = Run(positions, ropes, attend, None if self.per_layer is None else self.per_layer(tokens, x), adapters)
         if self.streams is not None:

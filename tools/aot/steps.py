@@ -18,6 +18,7 @@ from jswa.exec.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.step import StepConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.hold import Mode, adopt
+from jswa.model.place import Placement
 from jswa.model.transformer import Params, param_shapes
 from tests.unit.hub_configs import CONFIGS
 from tools.aot import device
@@ -115,13 +116,13 @@ def _compile(spec: StepSpec) -> StepFacts:
     bucket = Bucket(spec.tokens, ROWS, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
     config, state = _step_config(model, layout, bucket)
     shapes = param_shapes(model, BFLOAT16)
-    held = jax.eval_shape(lambda params: _held(params, spec.quantization), shapes)
+    held = jax.eval_shape(lambda params: _held(model, params, spec.quantization), shapes)
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
     params = device.on_h200(held)
     packed = device.on_h200(jax.eval_shape(lambda: jnp.zeros(config.pack.size, jnp.int32)))
     begin = time.perf_counter()
     with device.captured() as kernels:
-        compiled = jit_step(config).lower(params, state, packed).compile()
+        compiled = jit_step(config, params, state).lower(params, state, packed).compile()
     seconds = time.perf_counter() - begin
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
@@ -146,10 +147,10 @@ def _compile(spec: StepSpec) -> StepFacts:
     )
 
 
-def _held(params: Params, mode: Mode) -> Params:
+def _held(model: ModelConfig, params: Params, mode: Mode) -> Params:
     held: Params = {}
     for name, value in params.items():
-        held |= adopt(name, {name: value}, mode, "mosaic")
+        held |= adopt(name, {name: value}, Placement(model), mode, "mosaic")
     return held
 
 
