@@ -14,7 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jswa.errors import ConfigError
 from jswa.model.across import AXIS
 
-REPLICATED, BY_DEVICE, COLUMNS = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(None, AXIS)
+REPLICATED = PartitionSpec()  # type: ignore[no-untyped-call]
+BY_DEVICE = PartitionSpec(AXIS)  # type: ignore[no-untyped-call]
+COLUMNS = PartitionSpec(None, AXIS)  # type: ignore[no-untyped-call]
 
 
 def make_mesh(devices: int) -> Mesh | None:
@@ -28,7 +30,8 @@ def make_mesh(devices: int) -> Mesh | None:
 def mesh_of(array: Any) -> Mesh | None:
     """The mesh over which an array, or the shape of one, is spread; None where it is on one device."""
     sharding = getattr(array, "sharding", None)
-    return sharding.mesh if isinstance(sharding, NamedSharding) else None
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) else None
 
 
 def on_mesh(function: Callable[..., Any], mesh: Mesh | None, arguments: Any, outputs: Any) -> Callable[..., Any]:

@@ -124,7 +124,7 @@ def _most_likely(
 
 
 def _constrain(
-    logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"], devices: int
+    logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"], devices: int = 1
 ) -> Float[Array, "R V"]:
     """Bias, then penalties (Keskar et al. 2019 for repetition), and the mask, of the rows that have any."""
     place, vocab = jnp.minimum(rows.extras, len(extras["counts"]) - 1), logits.shape[1] * devices
@@ -156,7 +156,7 @@ def _draw(
     return index_of_largest(scaled + own_columns(noise, devices), devices)
 
 
-def _keep(scaled: Float[Array, "R V"], rows: Sampling, devices: int) -> Bool[Array, "R V"]:
+def _keep(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:
     """Which tokens the limits leave. Ties at a threshold all stay, so the result needs no order."""
     vocab = scaled.shape[1] * devices
     # The largest is 0, so the most likely token's share is exp(0): p ≥ min_p · p_max is scaled ≥ log(min_p).

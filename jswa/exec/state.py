@@ -1,7 +1,7 @@
 """What lives on the device between steps, and is donated to each."""
 
 from functools import partial
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def state_shapes(
     if mesh is None:
         return shapes
 
-    def spread(shape: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+    def spread(shape: Any, spec: PartitionSpec) -> Any:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, spec))  # type: ignore[no-untyped-call]
 
     lanes = [spread(lane, BY_DEVICE) for lane in shapes["lanes"]]

@@ -12,12 +12,12 @@ AXIS = "tp"
 
 def total(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
     """The sum over devices."""
-    return x if devices == 1 else lax.psum(x, AXIS)
+    return x if devices == 1 else lax.psum(x, AXIS)  # type: ignore[no-untyped-call]
 
 
 def largest(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
     """The largest of all devices."""
-    return x if devices == 1 else lax.pmax(x, AXIS)
+    return x if devices == 1 else lax.pmax(x, AXIS)  # type: ignore[no-untyped-call]
 
 
 def everywhere(x: Bool[Array, "..."], devices: int) -> Bool[Array, "..."]:
@@ -47,8 +47,9 @@ def index_of_largest(x: Shaped[Array, "R v"], devices: int) -> Int[Array, " R"]:
     if devices == 1:
         return index
     most, size = x.max(axis=-1), x.shape[1]
-    none = size * devices
-    return lax.pmin(jnp.where(most == largest(most, devices), index + first_of(size, devices), none), AXIS)
+    found = jnp.where(most == largest(most, devices), index + first_of(size, devices), size * devices)
+    first: Int[Array, " R"] = lax.pmin(found, AXIS)  # type: ignore[no-untyped-call]
+    return first
 
 
 def picked(x: Shaped[Array, "N v"], ids: Int[Array, " N"], devices: int) -> Shaped[Array, "N 1"]:

@@ -106,11 +106,11 @@ def load_adapters(
         except CheckpointError as error:
             raise ConfigError("lora_modules", adapter.name, str(error)) from error
     params: Params = {}
-    where = Placement(config, mesh)
+    placement = Placement(config, mesh)
     for name, parts in pieces.items():
         owner = np.concatenate([np.full(a.shape[1], index, np.int32) for index, a, _ in parts])
         joined = np.concatenate([a for _, a, _ in parts], axis=1), np.concatenate([b for _, _, b in parts]), owner
-        params |= {one: where.put(one, _aligned(array)) for one, array in adapter_params(name, *joined).items()}
+        params |= {one: placement.put(one, _aligned(array)) for one, array in adapter_params(name, *joined).items()}
     if adapters:
         size = sum(value.nbytes for value in params.values()) / 2**20
         _log.info("%d adapters beside %d matrices: %.1f MiB", len(adapters), len(pieces), size)

@@ -196,7 +196,8 @@ def _tiled(name: str, held: Mxfp4) -> Mxfp4Tiles:
             f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit Hopper's kernel, which takes multiples of {TILE} "
             "and scales from 2^-93 to 2^33: choose quantization = none or moe_backend = xla"
         )
-    return _tiles(held)
+    made: Mxfp4Tiles = _tiles(held)
+    return made
 
 
 @jax.jit

@@ -158,9 +158,9 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int, mesh: Mesh |
     for index, (name, leaf) in enumerate(param_shapes(config, dtype).items()):
         place = where.shape(name, leaf)
         make = partial(_random, name, leaf, place.shape, dtype, config.final_norm.offset)
-        if mesh is not None:  # each device makes its own part
-            make = jax.jit(make, out_shardings=place.sharding)
-        params[name] = make(jax.random.key(seed + index))
+        # Each device of a mesh makes its own part.
+        made = make if mesh is None else jax.jit(make, out_shardings=place.sharding)
+        params[name] = made(jax.random.key(seed + index))
     return params
 
 

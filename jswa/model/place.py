@@ -94,7 +94,8 @@ class Placement:
 
     def _sharding(self, axis: int | None) -> NamedSharding:
         assert self.mesh is not None
-        return NamedSharding(self.mesh, PartitionSpec(*[None] * (axis or 0), *([] if axis is None else [AXIS])))
+        axes = [] if axis is None else [*[None] * axis, AXIS]
+        return NamedSharding(self.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]
 
 
 def _own(array: Shaped[np.ndarray, "..."], cut: Cut, device: int) -> Shaped[np.ndarray, "..."]:

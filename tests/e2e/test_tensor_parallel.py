@@ -15,7 +15,7 @@ from tests.e2e.shared_model import MODELS
 
 TIE, CLOSE = 1e-3, 1e-4  # docs/design.md §7
 ALWAYS = {"gpt_oss": (1, 4)}
-NIGHTLY = {name: (1, 2, 4, 8) for name in MODELS}
+NIGHTLY = dict.fromkeys(MODELS, (1, 2, 4, 8))
 Facts = dict[str, Any]
 Ask = Callable[[str, tuple[int, ...]], dict[int, Facts]]
 

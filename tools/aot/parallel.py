@@ -2,8 +2,8 @@
 
     .venv-gpu/bin/python -m tools.aot.parallel [--only NAME]
 
-Checked: two sums over devices a layer and one for the embedding, beside those that sample; the state is updated in place,
-nothing copies as much as a lane, and the bytes of arguments are those that `jswa capacity` counts, within 3 %.
+Checked: two sums over devices a layer and one for the embedding, beside those that sample; the state is updated in
+place, nothing copies as much as a lane, and the bytes of arguments are those that `jswa capacity` counts, within 3 %.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +115,7 @@ def compile_shared(spec: Spec) -> Facts:
     )
     where = Placement(whole, mesh)
     shapes = param_shapes(whole, BFLOAT16, "mxfp4_tiles" if packed else "plain")
-    params = {name: where.shape(name, shape) for name, shape in shapes.items()}
+    params: Any = {name: where.shape(name, shape) for name, shape in shapes.items()}
     state = state_shapes(layout, limits, whole.vocab_size, BFLOAT16, mesh)
     upload = jax.ShapeDtypeStruct((config.pack.size,), jnp.int32, sharding=NamedSharding(mesh, REPLICATED))  # type: ignore[no-untyped-call]
     begin = time.perf_counter()
