@@ -1,9 +1,10 @@
 """A program with eight CPU devices, which the other tests must not have: engines of one tiny model on 1 to 8 of them.
 
     python -m tests.e2e.shared_model FOLDER NAME DEVICES…
+    python -m tests.e2e.shared_model FOLDER NAME placed
 
 Writes a random checkpoint of that family, with enough heads, below FOLDER, asks the same of an engine on each number of
-devices, and prints what came out as JSON. Run by test_tensor_parallel.
+devices, and prints what came out as JSON; or checks how parameters are placed. Run by test_tensor_parallel.
 """
 
 import json
@@ -12,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jswa.convert import convert
 from jswa.errors import CacheFileError
+from jswa.exec.mesh import make_mesh
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.weights import sources
+from jswa.model.load import dummy_checkpoint, load_checkpoint
+from jswa.model.place import Placement
+from jswa.parallel import cut_of
 from tests.e2e.compiled import collectives
 from tests.oracles import quick_compiles
 from tests.parity.case import F, S
@@ -141,6 +148,29 @@ def saved(llm: LLM, folder: Path, devices: int) -> dict[str, Any]:
     return {"saved": texts, "loaded": loaded, "refused": refused}
 
 
+def check_placed(folder: Path, name: str, devices: int) -> None:
+    """Assert that each device has its runs of what one device has, bit for bit; rounded and converted ones too."""
+    source, _ = checkpoint(name, folder)
+    convert(source, folder / "converted", "float32", "int8")
+    mesh, float32 = make_mesh(devices), jnp.dtype("float32")
+    for where, mode in ((source, "none"), (source, "int8"), (source, "fp8"), (folder / "converted", "auto")):
+        quantization: Any = mode
+        model, whole = load_checkpoint(where, float32, quantization=quantization)
+        _, shared = load_checkpoint(where, float32, quantization=quantization, mesh=mesh)
+        _, random = dummy_checkpoint(where, float32, 0, quantization=quantization, mesh=mesh)
+        assert shared.keys() == whole.keys()
+        for key, value in whole.items():
+            cut = cut_of(key, value.shape, model, devices)
+            assert mode == "auto" or random[key].shape == shared[key].shape
+            assert random.get(key, shared[key]).sharding == shared[key].sharding
+            for number, part in enumerate(Placement(model, mesh).parts(shared[key])):
+                expected = np.asarray(value)
+                if cut is not None:
+                    runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.runs[number]]
+                    expected = np.concatenate(runs, axis=cut.axis) if runs else np.zeros_like(expected)
+                assert np.array_equal(np.asarray(part), expected), f"{key} on device {number}"
+
+
 def main(folder: Path, name: str, counts: list[int]) -> None:
     """Print a JSON object by number of devices."""
     found = {}
@@ -167,4 +197,7 @@ def main(folder: Path, name: str, counts: list[int]) -> None:
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)  # type: ignore[no-untyped-call]
-    main(Path(sys.argv[1]), sys.argv[2], [int(number) for number in sys.argv[3:]])
+    if sys.argv[3:] == ["placed"]:
+        check_placed(Path(sys.argv[1]), sys.argv[2], 8)
+    else:
+        main(Path(sys.argv[1]), sys.argv[2], [int(number) for number in sys.argv[3:]])

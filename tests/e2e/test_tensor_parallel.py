@@ -20,13 +20,25 @@ Facts = dict[str, Any]
 Ask = Callable[[str, tuple[int, ...]], dict[int, Facts]]
 
 
-def run(folder: Path, name: str, counts: tuple[int, ...]) -> dict[int, Facts]:
-    """What engines on so many devices each have said, and what they are."""
+def program(folder: Path, name: str, *what: object) -> str:
+    """What it prints."""
     environ = {**os.environ, "PJRT_NPROC": "16"}  # devices that wait for each other hold a thread each
-    command = [sys.executable, "-m", "tests.e2e.shared_model", str(folder), name, *map(str, counts)]
+    command = [sys.executable, "-m", "tests.e2e.shared_model", str(folder), name, *map(str, what)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return {int(devices): facts for devices, facts in json.loads(done.stdout.splitlines()[-1]).items()}
+    return done.stdout
+
+
+def run(folder: Path, name: str, counts: tuple[int, ...]) -> dict[int, Facts]:
+    """What engines on so many devices each have said, and what they are."""
+    last = program(folder, name, *counts).splitlines()[-1]
+    return {int(devices): facts for devices, facts in json.loads(last).items()}
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.nightly)])
+def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> None:
+    """Of all forms, and nothing else; see `check_placed`."""
+    program(tmp_path, name, "placed")
 
 
 @pytest.mark.parametrize(
