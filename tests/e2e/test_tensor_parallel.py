@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from tests.e2e.shared_model import MODELS
 TIE, CLOSE = 1e-3, 1e-4  # docs/design.md §7
 ALWAYS = {"gpt_oss": (1, 4)}
 NIGHTLY = dict.fromkeys(MODELS, (1, 2, 4, 8))
+WINDOWS = ("gemma3", "gpt_oss", "mimo_v2_flash")  # to lose; chunks begin anew at their bounds
 Facts = dict[str, Any]
-Ask = Callable[[str, tuple[int, ...]], dict[int, Facts]]
 
 
 def program(folder: Path, name: str, *what: object) -> str:
@@ -53,7 +52,7 @@ def test_a_shared_model_says_the_same(name: str, counts: tuple[int, ...], tmp_pa
     for devices, facts in found.items():
         assert_same_text(facts, one)
         assert facts["cached"] > 0
-        assert facts["revived"] > 0 or name == "llama"
+        assert facts["revived"] > 0 or name not in WINDOWS
         assert facts["saved"] == facts["loaded"] > 0
         assert facts["lane"] == [[devices, *facts["lane"][0][1:]], devices]
         if devices > 1:
