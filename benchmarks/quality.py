@@ -40,7 +40,7 @@ from jswa.task_sets import FOLDER, Item, is_correct, read_sets
 
 MARGIN, TOLERANCE, MOST_TIES = 1e-3, 2e-4, 1e-3  # docs/design.md §7
 BUDGET = 512  # tokens of a step where nothing else is said
-LONGEST = 4096  # tokens of a cold prompt, which takes one step
+LONGEST = 2560  # tokens of a prompt and its answer: a cold prompt takes one step, and all of them that shape
 CHUNKS = (16, 64, 512)
 CONFIGURATIONS = ("cold", "prefix-cached", "revived", *(f"chunked {n}" for n in CHUNKS), "batched", "preempted")
 
@@ -114,9 +114,14 @@ def problems(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def run(
-    model: str, items: Sequence[Item], names: Sequence[str], tail: int, tell: Callable[[str], None]
+    model: str,
+    items: Sequence[Item],
+    names: Sequence[str],
+    tail: int,
+    tell: Callable[[str], None],
+    longest: int = LONGEST,
 ) -> tuple[list[Outcome], list[Item]]:
-    """The cold configuration and the named ones, and the items that are too long for the model."""
+    """The cold configuration and the named ones, and the items that are too long for the model or for `longest`."""
     outcomes = {name: Outcome(name) for name in CONFIGURATIONS if name in ("cold", *names)}
     alone: dict[str, Any] = {"max_num_seqs": 1, "prefix_cache": False}
     together: dict[str, Any] = {"max_num_seqs": AT_ONCE, "max_num_batched_tokens": BUDGET}
@@ -127,7 +132,7 @@ def run(
             tell(f"{outcome.name}: {len(outcome.answers)} items, {outcome.evidence.seconds:.1f} s")
 
     folder = TINY if model == "tiny" else Path(model)
-    longest = min(LONGEST, parse_config(read_object(folder / "config.json"), weights=False).max_position)
+    longest = min(longest, parse_config(read_object(folder / "config.json"), weights=False).max_position)
     with LLM(model, max_num_batched_tokens=longest, max_model_len=longest, **alone) as llm:
         asked, too_long = questions(llm, items)
         if not asked:
@@ -186,6 +191,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=25, help="items of each task and distance")
     parser.add_argument("--only", default=",".join(CONFIGURATIONS), help="configurations beside the cold one")
     parser.add_argument("--tail", type=int, default=8, help="tokens of each text that are forced behind cached ones")
+    parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of a prompt and its answer")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cpu"))
     parser.add_argument("--plot", action="store_true")
     a = parser.parse_args()
@@ -194,7 +200,7 @@ def main() -> None:
         raise SystemExit(f"--only {', '.join(sorted(unknown))}: must be among {', '.join(CONFIGURATIONS)}")
     sets = read_sets(a.sets, [name for name in a.tasks.split(",") if name], a.limit)
     items = [item for group in sets.values() for item in group]
-    outcomes, too_long = run(a.model, items, names, a.tail, lambda line: print(line, file=sys.stderr))
+    outcomes, too_long = run(a.model, items, names, a.tail, lambda line: print(line, file=sys.stderr), a.longest)
     wrong = problems(outcomes)
     result = as_json(
         outcomes, a.tail, {"model": a.model, "limit": a.limit, "too_long": len(too_long), "problems": wrong}

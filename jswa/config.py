@@ -17,9 +17,10 @@ class EngineConfig:
     Attributes:
         dtype: of weights, activations and KV: auto (float32 on CPU, bfloat16 on GPU), float32, bfloat16, float16.
         kv_cache_dtype: of the KV alone: auto (as dtype), or fp8 (e4m3, half or a quarter of the bytes; K and V beyond
-            ±448 are cut).
+            ±448 times their scale, 1 unless the checkpoint has one, are cut).
         quantization: of linear layers and experts: auto (8 bits with a scale per output, and experts in MXFP4, where
-            the checkpoint has them so), none (all in dtype), int8 or fp8 (rounded at start; MXFP4 stays).
+            the checkpoint has them so), none (all in dtype), int8 or fp8 (rounded at start, embedding and head too;
+            MXFP4 stays).
         max_model_len: longest prompt + generated text of one request, in tokens.
         max_num_seqs: requests that run at the same time.
         max_num_batched_tokens: tokens of one step, prefill chunks and decode rows together.

@@ -168,7 +168,7 @@ class Engine:
         memory = options.kv_cache_memory_bytes
         if memory is None:
             scratch = scratch_bytes(part, params, layout, limits, backends, kv_dtype) if on_gpu else 0
-            memory = free_bytes(params["embed"].devices()) - scratch
+            memory = free_bytes(next(iter(params.values())).devices()) - scratch
         limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize)
         runner = Runner(part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype)
         trace = None

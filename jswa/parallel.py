@@ -30,7 +30,7 @@ _DENSE: dict[str, Side] = {"gate_up": "outputs", "gate_up_bias": "outputs", "dow
 _SIDES: dict[str, dict[str, Side]] = {
     "ends": {"embed": "leading", "lm_head": "outputs", "head_bias": "outputs"},
     "attention": {
-        **dict.fromkeys(("qkv", "qkv_bias", "gate", "gate_bias", "sinks"), "outputs"),
+        **dict.fromkeys(("qkv", "qkv_bias", "gate", "gate_bias", "sinks", "kv"), "outputs"),
         "out": "inputs",
         "out_bias": "first",
     },
@@ -123,9 +123,10 @@ def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) 
         return None
     if side == "inputs":
         return None if form == "scales" else Cut(-2, _even(shape[-2], devices))
-    if last in ("qkv", "qkv_bias"):
-        assert layer is not None
+    if layer is not None and last in ("qkv", "qkv_bias"):
         return Cut(-1, _heads(layer.attention, devices))
+    if layer is not None and last == "kv":  # scales by KV head
+        return Cut(-1, tuple((_stored(layer.attention, device, devices),) for device in range(devices)))
     return Cut(-1, _even(shape[-1], devices, halves=1 + _is_gated(owner, last, layer)))
 
 
@@ -160,16 +161,22 @@ def _even(size: int, devices: int, *, halves: int = 1) -> tuple[tuple[Run, ...],
     return tuple(tuple((h * half + d * each, h * half + (d + 1) * each) for h in range(halves)) for d in range(devices))
 
 
+def _stored(a: AttentionConfig, device: int, devices: int) -> Run:
+    """The KV heads that a device keeps."""
+    first = device * a.num_kv_heads // devices
+    return first, first + max(1, a.num_kv_heads // devices)
+
+
 def _heads(a: AttentionConfig, devices: int) -> tuple[tuple[Run, ...], ...]:
     """Columns of q, k and v: each device's query heads, and the KV heads that those read."""
-    heads, stored = a.num_heads // devices, max(1, a.num_kv_heads // devices)
+    heads = a.num_heads // devices
     sizes = [] if a.kv_from is not None else [a.head_dim] if a.keys_as_values else [a.head_dim, a.v_head_dim]
     runs = []
     for device in range(devices):
-        first = device * a.num_kv_heads // devices
+        first, end = _stored(a, device, devices)
         begin, own = a.num_heads * a.head_dim, [(device * heads * a.head_dim, (device + 1) * heads * a.head_dim)]
         for size in sizes:
-            own.append((begin + first * size, begin + (first + stored) * size))
+            own.append((begin + first * size, begin + end * size))
             begin += a.num_kv_heads * size
         runs.append(tuple(own))
     return tuple(runs)

@@ -64,7 +64,7 @@ def scratch_bytes(
     They do not depend on the arena's size, so an arena of two blocks will do.
     """
     smallest = dataclasses.replace(limits, num_blocks=2)
-    state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(params["embed"]))
+    state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(next(iter(params.values()))))
     cases: list[tuple[Bucket, Logprobs]] = [(Bucket(limits.max_tokens, limits.max_rows, decode=False), "prompt")]
     if not limits.one_bucket:
         cases.append((Bucket(limits.max_rows, limits.max_rows, decode=True), "sampled"))

@@ -1,5 +1,7 @@
 """Weights of 8 bits, with one scale per output: int8, or float8 e4m3 as its bits. Activations stay as they are.
 
+Embeddings [V, K] lie by rows, with a scale per row: a row is looked up, and is an output where the matrix is the head.
+
 Shape letters: T rows, K inputs, C outputs; E leading axes, such as experts.
 """
 
@@ -7,10 +9,10 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Float32, Int8, UInt8
+from jaxtyping import Array, Float, Float32, Int, Int8, UInt8
 
 Kind = Literal["int8", "fp8"]
-_BLOCK_COLUMNS = 512
+_BLOCK = 512
 
 
 class Quantized(NamedTuple):
@@ -24,6 +26,13 @@ class Quantized(NamedTuple):
 
     values: Int8[Array, "*E K C"] | UInt8[Array, "*E K C"]
     scales: Float32[Array, "*E C"]
+
+
+class QuantizedRows(NamedTuple):
+    """Weights: values · scales, of a matrix whose outputs are its rows. As `Quantized` otherwise."""
+
+    values: Int8[Array, "V K"] | UInt8[Array, "V K"]
+    scales: Float32[Array, " V"]
 
 
 def magnitudes(weights: Float[Array, "*E K C"]) -> Float32[Array, "*E C"]:
@@ -44,6 +53,12 @@ def quantize(weights: Float[Array, "*E K C"], kind: Kind, largest: Float32[Array
     return Quantized(lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8), scales)
 
 
+def quantize_rows(weights: Float[Array, "V K"], kind: Kind) -> QuantizedRows:
+    """`quantize` of the transposed matrix, transposed."""
+    found = quantize(weights.T, kind)
+    return QuantizedRows(found.values.T, found.scales)
+
+
 def numbers(values: Int8[Array, "..."] | UInt8[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
     """The values without their scales, exactly."""
     if values.dtype == jnp.uint8:
@@ -56,15 +71,32 @@ def dequantized(weights: Quantized, dtype: jnp.dtype) -> Float[Array, "*E K C"]:
     return (numbers(weights.values, jnp.dtype(jnp.float32)) * weights.scales[..., None, :]).astype(dtype)
 
 
+def rows_of(weights: QuantizedRows, ids: Int[Array, " T"], dtype: jnp.dtype) -> Float[Array, "T K"]:
+    """Rows by their indices."""
+    scales = weights.scales[ids][:, None]
+    return (numbers(weights.values[ids], jnp.dtype(jnp.float32)) * scales).astype(dtype)
+
+
+def matmul_rows(x: Float[Array, "T K"], weights: QuantizedRows) -> Float32[Array, "T V"]:
+    """x · weightsᵀ in float32, without a copy of the weights; see `product`."""
+    out: Array = lax.platform_dependent(x, weights.values, cpu=_blocked_rows, default=_product_rows)
+    return out * weights.scales[None]
+
+
 def matmul(x: Float[Array, "T K"], weights: Quantized) -> Float[Array, "T C"]:
-    """x · weights in x's type, summed in float32. No copy of the weights is made.
+    """x · weights in x's type; see `product`."""
+    out: Array = product(x, weights).astype(x.dtype)
+    return out
+
+
+def product(x: Float[Array, "T K"], weights: Quantized) -> Float32[Array, "T C"]:
+    """x · weights in float32, of factors in x's type. No copy of the weights is made.
 
     A GPU converts within the matrix product (a Triton kernel that XLA writes). XLA on CPU would convert all of the
     weights first, and so it is given a block of columns at a time.
     """
-    product: Array = lax.platform_dependent(x, weights.values, cpu=_blocked, default=_product)
-    out: Array = (product * weights.scales[None]).astype(x.dtype)
-    return out
+    out: Array = lax.platform_dependent(x, weights.values, cpu=_blocked, default=_product)
+    return out * weights.scales[None]
 
 
 def _product(x: Float[Array, "T K"], values: Array) -> Float32[Array, "T C"]:
@@ -73,7 +105,7 @@ def _product(x: Float[Array, "T K"], values: Array) -> Float32[Array, "T C"]:
 
 def _blocked(x: Float[Array, "T K"], values: Array) -> Float32[Array, "T C"]:
     columns = values.shape[1]
-    size = min(_BLOCK_COLUMNS, columns)
+    size = min(_BLOCK, columns)
 
     def block(index: Array, out: Float32[Array, "T C"]) -> Float32[Array, "T C"]:
         # The last block overlaps the one before it where they do not divide the columns; it writes the same again.
@@ -82,4 +114,22 @@ def _blocked(x: Float[Array, "T K"], values: Array) -> Float32[Array, "T C"]:
         return lax.dynamic_update_slice_in_dim(out, part, start, axis=1)
 
     out: Array = lax.fori_loop(0, -(-columns // size), block, jnp.zeros((len(x), columns), jnp.float32))
+    return out
+
+
+def _product_rows(x: Float[Array, "T K"], values: Array) -> Float32[Array, "T V"]:
+    contracted = ((1,), (1,)), ((), ())
+    return lax.dot_general(x, numbers(values, x.dtype), contracted, preferred_element_type=jnp.float32)
+
+
+def _blocked_rows(x: Float[Array, "T K"], values: Array) -> Float32[Array, "T V"]:
+    rows = values.shape[0]
+    size = min(_BLOCK, rows)
+
+    def block(index: Array, out: Float32[Array, "T V"]) -> Float32[Array, "T V"]:
+        start = jnp.minimum(index * size, rows - size)  # as in _blocked
+        part = _product_rows(x, lax.dynamic_slice_in_dim(values, start, size, axis=0))
+        return lax.dynamic_update_slice_in_dim(out, part, start, axis=1)
+
+    out: Array = lax.fori_loop(0, -(-rows // size), block, jnp.zeros((len(x), rows), jnp.float32))
     return out

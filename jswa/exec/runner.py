@@ -31,7 +31,7 @@ from jswa.exec.step import StepConfig, StepOutputs, step
 from jswa.exec.transfer import WIDTH as SLOTS
 from jswa.exec.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
 from jswa.model.low_rank import has_adapters
-from jswa.model.transformer import Params
+from jswa.model.transformer import Params, run_dtype
 from jswa.types import ExtrasEntry, Logprobs, LogprobTable, StepLogprobs, StepPlan
 from pallas_kernels.errors import NoExpertKernel, NoKernel
 
@@ -92,8 +92,8 @@ class Runner:
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
         self.compiled_in_steps = self.compiled_beside = 0
-        kv_dtype = kv_dtype or params["embed"].dtype
-        self._mesh = mesh_of(params["embed"])
+        kv_dtype = kv_dtype or run_dtype(params)
+        self._mesh = mesh_of(next(iter(params.values())))
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
         with ThreadPoolExecutor() as pool:
             configs = [self._config(bucket, "none") for bucket in self.buckets]
@@ -228,14 +228,14 @@ def _table(rows: LogprobRows) -> LogprobTable:
 
 def jit_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Wrapped:
     """The jitted step of a bucket: (params, state, packed); the state is donated. Arrays may be given as shapes."""
-    mesh, packed = mesh_of(params["embed"]), np.zeros(config.pack.size, np.int32)
+    mesh, packed = mesh_of(next(iter(params.values()))), np.zeros(config.pack.size, np.int32)
     run = on_mesh(partial(step, config=config), mesh, (params, state, packed), (specs_of(state), REPLICATED))
     return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
 
 
 def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Compiled:
     """Compile one bucket's step ahead of time; arrays may be given as shapes. The state is donated."""
-    precise, packed = params["embed"].dtype == jnp.float32, np.zeros(config.pack.size, np.int32)
+    precise, packed = run_dtype(params) == jnp.float32, np.zeros(config.pack.size, np.int32)
     with jax.default_matmul_precision("highest" if precise else "default"), _unsupported(config.backends):
         return jit_step(config, params, state).lower(params, state, packed).compile()
 

@@ -16,6 +16,7 @@ from jswa.exec.indices import StepIndices, step_indices
 from jswa.exec.pack import Inputs, PackSpec, unpack
 from jswa.exec.sampling import LogprobRows, Sampling, logprob_rows, sample
 from jswa.exec.state import DeviceState
+from jswa.model.kv_scales import scales_of
 from jswa.model.transformer import Params, bind
 from jswa.types import FROM_DEVICE, SAMPLING, Logprobs
 from pallas_kernels.api import paged_attention, tile_tokens, write_kv
@@ -91,6 +92,7 @@ def forward(
         places = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
         extras = count_tokens(state["extras"], tokens, places, generated)
     lanes = list(state["lanes"])
+    in_8_bits = lanes[0].dtype.itemsize == 1
 
     def attend(
         layer: int,
@@ -99,7 +101,8 @@ def forward(
         sinks: Float[Array, " H"] | None,
     ) -> Float[Array, "T H V"]:
         lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
-        lanes[lane], out = _attend(config, indices, layer, lanes[lane], q, kv, sinks, last=last)
+        scales = scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
+        lanes[lane], out = _attend(config, indices, layer, lanes[lane], q, kv, sinks, scales, last=last)
         return out
 
     select = None if every else indices.last_tokens
@@ -130,12 +133,14 @@ def _attend(
     q: Float[Array, "T H D"],
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
+    kv_scales: Float[Array, "2 K"] | None,
     *,
     last: bool,
 ) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
     """Write the layer's KV, if it has its own, to its place in the lane, then attend.
 
-    The reshapes are bitcasts: the lane stays put. `last`: the queries are each row's last token.
+    The reshapes are bitcasts: the lane stays put. `last`: the queries are each row's last token. `kv_scales`: of lanes
+    of 8 bits; see `write_kv`.
     """
     layout, place = config.layout, config.layout.layers[layer]
     shape, kind = (layout.full, indices.full) if place.kind == "full" else (layout.local, indices.local)
@@ -150,7 +155,15 @@ def _attend(
     )
     with named_scope("attention"):
         if kv is not None:
-            view = write_kv(view, kv, pages=kind.write_pages, offsets=kind.write_offsets, slot=place.slot)
+            view = write_kv(
+                view,
+                kv,
+                pages=kind.write_pages,
+                offsets=kind.write_offsets,
+                slot=place.slot,
+                kv_scales=kv_scales,
+                v_dim=shape.v_head_dim,
+            )
         out = paged_attention(
             q,
             view,
@@ -159,6 +172,7 @@ def _attend(
             slot=place.slot,
             attend=_static(config.model.layers[layer].attention),
             sinks=sinks,
+            kv_scales=kv_scales,
             implementation=config.backends.attention,
         )
     return view.reshape(lane.shape), out

@@ -3,6 +3,8 @@
 Inside of `jax.shard_map` over a mesh with the axis `AXIS` only, where `devices` says its size.
 """
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int, Shaped
@@ -62,10 +64,12 @@ def picked(x: Shaped[Array, "N v"], ids: Int[Array, " N"], devices: int) -> Shap
     return total(jnp.where(mine[:, None], own, 0), devices)
 
 
-def rows_of(table: Shaped[Array, "v M"], ids: Int[Array, " T"], devices: int) -> Shaped[Array, "T M"]:
-    """Rows by number, of a table whose rows are spread over the devices."""
+def own_rows(
+    look_up: Callable[[Int[Array, " T"]], Shaped[Array, "T M"]], size: int, ids: Int[Array, " T"], devices: int
+) -> Shaped[Array, "T M"]:
+    """Rows by number, of a table of which each device has so many, and looks them up itself."""
     if devices == 1:
-        return table[ids]
-    index = ids - first_of(len(table), devices)
-    mine = (index >= 0) & (index < len(table))
-    return total(jnp.where(mine[:, None], table[jnp.where(mine, index, 0)], 0), devices)
+        return look_up(ids)
+    index = ids - first_of(size, devices)
+    mine = (index >= 0) & (index < size)
+    return total(jnp.where(mine[:, None], look_up(jnp.where(mine, index, 0)), 0), devices)

@@ -29,6 +29,7 @@ from jaxtyping import Shaped
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.json_object import read_object, shown
+from jswa.model.kv_scales import scales_name
 from jswa.model.place import Placement, empty, load_all
 from jswa.model.transformer import Params, param_shapes
 
@@ -95,6 +96,7 @@ def load_converted(
             "convert the checkpoint again"
         )
     shapes = param_shapes(model, dtype)
+    shapes |= _kv_scale_shapes(model, manifest.get("parameters"))
     entries, where = _entries(folder, manifest.get("parameters"), shapes), Placement(model, mesh)
 
     def read(entry: _Entry) -> jax.Array:
@@ -121,17 +123,27 @@ class _Entry(NamedTuple):
 
 def _forms(name: str, shape: tuple[int, ...]) -> list[dict[str, tuple[tuple[int, ...], tuple[str, ...]]]]:
     """Shapes and types of the parameters that a matrix may be; see `hold`."""
+    if name.endswith(".scales"):
+        return [{name: (shape, ("float32",))}]
     if len(shape) < 2:
         return [{name: (shape, _FLOATS)}]
     *lead, inputs, outputs = shape
+    scales = shape[:1] if name == "embed" else (*lead, outputs)
     return [
         {name: (shape, _FLOATS)},
-        {f"{name}.values": (shape, ("int8", "uint8")), f"{name}.scales": ((*lead, outputs), ("float32",))},
+        {f"{name}.values": (shape, ("int8", "uint8")), f"{name}.scales": (scales, ("float32",))},
         {
             f"{name}.blocks": ((*lead, outputs, inputs // 2), ("uint8",)),
             f"{name}.scales": ((*lead, outputs, inputs // 32), ("uint8",)),
         },
     ]
+
+
+def _kv_scale_shapes(model: ModelConfig, listed: object) -> dict[str, jax.ShapeDtypeStruct]:
+    """Of the scales of KV that are there: a checkpoint need not have any."""
+    names = listed if isinstance(listed, dict) else {}
+    heads = {scales_name(index): layer.attention.num_kv_heads for index, layer in enumerate(model.layers)}
+    return {name: jax.ShapeDtypeStruct((2, n), jnp.float32) for name, n in heads.items() if name in names}  # type: ignore[no-untyped-call]
 
 
 def _entries(folder: Path, listed: object, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, list[_Entry]]:

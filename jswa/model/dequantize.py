@@ -27,8 +27,9 @@ from jswa.model.hf.weights import Part
 FLOATS = ("F64", "F32", "F16", "BF16")
 MX_BLOCK = 32
 _EXPONENTS = ("U8", "F8_E8M0")
-# Of how activations and KV were to be quantised, which nothing here asks for.
-_IDLE = re.compile(r"(\.|_)(input_scale|input_scale_ub|input_zero_point|activation_scale)$|\.(k|v|q|output)_scale$")
+# Of how activations were to be quantised, which nothing here asks for. Scales of KV: see `kv_scales`.
+_IDLE = re.compile(r"(\.|_)(input_scale|input_scale_ub|input_zero_point|activation_scale)$|\.(q|output)_scale$")
+_KV = re.compile(r"\.(k|v)_proj\.output_scale$")
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
@@ -82,7 +83,7 @@ def companions(key: str, tensors: Collection[str], quantization: Quantization | 
 
 def is_idle(key: str) -> bool:
     """Whether a tensor of a quantised checkpoint says nothing about weights."""
-    return _IDLE.search(key) is not None
+    return _IDLE.search(key) is not None and _KV.search(key) is None
 
 
 def resolve(part: Part, tensors: Mapping[str, Tensor], quantization: Quantization | None) -> Weight:

@@ -1,7 +1,7 @@
 """How the engine holds its matrices: in the run's type, in 8 bits with a scale per output, or in 4 bits (experts).
 
-A matrix N of 8 bits is two parameters, N.values and N.scales (`Quantized`); one of 4 bits is N.blocks and N.scales
-(`Mxfp4`), or N.words and N.scales where Hopper's kernel runs (`Mxfp4Tiles`).
+A matrix N of 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`); one of 4 bits
+is N.blocks and N.scales (`Mxfp4`), or N.words and N.scales where Hopper's kernel runs (`Mxfp4Tiles`).
 """
 
 import re
@@ -18,15 +18,16 @@ from jswa.model.files import Reader
 from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.weights import Part, Source
 from jswa.model.place import Placement, empty
+from jswa.model.rounding import OUTPUTS_ARE_ROWS, load_rounded, of_outputs
 from jswa.model.transformer import Params
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles, tiles, tiles_hold
 from pallas_kernels.grouped import Implementation
-from pallas_kernels.quantized import Kind, magnitudes, quantize
+from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
 
 Mode = Literal["none", "auto", "int8", "fp8"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
+_ENDS = ("embed", "lm_head")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
-_OUTPUTS_LAST = ("matrix", "experts", "transposed", "columns", "sliced")  # whose parts are [out, in]
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
@@ -36,13 +37,15 @@ def choose(
     """The matrices that are not held in the run's type, and how they are.
 
     "auto" holds what a checkpoint has in 8 bits with a scale per row, or a single one, and experts in MXFP4 as they
-    are; "int8" and "fp8" round all linear layers but the head, and keep experts in MXFP4; "none" holds nothing so.
+    are; "int8" and "fp8" round linear layers, embedding and head, and keep experts in MXFP4; "none" holds nothing so.
     Hopper's kernel runs experts of 4 bits, not of 8: those are an error where they were asked for.
     """
     if mode == "none":
         return {}
     found: dict[str, Kind | Literal["mxfp4"]] = {}
     linear = [name for name in table if LINEAR.search(name)]
+    if mode != "auto":
+        found |= {name: mode for name in _ENDS if name in table}
     stacks = [name for name in linear if len(shapes[name].shape) == 3]
     packed = bool(stacks) and all(isinstance(weights[x.key], Packed) for name in stacks for x in table[name].parts)
     for name in linear:
@@ -63,7 +66,7 @@ def adopt(name: str, found: Params, where: Placement, mode: Mode, experts: Imple
     `where`: it is placed already.
     """
     if name in found:
-        if mode not in ("int8", "fp8") or not LINEAR.search(name):
+        if mode not in ("int8", "fp8") or not (LINEAR.search(name) or name in _ENDS):
             return found
         _require_runnable(mode, found[name].ndim, experts)
         return _eight(name, found[name], mode, where)
@@ -94,20 +97,26 @@ def load_held(
         return _load_mxfp4(name, source, reader, weights, shape, experts, where)
     if _stored_kind(source, weights) == kind:
         return _load_codes(name, kind, source, reader, weights, shape, where)
-    out = empty(shape.shape, np.dtype(shape.dtype))
-    assemble(source, out, read)
-    return _eight(name, where.put(name, out), kind, where)
+    rounded = load_rounded(kind, source, shape, read)
+    return {part: where.put(part, array) for part, array in zip(_names(name), rounded, strict=True)}
+
+
+def _names(name: str) -> tuple[str, str]:
+    """Of the parameters that a matrix of 8 bits is."""
+    return f"{name}.values", f"{name}.scales"
 
 
 def _eight(name: str, weights: jax.Array, kind: Kind, where: Placement) -> Params:
     """Rounded to 8 bits where it is, by scales of whole outputs."""
-    parts, values, scales = where.parts(weights), f"{name}.values", f"{name}.scales"
-    largest: list[jax.Array | np.ndarray | None] = [None] * len(parts)
-    if where.is_cut(name, weights) and not where.is_cut(scales, weights):
+    parts, (values, scales) = where.parts(weights), _names(name)
+    if name == "embed":
+        done = [_quantize_rows(part, kind=kind) for part in parts]
+    elif where.is_cut(name, weights) and not where.is_cut(scales, weights):
         # Each device has some of every output's inputs.
         most = np.max([np.asarray(_magnitudes(part)) for part in parts], axis=0)
-        largest = [jax.device_put(most, part.sharding) for part in parts]
-    done = [_quantize(part, kind=kind, largest=one) for part, one in zip(parts, largest, strict=True)]
+        done = [_quantize(part, kind=kind, largest=jax.device_put(most, part.sharding)) for part in parts]
+    else:
+        done = [_quantize(part, kind=kind) for part in parts]
     return {
         values: where.join(values, [one.values for one in done]),
         scales: where.join(scales, [one.scales for one in done]),
@@ -122,7 +131,7 @@ def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
         if not isinstance(weight, Scaled) or weight.zero is not None or weight.block[1] < part.shape[-1]:
             return None
         kinds.add(_KINDS[weight.values.dtype])
-    return kinds.pop() if len(kinds) == 1 and source.how in _OUTPUTS_LAST else None
+    return kinds.pop() if len(kinds) == 1 and source.how in OUTPUTS_ARE_ROWS else None
 
 
 def _load_codes(
@@ -145,13 +154,8 @@ def _load_codes(
     values = empty(shape.shape, np.dtype(np.int8 if kind == "int8" else np.uint8))
     assemble(source, values, codes)
     scales = empty((*shape.shape[:-2], 1, shape.shape[-1]), np.dtype(np.float32))
-    parts = tuple(part._replace(shape=(*part.shape[:-1], 1)) for part in source.parts)
-    by_output = source._replace(parts=parts)
-    if source.how == "columns":  # only inputs are put in another order
-        by_output = by_output._replace(how="matrix", folds=())
-    assemble(by_output, scales, factors)
-    made = {f"{name}.values": values, f"{name}.scales": scales[..., 0, :]}
-    return {part: where.put(part, array) for part, array in made.items()}
+    assemble(of_outputs(source), scales, factors)
+    return {part: where.put(part, array) for part, array in zip(_names(name), (values, scales[..., 0, :]), strict=True)}
 
 
 def _load_mxfp4(
@@ -207,5 +211,6 @@ def _without_idle_scales(held: Mxfp4) -> Mxfp4:
     return held._replace(scales=jnp.where((codes == 0).all(axis=-1), jnp.uint8(127), held.scales))
 
 
-_quantize, _magnitudes = jax.jit(quantize, static_argnames="kind"), jax.jit(magnitudes)
+_quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))
+_magnitudes = jax.jit(magnitudes)
 _tiles, _tiles_hold = jax.jit(tiles), jax.jit(tiles_hold)

@@ -22,6 +22,7 @@ from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.hf.weights import Part, Source, sources, unused
 from jswa.model.hold import Mode, adopt, choose, load_held
+from jswa.model.kv_scales import kv_scale_names, read_scales, stored_scales
 from jswa.model.place import Placement, empty, load_all
 from jswa.model.transformer import Params, param_shapes
 from jswa.parallel import part_of
@@ -63,8 +64,10 @@ def load_checkpoint(
     config, tensors = _resolve_tied(declared, stored_tensors(folder))
     idle = unused(config, tensors) | (set() if stored is None else set(filter(is_idle, tensors)))
     tensors = {name: tensor for name, tensor in tensors.items() if name not in idle}
+    of_kv = kv_scale_names(len(config.layers), tensors)
+    scales = stored_scales(config, tensors)
     table = sources(config, tensors)
-    weights = _weights(table, tensors, stored)
+    weights = _weights(table, {name: tensor for name, tensor in tensors.items() if name not in of_kv}, stored)
     with Reader(tensors) as reader:
 
         def read(part: Part, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
@@ -86,7 +89,7 @@ def load_checkpoint(
             assemble(table[name], out, read)
             return {name: where.put(name, out)}
 
-        return config, load_all(load, shapes)
+        return config, load_all(load, shapes) | read_scales(scales, reader, where)
 
 
 def _weights(

@@ -4,18 +4,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
-from jswa.model.across import rows_of, total
+from jswa.model.across import own_rows, total
 from jswa.model.attention import Attend, Attention
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.low_rank import Adapted, Ids, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
 from jswa.model.streams import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from pallas_kernels.grouped import Implementation
-from pallas_kernels.quantized import Quantized
+from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
 
@@ -119,6 +120,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts) -> None:
         self.config = config
+        self.dtype = dtype
         d_model, ple, vocab = config.d_model, config.per_layer_input, config.vocab_size // config.devices
         self.embed = zeros(vocab, d_model, dtype=dtype)
         self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
@@ -144,9 +146,8 @@ class Decoder(nnx.Module):
         theirs is ever read. Ids outside the vocabulary must have been refused before.
         """
         config = self.config
-        embed = self.embed[...]
-        rows = rows_of(embed, tokens, config.devices)
-        x = normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, embed.dtype))
+        rows = own_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
+        x = normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         run = Run(positions, ropes, attend, None if self.per_layer is None else self.per_layer(tokens, x), adapters)
         if self.streams is not None:
@@ -160,11 +161,21 @@ class Decoder(nnx.Module):
             x = x[select]
         return self.final_norm(x if self.streams is None else self.streams.join(x))
 
+    def _look_up(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
+        embed = self.embed.get_value()
+        return rows_of(embed, tokens, self.dtype) if isinstance(embed, QuantizedRows) else embed[tokens]
+
     def logits(self, hidden: Float[Array, "R M"]) -> Float[Array, "R V"]:
         """float32 logits of the given hidden states, of this device's part of the vocabulary."""
         config = self.config
-        weight = self.embed[...].T if self.lm_head is None else self.lm_head[...]
-        out = jnp.matmul(hidden, weight, preferred_element_type=jnp.float32)
+        weight = (self.embed if self.lm_head is None else self.lm_head).get_value()
+        if isinstance(weight, QuantizedRows):
+            out = matmul_rows(hidden, weight)
+        elif isinstance(weight, Quantized):
+            out = product(hidden, weight)
+        else:
+            weight = weight.T if self.lm_head is None else weight
+            out = jnp.matmul(hidden, weight, preferred_element_type=jnp.float32)
         if self.head_bias is not None:
             out += self.head_bias[...].astype(jnp.float32)[None]
         if config.logit_scale != 1.0:
@@ -178,18 +189,28 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plai
     return {_name(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
+def run_dtype(params: Params) -> np.dtype:
+    """The type that a model runs in: that of what is not held in 8 bits or 4, and norms never are."""
+    floats = (value.dtype for name, value in params.items() if not name.endswith(".scales"))
+    return next(np.dtype(dtype) for dtype in floats if jnp.issubdtype(dtype, jnp.floating))
+
+
 def bind(config: ModelConfig, params: Params, experts: Implementation = "xla") -> Decoder:
     """The decoder over these parameters; called inside a jitted function, at trace time only.
 
     `experts` is the implementation of mixtures of experts; see `grouped_matmul`. Whether matrices have 4 bits (experts'
     alone) or 8, and which have adapters, is seen from the parameters' names.
     """
-    dtype = params["embed"].dtype
+    dtype = run_dtype(params)
     graph, state = _abstract(config, dtype, Experts(experts, _storage(params)))
 
-    def value(name: str) -> Array | Quantized | Adapted:
-        held = params[name] if name in params else Quantized(params[f"{name}.values"], params[f"{name}.scales"])
-        return with_adapters(name, held, params)
+    def value(name: str) -> Array | Quantized | QuantizedRows | Adapted:
+        if name in params:
+            return with_adapters(name, params[name], params)
+        values, scales = params[f"{name}.values"], params[f"{name}.scales"]
+        return (
+            QuantizedRows(values, scales) if name == "embed" else with_adapters(name, Quantized(values, scales), params)
+        )
 
     values = {path: leaf.replace(value(_name(path))) for path, leaf in nnx.to_flat_state(state)}
     model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))

@@ -84,10 +84,12 @@ class Device:
         tokens: int = TOKENS,
         decode: bool = False,
         texts: int = 0,
+        kv_dtype: jnp.dtype = FLOAT32,
     ) -> None:
         use_compilation_cache(Switches.read().compilation_cache)
         self.model = model
         self.params = params
+        self.kv_dtype = kv_dtype
         self.layout = KVLayout.of(model, page_size)
         limits = Limits(2 * LENGTH, ROWS, tokens, page_size, num_blocks=0)
         slots = ROWS * self.layout.resident_slots(LENGTH) + self.layout.step_reserve_slots(tokens, ROWS)
@@ -107,7 +109,7 @@ class Device:
 
     def empty_state(self) -> DeviceState:
         """The arena before the first step."""
-        return init_state(self.layout, self.limits, self.model.vocab_size, FLOAT32)
+        return init_state(self.layout, self.limits, self.model.vocab_size, self.kv_dtype)
 
     def cold(self, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, "T V"]:
         """Logits of every position of a text of LENGTH tokens, by one dense forward without pages."""

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 64,
     "max_model_len": 512,
-    "kv_cache_memory_bytes": 2_000_000,
+    "kv_cache_memory_bytes": 1_800_000,
 }
 WORDS = (
     *("the", "a", "small", "big", "old", "red", "happy", "sad", "cat", "dog", "bird", "girl", "boy", "Tom", "Mia"),
@@ -228,7 +228,7 @@ def cold_scores(llm: LLM, turns: list[Turn]) -> list[list[Score]]:
 def divergence(turns: list[Turn], scores: list[list[Score]]) -> float:
     """KL(cached ‖ cold), estimated from the tokens said."""
     cold = [score.token for row in scores for score in row]
-    assert len(cold) > 100
+    assert len(cold) > 60
     return k3([logprob for turn in turns for logprob in turn.logprobs], cold)
 
 
@@ -248,7 +248,7 @@ def check_normal(cached: LLM, cold: LLM, *, seed: int, count: int) -> None:
                 ties += score.token < score.first
                 assert score.token == score.first or score.first - score.second < MARGIN
     assert ties <= 0.001 * greedy
-    assert greedy > 100
+    assert greedy > 60
     by_kind: dict[str, list[int]] = {"prompt": [], "answer": []}
     for index, turn in enumerate(turns):
         if turn.hit:
@@ -308,9 +308,9 @@ def test_a_hundred_conversations_have_the_probabilities_of_cold_runs(cached: LLM
 
 
 def ids_of(llm: LLM, text: str, length: int) -> list[int]:
-    """The first tokens, a byte each, of a text that is said again and again."""
+    """The first tokens of a text that is said again and again."""
     assert llm.tokenizer is not None
-    ids = llm.tokenizer.encode(text * (length // len(text) + 1), add_special_tokens=False)[:length]
+    ids = llm.tokenizer.encode(text * length, add_special_tokens=False)[:length]
     assert len(ids) == length
     return [int(token) for token in ids]
 

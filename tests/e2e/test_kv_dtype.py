@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jswa.evaluate import evaluate
 from jswa.llm import LLM
 from jswa.types import SamplingParams
 
@@ -45,3 +46,11 @@ def test_fp8_holds_more_and_costs_little() -> None:
         narrow.flush_cache()
         anew = narrow.generate(texts, temperature=0, max_tokens=20, use_tqdm=False)
         assert [each.outputs[0].token_ids for each in anew] == [each.outputs[0].token_ids for each in again]
+
+
+@pytest.mark.slow
+def test_pass_keys_are_found_in_8_bits() -> None:
+    """Weights and KV in 8 bits, inside the window and far behind it: nothing is forgotten."""
+    with LLM("tiny", **{**OPTIONS, "max_num_batched_tokens": 512}, kv_cache_dtype="fp8", quantization="int8") as llm:
+        rows, _ = evaluate(llm, tasks=["passkey"], limit=1)
+    assert [(row.distance, row.count, row.accuracy) for row in rows] == [(n, 1, 1.0) for n in (32, 128, 512, 2048)]

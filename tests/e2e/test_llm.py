@@ -208,7 +208,7 @@ def test_a_stream_raises_what_was_refused_after_the_rest(llm: LLM) -> None:
     """The good prompt's pieces come first."""
     pieces: list[RequestOutput] = []
     with pytest.raises(jswa.InvalidToken):
-        pieces.extend(llm.generate([[1, 999], [1, 70]], temperature=0, max_tokens=4, stream=True))
+        pieces.extend(llm.generate([[1, 1999], [1, 70]], temperature=0, max_tokens=4, stream=True))
     assert len([piece for piece in pieces if piece.finished]) <= 1
     assert llm.generate([[1, 70]], temperature=0, max_tokens=4, use_tqdm=False)
 
@@ -272,7 +272,7 @@ def test_a_checkpoint_without_tokenizer_takes_ids_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"max_model_len": 4096}, "max_model_len"),
+        ({"max_model_len": 4097}, "max_model_len"),
         ({"max_modellen": 64}, "max_modellen"),
         ({"kv_cache_memory_bytes": 1000}, "kv_cache_memory_bytes"),
         ({"kv_cache_memory_bytes": 10**6, "max_model_len": 2000}, "max_model_len"),

@@ -55,7 +55,7 @@ def emptied(later: LLM) -> None:
 def saved(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What it saved; tests damage copies."""
     path = tmp_path_factory.mktemp("persist") / "cache"
-    assert llm.save_cache(path) > 300
+    assert llm.save_cache(path) > 250
     return path
 
 
@@ -87,7 +87,7 @@ def held(model: LLM) -> tuple[int, ...]:
 def test_a_restart_keeps_hot_prefixes(llm: LLM, later: LLM, tmp_path: Path) -> None:
     """The next turn runs as few tokens as without a restart, and says what it says without a cache."""
     saved = llm.save_cache(tmp_path / "cache")
-    assert later.load_cache(tmp_path / "cache") == saved > 300
+    assert later.load_cache(tmp_path / "cache") == saved > 250
     assert held(later) == held(llm)
     prompts = [STORY, *(STORY + end + " he" for end in ENDS), STORY[:100] + "!", "Nobody knows this"]
     warm, again = (model.generate(prompts, **GREEDY) for model in (llm, later))
@@ -96,7 +96,7 @@ def test_a_restart_keeps_hot_prefixes(llm: LLM, later: LLM, tmp_path: Path) -> N
     for one, other, plain in zip(warm, again, cold, strict=True):
         assert other.prefix == one.prefix
         assert other.outputs[0].token_ids == plain.outputs[0].token_ids
-    assert later.cache_stats().cached_tokens > 300
+    assert later.cache_stats().cached_tokens > 250
     later.engine._scheduler.check()
 
 
@@ -153,9 +153,9 @@ def test_salts_stay_apart(later: LLM, tmp_path: Path) -> None:
     later.flush_cache()
     with pytest.raises(jswa.CacheFileError, match="salt"):
         later.load_cache(tmp_path / "cache")
-    assert later.load_cache(tmp_path / "cache", cache_salt="sesame") == tokens > 100
+    assert later.load_cache(tmp_path / "cache", cache_salt="sesame") == tokens > 80
     assert later.generate(STORY, **GREEDY)[0].num_cached_tokens == 0
-    assert (later.generate(STORY, **GREEDY, cache_salt="sesame")[0].num_cached_tokens or 0) > 100
+    assert (later.generate(STORY, **GREEDY, cache_salt="sesame")[0].num_cached_tokens or 0) > 50
     assert not any(b"sesame" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
@@ -186,10 +186,10 @@ def test_a_cache_of_another_engine_is_refused_by_name(
         text = other.generate(STORY, **GREEDY)[0].outputs[0].token_ids
         tokens = other.save_cache(tmp_path / "own")
         other.flush_cache()
-        assert other.load_cache(tmp_path / "own") == tokens > 100
+        assert other.load_cache(tmp_path / "own") == tokens > 80
         again = other.generate(STORY, **GREEDY)[0]
         assert again.outputs[0].token_ids == text
-        assert (again.num_cached_tokens or 0) > 100
+        assert (again.num_cached_tokens or 0) > 50
 
 
 def test_the_identity_tells_models_and_layouts_apart() -> None:
@@ -311,7 +311,7 @@ def test_whatever_file_is_torn_nothing_is_loaded(saved: Path, later: LLM, tmp_pa
                 later.load_cache(path)
         file.write_bytes(content)
     assert held(later) == before
-    assert later.load_cache(path) > 300
+    assert later.load_cache(path) > 250
     later.engine._scheduler.check()
 
 
@@ -325,7 +325,7 @@ def test_what_orbax_raises_is_a_cache_file_error(saved: Path, later: LLM, monkey
         patch.setattr("orbax.checkpoint.Checkpointer.restore", fail)
         with pytest.raises(jswa.CacheFileError, match=r"cache: the cache is torn: ValueError: NOT_FOUND: a chunk$"):
             later.load_cache(saved)
-    assert later.load_cache(saved) > 300
+    assert later.load_cache(saved) > 250
 
 
 def test_a_cache_is_replaced_only_by_a_whole_one(
@@ -376,7 +376,7 @@ def test_nothing_but_a_cache_is_overwritten(llm: LLM, saved: Path, tmp_path: Pat
     assert file.read_text() == "text"
     assert (mixed / "notes.txt").read_text() == "mine"
     empty.mkdir()
-    assert llm.save_cache(empty) > 300
+    assert llm.save_cache(empty) > 250
     assert os.stat(empty).st_mode & 0o077 == 0, "others can read it"
     for bad in ("\0", file / "below"):
         with pytest.raises(jswa.CacheFileError):
@@ -414,5 +414,5 @@ def test_a_cache_that_cannot_be_written_to_the_device_is_given_up(
         with pytest.raises(RuntimeError, match="out of memory"):
             later.load_cache(saved)
     assert later.cache_stats().full_pages == 0
-    assert later.load_cache(saved) > 300
+    assert later.load_cache(saved) > 250
     assert jax.tree.leaves(later.engine.runner.state)  # type: ignore[attr-defined]

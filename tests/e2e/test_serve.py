@@ -22,6 +22,7 @@ from tests.unit.server.fuzz import fuzz, narrowed
 from tests.unit.server.processes import ROOT, Process, started
 
 STORY = "Once upon a time"
+ANSWER = "Theo was a quiet"  # five tokens of tiny's, to the message STORY
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
 STRANGER = "raise SystemExit('this is not the server of jswa')\n"
 
@@ -69,7 +70,8 @@ def test_every_call_of_the_package(client: openai.OpenAI) -> None:
         n=2,
         extra_body={"top_k": 5, "ignore_eos": True},
     )
-    assert [choice.message.content for choice in answer.choices] == [", the"] * 2
+    first, second = (choice.message.content for choice in answer.choices)
+    assert first == second == ANSWER
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].logprobs is not None
     assert len(answer.choices[0].logprobs.content or []) == 5
@@ -120,7 +122,7 @@ def test_streams_of_the_package(client: openai.OpenAI) -> None:
         model="tiny", messages=[{"role": "user", "content": STORY}], temperature=0, stop="e"
     ) as stream:
         final = stream.get_final_completion()
-    assert final.choices[0].message.content == ", th"
+    assert final.choices[0].message.content == ANSWER[: ANSWER.index("e")]
 
 
 def test_errors_of_the_package(client: openai.OpenAI) -> None:
@@ -165,7 +167,7 @@ def test_scores_are_those_of_the_engine(client: openai.OpenAI) -> None:
 
 def test_a_prefix_that_came_before_is_cached(client: openai.OpenAI) -> None:
     prompt = "A long time ago, in a small village, there was a dog who " * 4
-    for least in (0, 150):
+    for least in (0, 55):
         usage = client.completions.create(model="tiny", prompt=prompt, max_tokens=1).usage
         assert usage is not None
         assert usage.prompt_tokens_details is not None
@@ -228,7 +230,7 @@ def test_malformed_bodies_harm_no_stream(server: Process, bodies: int) -> None:
 
 
 def test_tokenizer_and_metrics_of_the_process(server: Process) -> None:
-    assert httpx2.post(server.url + "/tokenize", json={"prompt": "a"}).json()["tokens"] == [1, 100]
+    assert httpx2.post(server.url + "/tokenize", json={"prompt": "a"}).json()["tokens"] == [1, 71]
     assert httpx2.get(server.url + "/tokenizer_info").json()["eos_token"] == "<eos>"
     text = httpx2.get(server.url + "/metrics").text
     assert 'jswa:num_requests_running{model_name="tiny"} 0.0' in text

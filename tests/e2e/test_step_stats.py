@@ -20,7 +20,14 @@ def test_steps_are_counted_and_families_prepared(caplog: pytest.LogCaptureFixtur
         assert late > 0
         engine.prepare(params)
         with caplog.at_level(logging.INFO, "jswa"):
-            llm.generate(["The cat", "The dog"], use_tqdm=False, logprobs=1, prompt_logprobs=1, max_tokens=230)
+            llm.generate(
+                ["The cat", "The dog"],
+                use_tqdm=False,
+                logprobs=1,
+                prompt_logprobs=1,
+                max_tokens=230,
+                ignore_eos=True,
+            )
         stats = engine.step_stats()
         assert (stats.compiled_in_steps, stats.compiled_beside) == (0, late)
         assert stats.generated >= 2 * 3

@@ -40,7 +40,7 @@ def test_each_turn_is_answered_on_all_before_it() -> None:
         notes=notes,
     )
     assert out.getvalue() == "> Hello you\nHello you \n\n> Bye\nBye \n\n"
-    assert notes.getvalue().count("3 tokens in, 2 of them cached") == 2
+    assert notes.getvalue().count("[3 tokens in, 2 cached;") == 2
     assert len(counted) == 3
     assert [[message["role"] for message in heard] for heard in parrot.heard] == [
         ["system", "user"],

@@ -17,7 +17,8 @@ from jswa.exec.runner import jit_step
 from jswa.exec.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.step import StepConfig
 from jswa.model.hf.config import parse_config
-from jswa.model.hold import Mode, adopt
+from jswa.model.hold import LINEAR, Mode, adopt
+from jswa.model.low_rank import adapter_params
 from jswa.model.place import Placement
 from jswa.model.transformer import Params, param_shapes
 from tests.unit.hub_configs import CONFIGS
@@ -40,6 +41,7 @@ class StepSpec:
         tokens: of a prefill step with `ROWS` rows; 0: a decode step.
         rows: of a decode step.
         quantization: of the weights; see `jswa.model.hold`.
+        adapters: sum of the ranks of the LoRA adapters beside each linear layer.
     """
 
     model: str
@@ -48,14 +50,14 @@ class StepSpec:
     tokens: int = 0
     rows: int = ROWS
     quantization: Mode = "none"
+    adapters: int = 0
 
     @property
     def name(self) -> str:
         """As the table shows it."""
         kind = f"prefill {self.tokens}" if self.tokens else f"{self.rows} rows"
-        return f"{self.model}, {self.layers} layers, {kind}" + (
-            "" if self.quantization == "none" else f", {self.quantization}"
-        )
+        held = "" if self.quantization == "none" else f", {self.quantization}"
+        return f"{self.model}, {self.layers} layers, {kind}{held}" + (f", LoRA {self.adapters}" * bool(self.adapters))
 
 
 # As deep as the model, or as one card holds in bfloat16 beside the KV.
@@ -68,7 +70,9 @@ _MODELS = (
 )
 _MISTRAL = StepSpec("Mistral-7B-v0.1", 4, 2)
 _EIGHT_BITS = [replace(_MISTRAL, quantization=kind, tokens=tokens) for kind in ("int8", "fp8") for tokens in (0, 2048)]
-STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *(replace(spec, tokens=2048) for spec in _MODELS), *_EIGHT_BITS)
+_ADAPTED = [replace(_MISTRAL, adapters=64, tokens=tokens) for tokens in (0, 2048)]
+_PREFILL = [replace(spec, tokens=2048) for spec in _MODELS]
+STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *_PREFILL, *_EIGHT_BITS, *_ADAPTED)
 SAMPLE_STEPS = (replace(_MODELS[1], layers=6), replace(_MODELS[2], layers=4, tokens=2048))
 
 
@@ -114,11 +118,12 @@ def _compile(spec: StepSpec) -> StepFacts:
     model = replace(model, layers=model.layers[: spec.layers])
     layout = KVLayout.of(model, PAGE)
     bucket = Bucket(spec.tokens, ROWS, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
-    config, state = _step_config(model, layout, bucket)
+    config, state = _step_config(model, layout, bucket, adapters=spec.adapters > 0)
     shapes = param_shapes(model, BFLOAT16)
     held = jax.eval_shape(lambda params: _held(model, params, spec.quantization), shapes)
+    adapters = jax.eval_shape(lambda params: _adapters(params, spec.adapters), shapes)
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
-    params = device.on_h200(held)
+    params = device.on_h200({**held, **adapters})
     packed = device.on_h200(jax.eval_shape(lambda: jnp.zeros(config.pack.size, jnp.int32)))
     begin = time.perf_counter()
     with device.captured() as kernels:
@@ -154,14 +159,26 @@ def _held(model: ModelConfig, params: Params, mode: Mode) -> Params:
     return held
 
 
+def _adapters(shapes: Params, rank: int) -> Params:
+    found: Params = {}
+    for name, shape in shapes.items():
+        if rank and LINEAR.search(name) and shape.ndim == 2:
+            inputs, outputs = shape.shape
+            a, b = jnp.zeros((inputs, rank), BFLOAT16), jnp.zeros((rank, outputs), BFLOAT16)
+            found |= adapter_params(name, a, b, jnp.zeros(rank, jnp.int32))
+    return found
+
+
 def _bytes(params: dict[str, jax.ShapeDtypeStruct]) -> int:
     return sum(math.prod(value.shape) * value.dtype.itemsize for value in params.values())
 
 
-def _step_config(model: ModelConfig, layout: KVLayout, bucket: Bucket) -> tuple[StepConfig, DeviceState]:
+def _step_config(
+    model: ModelConfig, layout: KVLayout, bucket: Bucket, *, adapters: bool
+) -> tuple[StepConfig, DeviceState]:
     num_blocks = KV_BYTES // layout.block_bytes(2)
     limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
-    spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, targets=False)
+    spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=adapters)
     config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic"))
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 

@@ -31,7 +31,8 @@ class Quantization:
 def parse_quantization(raw: dict[str, Any]) -> Quantization | None:
     """That of a whole config.json; None where weights are plain.
 
-    How activations and KV were to be quantised is not looked at: jswa reads weights alone. Raises UnsupportedModel
+    How activations and KV were to be quantised is not looked at: jswa reads weights, and scales of KV wherever there
+    are any (`jswa.model.kv_scales`). Raises UnsupportedModel
     for methods and formats that jswa cannot read, by their names, and CheckpointError for values that make no sense.
     """
     text = raw.get("text_config")
@@ -63,7 +64,8 @@ def _compressed(fields: Fields) -> tuple[tuple[int, int], ...]:
     if sparsity != "dense":
         raise UnsupportedModel(f"{fields.where}: sparsity_config: format = {shown(sparsity)} must be dense")
     groups, common = fields.table("config_groups"), fields.string("format", "(none)")
-    if not 0 < len(groups) <= _MAX_GROUPS:
+    fewest = 0 if fields.raw.get("kv_cache_scheme") is not None else 1
+    if not fewest <= len(groups) <= _MAX_GROUPS:
         raise fields.wrong("config_groups", f"must be an object of 1 to {_MAX_GROUPS} groups")
     blocks = []
     for name in groups:

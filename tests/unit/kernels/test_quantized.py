@@ -10,7 +10,17 @@ from jaxtyping import Array
 
 from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.grouped import Implementation, grouped_matmul
-from pallas_kernels.quantized import Kind, Quantized, dequantized, matmul, quantize
+from pallas_kernels.quantized import (
+    Kind,
+    Quantized,
+    dequantized,
+    matmul,
+    matmul_rows,
+    product,
+    quantize,
+    quantize_rows,
+    rows_of,
+)
 
 KINDS: tuple[Kind, ...] = ("int8", "fp8")
 
@@ -68,6 +78,35 @@ def test_no_copy_of_the_weights_is_made(kind: Kind, rows: int) -> None:
     blocks = 4 * (inputs * 512 + 2 * rows * columns)
     assert temporaries(matmul) <= blocks + 2**16
     assert temporaries(lambda x, w: x @ dequantized(w, jnp.dtype("float32"))) >= 4 * inputs * columns
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [3, 512, 700])
+def test_embeddings_are_looked_up_and_multiplied_by(kind: Kind, rows: int) -> None:
+    """A scale per row, which is a token's; the logits come in float32, whatever x is in."""
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.standard_normal((5, 96)), jnp.bfloat16)
+    weights = jnp.asarray(rng.standard_normal((rows, 96)) * 2.0 ** rng.integers(-8, 8, (rows, 1)), jnp.float32)
+    held, turned = quantize_rows(weights, kind), quantize(weights.T, kind)
+    want = exact(turned).T
+    ids = np.array([rows - 1, 0, 0, 2])
+    np.testing.assert_allclose(rows_of(held, jnp.asarray(ids), jnp.dtype("float32")), want[ids], rtol=1e-6)
+    assert rows_of(held, jnp.asarray(ids), jnp.dtype("bfloat16")).dtype == jnp.bfloat16
+    got, same = jax.jit(matmul_rows)(x, held), jax.jit(product)(x, turned)
+    assert got.dtype == same.dtype == jnp.float32
+    np.testing.assert_allclose(got, np.asarray(x, np.float64) @ want.T, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(got, same, rtol=1e-4, atol=1e-3)
+
+
+def test_no_copy_of_the_embeddings_is_made() -> None:
+    """Temporaries are a block of rows, widened."""
+    inputs, vocab = 2048, 8192
+    for kind in KINDS:
+        weights = jax.eval_shape(lambda kind=kind: quantize_rows(jnp.zeros((vocab, inputs)), kind))
+        x = jax.eval_shape(lambda: jnp.zeros((4, inputs)))
+        memory = jax.jit(matmul_rows).lower(x, weights).compile().memory_analysis()
+        assert memory is not None
+        assert memory.temp_size_in_bytes <= 4 * (2 * inputs * 512 + 3 * 4 * vocab) + 2**16
 
 
 @pytest.mark.parametrize("kind", KINDS)

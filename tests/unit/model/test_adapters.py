@@ -69,7 +69,8 @@ def test_adapters_beside_weights_of_8_bits(mode: Mode, tmp_path: Path) -> None:
     held = load_checkpoint(tmp_path, FLOAT32, quantization=mode)[1]
     for index in (0, 1, 2):
         merged = dict(held)
-        for name in [name.removesuffix(".values") for name in held if name.endswith(".values")]:
+        adapted = [name for name in held if name.startswith("layers.") and name.endswith(".values")]
+        for name in [name.removesuffix(".values") for name in adapted]:
             plain = dequantized(Quantized(merged.pop(f"{name}.values"), merged.pop(f"{name}.scales")), FLOAT32)
             a, b, owner = (adapters.params[f"{name}.lora_{what}"] for what in ("a", "b", "owner"))
             merged[name] = plain + a[:, owner == index] @ b[owner == index]

@@ -38,7 +38,11 @@ def plain(params: Params) -> Params:
     for name, value in params.items():
         base, _, field = name.rpartition(".")
         if field == "values":
-            out[base] = dequantized(Quantized(value, params[f"{base}.scales"]), FLOAT32)
+            scales = params[f"{base}.scales"]
+            if base == "embed":
+                out[base] = dequantized(Quantized(value.T, scales), FLOAT32).T
+            else:
+                out[base] = dequantized(Quantized(value, scales), FLOAT32)
         elif field == "blocks":
             out[base] = jnp.swapaxes(unpack(Mxfp4(value, params[f"{base}.scales"]), FLOAT32), 1, 2)
         elif field != "scales":
@@ -165,15 +169,16 @@ def test_what_hoppers_kernel_cannot_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["int8", "fp8"])
-@pytest.mark.parametrize("name", ["gpt_oss_base"])
+@pytest.mark.parametrize("name", ["gpt_oss_base", "gemma3_text_p2"])
 def test_logits_are_those_of_the_rounded_numbers(name: str, mode: Mode, tmp_path: Path) -> None:
-    """Every linear layer and expert in 8 bits, embedding and head not."""
+    """Every linear layer and expert in 8 bits, embedding and head too, whether they are one or two."""
     fixture = load_fixture(name)
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
     model, whole = load_checkpoint(tmp_path, FLOAT32)
     held = load(tmp_path, mode)
     assert {value.dtype.name for value in held.values()} == {"float32", "int8" if mode == "int8" else "uint8"}
-    assert "embed" in held
+    assert "embed.values" in held
+    assert ("lm_head.values" in held) == (not model.tie_embeddings)
     got = dense_logits(model, held, fixture.tokens)
     np.testing.assert_allclose(got, dense_logits(model, plain(held), fixture.tokens), rtol=1e-3, atol=2e-3)
     assert np.abs(got - dense_logits(model, whole, fixture.tokens)).max() > 1e-3
