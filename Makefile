@@ -49,6 +49,7 @@ parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, 
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	.venv-gpu/bin/python -m tools.aot.hopper --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.experts --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
 	.venv-gpu/bin/python -m pytest -q tests/unit/kernels/test_triton_attention.py tests/e2e/test_triton.py
 

@@ -100,8 +100,9 @@ def traced_gathers(model: ModelConfig, limits: Limits, bucket: Bucket) -> int:
     layout = KVLayout.of(model, limits.page_size)
     spec = PackSpec.of(bucket, page_size=limits.page_size, max_rows=limits.max_rows)
     state = state_shapes(layout, limits, model.vocab_size, FLOAT32)
-    program = jit_step(StepConfig(model, layout, bucket, spec))
-    return len(integer_gathers(program.trace(param_shapes(model, FLOAT32), state, np.zeros(spec.size, np.int32)).jaxpr))
+    params: Any = param_shapes(model, FLOAT32)
+    program = jit_step(StepConfig(model, layout, bucket, spec), params, state)
+    return len(integer_gathers(program.trace(params, state, np.zeros(spec.size, np.int32)).jaxpr))
 
 
 def compiled_gathers(text: str) -> int:

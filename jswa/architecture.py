@@ -6,7 +6,7 @@ Units: every length, window and position is in tokens; a window counts the query
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 AttentionKind = Literal["full", "local"]
@@ -203,6 +203,7 @@ class MoeConfig:
         weight_on_input: the weight multiplies the expert's input instead of its output (Llama 4).
         shared_gate: the shared expert's output is multiplied by σ(x · w).
         mean: experts and shared expert are averaged, not added.
+        devices: that share the experts, the same number of whole ones each (`jswa.parallel`).
     """
 
     num_experts: int
@@ -217,6 +218,7 @@ class MoeConfig:
     shared: MlpConfig | None = None
     shared_gate: bool = False
     mean: bool = False
+    devices: int = field(default=1, repr=False)
 
 
 @dataclass(frozen=True)
@@ -297,6 +299,8 @@ class ModelConfig:
     Attributes:
         embed_norm: on the embeddings, behind `embed_scale`.
         logit_scale: logits are multiplied by it, before `final_softcap`.
+        devices: that share the model. More than one: heads and widths are those of one device's part, and so is
+            1 / devices of the vocabulary (`jswa.parallel`).
     """
 
     family: str
@@ -314,6 +318,7 @@ class ModelConfig:
     per_layer_input: PerLayerInput | None = None
     altup: AltUp | None = None
     eos_token_ids: tuple[int, ...] = ()
+    devices: int = field(default=1, repr=False)
 
     @property
     def tail(self) -> int:

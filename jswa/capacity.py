@@ -1,7 +1,7 @@
 """`jswa capacity`: how many tokens a model's KV holds in some memory, here, ideally, and in the ways others do it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from jswa.cache.capacity import ideal_fraction, padding, rows_held
 from jswa.cache.layout import KVLayout
 from jswa.json_object import read_object
 from jswa.model.hf.config import parse_config
+from jswa.parallel import part_of
 
 LENGTHS = (2048, 8192, 32768, 131072)
 _FIXED_RATIO = 0.8  # SGLang's default share of window tokens to full tokens
@@ -36,11 +37,12 @@ class Row:
         return self.bytes_ideal / self.bytes_here
 
 
-def report(model: str, *, block_size: int, itemsize: int, memory: int) -> list[str]:
-    """The lines of the report for a config.json, or a folder with one."""
+def report(model: str, *, block_size: int, itemsize: int, memory: int, devices: int = 1) -> list[str]:
+    """The lines of the report for a config.json, or a folder with one, on each of so many devices."""
     path = Path(model)
     raw = read_object(path / "config.json" if path.is_dir() else path)
-    config = parse_config(raw, weights=False)
+    whole = parse_config(raw, weights=False)
+    config = part_of(whole, devices)
     layout = KVLayout.of(config, block_size)
     rows = table(config, layout, itemsize=itemsize, memory=memory)
     kinds = ", ".join(
@@ -62,7 +64,30 @@ def report(model: str, *, block_size: int, itemsize: int, memory: int) -> list[s
         f"{_gib(row.bytes_full):>10}   {row.rows_here:>6}, {row.rows_full}, {row.rows_fixed_ratio}, {row.rows_grouped}"
         for row in rows
     ]
+    if devices > 1:
+        weights = weight_bytes(config, itemsize, packed=_is_packed(raw))
+        lines.append(
+            f"each of {devices} devices: {_gib(weights)} GiB of weights, {_gib(weights + memory)} GiB with the KV; "
+            "bytes of KV above are those of one"
+        )
     return [*lines, "KV in GiB per row, whole pages; share = ideal / here: what padding and part-filled pages cost"]
+
+
+def weight_bytes(part: ModelConfig, itemsize: int, *, packed: bool = False) -> int:
+    """Bytes of the parameters that each device has; `packed`: experts in 4 bits, and a scale of 8 for 32 of them."""
+    import jax.numpy as jnp  # a second, and only here
+
+    from jswa.model.transformer import param_shapes
+
+    dtype = jnp.dtype({2: "bfloat16", 4: "float32"}.get(itemsize, "int8"))
+    shapes = param_shapes(part, dtype, "mxfp4" if packed else "plain")
+    return sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in shapes.values())
+
+
+def _is_packed(raw: Mapping[str, object]) -> bool:
+    """Whether a checkpoint has its experts in MXFP4."""
+    found = raw.get("quantization_config")
+    return isinstance(found, Mapping) and found.get("quant_method") == "mxfp4"
 
 
 def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:

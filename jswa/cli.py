@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import re
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,7 @@ from jswa.errors import JswaError
 
 app = App(name="jswa", help="Serve and run hybrid sliding-window language models.", version=__version__)
 _DEFAULTS = EngineConfig()
+_SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's name of an option, of `serve` too
 
 
 @app.command
@@ -151,7 +153,14 @@ def bench_serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, sho
 
 
 @app.command
-def capacity(config: str, *, block_size: int = 64, itemsize: int = 2, memory_gib: float = 75.0) -> None:
+def capacity(
+    config: str,
+    *,
+    block_size: int = 64,
+    itemsize: int = 2,
+    memory_gib: float = 75.0,
+    tensor_parallel_size: int = 1,
+) -> None:
     """Print what a model's KV takes and how much fits, at 2k, 8k, 32k and 128k tokens.
 
     Parameters
@@ -163,12 +172,15 @@ def capacity(config: str, *, block_size: int = 64, itemsize: int = 2, memory_gib
     itemsize
         Bytes per element of KV.
     memory_gib
-        Memory for KV, in GiB.
+        Memory for KV, in GiB; of each device.
+    tensor_parallel_size
+        Devices that share the model.
     """
     from jswa.capacity import report
 
-    for line in report(config, block_size=block_size, itemsize=itemsize, memory=int(memory_gib * 2**30)):
-        print(line)
+    memory = int(memory_gib * 2**30)
+    lines = report(config, block_size=block_size, itemsize=itemsize, memory=memory, devices=tensor_parallel_size)
+    print("\n".join(lines))
 
 
 @app.command
@@ -259,7 +271,7 @@ def env() -> None:
 def main() -> None:
     """Run the command line; an error that jswa raises on purpose is one line and exit status 2."""
     try:
-        app()
+        app([_SHORT.sub("--tensor-parallel-size", token) for token in sys.argv[1:]])
     except JswaError as error:
         print(f"jswa: {type(error).__name__}: {error}", file=sys.stderr)
         raise SystemExit(2) from None

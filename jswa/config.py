@@ -26,7 +26,7 @@ class EngineConfig:
         max_num_batched_tokens: tokens of one step, prefill chunks and decode rows together.
         block_size: tokens per KV page (16 on CPU, 64 on GPU).
         gpu_memory_utilization: share of the device's memory for weights, scratch and KV.
-        kv_cache_memory_bytes: bytes for the KV arena, in place of that share.
+        kv_cache_memory_bytes: bytes for the KV arena, in place of that share; of each device.
         seed: of the requests that bring none.
         prefix_cache: reuse the KV of shared prefixes.
         prefix_cache_interval: keep what a request needs to resume at every so many tokens of a prompt too, not only
@@ -36,6 +36,7 @@ class EngineConfig:
             Ampere), reference (float32, for tests). One that cannot serve the model is an error, never another.
         moe_backend: kernels of experts: auto, xla, mosaic, reference.
         deterministic: run every step in one shape, so that a request's tokens do not depend on what else runs; slow.
+        tensor_parallel_size: devices of this machine that share the model, each with its part of weights and KV.
         lora_modules: LoRA adapters in PEFT's format that requests may choose by name, name=folder each (in Python also
             a mapping).
     """
@@ -56,6 +57,7 @@ class EngineConfig:
     attention_backend: Literal["auto", "xla", "mosaic", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "mosaic", "reference"] = "auto"
     deterministic: bool = False
+    tensor_parallel_size: int = 1
     lora_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -66,6 +68,7 @@ class EngineConfig:
             "block_size",
             "kv_cache_memory_bytes",
             "prefix_cache_interval",
+            "tensor_parallel_size",
         ):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):

@@ -24,6 +24,7 @@ from jswa.constraint import make_constraint
 from jswa.env import Switches
 from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken, RequestError
 from jswa.exec.backends import choose_backends
+from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
 from jswa.exec.transfer import clear_stale
 from jswa.lora import root_key
@@ -31,6 +32,7 @@ from jswa.model.adapters import check_adapters, load_adapters
 from jswa.model.hf.config import load_config
 from jswa.model.load import dummy_checkpoint, load_checkpoint
 from jswa.model.transformer import Params
+from jswa.parallel import part_of
 from jswa.planfile import write_header, write_step
 from jswa.sched.scheduler import Scheduler, SchedulerStats
 from jswa.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
@@ -142,6 +144,7 @@ class Engine:
         switches = Switches.read()
         use_compilation_cache(switches.compilation_cache)
         claim_memory(options.gpu_memory_utilization)
+        mesh = make_mesh(options.tensor_parallel_size)
         device = jax.devices()[0]
         on_gpu = device.platform == "gpu"
         dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
@@ -150,21 +153,24 @@ class Engine:
         mode = options.quantization
         found = check_adapters(options.adapters, load_config(folder)) if options.lora_modules else []
         if options.load_format == "dummy":
-            model, params = dummy_checkpoint(folder, dtype, options.seed, quantization=mode, experts=backends.experts)
+            model, params = dummy_checkpoint(
+                folder, dtype, options.seed, quantization=mode, experts=backends.experts, mesh=mesh
+            )
         else:
-            model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts)
-        adapters = load_adapters(found, model, dtype)
+            model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
+        adapters = load_adapters(found, model, dtype, mesh)
         params |= adapters.params
         limits = resolve_limits(options, model, on_gpu=on_gpu)
         model = model.at_length(limits.max_model_len)
-        layout = KVLayout.of(model, limits.page_size)
+        part = part_of(model, options.tensor_parallel_size)
+        layout = KVLayout.of(part, limits.page_size)
         _log.info("kernels: attention %s, experts %s", *backends)
         memory = options.kv_cache_memory_bytes
         if memory is None:
-            scratch = scratch_bytes(model, params, layout, limits, backends, kv_dtype) if on_gpu else 0
-            memory = free_bytes(device) - scratch
+            scratch = scratch_bytes(part, params, layout, limits, backends, kv_dtype) if on_gpu else 0
+            memory = free_bytes(next(iter(params.values())).devices()) - scratch
         limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize)
-        runner = Runner(model, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype)
+        runner = Runner(part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype)
         trace = None
         if switches.dump_plans is not None:
             # By lines: an engine that breaks leaves the steps that led there.

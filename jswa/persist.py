@@ -36,7 +36,7 @@ _SAMPLES = 64
 _TYPES = {"tokens": "int32", "local": "uint8", "window_branch": "uint8"}  # other columns of a snapshot are int64
 
 Identity = dict[str, str]
-Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane
+Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and of that by device
 
 
 def identity(
@@ -60,6 +60,7 @@ def identity(
         "version": str(VERSION),
         "dtype": str(dtype),
         "page_size": str(layout.page_size),
+        "tensor_parallel_size": str(layout.devices),
         "model": _sha256(repr(model).encode()),
         "weights": _weights_digest(without_adapters(params)),
         "layout": repr(dataclasses.replace(layout, layers=())),
@@ -147,7 +148,8 @@ def _from_arrays(
         raise ValueError("arrays are missing")
     slots = len(snapshot.local) * (layout.full is not None) + layout.pages_per_block * int(snapshot.local.sum())
     shape = (slots, layout.block_elems // layout.pages_per_block)
-    lanes = [arrays.get(_lane(n), np.zeros((0, shape[1]), types[_lane(n)])) for n in range(layout.num_lanes)]
+    numbers = range(layout.num_lanes * layout.devices)
+    lanes = [arrays.get(_lane(n), np.zeros((0, shape[1]), types[_lane(n)])) for n in numbers]
     if any(lane.shape != shape for lane in lanes):
         raise ValueError(f"pages have the wrong size, not {shape}")
     return snapshot, [lane.view(dtype) for lane in lanes]
@@ -156,7 +158,7 @@ def _from_arrays(
 def _types(layout: KVLayout, dtype: np.dtype) -> dict[str, str]:
     """Every array that a cache may have, and its type on disk."""
     columns = {f.name: _TYPES.get(f.name, "int64") for f in dataclasses.fields(Snapshot)}
-    lanes = {_lane(number): f"uint{8 * dtype.itemsize}" for number in range(layout.num_lanes)}
+    lanes = {_lane(number): f"uint{8 * dtype.itemsize}" for number in range(layout.num_lanes * layout.devices)}
     return columns | lanes | {"sizes": "int64"}
 
 
@@ -270,11 +272,18 @@ def _require_files(folder: Path, listed: object) -> None:
 def _weights_digest(params: Params) -> str:
     """Names, shapes, types, and up to 64 elements of every parameter, spread over it."""
     digest = hashlib.sha256()
-    samples = jax.device_get({name: _sample(value) for name, value in params.items()})
+    # Shard by shard: no device ever has the whole.
+    samples = jax.device_get({name: [_sample(x.data) for x in _shards(value)] for name, value in params.items()})
     for name, value in sorted(params.items()):
         digest.update(f"{name} {value.shape} {value.dtype}\n".encode())
-        digest.update(np.asarray(samples[name]).tobytes())
+        for sample in samples[name]:
+            digest.update(np.asarray(sample).tobytes())
     return digest.hexdigest()
+
+
+def _shards(value: jax.Array) -> list[Any]:
+    """What each device has that is not another's too."""
+    return [shard for shard in value.addressable_shards if shard.replica_id == 0]
 
 
 @jax.jit

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jswa.config import EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
+from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.runner import compile_step
 from jswa.exec.state import state_shapes
@@ -34,12 +36,19 @@ def claim_memory(share: float) -> None:
         os.environ[_FRACTIONS[0]] = str(share)
 
 
-def free_bytes(device: jax.Device) -> int:
-    """Bytes that are left on the device with the weights on it; on CPU a quarter of all memory, at most 4 GiB."""
-    if device.platform == "cpu":
-        return min(_CPU_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-    stats = device.memory_stats() or {}
-    return int(stats["bytes_limit"] * (1 - _SLACK)) - int(stats["bytes_in_use"])
+def free_bytes(devices: Collection[jax.Device]) -> int:
+    """Bytes that are left on each device with the weights there; on CPU, where all share it, a quarter of all memory.
+
+    At most 4 GiB then, for all together.
+    """
+    if all(device.platform == "cpu" for device in devices):
+        return min(_CPU_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4) // len(devices)
+
+    def free(device: jax.Device) -> int:
+        stats = device.memory_stats() or {}
+        return int(stats["bytes_limit"] * (1 - _SLACK)) - int(stats["bytes_in_use"])
+
+    return min(map(free, devices))
 
 
 def scratch_bytes(
@@ -50,11 +59,12 @@ def scratch_bytes(
     backends: Backends,
     kv_dtype: jnp.dtype,
 ) -> int:
-    """Bytes of temporaries of the largest steps, with log probabilities, as their compiler reports them.
+    """Bytes on each device of temporaries of the largest steps, with log probabilities, as their compiler reports them.
 
     They do not depend on the arena's size, so an arena of two blocks will do.
     """
-    state = state_shapes(layout, dataclasses.replace(limits, num_blocks=2), model.vocab_size, kv_dtype)
+    smallest = dataclasses.replace(limits, num_blocks=2)
+    state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(next(iter(params.values()))))
     cases: list[tuple[Bucket, Logprobs]] = [(Bucket(limits.max_tokens, limits.max_rows, decode=False), "prompt")]
     if not limits.one_bucket:
         cases.append((Bucket(limits.max_rows, limits.max_rows, decode=True), "sampled"))
@@ -79,7 +89,7 @@ def size_arena(limits: Limits, layout: KVLayout, options: EngineConfig, memory: 
     """Choose the number of blocks; shorten an open max_model_len to what fits. Raises ConfigError.
 
     Args:
-        memory: bytes for the arena.
+        memory: bytes for the arena, on each device.
     """
     num_blocks = min(memory // layout.block_bytes(itemsize), useful_blocks(layout, limits))
     total_slots = (num_blocks - 1) * layout.pages_per_block
@@ -105,6 +115,9 @@ def _log_capacity(limits: Limits, layout: KVLayout, itemsize: int) -> None:
         f"{rows_held(layout, slots, n) * n:,} in rows of {n} ({ideal_fraction(layout, n):.0%} of ideal)"
         for n in lengths
     )
+    each = "" if layout.devices == 1 else f" on each of {layout.devices} devices"
     gib = limits.num_blocks * layout.block_bytes(itemsize) / 2**30
     share = 100 * padding(layout)
-    _log.info("KV arena: %.2f GiB in %d blocks, padding %.1f %%; tokens: %s", gib, limits.num_blocks, share, held)
+    _log.info(
+        "KV arena: %.2f GiB in %d blocks%s, padding %.1f %%; tokens: %s", gib, limits.num_blocks, each, share, held
+    )

@@ -35,9 +35,17 @@ class QuantizedRows(NamedTuple):
     scales: Float32[Array, " V"]
 
 
-def quantize(weights: Float[Array, "*E K C"], kind: Kind) -> Quantized:
-    """The nearest numbers of 8 bits, each output scaled so that its largest weight is the largest number."""
-    largest = jnp.abs(weights).max(axis=-2).astype(jnp.float32)  # XLA would keep what it widens before it reduces
+def magnitudes(weights: Float[Array, "*E K C"]) -> Float32[Array, "*E C"]:
+    """The largest absolute value of each output's weights."""
+    return jnp.abs(weights).max(axis=-2).astype(jnp.float32)  # XLA would keep what it widens before it reduces
+
+
+def quantize(weights: Float[Array, "*E K C"], kind: Kind, largest: Float32[Array, "*E C"] | None = None) -> Quantized:
+    """The nearest numbers of 8 bits, each output scaled so that its largest weight is the largest number.
+
+    `largest`: those `magnitudes`, where these are not all of an output's weights.
+    """
+    largest = magnitudes(weights) if largest is None else largest
     scales = jnp.where(largest == 0, 1.0, largest / (127 if kind == "int8" else 448))
     scaled = weights.astype(jnp.float32) / scales[..., None, :]
     if kind == "int8":

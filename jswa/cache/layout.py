@@ -9,7 +9,7 @@ Elements are counted per device, after KV heads have been sharded or replicated.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jswa.architecture import AttentionConfig, AttentionKind, ModelConfig, Reach
 from jswa.errors import UnsupportedModel
@@ -55,6 +55,7 @@ class KVLayout:
         reach: what a local layer sees; None without local layers.
         full, local: the page view of each kind, None where the model has no such layer.
         layers: one entry per model layer.
+        devices: that have such an arena each, for their KV heads.
     """
 
     page_size: int
@@ -64,6 +65,7 @@ class KVLayout:
     full: KindLayout | None
     local: KindLayout | None
     layers: tuple[LayerSlot, ...]
+    devices: int = field(default=1, repr=False)
 
     @property
     def pages_per_block(self) -> int:
@@ -71,7 +73,7 @@ class KVLayout:
         return self.full.pages_per_block if self.full else 1
 
     def block_bytes(self, itemsize: int) -> int:
-        """Bytes of one block over all lanes."""
+        """Bytes of one block over all lanes, on each device."""
         return self.num_lanes * self.block_elems * itemsize
 
     def touch(self, tokens: int) -> int:
@@ -128,6 +130,7 @@ class KVLayout:
             full=_kind(full, slots=1, pages_per_block=token_elems // elems["full"]) if full else None,
             local=_kind(local, slots=token_elems // elems["local"], pages_per_block=1) if local else None,
             layers=_place(attention, local_per_lane),
+            devices=model.devices,
         )
 
 

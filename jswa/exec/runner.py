@@ -1,16 +1,18 @@
 """Owns parameters and device state; compiles every bucket at start; launches plans."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Lock
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Int, Shaped
 
 from jswa.architecture import ModelConfig
@@ -20,10 +22,11 @@ from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.exec.extras import Extras, seen_counts, set_mask, set_place
+from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
 from jswa.exec.pack import PackSpec, pack
 from jswa.exec.pages import WIDTH, copy_pages, enter_row, move_batches, padded_row
 from jswa.exec.sampling import LogprobRows
-from jswa.exec.state import DeviceState, init_state, state_shapes
+from jswa.exec.state import DeviceState, allocate, state_shapes
 from jswa.exec.step import StepConfig, StepOutputs, step
 from jswa.exec.transfer import WIDTH as SLOTS
 from jswa.exec.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
@@ -62,7 +65,7 @@ class Runner:
 
     Buckets are compiled at start. The families for log probabilities are compiled by `prepare`, or bucket by bucket
     when first used, and so are the programs that carry pages to the host and back. `kv_dtype` is the arena's, if it is
-    not that of the parameters.
+    not that of the parameters. Where parameters are spread over a mesh, `model` and `layout` are one device's part.
 
     Attributes:
         compiled_in_steps: step programs that a launch had to compile, and so to wait for.
@@ -90,7 +93,8 @@ class Runner:
         self._preparing = Lock()
         self.compiled_in_steps = self.compiled_beside = 0
         kv_dtype = kv_dtype or run_dtype(params)
-        self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype)
+        self._mesh = mesh_of(next(iter(params.values())))
+        self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
         with ThreadPoolExecutor() as pool:
             configs = [self._config(bucket, "none") for bucket in self.buckets]
             steps = {config: pool.submit(compile_step, config, params, self._shapes) for config in configs}
@@ -98,7 +102,7 @@ class Runner:
             self._enter_row = pool.submit(compile_enter_row, self._shapes).result()
             self._set_place, self._set_mask = pool.submit(compile_set_extras, self._shapes["extras"]).result()
             self.compiled = {config: future.result() for config, future in steps.items()}
-        self.state: DeviceState = init_state(layout, limits, model.vocab_size, kv_dtype)
+        self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
 
     def launch(self, plan: StepPlan) -> Pending:
         """Hand a plan to the device and return at once: an upload, and one for each batch of moves, row or extras."""
@@ -111,10 +115,10 @@ class Runner:
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
             self._move(plan.moves)
             for row in plan.table_rows:
-                self.state = self._enter_row(self.state, jax.device_put(padded_row(row, self.limits.pages_per_row)))
+                self.state = self._enter_row(self.state, self._put(padded_row(row, self.limits.pages_per_row)))
             for entry in plan.extras:
                 self._enter(entry)
-            packed = jax.device_put(pack(plan, config.pack))
+            packed = self._put(pack(plan, config.pack))
             self.state, outputs = self.compiled[config](self.params, self.state, packed)
         for array in jax.tree.leaves(outputs):
             array.copy_to_host_async()
@@ -143,15 +147,21 @@ class Runner:
             self._move(moves)
 
     def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Shaped[np.ndarray, "n elems"]]:
-        """The contents of slots of 1/m block, for each lane, as the last launched step leaves them; waits for it."""
+        """The contents of slots of 1/m block, for each lane, as the last launched step leaves them; waits for it.
+
+        Of several devices one after another: lane by lane, in each device by device.
+        """
         program = self._read_slots
 
         def read(batch: Int[np.ndarray, " width"]) -> list[jax.Array]:
             with jax.transfer_guard("disallow"), jax.no_tracing(True):
-                lanes: list[jax.Array] = program(self.state, jax.device_put(batch))
+                lanes: list[jax.Array] = program(self.state, self._put(batch))
             return lanes
 
-        return gather(read, ids, self._num_pages, slot_shapes(self.layout, self._shapes))
+        lanes = gather(read, ids, self._num_pages, slot_shapes(self.layout, self._shapes))
+        if self._mesh is None:
+            return lanes
+        return [np.ascontiguousarray(x) for lane in lanes for x in np.split(lane, self.layout.devices, axis=1)]
 
     def write_slots(
         self,
@@ -166,7 +176,13 @@ class Runner:
             # Padded slots are written nowhere: any row will do for them.
             chosen = np.resize(rows[start : start + SLOTS], SLOTS)
             with jax.transfer_guard("disallow"), jax.no_tracing(True):
-                self.state = write(self.state, *jax.device_put((batch, [lane[chosen] for lane in contents])))
+                self.state = write(self.state, self._put(batch), self._put_slots([lane[chosen] for lane in contents]))
+
+    def _put_slots(self, parts: list[Shaped[np.ndarray, "width elems"]]) -> list[jax.Array]:
+        """What `read_slots` gave of a batch of slots, to where it was."""
+        each = self.layout.devices
+        lanes = [np.concatenate(parts[n : n + each], axis=1) for n in range(0, len(parts), each)]
+        return list(jax.device_put(lanes, None if self._mesh is None else NamedSharding(self._mesh, COLUMNS)))
 
     @cached_property
     def _read_slots(self) -> jax.stages.Compiled:
@@ -176,9 +192,12 @@ class Runner:
     def _write_slots(self) -> jax.stages.Compiled:
         return compile_write_slots(self.layout, self._shapes)
 
+    def _put(self, tree: Any) -> Any:
+        return put(tree, self._mesh)
+
     def _move(self, moves: Int[np.ndarray, "M 3"]) -> None:
         for batch in move_batches(moves, self._num_pages):
-            self.state = self._copy_pages(self.state, jax.device_put(batch))
+            self.state = self._copy_pages(self.state, self._put(batch))
 
     def _config(self, bucket: Bucket, logprobs: Logprobs) -> StepConfig:
         limits = self.limits
@@ -194,12 +213,12 @@ class Runner:
 
     def _enter(self, entry: ExtrasEntry) -> None:
         extras = self.state["extras"]
-        place, mask = jax.device_put((np.int32(entry.place), entry.mask))
+        place, mask = self._put((np.int32(entry.place), entry.mask))
         if entry.bias is None:
             extras = {**extras, "mask": self._set_mask(extras["mask"], place, mask)}
         else:
             seen = seen_counts(entry.skipped, entry.prompt_length, len(entry.bias))
-            extras = self._set_place(extras, place, mask, *jax.device_put((entry.bias, seen)))
+            extras = self._set_place(extras, place, mask, *self._put((entry.bias, seen)))
         self.state = {**self.state, "extras": extras}
 
 
@@ -207,16 +226,18 @@ def _table(rows: LogprobRows) -> LogprobTable:
     return LogprobTable(*(np.asarray(part) for part in rows))
 
 
-def jit_step(config: StepConfig) -> jax.stages.Wrapped:
-    """The jitted step of a bucket: (params, state, packed); the state is donated."""
-    return jax.jit(partial(step, config=config), donate_argnums=1, compiler_options=dict(_OPTIONS))
+def jit_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Wrapped:
+    """The jitted step of a bucket: (params, state, packed); the state is donated. Arrays may be given as shapes."""
+    mesh, packed = mesh_of(next(iter(params.values()))), np.zeros(config.pack.size, np.int32)
+    run = on_mesh(partial(step, config=config), mesh, (params, state, packed), (specs_of(state), REPLICATED))
+    return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
 
 
 def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Compiled:
     """Compile one bucket's step ahead of time; arrays may be given as shapes. The state is donated."""
-    precise = run_dtype(params) == jnp.float32
+    precise, packed = run_dtype(params) == jnp.float32, np.zeros(config.pack.size, np.int32)
     with jax.default_matmul_precision("highest" if precise else "default"), _unsupported(config.backends):
-        return jit_step(config).lower(params, state, np.zeros(config.pack.size, np.int32)).compile()
+        return jit_step(config, params, state).lower(params, state, packed).compile()
 
 
 @contextmanager
@@ -232,19 +253,23 @@ def _unsupported(backends: Backends) -> Iterator[None]:
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
     """Compile `copy_pages` ahead of time. The state is donated."""
-    moves = np.zeros((3, WIDTH), np.int32)
-    return jax.jit(partial(copy_pages, layout=layout), donate_argnums=0).lower(state, moves).compile()
+    return _compile(partial(copy_pages, layout=layout), state, np.zeros((3, WIDTH), np.int32))
 
 
 def compile_enter_row(state: DeviceState) -> jax.stages.Compiled:
     """Compile `enter_row` ahead of time. The state is donated."""
-    row = np.zeros(1 + 2 * state["full_table"].shape[1], np.int32)
-    return jax.jit(enter_row, donate_argnums=0).lower(state, row).compile()
+    return _compile(enter_row, state, np.zeros(1 + 2 * state["full_table"].shape[1], np.int32))
 
 
 def compile_set_extras(extras: Extras) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """Compile the programs that enter a row into the extras tables, and that change its mask alone."""
     place, (_, words), (_, vocab) = np.int32(0), extras["mask"].shape, extras["bias"].shape
     mask, bias, seen = np.zeros(words, np.int32), np.zeros(vocab, np.float32), np.zeros(vocab, np.int32)
-    whole = jax.jit(set_place, donate_argnums=0).lower(extras, place, mask, bias, seen).compile()
-    return whole, jax.jit(set_mask, donate_argnums=0).lower(extras["mask"], place, mask).compile()
+    return _compile(set_place, extras, place, mask, bias, seen), _compile(set_mask, extras["mask"], place, mask)
+
+
+def _compile(function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:
+    """A function of the state, or of a part, and of what is on all devices, to the next one; it is donated."""
+    mesh = mesh_of(jax.tree.leaves(state)[0])
+    run = on_mesh(function, mesh, (state, *arguments), specs_of(state))
+    return jax.jit(run, donate_argnums=0).lower(state, *arguments).compile()

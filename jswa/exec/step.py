@@ -27,7 +27,10 @@ _LOGPROB_BLOCK = 128  # tokens
 
 @dataclass(frozen=True)
 class StepConfig:
-    """Everything static about a step: hashable, one compiled program each. `logprobs` names the lazy families."""
+    """Everything static about a step: hashable, one compiled program each. `logprobs` names the lazy families.
+
+    Where several devices share the model, `model` and `layout` are those of one device's part.
+    """
 
     model: ModelConfig
     layout: KVLayout
@@ -48,7 +51,7 @@ class StepOutputs(NamedTuple):
 def step(
     params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
 ) -> tuple[DeviceState, StepOutputs]:
-    """Run one step and return the next state and the outputs."""
+    """Run one step and return the next state and the outputs. Of several devices each runs it on its shards."""
     inputs = unpack(packed, config.pack)
     # Prompt logprobs take every token's hidden state, everything else a row's last one.
     every = config.logprobs == "prompt"
@@ -58,9 +61,9 @@ def step(
         logits = bind(config.model, params).logits(hidden[indices.last_tokens] if every else hidden)
     with named_scope("sampling"):
         position = inputs.column("start") + inputs.column("count")
-        tokens = sample(logits, position, rows, state["extras"])
+        tokens = sample(logits, position, rows, state["extras"], config.model.devices)
     with named_scope("logprobs"):
-        sampled = logprob_rows(logits, tokens) if config.logprobs != "none" else None
+        sampled = logprob_rows(logits, tokens, config.model.devices) if config.logprobs != "none" else None
         prompt = _prompt_logprobs(params, hidden, inputs, config) if every else None
     slots = jnp.where(inputs.column("samples") != 0, inputs.column("slot"), config.pack.max_rows)
     last_token = state["last_token"].at[slots].set(jnp.maximum(tokens, 0), mode="drop")
@@ -115,7 +118,10 @@ def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs
     pad = -len(hidden) % size
     blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
     targets = jnp.pad(inputs.targets, (0, pad)).reshape(-1, size)
-    rows: LogprobRows = lax.map(lambda block: logprob_rows(model.logits(block[0]), block[1]), (blocks, targets))
+    devices = config.model.devices
+    rows: LogprobRows = lax.map(
+        lambda block: logprob_rows(model.logits(block[0]), block[1], devices), (blocks, targets)
+    )
     return LogprobRows(*(part.reshape(-1, *part.shape[2:])[: len(hidden)] for part in rows))
 
 

@@ -10,9 +10,11 @@ from functools import partial
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
 from jswa.cache.layout import KVLayout
+from jswa.exec.mesh import COLUMNS, mesh_of, on_mesh, specs_of
 from jswa.exec.state import DeviceState
 
 WIDTH = 32  # slots per launch
@@ -84,7 +86,7 @@ def clear_stale(
     """Zero, in place, what no layer reads of saved pages: it may be left from texts of other users.
 
     Args:
-        contents: for each lane the full pages, then the local ones.
+        contents: for each lane, and of that for each device, the full pages, then the local ones.
         full, local: how many tokens each page holds.
     """
     p, pages = layout.page_size, len(full)
@@ -94,29 +96,33 @@ def clear_stale(
             for page in np.flatnonzero(full < p).tolist():
                 view[page, :, full[page] :] = 0
         if layout.local is not None:
-            kind = layout.local
+            kind, owner = layout.local, number // layout.devices
             view = lane[pages:].reshape(len(local), kind.slots, kind.num_kv_heads, p, kind.row)
-            used = len({place.slot for place in layout.layers if place.kind == "local" and place.lane == number})
+            used = len({place.slot for place in layout.layers if (place.kind, place.lane) == ("local", owner)})
             view[:, used:] = 0
             for page in np.flatnonzero(local < p).tolist():
                 view[page, :, :, local[page] :] = 0
 
 
 def compile_read_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
-    """Compile `read_slots` ahead of time; arrays may be given as shapes."""
-    return jax.jit(partial(read_slots, layout=layout)).lower(state, np.zeros(WIDTH, np.int32)).compile()
+    """Compile `read_slots` ahead of time; arrays may be given as shapes. Several devices' contents lie side by side."""
+    ids, function = np.zeros(WIDTH, np.int32), partial(read_slots, layout=layout)
+    run = on_mesh(function, mesh_of(state["lanes"][0]), (state, ids), COLUMNS)
+    return jax.jit(run).lower(state, ids).compile()
 
 
 def compile_write_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
     """Compile `write_slots` ahead of time. The state is donated."""
-    program = jax.jit(partial(write_slots, layout=layout), donate_argnums=0)
-    return program.lower(state, np.zeros(WIDTH, np.int32), slot_shapes(layout, state)).compile()
+    arguments = state, np.zeros(WIDTH, np.int32), slot_shapes(layout, state)
+    run = on_mesh(partial(write_slots, layout=layout), mesh_of(state["lanes"][0]), arguments, specs_of(state))
+    return jax.jit(run, donate_argnums=0).lower(*arguments).compile()
 
 
 def slot_shapes(layout: KVLayout, state: DeviceState) -> list[jax.ShapeDtypeStruct]:
     """What one batch of slots is, for each lane."""
-    elems = layout.block_elems // layout.pages_per_block
+    elems, mesh = layout.devices * layout.block_elems // layout.pages_per_block, mesh_of(state["lanes"][0])
+    spread = None if mesh is None else NamedSharding(mesh, COLUMNS)
     return [
-        jax.ShapeDtypeStruct((WIDTH, elems), lane.dtype)  # type: ignore[no-untyped-call]
+        jax.ShapeDtypeStruct((WIDTH, elems), lane.dtype, sharding=spread)  # type: ignore[no-untyped-call]
         for lane in state["lanes"]
     ]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Float, Shaped
 
 from jswa.architecture import ModelConfig
@@ -28,7 +28,7 @@ from jswa.model.hf.peft import CONFIG, LoraConfig, read_lora_config
 from jswa.model.hf.weights import Part, Source, canonical_name, sources, unused
 from jswa.model.hold import LINEAR
 from jswa.model.low_rank import adapter_params
-from jswa.model.place import empty, placed
+from jswa.model.place import Placement, empty
 from jswa.model.safetensors_header import read_header
 from jswa.model.transformer import Params
 
@@ -82,8 +82,13 @@ def check_adapters(folders: Mapping[str, Path], config: ModelConfig) -> list[Ada
     return found
 
 
-def load_adapters(adapters: Sequence[Adapter], config: ModelConfig, dtype: jnp.dtype) -> Adapters:
-    """Read them. Raises ConfigError where a file is not what its header said, or a number is not finite."""
+def load_adapters(
+    adapters: Sequence[Adapter], config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None = None
+) -> Adapters:
+    """Read them; each device of a `mesh` gets its part, as of the matrices.
+
+    Raises ConfigError where a file is not what its header said, or a number is not finite.
+    """
     table = _targets(config)
     digests: dict[str, str] = {}
     pieces: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = {}  # (index, A [K, r], B [r, C]) by matrix
@@ -101,10 +106,11 @@ def load_adapters(adapters: Sequence[Adapter], config: ModelConfig, dtype: jnp.d
         except CheckpointError as error:
             raise ConfigError("lora_modules", adapter.name, str(error)) from error
     params: Params = {}
+    placement = Placement(config, mesh)
     for name, parts in pieces.items():
         owner = np.concatenate([np.full(a.shape[1], index, np.int32) for index, a, _ in parts])
         joined = np.concatenate([a for _, a, _ in parts], axis=1), np.concatenate([b for _, _, b in parts]), owner
-        params |= adapter_params(name, *map(_placed, joined))
+        params |= {one: placement.put(one, _aligned(array)) for one, array in adapter_params(name, *joined).items()}
     if adapters:
         size = sum(value.nbytes for value in params.values()) / 2**20
         _log.info("%d adapters beside %d matrices: %.1f MiB", len(adapters), len(pieces), size)
@@ -213,7 +219,7 @@ def _pair(
     return down, up
 
 
-def _placed(array: Shaped[np.ndarray, "..."]) -> jax.Array:
+def _aligned(array: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
     out = empty(array.shape, array.dtype)
     out[...] = array
-    return placed(out)
+    return out

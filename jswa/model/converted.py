@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Shaped
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.json_object import read_object, shown
 from jswa.model.kv_scales import scales_name
-from jswa.model.place import empty, load_all, placed
+from jswa.model.place import Placement, empty, load_all
 from jswa.model.transformer import Params, param_shapes
 
 MANIFEST, WEIGHTS = "jswa_weights.json", "weights"
@@ -74,9 +75,15 @@ def write_converted(folder: Path, model: ModelConfig, params: Params) -> None:
 
 
 def load_converted(
-    folder: Path, model: ModelConfig, dtype: jnp.dtype, adopt: Callable[[str, Params], Params]
+    folder: Path,
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    adopt: Callable[[str, Params, Placement], Params],
+    mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, Params]:
     """The parameters of a folder whose config says `model`, cast to `dtype` where they are of another floating type.
+
+    Each device of a `mesh` gets its part.
 
     `adopt` may hold them in another form, by name. Raises CheckpointError with the reason where they are torn, of
     another model, or of another version of jswa.
@@ -90,7 +97,7 @@ def load_converted(
         )
     shapes = param_shapes(model, dtype)
     shapes |= _kv_scale_shapes(model, manifest.get("parameters"))
-    entries = _entries(folder, manifest.get("parameters"), shapes)
+    entries, where = _entries(folder, manifest.get("parameters"), shapes), Placement(model, mesh)
 
     def read(entry: _Entry) -> jax.Array:
         array = empty(entry.shape, entry.dtype)
@@ -100,9 +107,9 @@ def load_converted(
             cast = empty(array.shape, np.dtype(dtype))
             cast[...] = array
             array = cast
-        return placed(array)
+        return where.put(entry.name, array)
 
-    return model, load_all(lambda name: adopt(name, {one.name: read(one) for one in entries[name]}), shapes)
+    return model, load_all(lambda name: adopt(name, {one.name: read(one) for one in entries[name]}, where), shapes)
 
 
 class _Entry(NamedTuple):

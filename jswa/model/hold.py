@@ -17,12 +17,12 @@ from jswa.model.dequantize import Packed, Scaled, Weight, read_scales
 from jswa.model.files import Reader
 from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.weights import Part, Source
-from jswa.model.place import empty, placed
+from jswa.model.place import Placement, empty
 from jswa.model.rounding import OUTPUTS_ARE_ROWS, load_rounded, of_outputs
 from jswa.model.transformer import Params
-from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, tiles, tiles_hold
+from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles, tiles, tiles_hold
 from pallas_kernels.grouped import Implementation
-from pallas_kernels.quantized import Kind, Quantized, QuantizedRows, quantize, quantize_rows
+from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
 
 Mode = Literal["none", "auto", "int8", "fp8"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
@@ -60,15 +60,16 @@ def choose(
     return found
 
 
-def adopt(name: str, found: Params, mode: Mode, experts: Implementation) -> Params:
-    """A matrix as the engine asks for it, from what it was in an earlier run. Raises ConfigError where it cannot be."""
+def adopt(name: str, found: Params, where: Placement, mode: Mode, experts: Implementation) -> Params:
+    """A matrix as the engine asks for it, from what it was in an earlier run. Raises ConfigError where it cannot be.
+
+    `where`: it is placed already.
+    """
     if name in found:
         if mode not in ("int8", "fp8") or not (LINEAR.search(name) or name in _ENDS):
             return found
-        if name == "embed":
-            return _eight(name, _quantize_rows(found[name], kind=mode))
         _require_runnable(mode, found[name].ndim, experts)
-        return _eight(name, _quantize(found[name], kind=mode))
+        return _eight(name, found[name], mode, where)
     if f"{name}.blocks" in found:
         held = Mxfp4(found[f"{name}.blocks"], found[f"{name}.scales"])
         kind = "mxfp4"
@@ -78,7 +79,7 @@ def adopt(name: str, found: Params, mode: Mode, experts: Implementation) -> Para
         _require_runnable(mode, values.ndim, experts)
     if mode == "none" or (mode != "auto" and kind not in (mode, "mxfp4")):
         raise ConfigError("quantization", mode, f"{name} is stored as {kind}: must be auto or {kind}")
-    return _packed(name, held, experts) if kind == "mxfp4" else found
+    return _packed(name, held, experts, where) if kind == "mxfp4" else found
 
 
 def _require_runnable(mode: Mode, axes: int, experts: Implementation) -> None:
@@ -89,19 +90,37 @@ def _require_runnable(mode: Mode, axes: int, experts: Implementation) -> None:
 
 def load_held(
     name: str, kind: Kind | Literal["mxfp4"], source: Source, reader: Reader, weights: Mapping[str, Weight],
-    shape: jax.ShapeDtypeStruct, read: Read, experts: Implementation,
+    shape: jax.ShapeDtypeStruct, read: Read, experts: Implementation, where: Placement,
 ) -> Params:  # fmt: skip
     """One matrix, as the parameters that it is."""
     if kind == "mxfp4":
-        return _load_mxfp4(name, source, reader, weights, shape, experts)
+        return _load_mxfp4(name, source, reader, weights, shape, experts, where)
     if _stored_kind(source, weights) == kind:
-        return _load_codes(name, kind, source, reader, weights, shape)
-    values, scales = load_rounded(kind, source, shape, read)
-    return {f"{name}.values": placed(values), f"{name}.scales": placed(scales)}
+        return _load_codes(name, kind, source, reader, weights, shape, where)
+    rounded = load_rounded(kind, source, shape, read)
+    return {part: where.put(part, array) for part, array in zip(_names(name), rounded, strict=True)}
 
 
-def _eight(name: str, weights: Quantized | QuantizedRows) -> Params:
-    return {f"{name}.values": weights.values, f"{name}.scales": weights.scales}
+def _names(name: str) -> tuple[str, str]:
+    """Of the parameters that a matrix of 8 bits is."""
+    return f"{name}.values", f"{name}.scales"
+
+
+def _eight(name: str, weights: jax.Array, kind: Kind, where: Placement) -> Params:
+    """Rounded to 8 bits where it is, by scales of whole outputs."""
+    parts, (values, scales) = where.parts(weights), _names(name)
+    if name == "embed":
+        done = [_quantize_rows(part, kind=kind) for part in parts]
+    elif where.is_cut(name, weights) and not where.is_cut(scales, weights):
+        # Each device has some of every output's inputs.
+        most = np.max([np.asarray(_magnitudes(part)) for part in parts], axis=0)
+        done = [_quantize(part, kind=kind, largest=jax.device_put(most, part.sharding)) for part in parts]
+    else:
+        done = [_quantize(part, kind=kind) for part in parts]
+    return {
+        values: where.join(values, [one.values for one in done]),
+        scales: where.join(scales, [one.scales for one in done]),
+    }
 
 
 def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
@@ -116,8 +135,9 @@ def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
 
 
 def _load_codes(
-    name: str, kind: Kind, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct
-) -> Params:
+    name: str, kind: Kind, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
+    where: Placement,
+) -> Params:  # fmt: skip
     """The bytes as they are, and the scales in the order of the outputs."""
 
     def codes(part: Part, begin: int, end: int) -> np.ndarray:
@@ -135,12 +155,12 @@ def _load_codes(
     assemble(source, values, codes)
     scales = empty((*shape.shape[:-2], 1, shape.shape[-1]), np.dtype(np.float32))
     assemble(of_outputs(source), scales, factors)
-    return {f"{name}.values": placed(values), f"{name}.scales": placed(scales[..., 0, :])}
+    return {part: where.put(part, array) for part, array in zip(_names(name), (values, scales[..., 0, :]), strict=True)}
 
 
 def _load_mxfp4(
     name: str, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
-    experts: Implementation,
+    experts: Implementation, where: Placement,
 ) -> Params:  # fmt: skip
     """Bytes and exponents [E, C, ...], gates before ups; in tiles for Hopper's kernel."""
     count, inputs, outputs = shape.shape
@@ -157,13 +177,22 @@ def _load_mxfp4(
         return out
 
     blocks, scales = filled(inputs // 2, "values"), filled(inputs // BLOCK, "scale")
-    return _packed(name, Mxfp4(placed(blocks), placed(scales)), experts)
+    held = Mxfp4(where.put(f"{name}.blocks", blocks), where.put(f"{name}.scales", scales))
+    return _packed(name, held, experts, where)
 
 
-def _packed(name: str, held: Mxfp4, experts: Implementation) -> Params:
+def _packed(name: str, held: Mxfp4, experts: Implementation, where: Placement) -> Params:
     """Weights of 4 bits as the kernel takes them. Raises CheckpointError where Hopper's cannot."""
     if experts != "mosaic":
         return {f"{name}.blocks": held.blocks, f"{name}.scales": held.scales}
+    parts = map(Mxfp4, where.parts(held.blocks), where.parts(held.scales))
+    made = [_tiled(name, part) for part in parts]
+    names = f"{name}.words", f"{name}.scales"
+    return {one: where.join(one, list(fields)) for one, fields in zip(names, zip(*made, strict=True), strict=True)}
+
+
+def _tiled(name: str, held: Mxfp4) -> Mxfp4Tiles:
+    """What one device has of them."""
     _, outputs, half = held.blocks.shape
     held = _without_idle_scales(held)
     if 2 * half % TILE or outputs % TILE or not bool(_tiles_hold(held.scales)):
@@ -171,8 +200,8 @@ def _packed(name: str, held: Mxfp4, experts: Implementation) -> Params:
             f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit Hopper's kernel, which takes multiples of {TILE} "
             "and scales from 2^-93 to 2^33: choose quantization = none or moe_backend = xla"
         )
-    made = _tiles(held)
-    return {f"{name}.words": made.words, f"{name}.scales": made.scales}
+    made: Mxfp4Tiles = _tiles(held)
+    return made
 
 
 @jax.jit
@@ -183,4 +212,5 @@ def _without_idle_scales(held: Mxfp4) -> Mxfp4:
 
 
 _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))
+_magnitudes = jax.jit(magnitudes)
 _tiles, _tiles_hold = jax.jit(tiles), jax.jit(tiles_hold)

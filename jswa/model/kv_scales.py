@@ -24,7 +24,7 @@ from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.dequantize import FLOATS
 from jswa.model.files import Reader, Tensor
-from jswa.model.place import placed
+from jswa.model.place import Placement
 from jswa.model.transformer import Params
 
 _ENDS = ("{}_scale", "{}_proj.output_scale", "{}_proj.{}_scale", "attn.{}_scale", "qkv_proj.{}_scale", "kv_scale")
@@ -80,9 +80,9 @@ def stored_scales(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[st
     return found
 
 
-def read_scales(found: Mapping[str, StoredScales], reader: Reader) -> Params:
+def read_scales(found: Mapping[str, StoredScales], reader: Reader, where: Placement) -> Params:
     """The parameters. Raises CheckpointError for numbers that are no scales."""
-    return {name: placed(np.stack([_read(x.keys, x.heads, reader), _read(x.values, x.heads, reader)]))
+    return {name: where.put(name, np.stack([_read(x.keys, x.heads, reader), _read(x.values, x.heads, reader)]))
             for name, x in found.items()}  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Shaped
 
 from jswa.architecture import ModelConfig
@@ -22,8 +23,9 @@ from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.hf.weights import Part, Source, sources, unused
 from jswa.model.hold import Mode, adopt, choose, load_held
 from jswa.model.kv_scales import kv_scale_names, read_scales, stored_scales
-from jswa.model.place import empty, load_all, placed
+from jswa.model.place import Placement, empty, load_all
 from jswa.model.transformer import Params, param_shapes
+from jswa.parallel import part_of
 from pallas_kernels.grouped import Implementation
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
@@ -38,6 +40,7 @@ def load_checkpoint(
     adapt: Callable[[ModelConfig], ModelConfig] = lambda config: config,
     quantization: Mode = "none",
     experts: Implementation = "xla",
+    mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, Params]:
     """Read a Hugging Face checkpoint: config.json and safetensors, one file or sharded, plain or quantised; or what
     `jswa convert` made of one.
@@ -48,12 +51,15 @@ def load_checkpoint(
     file is truncated or corrupt. The headers of all files are checked against each other, the index and the config
     before the first tensor is read. `adapt` may change what the config says of how parameters and KV are stored.
     `quantization` says which matrices are held in fewer bits, `experts` which kernel they are for: see `hold.choose`.
+    Each device of a `mesh` gets its part of every parameter (`jswa.parallel`); the config is the whole model's. Raises
+    ConfigError where the model cannot be split so.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     declared = adapt(load_config(folder))
+    part_of(declared, 1 if mesh is None else mesh.size)  # before anything is read
     if is_converted(folder):
-        return load_converted(folder, declared, dtype, partial(adopt, mode=quantization, experts=experts))
+        return load_converted(folder, declared, dtype, partial(adopt, mode=quantization, experts=experts), mesh)
     stored = parse_quantization(read_object(folder / "config.json"))
     config, tensors = _resolve_tied(declared, stored_tensors(folder))
     idle = unused(config, tensors) | (set() if stored is None else set(filter(is_idle, tensors)))
@@ -72,17 +78,18 @@ def load_checkpoint(
         shapes = param_shapes(config, dtype)
         assert table.keys() == shapes.keys(), "the name map disagrees with the decoder"
 
+        where = Placement(config, mesh)
         held = choose(table, weights, shapes, quantization, experts)
 
         def load(name: str) -> Params:
             if name in held:
                 shape = shapes[name]
-                return load_held(name, held[name], table[name], reader, weights, shape, read, experts)
+                return load_held(name, held[name], table[name], reader, weights, shape, read, experts, where)
             out = empty(shapes[name].shape, np.dtype(dtype))
             assemble(table[name], out, read)
-            return {name: placed(out)}
+            return {name: where.put(name, out)}
 
-        return config, load_all(load, shapes) | read_scales(scales, reader)
+        return config, load_all(load, shapes) | read_scales(scales, reader, where)
 
 
 def _weights(
@@ -126,28 +133,48 @@ def _same(one: Part, other: Part, read: Callable[[Part, int, int], Shaped[np.nda
 
 
 def dummy_checkpoint(
-    folder: Path, dtype: jnp.dtype, seed: int, *, quantization: Mode = "none", experts: Implementation = "xla"
+    folder: Path,
+    dtype: jnp.dtype,
+    seed: int,
+    *,
+    quantization: Mode = "none",
+    experts: Implementation = "xla",
+    mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, Params]:
-    """Random weights for the config of a folder; only config.json is read. "auto" holds none in fewer bits."""
+    """Random weights for the config of a folder; only config.json is read. "auto" holds none in fewer bits.
+
+    They are others on more devices than one.
+    """
     config = load_config(folder)
-    params = random_params(config, dtype, seed)
+    part_of(config, 1 if mesh is None else mesh.size)
+    params, where = random_params(config, dtype, seed, mesh), Placement(config, mesh)
     held: Params = {}
     for name in list(params):
-        held |= adopt(name, {name: params.pop(name)}, quantization, experts)
+        held |= adopt(name, {name: params.pop(name)}, where, quantization, experts)
     return config, held
 
 
-def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int) -> Params:
+def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int, mesh: Mesh | None = None) -> Params:
     """Matrices N(0, 1/fan_in), norms the identity, biases and sinks 0, so that activations keep their size."""
     params: Params = {}
+    where = Placement(config, mesh)
     for index, (name, leaf) in enumerate(param_shapes(config, dtype).items()):
-        if name.endswith(_FACTORS):
-            params[name] = jnp.ones(leaf.shape, dtype)
-        elif len(leaf.shape) > 1:
-            fan_in = leaf.shape[-1] if name.endswith("embed") else leaf.shape[-2]
-            noise = jax.random.normal(jax.random.key(seed + index), leaf.shape, dtype)
-            params[name] = noise * jnp.asarray(fan_in**-0.5, dtype)
-        else:
-            value = 1.0 - config.final_norm.offset if name.endswith(".weight") else 0.0
-            params[name] = jnp.full(leaf.shape, value, dtype)
+        place = where.shape(name, leaf)
+        make = partial(_random, name, leaf, place.shape, dtype, config.final_norm.offset)
+        # Each device of a mesh makes its own part.
+        made = make if mesh is None else jax.jit(make, out_shardings=place.sharding)
+        params[name] = made(jax.random.key(seed + index))
     return params
+
+
+def _random(
+    name: str, whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], dtype: jnp.dtype, offset: float, key: jax.Array
+) -> jax.Array:
+    """One parameter of random weights, of a shape that may be other than the whole's: KV heads on several devices."""
+    if name.endswith(_FACTORS):
+        return jnp.ones(shape, dtype)
+    if len(shape) > 1:
+        fan_in = whole.shape[-1] if name.endswith("embed") else whole.shape[-2]
+        noise = jax.random.normal(key, shape, dtype)
+        return noise * jnp.asarray(fan_in**-0.5, dtype)
+    return jnp.full(shape, 1.0 - offset if name.endswith(".weight") else 0.0, dtype)

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
+from jswa.model.across import first_of
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from jswa.model.low_rank import Ids
 from pallas_kernels.experts.glu import Glu
-from pallas_kernels.experts.groups import group_rows
+from pallas_kernels.experts.groups import Groups, group_rows
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles
 from pallas_kernels.grouped import Implementation, Weights, grouped_matmul
 
@@ -55,7 +56,11 @@ class Packed(nnx.Module):
 
 
 class Moe(nnx.Module):
-    """Experts [E, M, 2F] (gate and up halves) and [E, F, M], a router [M, E], and perhaps a shared expert."""
+    """Experts [E, M, 2F] (gate and up halves) and [E, F, M], a router [M, E], and perhaps a shared expert.
+
+    Where several devices share the model, E is what each of them holds, and the result its summand; the router is for
+    the experts of all.
+    """
 
     def __init__(
         self,
@@ -66,10 +71,10 @@ class Moe(nnx.Module):
     ) -> None:
         self.config = config
         self.run = run
-        experts, hidden = config.num_experts, config.hidden
-        self.router = zeros(d_model, experts, dtype=dtype)
-        self.router_bias = zeros(experts, dtype=dtype) if config.router.bias else None
-        self.selection_bias = zeros(experts, dtype=dtype) if config.router.selection_bias else None
+        experts, hidden = config.num_experts // config.devices, config.hidden
+        self.router = zeros(d_model, config.num_experts, dtype=dtype)
+        self.router_bias = zeros(config.num_experts, dtype=dtype) if config.router.bias else None
+        self.selection_bias = zeros(config.num_experts, dtype=dtype) if config.router.selection_bias else None
         self.gate_up: nnx.Param[Array] | Packed
         self.down: nnx.Param[Array] | Packed
         if run.storage == "plain":
@@ -81,7 +86,7 @@ class Moe(nnx.Module):
         self.gate_up_bias = zeros(experts, 2 * hidden, dtype=dtype) if config.bias else None
         self.down_bias = zeros(experts, d_model, dtype=dtype) if config.bias else None
         self.router_norm = Normalize(config.router.norm, d_model, dtype) if config.router.norm else None
-        self.expert_scale = zeros(experts, dtype=dtype) if config.router.expert_scale else None
+        self.expert_scale = zeros(config.num_experts, dtype=dtype) if config.router.expert_scale else None
         self.shared = Mlp(config.shared, d_model, dtype) if config.shared else None
         self.shared_gate = zeros(d_model, 1, dtype=dtype) if config.shared_gate else None
 
@@ -115,7 +120,7 @@ class Moe(nnx.Module):
     ) -> Float[Array, "T M"]:
         """Sort (token, expert) pairs by expert, run each expert over its own."""
         config = self.config
-        groups, rows, pair = group_rows(chosen, config.num_experts)
+        groups, rows, pair, mine = _grouped(chosen, config)
         inputs = x.at[pair // config.top_k].get(mode="promise_in_bounds")
         if config.weight_on_input:
             inputs = inputs * weights.reshape(-1).at[pair].get(mode="promise_in_bounds")[:, None]
@@ -135,9 +140,27 @@ class Moe(nnx.Module):
             implementation=self.run.implementation,
         )
         done = out.at[rows].get(mode="promise_in_bounds")
+        if mine is not None:
+            done = jnp.where(mine[:, :, None], done, 0)
         if not config.weight_on_input:
             done = done * weights[:, :, None]
         return done.sum(axis=1)
+
+
+def _grouped(
+    chosen: Int[Array, "T k"], config: MoeConfig
+) -> tuple[Groups, Int[Array, "T k"], Int[Array, " R"], Bool[Array, "T k"] | None]:
+    """`group_rows`, and which pairs are of experts on this device, where there are several. Behind those lie the rest.
+
+    Rows of the rest belong to no expert that runs: they hold anything.
+    """
+    if config.devices == 1:
+        return *group_rows(chosen, config.num_experts), None
+    held = config.num_experts // config.devices
+    own = chosen - first_of(held, config.devices)
+    mine = (own >= 0) & (own < held)
+    groups, rows, pair = group_rows(jnp.where(mine, own, held), held + 1)
+    return Groups(groups.starts[:held], groups.sizes[:held]), rows, pair, mine
 
 
 def _matrix(weights: nnx.Param[Array] | Packed) -> Weights:

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
+from jswa.model.across import own_rows, total
 from jswa.model.attention import Attend, Attention
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.low_rank import Adapted, Ids, with_adapters
@@ -49,8 +50,12 @@ class Side(nnx.Module):
         self.post_dense = Normalize(config.post_dense, d_model, dtype)
 
     def __call__(self, x: Float[Array, "T M"], dense: Float[Array, "T M"], adapters: Ids | None) -> Float[Array, "T M"]:
-        """Both branches of the stream x, added."""
-        return self.post_dense(dense) + self.post(self.moe(self.pre(x), adapters, routed_by=x))
+        """Both branches of the stream x, added; `dense` is this device's summand of the one."""
+        devices = self.moe.config.devices
+        if devices == 1:
+            return self.post_dense(dense) + self.post(self.moe(self.pre(x), adapters, routed_by=x))
+        dense, sparse = total(jnp.stack([dense, self.moe(self.pre(x), adapters, routed_by=x)]), devices)
+        return self.post_dense(dense) + self.post(sparse)
 
 
 class Layer(nnx.Module):
@@ -58,6 +63,7 @@ class Layer(nnx.Module):
 
     def __init__(self, model: ModelConfig, config: LayerConfig, dtype: jnp.dtype, experts: Experts) -> None:
         self.config = config
+        self.devices = model.devices
         d_model, mlp = model.d_model, config.mlp
 
         def norm(norm_config: Norm | None) -> Normalize | None:
@@ -81,7 +87,7 @@ class Layer(nnx.Module):
         read = normed(self.pre_attn, x)
         attended = normed(self.post_attn, self._attend(read, index, run))
         if self.config.parallel:
-            return x + attended + normed(self.post_mlp, self.mlp(read, run.adapters))
+            return x + attended + normed(self.post_mlp, total(self.mlp(read, run.adapters), self.devices))
         x = _join(self.config.attn_residual, x, attended)
         x = _join(self.config.mlp_residual, x, self._feed(x, run))
         if self.per_layer is not None and own is not None:
@@ -89,11 +95,13 @@ class Layer(nnx.Module):
         return x if self.scalar is None else x * self.scalar[...][None]
 
     def _attend(self, x: Float[Array, "T M"], index: int, run: Run) -> Float[Array, "T M"]:
-        return self.attention(x, index, run.positions, run.ropes, run.attend, run.adapters)
+        out = self.attention(x, index, run.positions, run.ropes, run.attend, run.adapters)
+        return total(out, self.devices)
 
     def _feed(self, x: Float[Array, "T M"], run: Run) -> Float[Array, "T M"]:
         out = self.mlp(normed(self.pre_mlp, x), run.adapters)
-        return normed(self.post_mlp, out if self.side is None else self.side(x, out, run.adapters))
+        whole = total(out, self.devices) if self.side is None else self.side(x, out, run.adapters)
+        return normed(self.post_mlp, whole)
 
     def _all_streams(
         self, streams: StreamLayer, x: Float[Array, "T S M"], index: int, run: Run, own: Float[Array, "T P"] | None
@@ -113,15 +121,15 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts) -> None:
         self.config = config
         self.dtype = dtype
-        d_model, ple = config.d_model, config.per_layer_input
-        self.embed = zeros(config.vocab_size, d_model, dtype=dtype)
+        d_model, ple, vocab = config.d_model, config.per_layer_input, config.vocab_size // config.devices
+        self.embed = zeros(vocab, d_model, dtype=dtype)
         self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
         self.per_layer = PerLayerEmbedding(ple, len(config.layers), d_model, dtype) if ple else None
         self.streams = Streams(config.altup, d_model, dtype) if config.altup else None
         self.layers = nnx.List([Layer(config, layer, dtype, experts) for layer in config.layers])
         self.final_norm = Normalize(config.final_norm, d_model, dtype)
-        self.lm_head = None if config.tie_embeddings else zeros(d_model, config.vocab_size, dtype=dtype)
-        self.head_bias = zeros(config.vocab_size, dtype=dtype) if config.head_bias else None
+        self.lm_head = None if config.tie_embeddings else zeros(d_model, vocab, dtype=dtype)
+        self.head_bias = zeros(vocab, dtype=dtype) if config.head_bias else None
 
     def __call__(
         self,
@@ -138,8 +146,7 @@ class Decoder(nnx.Module):
         theirs is ever read. Ids outside the vocabulary must have been refused before.
         """
         config = self.config
-        embed = self.embed.get_value()
-        rows = rows_of(embed, tokens, self.dtype) if isinstance(embed, QuantizedRows) else embed[tokens]
+        rows = own_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
         x = normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         run = Run(positions, ropes, attend, None if self.per_layer is None else self.per_layer(tokens, x), adapters)
@@ -154,8 +161,12 @@ class Decoder(nnx.Module):
             x = x[select]
         return self.final_norm(x if self.streams is None else self.streams.join(x))
 
+    def _look_up(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
+        embed = self.embed.get_value()
+        return rows_of(embed, tokens, self.dtype) if isinstance(embed, QuantizedRows) else embed[tokens]
+
     def logits(self, hidden: Float[Array, "R M"]) -> Float[Array, "R V"]:
-        """float32 logits of the given hidden states."""
+        """float32 logits of the given hidden states, of this device's part of the vocabulary."""
         config = self.config
         weight = (self.embed if self.lm_head is None else self.lm_head).get_value()
         if isinstance(weight, QuantizedRows):

@@ -73,6 +73,14 @@ def integer_gathers(jaxpr: Any) -> list[str]:
     return found
 
 
+def test_on_one_device_there_is_nothing_of_several() -> None:
+    """No mesh, no reduction over devices, no number of a device."""
+    names = {equation.primitive.name for _, equation in equations(trace("LF", MIXED, logprobs="prompt"))}
+    assert "dot_general" in names
+    found = {n for n in names if n.startswith(("shard_map", "psum", "pmax", "pmin", "all_gather", "axis_index"))}
+    assert not found
+
+
 @pytest.mark.parametrize("bucket", [MIXED, DECODE], ids=["mixed", "decode"])
 def test_indices_are_gathered_once_however_many_layers_there_are(bucket: Bucket) -> None:
     """The same integer gathers for 2 and 20 local layers, and for 1 and 4 full ones, all of them at the top."""

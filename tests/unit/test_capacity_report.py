@@ -9,6 +9,8 @@ import pytest
 from jswa import capacity
 from jswa.cache.layout import KVLayout
 from jswa.capacity import Row
+from jswa.model.hf.config import parse_config
+from jswa.parallel import part_of
 from tests.unit.hub_configs import CONFIGS
 from tests.unit.hub_kv import FOLDED_KIB, FOLDED_SHOWN, GIB, KIB, ROWS
 
@@ -134,3 +136,16 @@ def test_rows_of_grouped_pages(
 ) -> None:
     """What vLLM's allocator would hold: groups as large as the smaller kind, one pool."""
     assert report_of(name, tmp_path, monkeypatch).rows[length].rows_grouped == MEMORY // bytes_per_row
+
+
+def test_several_devices_share_weights_and_kv(tmp_path: Path) -> None:
+    """Half of each on either of two; the line says what weights and KV take together."""
+    raw = CONFIGS["gpt-oss-20b"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    whole = parse_config(raw, weights=False)
+    one, half = (capacity.weight_bytes(part_of(whole, devices), 2, packed=True) for devices in (1, 2))
+    assert 0.5 < half / one < 0.501
+    lines = capacity.report(str(tmp_path), block_size=64, itemsize=2, memory=MEMORY, devices=2)
+    told = next(line for line in lines if line.startswith("each of 2 devices"))
+    assert f"{half / GIB:.3g} GiB of weights, {(half + MEMORY) / GIB:.3g} GiB with the KV" in told
+    assert 2 * KVLayout.of(part_of(whole, 2), 64).block_bytes(2) == KVLayout.of(whole, 64).block_bytes(2)

@@ -11,6 +11,7 @@ NO_JAX = [
     "jswa",
     "jswa.types",
     "jswa.config",
+    "jswa.parallel",
     "jswa.errors",
     "jswa.text",
     "jswa.cache.manager",

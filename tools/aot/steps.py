@@ -19,6 +19,7 @@ from jswa.exec.step import StepConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.hold import LINEAR, Mode, adopt
 from jswa.model.low_rank import adapter_params
+from jswa.model.place import Placement
 from jswa.model.transformer import Params, param_shapes
 from tests.unit.hub_configs import CONFIGS
 from tools.aot import device
@@ -119,14 +120,14 @@ def _compile(spec: StepSpec) -> StepFacts:
     bucket = Bucket(spec.tokens, ROWS, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
     config, state = _step_config(model, layout, bucket, adapters=spec.adapters > 0)
     shapes = param_shapes(model, BFLOAT16)
-    held = jax.eval_shape(lambda params: _held(params, spec.quantization), shapes)
+    held = jax.eval_shape(lambda params: _held(model, params, spec.quantization), shapes)
     adapters = jax.eval_shape(lambda params: _adapters(params, spec.adapters), shapes)
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
     params = device.on_h200({**held, **adapters})
     packed = device.on_h200(jax.eval_shape(lambda: jnp.zeros(config.pack.size, jnp.int32)))
     begin = time.perf_counter()
     with device.captured() as kernels:
-        compiled = jit_step(config).lower(params, state, packed).compile()
+        compiled = jit_step(config, params, state).lower(params, state, packed).compile()
     seconds = time.perf_counter() - begin
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
@@ -151,10 +152,10 @@ def _compile(spec: StepSpec) -> StepFacts:
     )
 
 
-def _held(params: Params, mode: Mode) -> Params:
+def _held(model: ModelConfig, params: Params, mode: Mode) -> Params:
     held: Params = {}
     for name, value in params.items():
-        held |= adopt(name, {name: value}, mode, "mosaic")
+        held |= adopt(name, {name: value}, Placement(model), mode, "mosaic")
     return held
 
 

@@ -11,6 +11,7 @@ from jswa.exec.state import state_shapes
 from jswa.exec.step import StepConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.hold import Mode, adopt
+from jswa.model.place import Placement
 from jswa.model.transformer import Params, param_shapes
 
 FLOAT32 = jnp.dtype("float32")
@@ -32,7 +33,7 @@ def temporaries(mode: Mode) -> tuple[int, int]:
     model = parse_config(LLAMA)
     params: Params = {}
     for name, shape in param_shapes(model, FLOAT32).items():
-        params |= adopt(name, {name: jnp.zeros(shape.shape, FLOAT32)}, mode, "xla")
+        params |= adopt(name, {name: jnp.zeros(shape.shape, FLOAT32)}, Placement(model), mode, "xla")
     layout, bucket = KVLayout.of(model, 16), Bucket(4, 4, decode=True)
     limits = Limits(256, 4, 4, page_size=16, num_blocks=8)
     spec = PackSpec.of(bucket, page_size=16, max_rows=4, targets=False)

@@ -1,0 +1,180 @@
+"""Steps of models that several H200 share, compiled on any machine; check and print what each of them runs.
+
+    .venv-gpu/bin/python -m tools.aot.parallel [--only NAME]
+
+Checked: two sums over devices a layer and one for the embedding, beside those that sample; the state is updated in
+place, nothing copies as much as a lane, and the bytes of arguments are those that `jswa capacity` counts, within 3 %.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+
+from jswa.cache.layout import KVLayout
+from jswa.capacity import weight_bytes
+from jswa.config import Limits
+from jswa.exec.backends import Backends
+from jswa.exec.buckets import Bucket
+from jswa.exec.mesh import REPLICATED
+from jswa.exec.pack import PackSpec
+from jswa.exec.runner import jit_step
+from jswa.exec.state import state_bytes, state_shapes
+from jswa.exec.step import StepConfig
+from jswa.model.across import AXIS
+from jswa.model.hf.config import parse_config
+from jswa.model.place import Placement
+from jswa.model.transformer import param_shapes
+from jswa.parallel import part_of
+from tests.e2e.compiled import collectives
+from tests.unit.hub_configs import CONFIGS
+from tools.aot import device
+from tools.aot.facts import copies, top_level
+
+BFLOAT16 = jnp.dtype("bfloat16")
+KV_BYTES = 40 * 10**9  # on each device
+PAGE = 64
+_OFF = 0.03  # of what capacity counts
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A model's first layers on so many devices; `tokens` of a prefill step, or of a decode step of as many rows."""
+
+    model: str
+    devices: int
+    layers: int
+    tokens: int = 64
+    decode: bool = True
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        kind = f"{self.tokens} rows" if self.decode else f"prefill {self.tokens}"
+        return f"{self.model} on {self.devices}, {self.layers} layers, {kind}"
+
+
+_MODELS = (
+    Spec("gemma-3-27b", 2, 6),
+    Spec("gpt-oss-120b", 2, 2),
+    Spec("Llama-4-Scout", 4, 4),
+    Spec("MiMo-V2-Flash/V2.5", 8, 6),
+)
+SPECS = (*_MODELS, *(replace(spec, tokens=2048, decode=False) for spec in _MODELS[:2]))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A compiled step, of one of the devices.
+
+    Attributes:
+        by_layer: sums over devices in each layer, on average.
+        others: collectives elsewhere, by kind; those of the sampling run in branches that few steps take.
+        arguments, counted: gigabytes of weights and state, as compiled and as capacity has it.
+        temporaries: bytes.
+        host: kinds of what the host launches.
+    """
+
+    name: str
+    by_layer: float
+    others: dict[str, int]
+    arguments: float
+    counted: float
+    temporaries: int
+    host: dict[str, int]
+    seconds: float
+    faults: list[str]
+
+
+def h200s(devices: int) -> Mesh:
+    """A mesh of so many of eight H200."""
+    topology = topologies.get_topology_desc(platform="cuda", target_config=device.TARGET.read_text(), topology="1x1x8")
+    return Mesh(np.array(topology.devices[:devices]), (AXIS,))
+
+
+def compile_shared(spec: Spec) -> Facts:
+    """Compile it; the same program runs on each device."""
+    mesh, raw = h200s(spec.devices), CONFIGS[spec.model]
+    whole = parse_config(raw, weights=False)
+    whole = replace(whole, layers=whole.layers[: spec.layers])
+    part, packed = part_of(whole, spec.devices), "gpt-oss" in spec.model
+    layout = KVLayout.of(part, PAGE)
+    rows = spec.tokens if spec.decode else 64
+    bucket, blocks = Bucket(spec.tokens, rows, decode=spec.decode), KV_BYTES // layout.block_bytes(2)
+    limits = Limits(whole.max_position, rows, spec.tokens, page_size=PAGE, num_blocks=blocks)
+    config = StepConfig(
+        part, layout, bucket, PackSpec.of(bucket, page_size=PAGE, max_rows=rows), Backends("mosaic", "mosaic")
+    )
+    where = Placement(whole, mesh)
+    shapes = param_shapes(whole, BFLOAT16, "mxfp4_tiles" if packed else "plain")
+    params: Any = {name: where.shape(name, shape) for name, shape in shapes.items()}
+    state = state_shapes(layout, limits, whole.vocab_size, BFLOAT16, mesh)
+    upload = jax.ShapeDtypeStruct((config.pack.size,), jnp.int32, sharding=NamedSharding(mesh, REPLICATED))  # type: ignore[no-untyped-call]
+    begin = time.perf_counter()
+    with device.captured():
+        compiled = jit_step(config, params, state).lower(params, state, upload).compile()
+    seconds = time.perf_counter() - begin
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    assert text is not None
+    assert memory is not None
+    found = collectives(text)
+    inside = [scope for _, scope in found if any(part.startswith("layer_") for part in scope.split("/"))]
+    others = Counter(f"{kind} in {_scope(scope)}" for kind, scope in found if scope not in inside)
+    counted = weight_bytes(part, 2, packed=packed) + blocks * layout.block_bytes(2)
+    faults = []
+    if len(inside) != 2 * spec.layers:
+        faults.append(f"{len(inside)} collectives in {spec.layers} layers")
+    if any("indices" in scope.split("/") for _, scope in found):
+        faults.append("collectives among the indices")
+    if memory.alias_size_in_bytes != state_bytes(state):
+        faults.append(f"{memory.alias_size_in_bytes} of {state_bytes(state)} bytes of state are updated in place")
+    lane = blocks * layout.block_elems * 2
+    faults += [f"copies {size} bytes" for size in copies(text) if size >= lane]
+    if abs(memory.argument_size_in_bytes - counted) > _OFF * counted:
+        faults.append(f"arguments of {memory.argument_size_in_bytes} bytes, capacity counts {counted}")
+    return Facts(
+        spec.name,
+        len(inside) / spec.layers,
+        dict(others),
+        memory.argument_size_in_bytes / 1e9,
+        counted / 1e9,
+        memory.temp_size_in_bytes,
+        dict(Counter(top_level(device.thunks("jit_step")))),
+        seconds,
+        faults,
+    )
+
+
+def _scope(name: str) -> str:
+    known = [part for part in name.split("/") if part in ("sampling", "logprobs", "logits")]
+    return known[0] if known else "embedding"
+
+
+def main() -> None:
+    """Print a line for each; exit with 1 where a check fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="steps whose name contains this")
+    only = parser.parse_args().only
+    faults = []
+    for spec in (spec for spec in SPECS if only in spec.name):
+        facts = compile_shared(spec)
+        print(
+            f"{facts.name}: {facts.by_layer:g} sums a layer, {facts.others} elsewhere, {facts.arguments:.2f} GB of "
+            f"arguments (capacity {facts.counted:.2f}), {facts.temporaries / 1e6:.0f} MB of temporaries, the host "
+            f"launches {facts.host}, {facts.seconds:.0f} s",
+            flush=True,
+        )
+        faults += [f"{facts.name}: {fault}" for fault in facts.faults]
+    sys.exit("\n".join(faults) or None)
+
+
+if __name__ == "__main__":
+    main()
