@@ -7,7 +7,7 @@ That the gate would see a fault is shown with faults: a page of zeros, a window 
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ OPTIONS: dict[str, Any] = {
     "max_model_len": 2048,  # the arena has room for one such row: none of the texts is evicted
     "kv_cache_memory_bytes": 1 << 25,
     "block_size": 4,
+}
+# An arena is no larger than its rows need, and these need more for all texts to stay in the cache.
+LARGER: dict[str, dict[str, Any]] = {
+    "tiny": {"block_size": 16, "max_num_batched_tokens": 64, "max_model_len": 4096},
+    "mistral_w8": {"max_num_seqs": 8},
 }
 SAID, NEW = 22, 5  # tokens of an answer, and of what is asked next
 Tokens = list[int]
@@ -81,14 +86,14 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     """One engine for all tests of a family."""
     if request.param == "tiny":
         with quick_compiles():
-            llm = LLM("tiny", **{**OPTIONS, "block_size": 16, "max_num_batched_tokens": 64})
+            llm = LLM("tiny", **OPTIONS | LARGER["tiny"])
         assert llm.tokenizer is not None
         words = np.random.default_rng(0).choice(["the", "cat", "saw", "a", "big", "dog", "and", "ran"], 330)
         tokens = llm.tokenizer.encode(" ".join(words.tolist()))[:330].tolist()
     else:
         fixture = load_fixture(request.param)
         with tempfile.TemporaryDirectory() as folder:
-            llm = of_fixture(fixture, Path(folder))
+            llm = of_fixture(fixture, Path(folder), LARGER.get(request.param, {}))
         tokens = fixture.tokens.tolist()
     with llm:
         if llm.engine.layout.local is None:
@@ -96,11 +101,11 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
         yield Family(llm, tokens)
 
 
-def of_fixture(fixture: Fixture, folder: Path, **config: Any) -> LLM:
-    """An engine of a fixture's checkpoint, with changes of its config."""
+def of_fixture(fixture: Fixture, folder: Path, options: Mapping[str, Any], **config: Any) -> LLM:
+    """An engine of a fixture's checkpoint, with options of its own and changes of its config."""
     write_checkpoint(folder, {**fixture.config, **config}, fixture.tensors)
     with quick_compiles():
-        return LLM(folder, **OPTIONS)
+        return LLM(folder, **OPTIONS | dict(options))
 
 
 def sample(llm: LLM, prompts: Sequence[Tokens], seed: int) -> list[Sampled]:
@@ -256,8 +261,8 @@ def test_the_gate_sees_a_window_that_is_one_short(family: Family) -> None:
 def test_the_gate_sees_a_window_that_is_one_longer(tmp_path: Path) -> None:
     """A model whose config says W + 1, against cold runs of the same weights with W."""
     fixture = load_fixture("gpt_oss_base")
-    wrong = of_fixture(fixture, tmp_path / "wrong", sliding_window=fixture.config["sliding_window"] + 1)
-    right = of_fixture(fixture, tmp_path / "right")
+    wrong = of_fixture(fixture, tmp_path / "wrong", {}, sliding_window=fixture.config["sliding_window"] + 1)
+    right = of_fixture(fixture, tmp_path / "right", {})
     one = Family(wrong, fixture.tokens.tolist())
     texts = sample(wrong, one.warm(), seed=0)
     assert apart(right, texts)[0] > 10 * MOST
