@@ -40,7 +40,8 @@ OPTIONS: dict[str, Any] = {
 # An arena is no larger than its rows need, and these need more for all texts to stay in the cache.
 LARGER: dict[str, dict[str, Any]] = {
     "tiny": {"block_size": 16, "max_num_batched_tokens": 64, "max_model_len": 4096},
-    "mistral_w8": {"max_num_seqs": 8},
+    # no full layers:
+    **{name: {"max_num_seqs": 8} for name in ("mistral_w8", "phi3_base", "phimoe_base", "starcoder2_base")},
 }
 SAID, NEW = 22, 5  # tokens of an answer, and of what is asked next
 Tokens = list[int]
