@@ -17,6 +17,7 @@ from jswa.config import EngineConfig
 from jswa.errors import JswaError
 
 app = App(name="jswa", help="Serve and run hybrid sliding-window language models.", version=__version__)
+Engine = Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
 _DEFAULTS = EngineConfig()
 _SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's name of an option, of `serve` too
 
@@ -33,7 +34,7 @@ def generate(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     stats: bool = False,
     lora: str | None = None,
-    engine: Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)] = _DEFAULTS,  # --lora-modules a=x b=y
+    engine: Engine = _DEFAULTS,
 ) -> None:
     """Continue each prompt and print the text.
 
@@ -98,7 +99,7 @@ def chat(
     temperature: float = 0.0,
     stats: bool = False,
     lora: str | None = None,
-    engine: Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)] = _DEFAULTS,
+    engine: Engine = _DEFAULTS,
 ) -> None:
     """Talk with a model: the messages given, or what is typed, one a line.
 
@@ -219,7 +220,7 @@ def evaluate(
     sets: Path | None = None,
     limit: int | None = None,
     as_json: Annotated[Path | None, Parameter(name="--json")] = None,
-    engine: Annotated[EngineConfig, Parameter(name="*")] = _DEFAULTS,
+    engine: Engine = _DEFAULTS,
 ) -> None:
     """Ask a model the questions of task sets, greedily, and print what it gets right: `jswa eval MODEL`.
 

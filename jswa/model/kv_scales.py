@@ -100,7 +100,7 @@ def _only(layer: int, which: str, tensors: Mapping[str, Tensor]) -> Tensor | Non
 def _read(tensor: Tensor, heads: int, reader: Reader) -> Float32[np.ndarray, " K"]:
     size = max(1, *tensor.shape) if tensor.shape else 1
     scales = reader.rows(tensor, 0, size, columns=1).astype(np.float32)[:, 0]
-    if not ((scales >= _LEAST) & (scales <= _MOST)).all():  # NaN is neither
-        wrong = scales[~((scales >= _LEAST) & (scales <= _MOST))][0]
-        raise CheckpointError(f"{tensor.where} has the scale {wrong}: must be from 2^-32 to 2^16")
+    wrong = scales[~((scales >= _LEAST) & (scales <= _MOST))]  # NaN too
+    if len(wrong):
+        raise CheckpointError(f"{tensor.where} has the scale {wrong[0]}: must be from 2^-32 to 2^16")
     return np.broadcast_to(scales, heads)

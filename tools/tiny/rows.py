@@ -59,26 +59,24 @@ def tokens_of(document: Document) -> tuple[Ids, Weights]:
     return ids, weights
 
 
-def pass_key_document(rng: random.Random, filler: Filler, distance: int, before: int = 0) -> tuple[Document, str]:
-    """A pass key, `distance` tokens of story, the question; and the answer."""
+def pass_key_document(rng: random.Random, filler: Filler, distance: int, before: int = 0) -> Document:
+    """`before` tokens of story, a pass key, `distance` tokens of story, the question and the answer."""
     recall = tasks.pass_key(rng)
     start = filler.text(rng, before)[1:]
     (first, weight), *rest = recall.told
     told = [(start, TEXT), (" " + first, weight), *rest] if start else recall.told
     asked = tasks.said(USER, *told, (filler.text(rng, distance), TEXT), (" " + recall.question, TEXT))
-    return asked + tasks.said(ASSISTANT, (recall.answer, ASKED)), recall.answer
+    return asked + tasks.said(ASSISTANT, (recall.answer, ASKED))
 
 
-def key_value_document(
-    rng: random.Random, filler: Filler, distance: int, pairs: int, questions: int
-) -> tuple[Document, str]:
-    """Pairs of things and numbers, `distance` tokens of story, questions; and the last answer."""
+def key_value_document(rng: random.Random, filler: Filler, distance: int, pairs: int, questions: int) -> Document:
+    """Pairs of things and numbers, `distance` tokens of story, questions and their answers."""
     first, *others = tasks.key_values(rng, pairs, questions)
     document = tasks.said(USER, *first.told, (filler.text(rng, distance), TEXT), (" " + first.question, TEXT))
     document += tasks.said(ASSISTANT, (first.answer, ASKED))
     for recall in others:
         document += tasks.asked(recall.question, recall.answer)
-    return document, (others or [first])[-1].answer
+    return document
 
 
 def chat_document(rng: random.Random, distance: int, facts: int) -> tuple[Document, list[Document]]:
@@ -104,12 +102,12 @@ def _distance(rng: random.Random, room: int) -> int:
 def _pass_key(rng: random.Random, filler: Filler, room: int) -> Document:
     distance = _distance(rng, room)
     before = rng.randint(0, max(0, room - distance - 60)) if rng.random() < 0.5 else 0
-    return pass_key_document(rng, filler, distance, before)[0]
+    return pass_key_document(rng, filler, distance, before)
 
 
 def _key_values(rng: random.Random, filler: Filler, room: int) -> Document:
     pairs = min(rng.randint(2, 20), max(2, room // 16))
-    return key_value_document(rng, filler, max(0, _distance(rng, room) - 9 * pairs), pairs, rng.randint(1, 8))[0]
+    return key_value_document(rng, filler, max(0, _distance(rng, room) - 9 * pairs), pairs, rng.randint(1, 8))
 
 
 def _chat(rng: random.Random, _filler: Filler, room: int) -> Document:

@@ -81,9 +81,9 @@ def examples(task: str, distance: int, count: int) -> list[Scored]:
     def one() -> tasks.Document:
         match task:
             case "passkey":
-                return rows.pass_key_document(rng, filler, distance)[0]
+                return rows.pass_key_document(rng, filler, distance)
             case "kv":
-                return rows.key_value_document(rng, filler, distance, 8, 1)[0]
+                return rows.key_value_document(rng, filler, distance, 8, 1)
             case "chat":
                 told, asking = rows.chat_document(rng, distance, 2)
                 return told + asking[0]

@@ -45,9 +45,9 @@ def _recall(task: str, filler: rows.Filler) -> Iterator[Line]:
 
 def _recall_document(task: str, rng: random.Random, filler: rows.Filler, distance: int) -> tasks.Document:
     if task == "passkey":
-        return rows.pass_key_document(rng, filler, distance, before=rng.randint(0, 40))[0]
+        return rows.pass_key_document(rng, filler, distance, before=rng.randint(0, 40))
     if task == "kv":
-        return rows.key_value_document(rng, filler, distance, pairs=8, questions=1)[0]
+        return rows.key_value_document(rng, filler, distance, pairs=8, questions=1)
     told, asking = rows.chat_document(rng, distance, facts=2)
     return told + asking[0]
 
