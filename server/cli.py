@@ -62,6 +62,10 @@ def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
     for name in engine.adapters:
         if name in server.served_model_name:
             raise ConfigError("lora_modules", name, "is a name of the model itself: the adapter must have another one")
+    if server.restart_engine and engine.nnodes > 1:
+        raise ConfigError(
+            "restart_engine", True, "is of one host: with nnodes > 1 whoever starts the hosts starts them all"
+        )
     llm = LLM(model, **dataclasses.asdict(engine))
 
     def engines() -> Iterator[EngineLike]:
@@ -76,7 +80,10 @@ def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
 
     named = {} if llm.tokenizer is None else llm.tokenizer.special.named
     template = choose_template(server.chat_template, llm.chat_template, named)
-    return run(Served(engines().__next__, llm.tokenizer, template, llm.default_sampling), server)
+    try:
+        return run(Served(engines().__next__, llm.tokenizer, template, llm.default_sampling), server)
+    finally:
+        llm.close()
 
 
 def choose_template(wanted: str | None, own: ChatTemplate | None, named: Mapping[str, str]) -> ChatTemplate | None:
