@@ -3,8 +3,9 @@
     python -m tests.e2e.shared_model FOLDER NAME DEVICES…
     python -m tests.e2e.shared_model FOLDER NAME placed
 
-Writes a random checkpoint of that family, with enough heads, below FOLDER, asks the same of an engine on each number of
-devices, and prints what came out as JSON; or checks how parameters are placed. Run by test_tensor_parallel.
+A name is a family, or a family and a form, as in llama+lora. Writes a random checkpoint, with enough heads, below
+FOLDER, asks the same of an engine on each number of devices, and prints what came out as JSON; or checks how parameters
+are placed. Run by test_tensor_parallel.
 """
 
 import json
@@ -25,11 +26,14 @@ from jswa.model.hf.weights import sources
 from jswa.model.load import dummy_checkpoint, load_checkpoint
 from jswa.model.place import Placement
 from jswa.parallel import cut_of
+from tests.adapters import DENSE, random_lora
 from tests.e2e.compiled import collectives
+from tests.e2e.test_kv_scales import grown
 from tests.oracles import quick_compiles
 from tests.parity.case import F, S
 from tests.parity.load import FIXTURES
 from tests.parity.weights import random_weights, write_checkpoint
+from tests.quantized import mxfp4, write
 
 # What differs from the fixture of that name: eight query heads, few layers, and sizes that eight divides.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,6 +61,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# How the engine holds it, by form.
+FORMS: dict[str, dict[str, Any]] = {
+    "": {},
+    "int8": {"quantization": "int8"},
+    "fp8": {"quantization": "fp8"},
+    "mxfp4": {},
+    "lora": {},
+    "kv": {"kv_cache_dtype": "fp8"},
+}
 OPTIONS: dict[str, Any] = {
     "max_model_len": 96,
     "max_num_seqs": 3,
@@ -70,30 +83,64 @@ ASKED: dict[str, Any] = {"ignore_eos": True, "use_tqdm": False}
 
 def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
     """A folder of the model, and its vocabulary."""
-    fixture, changes = MODELS[name]
+    family, _, form = name.partition("+")
+    fixture, changes = MODELS[family]
     raw = json.loads((FIXTURES / fixture / "config.json").read_text()) | {"num_attention_heads": 8} | changes
     raw = {key: value for key, value in raw.items() if value is not None}
-    shapes = {part.key: part.shape for source in sources(parse_config(raw)).values() for part in source.parts}
+    if form == "mxfp4":
+        raw["intermediate_size"] = 64
+    model = parse_config(raw)
+    shapes = {part.key: part.shape for source in sources(model).values() for part in source.parts}
     means = {key: 1.0 for key in shapes if "norm" in key and "gemma" not in name}
-    write_checkpoint(folder / name, raw, random_weights(shapes, means, 3))
-    return folder / name, raw["vocab_size"]
+    tensors, where = random_weights(shapes, means, 3), folder / name
+    if form == "kv":
+        tensors = grown(model, tensors)
+    if form == "mxfp4":
+        write(where, {**raw, "quantization_config": {"quant_method": "mxfp4"}}, packed(tensors))
+        return where, raw["vocab_size"]
+    write_checkpoint(where, raw, tensors)
+    if form == "lora":
+        random_lora(tensors, DENSE, 4, 7).write(where / "adapter")
+    return where, raw["vocab_size"]
+
+
+def packed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts of 4 bits in place of those there."""
+    rng, out = np.random.default_rng(11), {}
+    for key, tensor in tensors.items():
+        if tensor.ndim == 3:
+            experts, inner, outer = tensor.shape
+            blocks, scales, _ = mxfp4(rng, (experts, outer, inner))
+            out[f"{key}_blocks"] = blocks.reshape(*scales.shape, -1)
+            out[f"{key}_scales"] = scales
+        else:
+            out[key] = tensor
+    return out
+
+
+def load(model: Path, devices: int, **more: Any) -> LLM:
+    """As the form in its name has it."""
+    form = model.name.partition("+")[2]
+    adapters = {"lora_modules": {"one": model / "adapter"}} if form == "lora" else {}
+    return LLM(model, tensor_parallel_size=devices, **adapters, **FORMS[form], **OPTIONS, **more)
 
 
 def ask(llm: LLM, vocab: int) -> dict[str, Any]:
     """Cold, again on the prefix cache, with the windows gone; prompt log probabilities; and draws of all kinds."""
+    asked = {**ASKED, "lora": next(iter(llm.engine.adapters), None)}
     text = np.random.default_rng(5).integers(3, vocab, 60).tolist()
     prompts = [text[:40], text[:23] + text[30:37], text[7:20]]
     turns: list[Any] = []
     for turn in ("cold", "cached", "revived"):
         if turn == "revived":
             lose_windows(llm)
-        outputs = llm.generate(prompts, temperature=0, max_tokens=10, logprobs=2, **ASKED)
+        outputs = llm.generate(prompts, temperature=0, max_tokens=10, logprobs=2, **asked)
         turns.append([greedy(output) for output in outputs])
     stats = llm.cache_stats()
-    scored = llm.generate(text, temperature=0, max_tokens=1, prompt_logprobs=1, **ASKED)[0].prompt_logprobs
+    scored = llm.generate(text, temperature=0, max_tokens=1, prompt_logprobs=1, **asked)[0].prompt_logprobs
     assert scored is not None
     drawn = [
-        list(llm.generate(text[:n], max_tokens=8, seed=n, **ASKED, **given)[0].outputs[0].token_ids)
+        list(llm.generate(text[:n], max_tokens=8, seed=n, **asked, **given)[0].outputs[0].token_ids)
         for n, given in (
             (20, {"temperature": 1.0}),
             (21, {"temperature": 1.0, "top_k": 7}),
@@ -136,13 +183,14 @@ def lose_windows(llm: LLM) -> None:
 
 def saved(llm: LLM, folder: Path, devices: int) -> dict[str, Any]:
     """Save the cache, load it again into the empty one, and be refused that of another number of devices."""
-    texts = llm.save_cache(folder / f"cache {devices}")
+    lora = next(iter(llm.engine.adapters), None)
+    texts = llm.save_cache(folder / f"cache {devices}", lora=lora)
     llm.flush_cache()
-    loaded = llm.load_cache(folder / f"cache {devices}")
+    loaded = llm.load_cache(folder / f"cache {devices}", lora=lora)
     refused = ""
     if devices > 1:
         try:
-            llm.load_cache(folder / "cache 1")
+            llm.load_cache(folder / "cache 1", lora=lora)
         except CacheFileError as error:
             refused = str(error)
     return {"saved": texts, "loaded": loaded, "refused": refused}
@@ -177,7 +225,7 @@ def main(folder: Path, name: str, counts: list[int]) -> None:
     model, vocab = checkpoint(name, folder)
     for devices in counts:
         with quick_compiles():
-            llm = LLM(model, tensor_parallel_size=devices, **OPTIONS)
+            llm = load(model, devices)
             facts = ask(llm, vocab)
         runner: Any = llm.engine.runner
         held = {name: value.addressable_shards[0].data.nbytes for name, value in runner.params.items()}

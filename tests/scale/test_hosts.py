@@ -53,6 +53,8 @@ def process(log: Path, *command: object) -> Iterator[subprocess.Popen[bytes]]:
         pytest.param("gpt_oss", 4, 4, marks=pytest.mark.nightly),
         pytest.param("llama4", 2, 2, marks=pytest.mark.nightly),
         pytest.param("llama", 8, 2, marks=pytest.mark.nightly),
+        pytest.param("llama+lora", 2, 2, marks=pytest.mark.nightly),
+        pytest.param("mimo_v2_flash+int8", 4, 2, marks=pytest.mark.nightly),
     ],
 )
 def test_several_hosts_say_what_one_says(name: str, devices: int, nodes: int, tmp_path: Path) -> None:
