@@ -54,12 +54,14 @@ class Spec:
     layers: int
     tokens: int = 64
     decode: bool = True
+    hosts: int = 1
 
     @property
     def name(self) -> str:
         """As the table shows it."""
         kind = f"{self.tokens} rows" if self.decode else f"prefill {self.tokens}"
-        return f"{self.model} on {self.devices}, {self.layers} layers, {kind}"
+        hosts = "" if self.hosts == 1 else f" of {self.hosts} hosts"
+        return f"{self.model} on {self.devices}{hosts}, {self.layers} layers, {kind}"
 
 
 _MODELS = (
@@ -68,7 +70,11 @@ _MODELS = (
     Spec("Llama-4-Scout", 4, 4),
     Spec("MiMo-V2-Flash/V2.5", 8, 6),
 )
-SPECS = (*_MODELS, *(replace(spec, tokens=2048, decode=False) for spec in _MODELS[:2]))
+SPECS = (
+    *_MODELS,
+    *(replace(spec, tokens=2048, decode=False) for spec in _MODELS[:2]),
+    replace(_MODELS[3], devices=16, hosts=2),
+)
 
 
 @dataclass(frozen=True)
@@ -94,15 +100,16 @@ class Facts:
     faults: list[str]
 
 
-def h200s(devices: int) -> Mesh:
-    """A mesh of so many of eight H200."""
-    topology = topologies.get_topology_desc(platform="cuda", target_config=device.TARGET.read_text(), topology="1x1x8")
+def h200s(devices: int, hosts: int = 1) -> Mesh:
+    """A mesh of so many H200, in hosts of eight."""
+    shape, target = f"1x{hosts}x8", device.TARGET.read_text()
+    topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology=shape)
     return Mesh(np.array(topology.devices[:devices]), (AXIS,))
 
 
 def compile_shared(spec: Spec) -> Facts:
     """Compile it; the same program runs on each device."""
-    mesh, raw = h200s(spec.devices), CONFIGS[spec.model]
+    mesh, raw = h200s(spec.devices, spec.hosts), CONFIGS[spec.model]
     whole = parse_config(raw, weights=False)
     whole = replace(whole, layers=whole.layers[: spec.layers])
     part, packed = part_of(whole, spec.devices), "gpt-oss" in spec.model
