@@ -118,7 +118,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
         memory = free_bytes(_own_devices(device, mesh)) - scratch
         if hosts is not None:
             memory = hosts.least(memory // _MIB) * _MIB
-    limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize)
+    limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize, on_gpu=on_gpu)
     tell = hosts.tell if hosts is not None and not hosts.place.rank else None
     runner = Runner(part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype, tell=tell)
     return Built(model, limits, layout, runner, adapters.digests)

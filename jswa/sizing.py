@@ -85,13 +85,20 @@ def scratch_bytes(
     return most
 
 
-def size_arena(limits: Limits, layout: KVLayout, options: EngineConfig, memory: int, itemsize: int) -> Limits:
+def size_arena(
+    limits: Limits, layout: KVLayout, options: EngineConfig, memory: int, itemsize: int, *, on_gpu: bool = False
+) -> Limits:
     """Choose the number of blocks; shorten an open max_model_len to what fits. Raises ConfigError.
+
+    A prefix cache has use for all memory that there is; but of a CPU's, which others share, no more is taken unasked
+    than rows can need.
 
     Args:
         memory: bytes for the arena, on each device.
     """
-    num_blocks = min(memory // layout.block_bytes(itemsize), useful_blocks(layout, limits))
+    num_blocks = memory // layout.block_bytes(itemsize)
+    if not limits.prefix_cache or (options.kv_cache_memory_bytes is None and not on_gpu):
+        num_blocks = min(num_blocks, useful_blocks(layout, limits))
     total_slots = (num_blocks - 1) * layout.pages_per_block
     capacity = row_capacity(layout, limits, total_slots) if num_blocks > 1 else 0
     if capacity < (options.max_model_len or 2):

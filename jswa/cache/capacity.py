@@ -24,7 +24,7 @@ def row_capacity(layout: KVLayout, limits: Limits, total_slots: int) -> int:
 
 
 def useful_blocks(layout: KVLayout, limits: Limits) -> int:
-    """Blocks beyond which an arena brings nothing: every row at max_model_len, one step's reserve, the zero block."""
+    """Blocks beyond which rows gain nothing: every row at max_model_len, one step's reserve, the zero block."""
     rows = limits.max_rows * layout.resident_slots(limits.max_model_len)
     reserve = layout.step_reserve_slots(limits.max_tokens, limits.max_rows)
     return 1 + math.ceil((rows + reserve) / layout.pages_per_block)

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jswa.cache.capacity import useful_blocks
+from jswa.config import EngineConfig
 from jswa.exec.backends import PORTABLE
-from jswa.sizing import claim_memory, free_bytes, scratch_bytes
+from jswa.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
 from tests.oracles import small_engine_parts
 
 
@@ -31,6 +33,27 @@ def test_the_environment_decides_first(name: str, monkeypatch: pytest.MonkeyPatc
 def test_a_cpu_gives_a_quarter_of_its_memory() -> None:
     """At most 4 GiB."""
     assert 2**20 < free_bytes(jax.devices()[:1]) <= 4 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("options", "on_gpu", "prefix_cache", "all_of_it"),
+    [
+        ({}, False, True, False),
+        ({}, True, True, True),
+        ({"kv_cache_memory_bytes": 1}, False, True, True),
+        ({"kv_cache_memory_bytes": 1}, True, False, False),
+    ],
+)
+def test_the_prefix_cache_has_what_rows_do_not_need(
+    options: dict[str, int], on_gpu: bool, prefix_cache: bool, all_of_it: bool
+) -> None:
+    """Given bytes and a GPU's are all taken; of a CPU's no more than rows need, where nobody says how many."""
+    _, _, layout, limits, _ = small_engine_parts()
+    limits = dataclasses.replace(limits, prefix_cache=prefix_cache)
+    useful = useful_blocks(layout, limits)
+    memory = 10 * useful * layout.block_bytes(4)
+    found = size_arena(limits, layout, EngineConfig(**options), memory, 4, on_gpu=on_gpu)  # type: ignore[arg-type]
+    assert found.num_blocks == (10 * useful if all_of_it else useful)
 
 
 def test_scratch_holds_logits_at_least() -> None:
