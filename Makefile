@@ -55,6 +55,7 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same
 	.venv-gpu/bin/python -m tools.aot.hopper --sample
+	.venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and
 # make gpu GPU_PYTHON=python3.
