@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
 _log = logging.getLogger("jswa.server")
 _ANSWER_SECONDS = 10.0  # for a route that all replicas are asked
 _INGRESS_REQUESTS = 100_000  # the ingress refuses nothing: limits are those of the engines and of the way to them
-_TREE_CHARS = {"eviction_threshold_chars": 8_000_000, "eviction_target_chars": 6_000_000}  # of each replica's prompts
+_ANY_MATCH = 1e-6  # share of a text that must be known: one block is enough (`server/relay.py` makes the blocks)
 
 
 class Asked(NamedTuple):
@@ -206,9 +206,11 @@ def app(arguments: dict[str, Any]) -> Any:
     routing = RequestRouterConfig(
         request_router_class=PrefixRouter,
         request_router_kwargs={
-            "imbalanced_threshold": replicas.imbalanced_threshold, "do_eviction": True, **_TREE_CHARS,
+            "imbalanced_threshold": replicas.imbalanced_threshold,
+            "match_rate_threshold": _ANY_MATCH,
+            "do_eviction": True,
         },
-    )  # fmt: skip
+    )
     engines = serve.deployment(Engine).options(
         **scale,
         name="Engine",
@@ -236,7 +238,7 @@ def _relay_of(max_body_size: int, retries: int) -> Any:
 
     def relay() -> Any:
         handle = serve.get_deployment_handle("Engine", app_name=serve.get_replica_context().app_name)
-        return load_server("relay").Relay(_Replicas(handle), max_body_size, retries)
+        return load_server("relay").Relay(_Replicas(handle), max_body_size, retries, [b"x-request-id"])
 
     return relay
 

@@ -6,8 +6,9 @@ Nothing here knows how messages travel.
 
 import asyncio
 import hashlib
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +22,7 @@ from .sse import event, unless_gone
 
 _log = logging.getLogger("jswa.server")
 _PIECES = 64  # messages of an answer that may wait to be passed on
-_PREFIX_CHARS = 65_536  # of a prompt, that decide about its replica
+_BLOCK, _BLOCKS = 32, 2_048  # characters of a block, and blocks at most, that decide about a request's replica
 _SEEN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
 _HEALTH = ("/health", "/ready")
 _ALL = (*_HEALTH, "/metrics", "/flush_cache", "/abort")  # routes that every replica is asked
@@ -96,12 +97,14 @@ class Relay:
     Args:
         max_body_size: as the replicas have it. They refuse what is longer; here no more is read than shows it.
         retries: how often a request whose replica is lost goes to another one.
+        hidden: headers of responses that whatever stands before the relay sends itself, in lower case.
     """
 
-    def __init__(self, replicas: Replicas, max_body_size: int, retries: int) -> None:
+    def __init__(self, replicas: Replicas, max_body_size: int, retries: int, hidden: Collection[bytes] = ()) -> None:
         self._replicas = replicas
         self._max_body_size = max_body_size
         self._retries = retries
+        self._hidden = hidden
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -115,7 +118,14 @@ class Relay:
         seen = {name: scope[name] for name in _SEEN if name in scope}
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         work = self._ask_all if path in _ALL and scope["method"] != "HEAD" else self._ask_one
-        await unless_gone(receive, work(path, seen, body, send))
+
+        async def send_shown(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                shown = [(name, value) for name, value in message["headers"] if name.lower() not in self._hidden]
+                message = {**message, "headers": shown}
+            await send(message)
+
+        await unless_gone(receive, work(path, seen, body, send_shown))
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The body; None where the client has gone. Of one that is too long, enough to see that."""
@@ -199,11 +209,12 @@ def replica_lost() -> ApiError:
 
 
 def prefix_of(path: str, headers: Headers, body: bytes) -> str | None:
-    """What decides about the replica of a request: its text, behind one character that stands for whose it is.
+    """What decides about the replica of a request: its text as blocks, each one character, which is a hash of all that
+    comes before its end.
 
-    Prefixes are never shared between API keys, cache salts and adapters: so neither are those of two that differ. One
-    character, for the router goes by the share of a text that it knows; two keys in 65,000 have the same one, and only
-    share a replica then. None: the request generates nothing, or is none; a replica says what is wrong with it.
+    So two requests share as many characters as blocks, and short accidents count for nothing. Messages begin blocks of
+    their own: a conversation that goes on has all blocks that it had. The hash begins with the API key, the cache salt
+    and the model: those never share prefixes. None: the request generates nothing, or is none; a replica will say so.
     """
     if path not in ("/v1/completions", "/v1/chat/completions"):
         return None
@@ -214,30 +225,36 @@ def prefix_of(path: str, headers: Headers, body: bytes) -> str | None:
     if not isinstance(fields, dict):
         return None
     whose = [headers.get("authorization"), fields.get("cache_salt"), fields.get("model")]
-    digest = hashlib.sha256(msgspec.json.encode(whose)).digest()
-    owner = chr(0xF0000 + int.from_bytes(digest[:4]) % 0xFFFE)  # a plane for private use
-    text = _prompt(fields.get("prompt")) if "chat" not in path else _messages(fields.get("messages"))
-    return owner + text[:_PREFIX_CHARS]
+    digest = hashlib.blake2b(msgspec.json.encode(whose), digest_size=4)
+    parts = [_prompt(fields.get("prompt"))] if "chat" not in path else _messages(fields.get("messages"))
+    blocks = (part[at : at + _BLOCK] for part in parts for at in range(0, max(len(part), 1), _BLOCK))
+    text = ""
+    for block in itertools.islice(blocks, _BLOCKS):
+        digest.update(b"%d:" % len(block) + block.encode("utf-8", "surrogatepass"))
+        text += chr(0x10000 + int.from_bytes(digest.digest()) % 0x100000)  # those beyond all surrogates
+    return text
 
 
 def _prompt(prompt: Any) -> str:
-    """The first prompt; token ids as a character each, of those that no text has a surrogate among."""
+    """The first prompt; token ids as a character each."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, list):
-        ids = [one for one in prompt[:_PREFIX_CHARS] if isinstance(one, int)]
-        return "".join(chr(0x10000 + one % 0xE0000) for one in ids)
+        return "".join(chr(one % 0x110000) for one in prompt[: _BLOCK * _BLOCKS] if isinstance(one, int))
     return prompt if isinstance(prompt, str) else ""
 
 
-def _messages(messages: Any) -> str:
-    parts: list[str] = []
+def _messages(messages: Any) -> list[str]:
+    texts = []
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else [content]:
-            text = part.get("text") if isinstance(part, dict) else part
-            parts.append(text if isinstance(text, str) else "")
-    return "\n".join(parts)
+        parts = [part.get("text") if isinstance(part, dict) else part for part in _listed(content)]
+        texts.append("\n".join(part for part in parts if isinstance(part, str)))
+    return texts or [""]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:

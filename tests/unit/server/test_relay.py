@@ -23,7 +23,7 @@ from server.relay import Lost, Relay, Replica, prefix_of
 from server.replicas import ReplicaConfig, read_options
 from tests.unit.server.harness import Client, serving, until
 
-PATH = "/v1/completions"
+PATH, CHATS = "/v1/completions", "/v1/chat/completions"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -64,7 +64,7 @@ def relayed(**options: Any) -> Iterator[tuple[Client, Way]]:
 
     def wrap(app: ASGIApp) -> ASGIApp:
         ways.append(Way(app))
-        relay = Relay(ways[0], options.get("max_body_size", 10_000), retries=2)
+        relay = Relay(ways[0], options.get("max_body_size", 10_000), retries=2, hidden=[b"x-hidden"])
 
         async def both(scope: Scope, receive: Receive, send: Send) -> None:
             await (app if scope["type"] == "lifespan" else relay)(scope, receive, send)
@@ -167,7 +167,8 @@ def test_a_client_that_leaves_frees_what_it_held() -> None:
         client.engine.delay = 0.01
         body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
         with client.http.stream("POST", PATH, json={**body, "stream": True}) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # to forget it is to leave
+            next(lines)
             assert client.service.running == 1
         until(lambda: client.service.running == 0)
         with pytest.raises(httpx2.ReadTimeout):
@@ -222,41 +223,48 @@ def test_an_application_that_fails() -> None:
 HEADERS = Headers({"authorization": "Bearer k"})
 
 
-def prefix(fields: Any, path: str = PATH, headers: Headers = HEADERS) -> str | None:
-    return prefix_of(path, headers, json.dumps(fields).encode())
+def blocks(fields: Any, path: str = PATH, headers: Headers = HEADERS) -> str:
+    found = prefix_of(path, headers, json.dumps(fields).encode())
+    assert found is not None
+    return found
 
 
-@pytest.mark.parametrize("other", [{"cache_salt": "s"}, {"model": "adapter"}])
-def test_prefixes_are_of_one_owner(other: dict[str, str]) -> None:
-    mine, theirs = prefix({"prompt": "abc"}), prefix({"prompt": "abc", **other})
-    assert mine is not None
-    assert theirs is not None
-    assert mine[0] != theirs[0]
-    assert mine[1:] == theirs[1:] == "abc"
-    stranger = prefix({"prompt": "abc"}, headers=Headers({"authorization": "Bearer l"}))
-    assert stranger is not None
-    assert stranger[0] != mine[0]
+LONG = "".join(chr(97 + number % 26) for number in range(1_000))
 
 
-@given(st.lists(st.text(max_size=8), min_size=1, max_size=4), st.text(max_size=8), st.booleans())
+@pytest.mark.parametrize("other", [{"cache_salt": "s"}, {"model": "adapter"}, {"prompt": "b" + LONG[1:]}], ids=str)
+def test_what_differs_shares_nothing(other: dict[str, str]) -> None:
+    mine, theirs = blocks({"prompt": LONG}), blocks({"prompt": LONG, **other})
+    assert len(mine) == len(theirs) == 32
+    assert not set(mine) & set(theirs), "equal text behind other text is another prefix"
+    stranger = blocks({"prompt": LONG}, headers=Headers({"authorization": "Bearer l"}))
+    assert not set(mine) & set(stranger)
+
+
+def test_texts_share_blocks_up_to_where_they_part() -> None:
+    mine, theirs = blocks({"prompt": LONG}), blocks({"prompt": LONG[:500] + "?" * 500})
+    assert mine[:15] == theirs[:15]
+    assert mine[15] != theirs[15]
+    assert len(blocks({"prompt": "a" * 100_000})) == 2_048
+    assert blocks({"prompt": ["a", "b"]}) == blocks({"prompt": "a"})
+
+
+@given(st.lists(st.text(max_size=70), min_size=1, max_size=4), st.text(max_size=8), st.booleans())
 def test_a_conversation_goes_on_from_its_prefix(said: list[str], more: str, parts: bool) -> None:
     def messages(texts: list[str]) -> dict[str, Any]:
         contents = [[{"type": "text", "text": text}] if parts else text for text in texts]
         return {"messages": [{"role": "user", "content": content} for content in contents]}
 
-    first, second = (prefix(messages(t), "/v1/chat/completions") for t in (said, [*said, more]))
-    assert first is not None
-    assert second is not None
+    first, second = (blocks(messages(texts), CHATS) for texts in (said, [*said, more]))
     assert second.startswith(first)
+    assert len(second) == len(first) + 1
+    assert blocks(messages([*said[:-1], said[-1] + "!"]), CHATS)[-1] != first[-1]
 
 
-@given(st.lists(st.integers(0, 300_000), max_size=8), st.lists(st.integers(0, 300_000), max_size=8))
+@given(st.lists(st.integers(0, 2_000_000), min_size=32, max_size=64), st.lists(st.integers(0, 300_000)))
 def test_token_ids_are_text_too(ids: list[int], more: list[int]) -> None:
-    first, second = prefix({"prompt": ids}), prefix({"prompt": [[*ids, *more], [1]]})
-    assert first is not None
-    assert second is not None
-    assert second.startswith(first)
-    assert len(second) == 1 + len(ids) + len(more)
+    first, second = blocks({"prompt": ids}), blocks({"prompt": [[*ids, *more], [1]]})
+    assert first[: len(ids) // 32] == second[: len(ids) // 32]
     second.encode()  # no surrogates
 
 
@@ -266,17 +274,17 @@ def test_token_ids_are_text_too(ids: list[int], more: list[int]) -> None:
 )
 def test_a_body_that_makes_no_sense_is_for_a_replica(body: bytes) -> None:
     found = prefix_of(PATH, HEADERS, body)
-    assert found is None or len(found) == 1
+    assert found is None or len(found) == 1, found
 
 
 @pytest.mark.parametrize("prompt", [None, 1, {}, [], [None], [[]], [[None, "a"]], ["a", 1]])
 def test_a_prompt_that_makes_no_sense(prompt: Any) -> None:
-    assert len(prefix({"prompt": prompt}) or "") >= 1
-    assert len(prefix({"messages": prompt}, "/v1/chat/completions") or "") >= 1
+    assert blocks({"prompt": prompt})
+    assert blocks({"messages": prompt}, CHATS)
 
 
 def test_only_texts_have_prefixes() -> None:
-    assert prefix({"prompt": "a"}, "/tokenize") is None
+    assert prefix_of("/tokenize", HEADERS, b'{"prompt": "a"}') is None
 
 
 def test_metrics_of_all_replicas_are_one_exposition() -> None:
