@@ -230,13 +230,13 @@ def test_a_replica_is_killed_under_load(two: Cluster) -> None:
 
 @pytest.mark.nightly
 def test_replicas_come_and_go_with_the_load() -> None:
-    scale = {"upscale_delay": 1, "downscale_delay": 2, "target_ongoing_requests": 2, "imbalanced_threshold": 2}
+    scale: dict[str, Any] = {"upscale_delay": 1, "downscale_delay": 2, "target_ongoing_requests": 2, "imbalanced_threshold": 2}
     with cluster(min_replicas=1, max_replicas=2, **scale) as running, ThreadPoolExecutor(9) as pool:
         busy = threading.Event()
         done = threading.Event()
 
         def ask(number: int, stop: threading.Event) -> list[str]:
-            texts = []
+            texts: list[str] = []
             while not stop.is_set():
                 reply = running.complete(f"{number} {len(texts)}", max_tokens=200, ignore_eos=True, stream=True)
                 texts.append(reply.text if reply.status_code == 200 else f"{reply.status_code} {reply.text}")
