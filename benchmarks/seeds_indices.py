@@ -192,10 +192,12 @@ def compare(model: ModelConfig, limits: Limits, prompt: int, output: int, repeat
     found = {}
     for name, runner in both.items():
         # The decode step of all rows, where there is one.
-        config = min(runner.compiled, key=lambda config: (-config.bucket.rows, config.bucket.tokens))
+        buckets = runner.buckets
+        number = min(runner.compiled, key=lambda n: (-buckets[n].rows, buckets[n].tokens))
+        config = runner.configs[number]
         with once_per_layer() if name == "off" else nullcontext():
             traced = traced_gathers(model, limits, config.bucket)
-        compiled = compiled_gathers(runner.compiled[config].as_text() or "")
+        compiled = compiled_gathers(runner.compiled[number].as_text() or "")
         step_ms = [1e3 * one for one in seconds[name]]
         found[name] = {"traced": traced, "compiled": compiled, "step_ms": step_ms, "passes": passes[name][1:]}
     return {

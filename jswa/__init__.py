@@ -14,6 +14,8 @@ size, V value head size or vocabulary, M model width, N pages per row, P pages, 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jswa.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from jswa.config import EngineConfig as EngineConfig
     from jswa.errors import CacheFileError as CacheFileError
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from jswa.errors import EngineError as EngineError
     from jswa.errors import FieldError as FieldError
     from jswa.errors import GenerationError as GenerationError
+    from jswa.errors import HostLost as HostLost
     from jswa.errors import InvalidPrompt as InvalidPrompt
     from jswa.errors import InvalidSampling as InvalidSampling
     from jswa.errors import InvalidToken as InvalidToken
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
     from jswa.types import RequestOutput as RequestOutput
     from jswa.types import SamplingParams as SamplingParams
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "jswa.config": ("EngineConfig",),
     "jswa.errors": (
@@ -48,6 +49,7 @@ _HOMES = {
         "EngineError",
         "FieldError",
         "GenerationError",
+        "HostLost",
         "InvalidPrompt",
         "InvalidSampling",
         "InvalidToken",

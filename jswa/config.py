@@ -36,7 +36,11 @@ class EngineConfig:
             Ampere), reference (float32, for tests). One that cannot serve the model is an error, never another.
         moe_backend: kernels of experts: auto, xla, mosaic, reference.
         deterministic: run every step in one shape, so that a request's tokens do not depend on what else runs; slow.
-        tensor_parallel_size: devices of this machine that share the model, each with its part of weights and KV.
+        tensor_parallel_size: devices that share the model, each with its part of weights and KV; of all hosts together.
+        nnodes: hosts that share the model, each with as many of those devices.
+        node_rank: which of them this process is; left out, what Slurm, MPI or a LeaderWorkerSet say. The first, 0,
+            serves, and tells the others what to run.
+        dist_init_addr: HOST:PORT at which the first host is found by the others; left out, likewise.
         lora_modules: LoRA adapters in PEFT's format that requests may choose by name, name=folder each (in Python also
             a mapping).
     """
@@ -58,6 +62,9 @@ class EngineConfig:
     moe_backend: Literal["auto", "xla", "mosaic", "reference"] = "auto"
     deterministic: bool = False
     tensor_parallel_size: int = 1
+    nnodes: int = 1
+    node_rank: int | None = None
+    dist_init_addr: str | None = None
     lora_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -69,6 +76,7 @@ class EngineConfig:
             "kv_cache_memory_bytes",
             "prefix_cache_interval",
             "tensor_parallel_size",
+            "nnodes",
         ):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):

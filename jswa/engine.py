@@ -1,15 +1,12 @@
 """The engine: a scheduler and a runner, one step in flight. No policy and no arrays of its own."""
 
-import dataclasses
 import logging
 import time
-import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, Shaped
 
@@ -19,23 +16,16 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.restore import restore
 from jswa.cache.snapshot import origins, take
 from jswa.cache.stats import CacheStats
-from jswa.config import EngineConfig, Limits, resolve_limits
+from jswa.config import Limits
 from jswa.constraint import make_constraint
 from jswa.env import Switches
-from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken, RequestError
-from jswa.exec.backends import choose_backends
-from jswa.exec.mesh import make_mesh
-from jswa.exec.runner import Runner
+from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken, JswaError, RequestError
+from jswa.exec.hosts import Hosts
 from jswa.exec.transfer import clear_stale
 from jswa.lora import root_key
-from jswa.model.adapters import check_adapters, load_adapters
-from jswa.model.hf.config import load_config
-from jswa.model.load import dummy_checkpoint, load_checkpoint
 from jswa.model.transformer import Params
-from jswa.parallel import part_of
-from jswa.planfile import write_header, write_step
+from jswa.planfile import write_step
 from jswa.sched.scheduler import Scheduler, SchedulerStats
-from jswa.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
 from jswa.steplog import StepLog, StepStats
 from jswa.types import Logprobs, Request, SamplingParams, StepLogprobs, StepPlan, TokenEvent
 
@@ -110,7 +100,9 @@ class PageRunner(StepRunner, Protocol):
 class Engine:
     """Runs requests. One thread drives it: `add`, then `step` while `has_work`.
 
-    `adapters`: digests of the LoRA adapters that the runner's parameters hold, by name and in their order.
+    Args:
+        adapters: digests of the LoRA adapters that the runner's parameters hold, by name and in their order.
+        hosts: those that share the model, where there are several; the engine is the first one's.
     """
 
     def __init__(
@@ -124,12 +116,14 @@ class Engine:
         switches: Switches | None = None,
         trace: IO[str] | None = None,
         adapters: Mapping[str, str] | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
         self.layout = layout
         self.runner = runner
         self.adapters = dict(adapters or {})
+        self._hosts = hosts
         self._scheduler = Scheduler(layout, limits)
         self._pending: PendingStep | None = None
         self._seed = seed
@@ -137,51 +131,6 @@ class Engine:
         self._switches = switches or Switches()
         self._trace = trace
         self._log = StepLog()
-
-    @staticmethod
-    def build(folder: Path, options: EngineConfig) -> "Engine":
-        """Load a checkpoint, size the arena and compile every bucket. Raises ModelError or ConfigError."""
-        switches = Switches.read()
-        use_compilation_cache(switches.compilation_cache)
-        claim_memory(options.gpu_memory_utilization)
-        mesh = make_mesh(options.tensor_parallel_size)
-        device = jax.devices()[0]
-        on_gpu = device.platform == "gpu"
-        dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
-        kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
-        backends = choose_backends(options, dtype, device.platform, getattr(device, "compute_capability", None))
-        mode = options.quantization
-        found = check_adapters(options.adapters, load_config(folder)) if options.lora_modules else []
-        if options.load_format == "dummy":
-            model, params = dummy_checkpoint(
-                folder, dtype, options.seed, quantization=mode, experts=backends.experts, mesh=mesh
-            )
-        else:
-            model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
-        adapters = load_adapters(found, model, dtype, mesh)
-        params |= adapters.params
-        limits = resolve_limits(options, model, on_gpu=on_gpu)
-        model = model.at_length(limits.max_model_len)
-        part = part_of(model, options.tensor_parallel_size)
-        layout = KVLayout.of(part, limits.page_size)
-        _log.info("kernels: attention %s, experts %s", *backends)
-        memory = options.kv_cache_memory_bytes
-        if memory is None:
-            scratch = scratch_bytes(part, params, layout, limits, backends, kv_dtype) if on_gpu else 0
-            memory = free_bytes(next(iter(params.values())).devices()) - scratch
-        limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize)
-        runner = Runner(part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype)
-        trace = None
-        if switches.dump_plans is not None:
-            # By lines: an engine that breaks leaves the steps that led there.
-            trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
-            write_header(trace, model=str(folder), options=dataclasses.asdict(options))
-        engine = Engine(
-            model, limits, layout, runner, seed=options.seed, switches=switches, trace=trace, adapters=adapters.digests
-        )
-        if trace is not None:
-            weakref.finalize(engine, trace.close)
-        return engine
 
     def request(
         self,
@@ -295,6 +244,19 @@ class Engine:
         if params.prompt_logprobs is not None:
             self.runner.prepare("prompt")
 
+    def when_lost(self, call: Callable[[JswaError], None]) -> None:
+        """Have this called, in a thread of its own, when a host that shares the model is lost.
+
+        Without it the process ends there and then: a step that waits for a device which is gone never returns.
+        """
+        if self._hosts is not None:
+            self._hosts.when_lost(call)
+
+    def close(self) -> None:
+        """Let go of the other hosts, where there are any: the engine cannot be used any more. Closing twice is fine."""
+        if self._hosts is not None:
+            self._hosts.leave()
+
     def step_stats(self) -> StepStats:
         """What the steps so far have done and taken."""
         runner = self.runner
@@ -358,6 +320,9 @@ class Engine:
             raise FieldError("cache_salt", salt, "must be a string")
         if not self.limits.prefix_cache:
             raise ConfigError("prefix_cache", False, "must be True to save or load the cache")
+        if self._hosts is not None:
+            nodes = self._hosts.place.nodes
+            raise ConfigError("nnodes", nodes, "must be 1 to save or load the cache: no host has the pages of others")
         if not isinstance(self.runner, PageRunner):
             raise EngineError(f"{type(self.runner).__name__} cannot read and write pages")
         return self.runner
@@ -377,21 +342,3 @@ class Engine:
             deterministic=bits if limits.one_bucket else "",
             adapter="" if lora is None else self.adapters[lora],
         )
-
-
-def use_compilation_cache(folder: Path | None) -> None:
-    """Keep compiled programs in a folder, so that the next start is quick; None: nowhere."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _log.warning("compiled programs are not kept, every start compiles anew: %s", error)
-        return
-    settings: dict[str, object] = {
-        "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    for name, value in settings.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@
     │   └── CheckpointError          a file is missing, truncated or corrupt, or disagrees with the config
     ├── CacheFileError           a saved prefix cache is missing, torn or of another model; the engine goes on without
     ├── GenerationError          one request has no next token: logits not finite, or all forbidden; the others go on
+    ├── HostLost                 one of the hosts that share the model is gone: the process must end
     └── EngineError              an invariant of jswa itself is broken: the engine must stop
 
 `FieldError` is also a `ValueError`, so code written for other engines catches it.
@@ -121,6 +122,10 @@ class CacheFileError(JswaError):
 
 class GenerationError(JswaError):
     """One request has no next token: logits were not finite, or all tokens forbidden. The others go on."""
+
+
+class HostLost(JswaError):
+    """One of the hosts that share the model is gone: the process must end."""
 
 
 class EngineError(JswaError):

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, cast, overload
 
 from jswa.architecture import ModelConfig
 from jswa.batch import Batch
+from jswa.build import build_engine
 from jswa.cache.stats import CacheStats
 from jswa.chat import ChatTemplate, Message
 from jswa.config import EngineConfig
@@ -28,6 +29,9 @@ class LLM:
     Args:
         model: a folder with a Hugging Face checkpoint, or "tiny", the model in the box.
         options: fields of `jswa.EngineConfig`, by name. Raises ConfigError for a name that is none of them.
+
+    Where several hosts share the model (`nnodes`), all of them make the same LLM. Only the first one's is ever there:
+    the others run what it launches, and end their process with it (SystemExit).
     """
 
     def __init__(self, model: str | Path = "tiny", **options: Any) -> None:
@@ -39,7 +43,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(folder)
         self.chat_template = ChatTemplate.load(folder)
         self.default_sampling = default_sampling(folder)
-        engine = Engine.build(folder, config)
+        engine = build_engine(folder, config)
         engine.model = _with_end_token(engine.model, self.tokenizer)
         self._engine: Engine | None = engine
         self._requests = 0
@@ -54,6 +58,8 @@ class LLM:
 
     def close(self) -> None:
         """Let go of weights and KV memory. The LLM cannot be used afterwards; closing twice is fine."""
+        if self._engine is not None:
+            self._engine.close()
         self._engine = None
         self._batches.clear()
 

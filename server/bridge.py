@@ -88,6 +88,8 @@ class Bridge:
     def start(self) -> None:
         """Start the thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
+        if self._engine is not None:
+            self._engine.when_lost(self._lost)
         self._thread.start()
         if self._step_timeout:
             self._watch = asyncio.ensure_future(self._watch_steps())
@@ -310,6 +312,11 @@ class Bridge:
         self.state = "up"
         self.restarts += 1
         _log.warning("the engine has been built anew; its prefix cache is empty")
+
+    def _lost(self, error: JswaError) -> None:
+        """A host is gone, and the thread may be in a step for ever."""
+        _log.critical("the engine has died: %s", error)
+        self._tell(self._fail, "dead", threading.Event())
 
     async def _watch_steps(self) -> None:
         """Take an engine whose step does not end for dead."""

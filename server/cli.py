@@ -70,6 +70,10 @@ def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tu
     for name in engine.adapters:
         if name in server.served_model_name:
             raise ConfigError("lora_modules", name, "is a name of the model itself: the adapter must have another one")
+    if server.restart_engine and engine.nnodes > 1:
+        raise ConfigError(
+            "restart_engine", True, "is of one host: with nnodes > 1 whoever starts the hosts starts them all"
+        )
     llm = LLM(model, **dataclasses.asdict(engine))
 
     def engines() -> Iterator[EngineLike]:

@@ -1,6 +1,6 @@
 """What the server asks of an engine: `jswa.engine.Engine` is one, unit tests have a fake without jax."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from jswa.cache.stats import CacheStats
 from jswa.config import Limits
+from jswa.errors import JswaError
 from jswa.sched.scheduler import SchedulerStats
 from jswa.steplog import StepStats
 from jswa.types import Request, SamplingParams, TokenEvent
@@ -89,6 +90,10 @@ class EngineLike(Protocol):
 
     def flush_cache(self) -> None:
         """Empty the prefix cache."""
+        ...
+
+    def when_lost(self, call: Callable[[JswaError], None]) -> None:
+        """Have this called, in a thread of its own, when a host that shares the model is lost: steps never end then."""
         ...
 
     def prepare(self, params: SamplingParams) -> None:

@@ -19,12 +19,19 @@ BY_DEVICE = PartitionSpec(AXIS)  # type: ignore[no-untyped-call]
 COLUMNS = PartitionSpec(None, AXIS)  # type: ignore[no-untyped-call]
 
 
-def make_mesh(devices: int) -> Mesh | None:
-    """A mesh of this process's first devices; None for one device. Raises ConfigError where there are too few."""
-    there = jax.local_devices()
-    if devices > len(there):
-        raise ConfigError("tensor_parallel_size", devices, f"this process has {len(there)} devices: at most that many")
-    return Mesh(np.array(there[:devices]), (AXIS,)) if devices > 1 else None
+def make_mesh(devices: int, hosts: int = 1) -> Mesh | None:
+    """A mesh of the first devices of each host, in the hosts' order; None for one device.
+
+    Raises ConfigError where a host has too few.
+    """
+    each, chosen = devices // hosts, []
+    for host in range(hosts):
+        there = [device for device in jax.devices() if device.process_index == host]
+        if each > len(there):
+            limit = f"host {host} has {len(there)} devices: at most that many on each of {hosts}"
+            raise ConfigError("tensor_parallel_size", devices, limit)
+        chosen += there[:each]
+    return Mesh(np.array(chosen), (AXIS,)) if devices > 1 else None
 
 
 def mesh_of(array: Any) -> Mesh | None:
@@ -53,8 +60,19 @@ def specs_of(tree: Any) -> Any:
 
 
 def put(tree: Any, mesh: Mesh | None) -> Any:
-    """Put arrays on the device, or on all of a mesh."""
-    return jax.device_put(tree) if mesh is None else jax.device_put(tree, NamedSharding(mesh, REPLICATED))
+    """Put arrays on the device, or on all of a mesh that this host has."""
+    if mesh is None:
+        return jax.device_put(tree)
+    everywhere = NamedSharding(mesh, REPLICATED)
+    if not mesh.is_multi_process:
+        return jax.device_put(tree, everywhere)
+
+    def place(array: Any) -> jax.Array:
+        # `device_put` would have all hosts compare what they put.
+        copies = [jax.device_put(array, device) for device in mesh.local_devices]
+        return jax.make_array_from_single_device_arrays(np.shape(array), everywhere, copies)
+
+    return jax.tree.map(place, tree)
 
 
 def shard_elems(array: Any) -> int:

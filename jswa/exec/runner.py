@@ -1,13 +1,13 @@
 """Owns parameters and device state; compiles every bucket at start; launches plans."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from threading import Lock
-from typing import Any
+from threading import Lock, Thread
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,23 @@ from jswa.config import Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
-from jswa.exec.extras import Extras, seen_counts, set_mask, set_place
+from jswa.exec.extras import Extras, set_mask, set_place
+from jswa.exec.launches import (
+    COPY_PAGES,
+    ENTER_ROW,
+    PREPARE,
+    SET_MASK,
+    SET_PLACE,
+    STEP,
+    Launch,
+    decode,
+    encode,
+    move_launches,
+    plan_launches,
+)
 from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
-from jswa.exec.pack import PackSpec, pack
-from jswa.exec.pages import WIDTH, copy_pages, enter_row, move_batches, padded_row
+from jswa.exec.pack import PackSpec
+from jswa.exec.pages import WIDTH, copy_pages, enter_row
 from jswa.exec.sampling import LogprobRows
 from jswa.exec.state import DeviceState, allocate, state_shapes
 from jswa.exec.step import StepConfig, StepOutputs, step
@@ -32,10 +45,11 @@ from jswa.exec.transfer import WIDTH as SLOTS
 from jswa.exec.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
 from jswa.model.low_rank import has_adapters
 from jswa.model.transformer import Params, run_dtype
-from jswa.types import ExtrasEntry, Logprobs, LogprobTable, StepLogprobs, StepPlan
+from jswa.types import Logprobs, LogprobTable, StepLogprobs, StepPlan
 from pallas_kernels.errors import NoExpertKernel, NoKernel
 
 _log = logging.getLogger("jswa")
+_FAMILIES: tuple[Logprobs, ...] = get_args(Logprobs)
 # Rematerialisation counts the arena once per write, as if none were in place, finds that it does not fit, and has all
 # indices computed again for every layer.
 _OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
@@ -66,8 +80,12 @@ class Runner:
     Buckets are compiled at start. The families for log probabilities are compiled by `prepare`, or bucket by bucket
     when first used, and so are the programs that carry pages to the host and back. `kv_dtype` is the arena's, if it is
     not that of the parameters. Where parameters are spread over a mesh, `model` and `layout` are one device's part.
+    Where that mesh is of several hosts, each has a runner; the first one's `tell` is told all that it launches, and the
+    others `follow`.
 
     Attributes:
+        configs: all steps that there may be, by family and bucket.
+        compiled: those that there are, by their number in `configs` (to hash a config takes 0.2 ms).
         compiled_in_steps: step programs that a launch had to compile, and so to wait for.
         compiled_beside: those that `prepare` has compiled.
     """
@@ -82,6 +100,7 @@ class Runner:
         on_gpu: bool = False,
         backends: Backends = PORTABLE,
         kv_dtype: jnp.dtype | None = None,
+        tell: Callable[[bytes], None] | None = None,
     ) -> None:
         self.layout = layout
         self.limits = limits
@@ -91,49 +110,59 @@ class Runner:
         self._backends = backends
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
+        self._tell = tell
         self.compiled_in_steps = self.compiled_beside = 0
         kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
+        self.configs = [self._config(bucket, family) for family in _FAMILIES for bucket in self.buckets]
         with ThreadPoolExecutor() as pool:
-            configs = [self._config(bucket, "none") for bucket in self.buckets]
-            steps = {config: pool.submit(compile_step, config, params, self._shapes) for config in configs}
+            steps = {n: pool.submit(self._compiled, n) for n in self._family("none")}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
             self._enter_row = pool.submit(compile_enter_row, self._shapes).result()
             self._set_place, self._set_mask = pool.submit(compile_set_extras, self._shapes["extras"]).result()
-            self.compiled = {config: future.result() for config, future in steps.items()}
+            self.compiled = {n: future.result() for n, future in steps.items()}
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
 
     def launch(self, plan: StepPlan) -> Pending:
         """Hand a plan to the device and return at once: an upload, and one for each batch of moves, row or extras."""
-        config = self._config(pick_bucket(self.buckets, plan), plan.logprobs)
-        if config not in self.compiled:
-            _log.info("compiling the %s log probability family for %s", plan.logprobs, config.bucket)
-            self.compiled[config] = compile_step(config, self.params, self._shapes)
-            self.compiled_in_steps += 1
-        # In steady state nothing is traced, and nothing crosses to the device but what is put there by name.
-        with jax.transfer_guard("disallow"), jax.no_tracing(True):
-            self._move(plan.moves)
-            for row in plan.table_rows:
-                self.state = self._enter_row(self.state, self._put(padded_row(row, self.limits.pages_per_row)))
-            for entry in plan.extras:
-                self._enter(entry)
-            packed = self._put(pack(plan, config.pack))
-            self.state, outputs = self.compiled[config](self.params, self.state, packed)
+        number = self._family(plan.logprobs)[self.buckets.index(pick_bucket(self.buckets, plan))]
+        spec = self.configs[number].pack
+        launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row)
+        if self._tell is not None:
+            self._tell(encode(launches))
+        outputs = self._run(launches)
+        assert outputs is not None
         for array in jax.tree.leaves(outputs):
             array.copy_to_host_async()
         return Pending(plan, outputs)
+
+    def follow(self, messages: Iterable[bytes]) -> None:
+        """Launch what another host's runner tells, to its end."""
+        beside: list[Thread] = []
+        for message in messages:
+            launches = decode(message)
+            if launches[0].program == PREPARE:
+                family = _FAMILIES[int(launches[0].arrays[0])]
+                beside.append(Thread(target=self.prepare, args=(family,), name="prepare", daemon=True))
+                beside[-1].start()
+                continue
+            if beside and self._late(launches):
+                for thread in beside:
+                    thread.join()
+            self._run(launches)
 
     def prepare(self, logprobs: Logprobs) -> None:
         """Compile a family for every bucket, in the thread that asks for it; launches may go on beside.
 
         One program after the other: tracing holds Python's lock, and the steps need it too.
         """
+        if self._tell is not None:
+            self._tell(encode([Launch(PREPARE, (np.int32(_FAMILIES.index(logprobs)),))]))
         with self._preparing:
-            for config in (self._config(bucket, logprobs) for bucket in self.buckets):
-                if config not in self.compiled:
-                    _log.info("compiling the %s log probability family for %s", logprobs, config.bucket)
-                    self.compiled[config] = compile_step(config, self.params, self._shapes)
+            for number in self._family(logprobs):
+                if number not in self.compiled:
+                    self._compile(number)
                     self.compiled_beside += 1
 
     @property
@@ -143,8 +172,7 @@ class Runner:
 
     def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
         """Carry out moves of pages outside of a plan: before pages are written that were free only because of them."""
-        with jax.transfer_guard("disallow"), jax.no_tracing(True):
-            self._move(moves)
+        self._run(list(move_launches(moves, self._num_pages)))
 
     def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Shaped[np.ndarray, "n elems"]]:
         """The contents of slots of 1/m block, for each lane, as the last launched step leaves them; waits for it.
@@ -195,9 +223,46 @@ class Runner:
     def _put(self, tree: Any) -> Any:
         return put(tree, self._mesh)
 
-    def _move(self, moves: Int[np.ndarray, "M 3"]) -> None:
-        for batch in move_batches(moves, self._num_pages):
-            self.state = self._copy_pages(self.state, self._put(batch))
+    def _run(self, launches: Sequence[Launch]) -> StepOutputs | None:
+        """Run them in order; what the step gives, if there is one."""
+        for number in self._late(launches):
+            self._compile(number)
+            self.compiled_in_steps += 1
+        outputs = None
+        # In steady state nothing is traced, and nothing crosses to the device but what is put there by name.
+        with jax.transfer_guard("disallow"), jax.no_tracing(True):
+            for program, arrays in launches:
+                placed = self._put(arrays)
+                if program == COPY_PAGES:
+                    self.state = self._copy_pages(self.state, *placed)
+                elif program == ENTER_ROW:
+                    self.state = self._enter_row(self.state, *placed)
+                elif program == SET_PLACE:
+                    self.state = {**self.state, "extras": self._set_place(self.state["extras"], *placed)}
+                elif program == SET_MASK:
+                    extras = self.state["extras"]
+                    self.state = {**self.state, "extras": {**extras, "mask": self._set_mask(extras["mask"], *placed)}}
+                else:
+                    step = self.compiled[program - STEP]
+                    self.state, outputs = step(self.params, self.state, *placed)
+        return outputs
+
+    def _late(self, launches: Sequence[Launch]) -> list[int]:
+        """Steps of these that are not compiled yet."""
+        return [program - STEP for program, _ in launches if program >= STEP and program - STEP not in self.compiled]
+
+    def _compile(self, number: int) -> None:
+        config = self.configs[number]
+        _log.info("compiling the %s log probability family for %s", config.logprobs, config.bucket)
+        self.compiled[number] = self._compiled(number)
+
+    def _compiled(self, number: int) -> jax.stages.Compiled:
+        return compile_step(self.configs[number], self.params, self._shapes)
+
+    def _family(self, logprobs: Logprobs) -> range:
+        """The numbers of its steps."""
+        first = _FAMILIES.index(logprobs) * len(self.buckets)
+        return range(first, first + len(self.buckets))
 
     def _config(self, bucket: Bucket, logprobs: Logprobs) -> StepConfig:
         limits = self.limits
@@ -210,16 +275,6 @@ class Runner:
             adapters=has_adapters(self.params),
         )
         return StepConfig(self._model, self.layout, bucket, spec, self._backends, logprobs)
-
-    def _enter(self, entry: ExtrasEntry) -> None:
-        extras = self.state["extras"]
-        place, mask = self._put((np.int32(entry.place), entry.mask))
-        if entry.bias is None:
-            extras = {**extras, "mask": self._set_mask(extras["mask"], place, mask)}
-        else:
-            seen = seen_counts(entry.skipped, entry.prompt_length, len(entry.bias))
-            extras = self._set_place(extras, place, mask, *self._put((entry.bias, seen)))
-        self.state = {**self.state, "extras": extras}
 
 
 def _table(rows: LogprobRows) -> LogprobTable:

@@ -113,6 +113,8 @@ def _eight(name: str, weights: jax.Array, kind: Kind, where: Placement) -> Param
         done = [_quantize_rows(part, kind=kind) for part in parts]
     elif where.is_cut(name, weights) and not where.is_cut(scales, weights):
         # Each device has some of every output's inputs.
+        if where.mesh is not None and where.mesh.is_multi_process:
+            raise ConfigError("quantization", kind, "on several hosts weights are rounded as they are read: convert so")
         most = np.max([np.asarray(_magnitudes(part)) for part in parts], axis=0)
         done = [_quantize(part, kind=kind, largest=jax.device_put(most, part.sharding)) for part in parts]
     else:

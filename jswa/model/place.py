@@ -51,19 +51,20 @@ class Placement:
         """A whole parameter from the host; it must not change any more."""
         if self.mesh is None:
             return placed(array)
-        cut, devices = self._cut(name, array.shape), self.mesh.devices.flat
-        own = [array if cut is None else _own(array, cut, number) for number in range(self.mesh.size)]
-        return self.join(name, [jax.device_put(part, device) for part, device in zip(own, devices, strict=True)])
+        cut = self._cut(name, array.shape)
+        here = [pair for pair in enumerate(self.mesh.devices.flat) if pair[1] in self.mesh.local_devices]
+        own = [(array if cut is None else _own(array, cut, number), device) for number, device in here]
+        return self.join(name, [jax.device_put(part, device) for part, device in own])
 
     def parts(self, array: jax.Array) -> list[jax.Array]:
-        """What each device has of a parameter, in the mesh's order."""
+        """What each device of this host has of a parameter, in the mesh's order."""
         if self.mesh is None:
             return [array]
         by_device = {shard.device: shard.data for shard in array.addressable_shards}
-        return [by_device[device] for device in self.mesh.devices.flat]
+        return [by_device[device] for device in self.mesh.local_devices]
 
     def join(self, name: str, parts: list[jax.Array]) -> jax.Array:
-        """The parameter that the devices have these parts of."""
+        """The parameter that the devices of this host have these parts of."""
         if self.mesh is None:
             return parts[0]
         shape, axis = list(parts[0].shape), self._axis(name, parts[0].shape)

@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import ModelConfig
+from jswa.build import use_compilation_cache
 from jswa.cache.capacity import row_capacity
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.engine import use_compilation_cache
 from jswa.env import Switches
 from jswa.exec.buckets import Bucket, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack

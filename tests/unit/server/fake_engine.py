@@ -9,7 +9,7 @@ from jaxtyping import Int
 from jswa.cache.stats import CacheStats, HitCounter
 from jswa.config import Limits
 from jswa.constraint import make_constraint
-from jswa.errors import EngineError, InvalidPrompt, InvalidToken, PromptTooLong
+from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, PromptTooLong
 from jswa.sched.scheduler import SchedulerStats
 from jswa.steplog import StepStats
 from jswa.types import ChoiceLogprobs, FinishReason, PrefixHit, Request, SamplingParams, TokenEvent
@@ -162,6 +162,10 @@ class FakeEngine:
         """Take a while."""
         time.sleep(self.prepare_delay)
         self.prepared.append(params)
+
+    def when_lost(self, call: Callable[[JswaError], None]) -> None:
+        """Keep it, for tests to call."""
+        self.lose = call
 
     def flush_cache(self) -> None:
         """Count it."""

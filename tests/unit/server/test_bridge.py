@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jswa.errors import InvalidPrompt
+from jswa.errors import HostLost, InvalidPrompt
 from jswa.types import Request, SamplingParams, TokenEvent
 from server.bridge import Bridge
 from server.errors import ApiError
@@ -64,6 +64,30 @@ def test_each_request_gets_its_events_in_order() -> None:
                 assert isinstance(got[-1], TokenEvent)
                 assert got[-1].finish_reason == "length"
             assert bridge.active == 0
+
+    run(test)
+
+
+def test_a_lost_host_ends_all_requests_though_the_step_goes_on() -> None:
+    async def test() -> None:
+        engine, died, go_on = FakeEngine(), asyncio.Event(), threading.Event()
+
+        def stuck() -> list[TokenEvent]:
+            go_on.wait(10)
+            return []
+
+        engine.step = stuck  # type: ignore[method-assign]
+        async with running(engine, died.set) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "a")], inbox.put_nowait)
+            await asyncio.sleep(0.02)  # the thread is in its step
+            threading.Thread(target=engine.lose, args=(HostLost("host 1 is gone"),)).start()
+            error = await inbox.get()
+            assert isinstance(error, ApiError)
+            assert error.status == 500
+            await died.wait()
+            assert bridge.state == "dead"
+            go_on.set()
 
     run(test)
 

@@ -1,0 +1,177 @@
+"""From a checkpoint and options to an engine: weights, memory, programs; and the same on hosts that only follow."""
+
+import dataclasses
+import logging
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jswa.architecture import ModelConfig
+from jswa.cache.layout import KVLayout
+from jswa.config import EngineConfig, Limits, resolve_limits
+from jswa.engine import Engine
+from jswa.env import Switches
+from jswa.exec.backends import choose_backends
+from jswa.exec.hosts import Hosts, join
+from jswa.exec.mesh import make_mesh
+from jswa.exec.runner import Runner
+from jswa.hosts import find_place
+from jswa.model.adapters import check_adapters, load_adapters
+from jswa.model.hf.config import load_config
+from jswa.model.load import dummy_checkpoint, load_checkpoint
+from jswa.parallel import part_of
+from jswa.planfile import write_header
+from jswa.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
+from jswa.version import __version__
+
+_log = logging.getLogger("jswa")
+_MIB = 2**20
+
+
+class Built(NamedTuple):
+    """What an engine is made of; `model` is the whole one, `layout` and `runner` are of one device's part."""
+
+    model: ModelConfig
+    limits: Limits
+    layout: KVLayout
+    runner: Runner
+    adapters: dict[str, str]
+
+
+def build_engine(folder: Path, options: EngineConfig) -> Engine:
+    """Load a checkpoint, size the arena and compile every bucket. Raises ModelError or ConfigError.
+
+    On a host of several that is not the first it does not return: it runs what the first one launches, and ends the
+    process with it, by SystemExit.
+    """
+    switches = Switches.read()
+    use_compilation_cache(switches.compilation_cache)
+    claim_memory(options.gpu_memory_utilization)
+    place = find_place(options, os.environ)
+    hosts = None if place is None else join(place, _what_runs(folder, options))
+    model, limits, layout, runner, adapters = _build(folder, options, hosts)
+    if hosts is not None and hosts.place.rank:
+        _log.info("host %d is ready", hosts.place.rank)
+        with _deaf():
+            runner.follow(hosts.told())
+        hosts.leave()
+        raise SystemExit(0)
+    trace = None
+    if switches.dump_plans is not None:
+        # By lines: an engine that breaks leaves the steps that led there.
+        trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
+        write_header(trace, model=str(folder), options=dataclasses.asdict(_on_one_host(options)))
+    engine = Engine(
+        model,
+        limits,
+        layout,
+        runner,
+        seed=options.seed,
+        switches=switches,
+        trace=trace,
+        adapters=adapters,
+        hosts=hosts,
+    )
+    if trace is not None:
+        weakref.finalize(engine, trace.close)
+    if hosts is not None:
+        weakref.finalize(engine, hosts.leave)
+    return engine
+
+
+def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
+    """The same on every host, each with its devices' part."""
+    mesh = make_mesh(options.tensor_parallel_size, options.nnodes)
+    device = jax.local_devices()[0]
+    on_gpu = device.platform == "gpu"
+    dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
+    kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
+    backends = choose_backends(options, dtype, device.platform, getattr(device, "compute_capability", None))
+    mode = options.quantization
+    found = check_adapters(options.adapters, load_config(folder)) if options.lora_modules else []
+    if options.load_format == "dummy":
+        model, params = dummy_checkpoint(
+            folder, dtype, options.seed, quantization=mode, experts=backends.experts, mesh=mesh
+        )
+    else:
+        model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
+    adapters = load_adapters(found, model, dtype, mesh)
+    params |= adapters.params
+    limits = resolve_limits(options, model, on_gpu=on_gpu)
+    model = model.at_length(limits.max_model_len)
+    part = part_of(model, options.tensor_parallel_size)
+    layout = KVLayout.of(part, limits.page_size)
+    _log.info("kernels: attention %s, experts %s", *backends)
+    memory = options.kv_cache_memory_bytes
+    if memory is None:
+        scratch = scratch_bytes(part, params, layout, limits, backends, kv_dtype) if on_gpu else 0
+        memory = free_bytes(_own_devices(device, mesh)) - scratch
+        if hosts is not None:
+            memory = hosts.least(memory // _MIB) * _MIB
+    limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize)
+    tell = hosts.tell if hosts is not None and not hosts.place.rank else None
+    runner = Runner(part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype, tell=tell)
+    return Built(model, limits, layout, runner, adapters.digests)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Outlive the first signal to end: it goes to all hosts at once, and the first one may have requests to finish."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        _log.info("%s: this host ends with the first one, or at the next signal", signal.Signals(number).name)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in before:
+        signal.signal(number, wait)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _own_devices(device: jax.Device, mesh: Mesh | None) -> list[jax.Device]:
+    """Those of this process that the model uses."""
+    return [device] if mesh is None else list(mesh.local_devices)
+
+
+def _on_one_host(options: EngineConfig) -> EngineConfig:
+    return dataclasses.replace(options, nnodes=1, node_rank=None, dist_init_addr=None)
+
+
+def _what_runs(folder: Path, options: EngineConfig) -> str:
+    """What hosts must have in common. They may have it in different folders."""
+    settings = dataclasses.replace(_on_one_host(options), lora_modules=())
+    return f"{__version__} {jax.__version__} {settings} {sorted(options.adapters)} {load_config(folder)}"
+
+
+def use_compilation_cache(folder: Path | None) -> None:
+    """Keep compiled programs in a folder, so that the next start is quick; None: nowhere."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning("compiled programs are not kept, every start compiles anew: %s", error)
+        return
+    settings: dict[str, object] = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]

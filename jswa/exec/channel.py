@@ -1,0 +1,184 @@
+"""What the first host tells the others: messages over TCP, one connection each. No jax.
+
+A collective of the devices could carry them too, but it would queue behind the step that runs: no host but the first
+would then launch a step before the one before it has ended.
+
+A connection that ends without the word `_END` is a lost host. A process that ends closes it at once; where a machine is
+gone, or the network, the system's probes find out within `SILENCE` seconds.
+"""
+
+import hmac
+import os
+import queue
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from jswa.errors import ConfigError, HostLost
+
+SECRET_BYTES = 32
+SILENCE = 20  # seconds
+_END = b"end"
+_SIZE = struct.Struct("!Q")
+_RETRY = 0.1
+
+Lost = Callable[[HostLost], None]
+
+
+def listen() -> socket.socket:
+    """A socket on a free port of all addresses."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def accept(server: socket.socket, nodes: int, secret: bytes, timeout: float) -> list[socket.socket]:
+    """The connections of hosts 1 to `nodes` - 1, in their order; whoever does not know the secret is not let in.
+
+    Raises ConfigError where some have not come in time.
+    """
+    found: dict[int, socket.socket] = {}
+    end = time.monotonic() + timeout
+    with server:
+        while len(found) < nodes - 1:
+            try:
+                server.settimeout(max(0.001, end - time.monotonic()))
+                peer, _ = server.accept()
+                peer.settimeout(SILENCE)
+                greeting = _receive(peer, SECRET_BYTES + _SIZE.size)
+            except OSError as error:
+                if time.monotonic() >= end:
+                    missing = sorted(set(range(1, nodes)) - found.keys())
+                    raise ConfigError("nnodes", nodes, f"hosts {missing} have not come in {timeout:g} s") from error
+                continue
+            (rank,) = _SIZE.unpack(greeting[SECRET_BYTES:])
+            if hmac.compare_digest(greeting[:SECRET_BYTES], secret) and rank not in found and 0 < rank < nodes:
+                found[rank] = _steady(peer)
+            else:
+                peer.close()
+    return [found[rank] for rank in sorted(found)]
+
+
+def connect(host: str, port: int, rank: int, secret: bytes, timeout: float) -> socket.socket:
+    """To the first host. Raises ConfigError where it cannot be reached in time."""
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            peer = socket.create_connection((host, port), timeout=max(0.001, end - time.monotonic()))
+            peer.sendall(secret + _SIZE.pack(rank))
+            return _steady(peer)
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise ConfigError("dist_init_addr", host, f"port {port} of it cannot be reached: {error}") from error
+            time.sleep(_RETRY)
+
+
+class Sender:
+    """The first host's end: tells all others, and watches that they are there.
+
+    Args:
+        peers: their connections, in their order.
+        on_lost: is called once, in a thread of its own, when one is lost; may be replaced.
+    """
+
+    def __init__(self, peers: list[socket.socket], on_lost: Lost) -> None:
+        self.on_lost = on_lost
+        self.lost: HostLost | None = None
+        self._peers = peers
+        self._names = [_name(rank, peer) for rank, peer in enumerate(peers, 1)]
+        self._lock = threading.Lock()
+        self._closed = False
+        self._wake, woken = os.pipe()
+        self._thread = threading.Thread(target=self._watch, args=(woken,), name="hosts", daemon=True)
+        for peer in peers:
+            peer.settimeout(SILENCE)
+        self._thread.start()
+
+    def send(self, message: bytes) -> None:
+        """Tell all others. Raises HostLost where one cannot be told."""
+        with self._lock:
+            for name, peer in zip(self._names, self._peers, strict=True):
+                try:
+                    peer.sendall(_SIZE.pack(len(message)) + message)
+                except OSError as error:
+                    raise HostLost(f"{name} cannot be told what to run: {error}") from error
+
+    def close(self) -> None:
+        """Say that this was the end. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        os.close(self._wake)
+        self._thread.join()
+        if self.lost is None:
+            try:
+                self.send(_END)
+            except HostLost as error:
+                self.lost = error
+        for peer in self._peers:
+            peer.close()
+
+    def _watch(self, woken: int) -> None:
+        """The others never say anything: if something comes, it is the end."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(woken, selectors.EVENT_READ)
+            for name, peer in zip(self._names, self._peers, strict=True):
+                selector.register(peer, selectors.EVENT_READ, name)
+            found = [key.data for key, _ in selector.select()]
+        os.close(woken)
+        if not self._closed:
+            self.lost = HostLost(f"{found[0]} is gone, and its part of the model with it")
+            self.on_lost(self.lost)
+
+
+def messages(peer: socket.socket, on_lost: Lost) -> Iterator[bytes]:
+    """What the first host tells, to its end. `on_lost` is called in a thread of its own, where that end is none."""
+    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    name = _name(0, peer)
+    peer.settimeout(None)
+
+    def read() -> None:
+        try:
+            while True:
+                (size,) = _SIZE.unpack(_receive(peer, _SIZE.size))
+                message = _receive(peer, size)
+                inbox.put(message)
+                if message == _END:
+                    return
+        except OSError as error:
+            on_lost(HostLost(f"{name} is gone: {error}"))
+
+    with peer:
+        threading.Thread(target=read, name="hosts", daemon=True).start()
+        while (message := inbox.get()) != _END:
+            yield message
+
+
+def _name(rank: int, peer: socket.socket) -> str:
+    return f"host {rank} ({peer.getpeername()[0].removeprefix('::ffff:')})"
+
+
+def _receive(peer: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes. Raises OSError where they do not come."""
+    found = bytearray(size)
+    view = memoryview(found)
+    while view:
+        count = peer.recv_into(view)
+        if not count:
+            raise ConnectionError("the connection has ended")
+        view = view[count:]
+    return bytes(found)
+
+
+def _steady(peer: socket.socket) -> socket.socket:
+    """Small messages go at once, and the system finds out in time that nobody answers any more."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("KEEPIDLE", 5), ("KEEPINTVL", 5), ("KEEPCNT", 3), ("USER_TIMEOUT", SILENCE * 1000)):
+        option = getattr(socket, f"TCP_{name}", None)  # Linux has all of them
+        if option is not None:
+            peer.setsockopt(socket.IPPROTO_TCP, option, value)
+    return peer

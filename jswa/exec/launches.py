@@ -1,0 +1,73 @@
+"""What a plan has the device do, as data: programs by number, with the arrays that they get.
+
+The host that plans runs its launches itself and tells them to the other hosts, one message a step.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+from jswa.exec.extras import seen_counts
+from jswa.exec.pack import PackSpec, pack
+from jswa.exec.pages import move_batches, padded_row
+from jswa.types import StepPlan
+
+COPY_PAGES, ENTER_ROW, SET_PLACE, SET_MASK, PREPARE, STEP = range(6)  # STEP and beyond: the steps, in their order
+_TYPES = (np.dtype(np.int32), np.dtype(np.float32))
+
+
+class Launch(NamedTuple):
+    """A program and its arguments; PREPARE is none, but asks for programs of a family to be compiled."""
+
+    program: int
+    arrays: tuple[Shaped[np.ndarray, "..."] | np.int32, ...]
+
+
+def plan_launches(plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pages_per_row: int) -> list[Launch]:
+    """Moves, rows and extras of a plan, then the step of that number."""
+    out = list(move_launches(plan.moves, num_pages))
+    out += [Launch(ENTER_ROW, (padded_row(row, pages_per_row),)) for row in plan.table_rows]
+    for entry in plan.extras:
+        place = np.int32(entry.place)
+        if entry.bias is None:
+            out.append(Launch(SET_MASK, (place, entry.mask)))
+        else:
+            seen = seen_counts(entry.skipped, entry.prompt_length, len(entry.bias))
+            out.append(Launch(SET_PLACE, (place, entry.mask, entry.bias, seen)))
+    out.append(Launch(STEP + step, (pack(plan, spec),)))
+    return out
+
+
+def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Launch]:
+    """Moves of pages."""
+    return (Launch(COPY_PAGES, (batch,)) for batch in move_batches(moves, num_pages))
+
+
+def encode(launches: Iterable[Launch]) -> bytes:
+    """As int32 words: of each launch its program and number of arrays, of each array its type, shape and contents."""
+    words: list[Int[np.ndarray, " n"]] = []
+    for program, arrays in launches:
+        words.append(np.array((program, len(arrays)), np.int32))
+        for array in map(np.asarray, arrays):
+            words.append(np.array((_TYPES.index(array.dtype), array.ndim, *array.shape), np.int32))
+            words.append(np.ascontiguousarray(array).reshape(-1).view(np.int32))
+    return np.concatenate(words).tobytes()
+
+
+def decode(message: bytes) -> list[Launch]:
+    """What was encoded. The arrays are views of the message."""
+    words, out, at = np.frombuffer(message, np.int32), [], 0
+    while at < len(words):
+        program, count = words[at : at + 2].tolist()
+        at, arrays = at + 2, []
+        for _ in range(count):
+            kind, axes = words[at : at + 2].tolist()
+            shape = words[at + 2 : at + 2 + axes].tolist()
+            at += 2 + axes
+            size = int(np.prod(shape, dtype=np.int64))
+            arrays.append(words[at : at + size].view(_TYPES[kind]).reshape(shape))
+            at += size
+        out.append(Launch(program, tuple(arrays)))
+    return out

@@ -1,0 +1,29 @@
+"""One of several hosts of a model: `python -m tests.scale.shared_hosts FOLDER NAME DEVICES NODES RANK ADDRESS`.
+
+Asks what `tests.e2e.shared_model` asks, and prints what came out as JSON, where this is the first host.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+from jswa.llm import LLM
+from tests.e2e.shared_model import MODELS, OPTIONS, ask, checkpoint
+from tests.oracles import quick_compiles
+
+
+def main(folder: Path, name: str, devices: int, nodes: int, rank: int, address: str) -> None:
+    """The folder has the checkpoint, or gets it where there is one host."""
+    assert name in MODELS
+    jax.config.update("jax_num_cpu_devices", devices // nodes)  # type: ignore[no-untyped-call]
+    model, vocab = checkpoint(name, folder / str(rank))
+    several = {} if nodes == 1 else {"nnodes": nodes, "node_rank": rank, "dist_init_addr": address}
+    with quick_compiles(), LLM(model, tensor_parallel_size=devices, **several, **OPTIONS) as llm:
+        print(json.dumps(ask(llm, vocab)))
+
+
+if __name__ == "__main__":
+    devices, nodes, rank = map(int, sys.argv[3:6])
+    main(Path(sys.argv[1]), sys.argv[2], devices, nodes, rank, sys.argv[6])
