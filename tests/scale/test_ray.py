@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.server.harness import until
@@ -90,10 +91,11 @@ def cluster(
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # sockets lie there: the path must be short
-    application = {"name": "jswa", "import_path": "jswa.ray_serve:app", "args": {"model": "tiny", **SMALL, **options}}
+    config = yaml.safe_load((ROOT / "docs" / "deploy" / "ray-serve.yaml").read_text(encoding="utf-8"))
+    config["http_options"] = {"host": "127.0.0.1", "port": port}
+    config["applications"][0]["args"] = {"model": "tiny", **SMALL, **options}
     file, log = folder / "serve.yaml", folder / "log"
-    # JSON is YAML.
-    file.write_text(json.dumps({"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}))
+    file.write_text(json.dumps(config))  # JSON is YAML
     environ = {
         **os.environ,
         **(environ or {}),
@@ -230,7 +232,12 @@ def test_a_replica_is_killed_under_load(two: Cluster) -> None:
 
 @pytest.mark.nightly
 def test_replicas_come_and_go_with_the_load() -> None:
-    scale: dict[str, Any] = {"upscale_delay": 1, "downscale_delay": 2, "target_ongoing_requests": 2, "imbalanced_threshold": 2}
+    scale: dict[str, Any] = {
+        "upscale_delay": 1,
+        "downscale_delay": 2,
+        "target_ongoing_requests": 2,
+        "imbalanced_threshold": 2,
+    }
     with cluster(min_replicas=1, max_replicas=2, **scale) as running, ThreadPoolExecutor(9) as pool:
         busy = threading.Event()
         done = threading.Event()
