@@ -112,6 +112,8 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
             raise ConfigError(
                 name, getattr(options.server, name), "is for Ray Serve to say: its proxy listens, not jswa"
             )
+    if options.engine.nnodes > 1:
+        raise ConfigError("nnodes", options.engine.nnodes, "must be 1: a replica is on one host")
     if not options.server.served_model_name:
         server = dataclasses.replace(options.server, served_model_name=(options.model,))
         options = options._replace(server=server)

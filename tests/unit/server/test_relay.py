@@ -333,6 +333,7 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"num_gpus": -1}, "at least 0"),
         ({"upscale_delay": "nan"}, "at least 0"),
         ({"port": 8001}, "Ray"),
+        ({"nnodes": 2, "tensor_parallel_size": 2}, "one host"),
     ],
     ids=str,
 )
