@@ -230,6 +230,13 @@ def test_a_replica_is_killed_under_load(two: Cluster) -> None:
     )
 
 
+def test_a_router_that_knows_less_than_the_tree() -> None:
+    case = ROOT / "tests" / "scale" / "router_case.py"
+    command = [SERVE.parent / "python", case]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.nightly
 def test_replicas_come_and_go_with_the_load() -> None:
     scale: dict[str, Any] = {
