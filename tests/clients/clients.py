@@ -6,6 +6,7 @@ Nothing is downloaded: tasks are made here, the tokenizer is the model's own.
 import json
 import math
 import os
+import re
 import socket
 import subprocess
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import yaml
 
 import jswa
 from jswa.text import Tokenizer
@@ -301,3 +303,13 @@ def test_routers(name: str, url: str, tmp_path: Path) -> None:
         assert found.count(200) >= len(found) - 16, found
         assert second.wait(60) == 0
         assert complete(front, SHORT).status_code == 200
+
+
+def test_routers_manifest(tmp_path: Path) -> None:
+    """docs/deploy/routers.yaml: the options of smg are there."""
+    (router, *_) = yaml.safe_load_all((ROOT / "docs" / "deploy" / "routers.yaml").read_text(encoding="utf-8"))
+    (container,) = router["spec"]["template"]["spec"]["containers"]
+    program, (command, *arguments) = container["command"][0], container["args"]
+    helped = client("routers", program, command, "--help", folder=tmp_path)
+    for argument in arguments:
+        assert re.search(rf"{argument.partition('=')[0]}\b", helped), argument
