@@ -15,7 +15,7 @@ PIP     := -m pip install -qq --disable-pip-version-check
 
 CLIENTS := sdk lm-eval guidellm aiperf routers
 
-.PHONY: help run test check fmt nightly clients parity tiny lock gpu-compile gpu-compile-sample gpu
+.PHONY: help run test check fmt nightly scale-test scale-test-short clients parity tiny lock gpu-compile gpu-compile-sample gpu
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -37,7 +37,13 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 	$(BIN)/ruff check --fix
 
 nightly: .venv/installed gpu-compile  ## long property runs, all of gpu-compile
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n $(WORKERS) -m "nightly or not gpu"
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n $(WORKERS) -m "not scale and (nightly or not gpu)"
+
+scale-test: .venv/installed .venv-ray/installed  ## replicas behind Ray Serve: routing, a lost replica, autoscaling
+	$(BIN)/python -m pytest -q -m scale tests/scale
+
+scale-test-short: .venv/installed .venv-ray/installed  ## those that take seconds
+	$(BIN)/python -m pytest -q -m "scale and not nightly" tests/scale
 
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
 	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py
@@ -106,6 +112,12 @@ lock:  ## resolve requirements.lock anew
 .venv-clients/%/installed: tests/clients/requirements-%.txt
 	$(if $(filter lm-eval guidellm,$*),$(PYTHON311),$(PYTHON)) -m venv --clear .venv-clients/$*
 	.venv-clients/$*/bin/python $(PIP) -r $<
+	@touch $@
+
+# Ray is 300 MB with what it needs, and only replicas need it.
+.venv-ray/installed: pyproject.toml requirements.lock tests/scale/requirements-ray.txt
+	$(PYTHON) -m venv --clear .venv-ray
+	.venv-ray/bin/python $(PIP) -c requirements.lock -r tests/scale/requirements-ray.txt -e ".[server,chat,ray]"
 	@touch $@
 
 # 1.5 GB, and its plugin makes jax on a CPU warn: an environment of its own.

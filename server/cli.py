@@ -5,6 +5,7 @@ import difflib
 import gc
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -54,9 +55,16 @@ def serve(
 
 def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
     """Load the model and serve it; the exit status."""
+    set_up_logging(server)
+    with loaded(model, server, engine) as (served, options):
+        return run(served, options)
+
+
+@contextmanager
+def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tuple[Served, ServeConfig]]:
+    """A model until it is let go of, and the options of its server with its name in them. Raises JswaError."""
     from jswa.llm import LLM
 
-    set_up_logging(server)
     if not server.served_model_name:
         server = dataclasses.replace(server, served_model_name=(model,))
     for name in engine.adapters:
@@ -81,7 +89,7 @@ def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
     named = {} if llm.tokenizer is None else llm.tokenizer.special.named
     template = choose_template(server.chat_template, llm.chat_template, named)
     try:
-        return run(Served(engines().__next__, llm.tokenizer, template, llm.default_sampling), server)
+        yield Served(engines().__next__, llm.tokenizer, template, llm.default_sampling), server
     finally:
         llm.close()
 
@@ -112,7 +120,7 @@ def main(tokens: Sequence[str]) -> int:
         (environment,) if path is None else (environment, Yaml(path, must_exist=True, use_commands_as_keys=False))
     )
     command, bound, _ = app.parse_args(tokens)
-    _take_options(os.environ)
+    take_options(os.environ, _OPTIONS)
     return int(command(*bound.args, **bound.kwargs) or 0)
 
 
@@ -139,9 +147,9 @@ def check_file(path: Path) -> None:
             raise ConfigError(f"{path.name}: {key}", "...", f"is no option{_near(name, _OPTIONS)}")
 
 
-def _take_options(environ: MutableMapping[str, str]) -> None:
+def take_options(environ: MutableMapping[str, str], options: Sequence[str]) -> None:
     """Take our options out of the environment: the engine knows its own switches only. Raises ConfigError for typos."""
-    known = [f"JSWA_{name.upper()}" for name in ("config", *_OPTIONS)]
+    known = [f"JSWA_{name.upper()}" for name in ("config", *options)]
     for name in [name for name in environ if name.startswith("JSWA_") and name not in SWITCHES]:
         if name not in known:
             raise ConfigError(name, "...", f"is no option{_near(name, [*known, *SWITCHES])}")

@@ -6,6 +6,7 @@ Nothing is downloaded: tasks are made here, the tokenizer is the model's own.
 import json
 import math
 import os
+import re
 import socket
 import subprocess
 import time
@@ -17,8 +18,10 @@ from typing import Any
 
 import httpx2
 import pytest
+import yaml
 
 import jswa
+from jswa.text import Tokenizer
 from tests.unit.server.harness import until
 from tests.unit.server.processes import ROOT, Process, started
 
@@ -55,9 +58,18 @@ def url() -> Iterator[str]:
         assert (load["requests"], load["full_pages"], load["local_pages"]) == (0, 0, 0)
 
 
+def said(url: str) -> tuple[str, str]:
+    """What the server makes of five tokens: in a chat, and after a prompt."""
+    ask = {"model": "tiny", "max_tokens": 5, "temperature": 0}
+    chat = {**ask, "messages": [{"role": "user", "content": "Once upon a time"}]}
+    (answer,) = httpx2.post(f"{url}/v1/chat/completions", json=chat, timeout=60).json()["choices"]
+    (text,) = httpx2.post(f"{url}/v1/completions", json={**ask, "prompt": "Once upon a time"}).json()["choices"]
+    return answer["message"]["content"], text["text"]
+
+
 @pytest.mark.parametrize("name", ["langchain", "litellm", "llama_index"])
 def test_python_packages(name: str, url: str, tmp_path: Path) -> None:
-    client("sdk", "python", str(HERE / f"{name}_client.py"), url, folder=tmp_path)
+    client("sdk", "python", str(HERE / f"{name}_client.py"), url, *said(url), folder=tmp_path)
 
 
 def test_simonw_llm(url: str, tmp_path: Path) -> None:
@@ -68,9 +80,10 @@ def test_simonw_llm(url: str, tmp_path: Path) -> None:
     # JSON is YAML.
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([{**m, "api_base": f"{url}/v1"} for m in models]))
     options = ["--key", "none", "-o", "temperature", "0", "-o", "max_tokens", "5", "Once upon a time"]
-    for more in (["-m", "chat"], ["-m", "chat", "--no-stream"], ["-m", "text"]):
+    chat, text = said(url)
+    for more, wanted in ((["-m", "chat"], chat), (["-m", "chat", "--no-stream"], chat), (["-m", "text"], text)):
         printed = client("sdk", "llm", *more, *options, folder=tmp_path, environ={"LLM_USER_PATH": str(tmp_path)})
-        assert printed.strip() == ", the"
+        assert printed.strip() == wanted.strip()
 
 
 def write_tasks(folder: Path, answer: str) -> None:
@@ -112,16 +125,24 @@ def evaluate(url: str, folder: Path, model: str, tasks: str, **arguments: object
     return results
 
 
+def tokens(text: str) -> list[int]:
+    """A text's tokens, without the first one of all texts."""
+    tokenizer = Tokenizer.load(TINY)
+    assert tokenizer is not None
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).tolist()
+    return ids
+
+
 def greedy(prompt: str, begins: list[int]) -> str:
     """What the engine itself makes of a prompt, up to the first full stop; `begins`: tokens before the text."""
-    ids = [*begins, *(3 + byte for byte in prompt.encode())]
+    ids = [*begins, *tokens(prompt)]
     (output,) = jswa.generate([ids], use_tqdm=False, temperature=0, max_tokens=24, stop=["."])
     return output.outputs[0].text
 
 
 def bits_per_byte(begins: list[int]) -> float:
     """Of SHORT, by the engine itself; `begins`: the tokens that lm-eval puts before the text."""
-    ids = [*begins, *(3 + byte for byte in SHORT.encode())]
+    ids = [*begins, *tokens(SHORT)]
     (output,) = jswa.generate([ids], use_tqdm=False, temperature=0, max_tokens=1, prompt_logprobs=0)
     found = output.prompt_logprobs
     assert found is not None
@@ -282,3 +303,13 @@ def test_routers(name: str, url: str, tmp_path: Path) -> None:
         assert found.count(200) >= len(found) - 16, found
         assert second.wait(60) == 0
         assert complete(front, SHORT).status_code == 200
+
+
+def test_routers_manifest(tmp_path: Path) -> None:
+    """docs/deploy/routers.yaml: the options of smg are there."""
+    (router, *_) = yaml.safe_load_all((ROOT / "docs" / "deploy" / "routers.yaml").read_text(encoding="utf-8"))
+    (container,) = router["spec"]["template"]["spec"]["containers"]
+    program, (command, *arguments) = container["command"][0], container["args"]
+    helped = client("routers", program, command, "--help", folder=tmp_path)
+    for argument in arguments:
+        assert re.search(rf"{argument.partition('=')[0]}\b", helped), argument

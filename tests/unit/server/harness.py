@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import uvicorn
+from starlette.types import ASGIApp
 
 from jswa.chat import ChatTemplate
 from jswa.text import Tokenizer
@@ -82,22 +83,29 @@ def serving(
     template: str | None = None,
     headers: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     **options: Any,
 ) -> Iterator[Client]:
-    """A server with a fake engine and these options."""
+    """A server with a fake engine and these options; `wrap`: what stands before its application."""
     engine = engine or FakeEngine()
     tokenizer = tokenizer or Tokenizer.load(BYTES)
     chat = None if template is None else ChatTemplate({"default": template}, {"eos_token": "<eos>"})
-    with serve(Served(lambda: engine, tokenizer, chat, defaults or {}), headers, **options) as client:
+    with serve(Served(lambda: engine, tokenizer, chat, defaults or {}), headers, wrap=wrap, **options) as client:
         client.engine = engine
         yield client
 
 
 @contextmanager
-def serve(served: Served, headers: Mapping[str, str] | None = None, **options: Any) -> Iterator[Client]:
+def serve(
+    served: Served,
+    headers: Mapping[str, str] | None = None,
+    *,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    **options: Any,
+) -> Iterator[Client]:
     """A server with these options."""
     service = Service(served, ServeConfig(**{"served_model_name": ("fake", "alias"), "port": 0, **options}))
-    settings = uvicorn.Config(create_app(service), port=0, http=HeaderLimit, log_config=None, access_log=False)
+    settings = uvicorn.Config(wrap(create_app(service)), port=0, http=HeaderLimit, log_config=None, access_log=False)
     server = Server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
