@@ -39,7 +39,7 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 nightly: .venv/installed gpu-compile  ## long property runs, all of gpu-compile
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n $(WORKERS) -m "not scale and (nightly or not gpu)"
 
-scale-test: .venv/installed .venv-ray/installed  ## replicas behind Ray Serve: routing, a lost replica, autoscaling
+scale-test: .venv/installed .venv-ray/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
 	$(BIN)/python -m pytest -q -m scale tests/scale
 
 scale-test-short: .venv/installed .venv-ray/installed  ## those that take seconds

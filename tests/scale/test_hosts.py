@@ -20,6 +20,7 @@ from tests.e2e.test_tensor_parallel import assert_same_text
 from tests.unit.server.harness import until
 from tests.unit.server.processes import ROOT, Process, started
 
+pytestmark = pytest.mark.scale
 BOUND = 30  # seconds in which the others end when one is lost
 ENVIRON = {**os.environ, "PJRT_NPROC": "16"}
 OPTIONS = ["--max-num-seqs", "4", "--max-num-batched-tokens", "16", "--kv-cache-memory-bytes", "8000000"]
