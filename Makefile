@@ -15,7 +15,7 @@ PIP     := -m pip install -qq --disable-pip-version-check
 
 CLIENTS := sdk lm-eval guidellm aiperf routers
 
-.PHONY: help run test check fmt nightly clients parity tiny lock gpu-compile gpu-compile-sample gpu
+.PHONY: help run test check fmt nightly scale-test clients parity tiny lock gpu-compile gpu-compile-sample gpu
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -38,6 +38,10 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 
 nightly: .venv/installed gpu-compile  ## long property runs, all of gpu-compile
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n $(WORKERS) -m "nightly or not gpu"
+
+scale-test: .venv/installed  ## fleets of real schedulers in virtual time, short (all: benchmarks/scale_sim.py)
+	$(BIN)/python -m pytest -q tests/scale
+	$(BIN)/python -m benchmarks.scale_sim short
 
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
 	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py

@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class Fleet:
 
 
 def fleet_of(
-    model: str,
+    model: str | Served,
     *,
     longest: int,
     rows: int = 256,
@@ -61,10 +61,11 @@ def fleet_of(
     """A model on devices of a kind, with an arena of what its weights leave of their memory.
 
     Args:
+        model: by its name in `SERVED`, or any other.
         longest: max_model_len.
         rows, tokens: max_num_seqs and max_num_batched_tokens; the engine's defaults on a GPU.
     """
-    served, assumed = SERVED[model], assumed or Assumed()
+    served, assumed = SERVED[model] if isinstance(model, str) else model, assumed or Assumed()
     part = part_of(parse_config(CONFIGS[served.config], weights=False), served.devices)
     layout = KVLayout.of(part, PAGE)
     limits = Limits(longest, rows, tokens, PAGE)
@@ -175,15 +176,30 @@ def simulate(
     return outcome
 
 
-def figures(outcome: Outcome, ttft: float, tpot: float) -> dict[str, Any]:
-    """The report's numbers; `ttft` and `tpot`: what a good answer keeps, seconds."""
-    jobs, seconds = outcome.counted, outcome.window[1] - outcome.window[0]
+def check(outcome: Outcome) -> None:
+    """Assert what must hold of any simulation that has come to its end."""
+    for job in outcome.jobs:
+        assert job.produced == len(job.request.output), f"{job.name}: a token was lost or came twice"
+        assert job.hit is not None
+        assert 0 <= job.hit.cached_tokens < job.hit.prompt_tokens == len(job.request.prompt)
+        assert job.arrival < job.first <= job.end, f"{job.name}: time ran backwards"
+    for replica in outcome.replicas:
+        assert not replica.scheduler.has_work(), "a replica has left work undone"
+        assert replica.busy <= (outcome.window[1] - outcome.window[0]) * (1 + 1e-9), "a replica ran two steps at once"
+
+
+def figures(outcomes: Sequence[Outcome], ttft: float, tpot: float) -> dict[str, Any]:
+    """The report's numbers over simulations of one setting that differ by their seed. Rates are per replica.
+
+    Args:
+        ttft, tpot: what a good answer keeps, seconds.
+    """
+    jobs = [job for outcome in outcomes for job in outcome.counted]
+    replicas = [replica for outcome in outcomes for replica in outcome.replicas]
+    seconds = sum((outcome.window[1] - outcome.window[0]) * len(outcome.replicas) for outcome in outcomes)
     good = [job for job in jobs if job.ttft <= ttft and job.tpot <= tpot]
     hits = [job.hit for job in jobs if job.hit is not None]
     prompt = sum(hit.prompt_tokens for hit in hits)
-    busy = np.array([replica.busy for replica in outcome.replicas]) / seconds
-    sent = np.bincount([job.replica for job in jobs], minlength=len(busy))
-    stats = [replica.scheduler.cache.stats() for replica in outcome.replicas]
     return {
         "requests": len(jobs),
         "hit_rate": sum(hit.cached_tokens for hit in hits) / max(prompt, 1),
@@ -191,16 +207,35 @@ def figures(outcome: Outcome, ttft: float, tpot: float) -> dict[str, Any]:
         "requests_per_s": len(jobs) / seconds,
         "goodput_per_s": len(good) / seconds,
         "good_share": len(good) / max(len(jobs), 1),
+        "good_tokens_per_s": sum(job.produced for job in good) / seconds,
         "output_tokens_per_s": sum(job.produced for job in jobs) / seconds,
         "ttft": _percentiles([job.ttft for job in jobs]),
         "tpot": _percentiles([job.tpot for job in jobs if job.produced > 1]),
-        "busy": float(busy.mean()),
-        "busy_max_over_mean": float(busy.max() / max(busy.mean(), 1e-9)),
-        "sent_max_over_mean": float(sent.max() / max(sent.mean(), 1e-9)),
-        "evictions": sum(found.evictions for found in stats),
-        "preemptions": sum(replica.scheduler.preemptions for replica in outcome.replicas),
-        "steps": sum(replica.steps for replica in outcome.replicas),
+        "busy": sum(replica.busy for replica in replicas) / seconds,
+        "busy_max_over_mean": _mean([_imbalance([r.busy for r in outcome.replicas]) for outcome in outcomes]),
+        "computed_max_over_mean": _mean([_imbalance(_computed(outcome)) for outcome in outcomes]),
+        "evictions": sum(replica.scheduler.cache.stats().evictions for replica in replicas),
+        "preemptions": sum(replica.scheduler.preemptions for replica in replicas),
+        "steps": sum(replica.steps for replica in replicas),
     }
+
+
+def _computed(outcome: Outcome) -> list[float]:
+    """Tokens that each replica computed for the requests that count: prompts without what was cached, and answers."""
+    computed = [0.0] * len(outcome.replicas)
+    for job in outcome.counted:
+        if job.hit is not None:
+            computed[job.replica] += job.hit.prompt_tokens - job.hit.cached_tokens + job.produced
+    return computed
+
+
+def _imbalance(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return max(values) / mean if mean else 1.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:

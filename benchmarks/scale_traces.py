@@ -7,20 +7,21 @@ process, and each pauses between the end of an answer and its next turn.
                 tokens in and 441 out a turn, as WildChat reports (arXiv 2405.01470); one system prompt for all.
     documents   long files and questions about them: 12,000 tokens in and 343 out, 40 % of the tokens reusable, as the
                 conversation trace of Mooncake (FAST 2025).
-    agents      tool loops: 15 steps in the median session, 800 tokens appended a step in the median and 1,900 on
-                average, TraceLab's figures for coding agents (arXiv 2606.30560, its site's tables); answers of 300
-                tokens where TraceLab has 523 on average. Its contexts of 154k on average are cut: sessions end
-                at 48k tokens.
+    agents      tool loops, one user's request each: 9 steps on average, 800 tokens appended a step in the median and
+                1,900 on average, as TraceLab counts for coding agents (arXiv 2606.30560 and its site's tables: 7.8
+                steps begun by a tool and one by the user; 54.9 billion tokens in, 0.19 out). Contexts begin at 20,000
+                tokens, 8,000 of them tools and rules that a quarter of all agents share; TraceLab's are 154,000 on
+                average. Answers have 300 tokens for its 523.
     questions   single questions over few-shot prompts or documents, some of them far more popular than others: a tenth
                 of the blocks has most of the reuse, as in Alibaba's trace B (arXiv 2506.02634). Zipf over as many
                 prefixes as there are replicas times 40, each of 4,000 to 12,000 tokens.
 
-Pauses are shorter than people's, so that a simulation of minutes sees sessions whole; the order in which sessions come
-back is what matters to a cache, and it is kept. Lengths are log-normal, numbers of turns geometric.
+Mooncake's figures and ShareGPT's are from memory of the papers. Pauses are shorter than people's, so that a simulation
+of minutes sees sessions whole: that understates what a cache has to hold. Lengths are log-normal, turns geometric.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,13 +61,13 @@ class Shape:
 
 SHAPES = {
     "chat": Shape(
-        (500, 500), 1, (130, 295), (130, 295), (300, 441), 3.5, (15, 25), 32_768, 2.0, 0.1, "ShareGPT, WildChat"
+        (500, 500), 1, (130, 295), (130, 295), (300, 441), 3.5, (10, 15), 32_768, 2.0, 0.1, "ShareGPT, WildChat"
     ),
     "documents": Shape(
-        (0, 0), 1, (6_500, 10_000), (150, 400), (250, 343), 2.0, (15, 25), 65_536, 5.0, 0.1, "Mooncake, conversation"
+        (0, 0), 1, (6_500, 10_000), (150, 400), (250, 343), 2.0, (10, 15), 65_536, 5.0, 0.1, "Mooncake, conversation"
     ),
     "agents": Shape(
-        (8_000, 8_000), 4, (600, 2_000), (800, 1_900), (150, 300), 20, (1, 4), 49_152, 5.0, 0.1, "TraceLab"
+        (8_000, 8_000), 4, (6_000, 12_000), (800, 1_900), (150, 300), 9, (0.8, 2), 65_536, 5.0, 0.1, "TraceLab"
     ),
     "questions": Shape(
         (4_000, 12_000), -40, (60, 100), (60, 100), (100, 150), 1.0, (1, 1), 32_768, 2.0, 0.1, "Alibaba, trace B"
@@ -114,6 +115,3 @@ def _draw(rng: np.random.Generator, median_and_mean: tuple[float, float], most: 
 def _lognormal(rng: np.random.Generator, median_and_mean: tuple[float, float]) -> float:
     median, mean = median_and_mean
     return median * math.exp(math.sqrt(2 * math.log(mean / median)) * float(rng.standard_normal()))
-
-
-Sessions = Callable[[int, int], Iterator[list[Line]]]
