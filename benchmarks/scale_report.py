@@ -9,6 +9,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from benchmarks.scale_routers import POLICIES, Thresholds
 from benchmarks.scale_run import SERVED, Served, fleet_of
 from benchmarks.scale_traces import SHAPES
+from benchmarks.seeds_table import spread
 
 Row = dict[str, Any]
 _HEAD = (
@@ -77,7 +79,32 @@ def markdown(found: dict[str, Any]) -> str:
         "Other assumptions: half of the load, and half of the shares of the peaks",
         lambda row: f"{row['trace']}, {row['bandwidth']:.0%}, {row['flops']:.0%}",
     )
+    parts += _windows([row for row in rows if row["section"] == "windows"])
     return "\n".join(parts)
+
+
+def _windows(rows: Sequence[Row]) -> list[str]:
+    """Median and range over seeds, of the routers that know prefixes."""
+    if not rows:
+        return []
+    head = ("setting, router", "hit rate, %", "window lost, %", "good, %", "TTFT p50, s", "TTFT p99, s", "max/mean")
+    lines = [head, ("---", *["---:"] * (len(head) - 1))]
+    for trace, policy in product(SHAPES, POLICIES):
+        chosen = [row for row in rows if (row["trace"], row["policy"]) == (trace, policy)]
+        if chosen:
+            lines.append(
+                (
+                    f"{trace}, {chosen[0]['rate']:.2f}/s, {policy}",
+                    *(spread([100 * row[key] for row in chosen], 1) for key in ("hit_rate", "window_lost")),
+                    spread([100 * row["good_share"] for row in chosen], 1),
+                    *(spread([row["ttft"][at] for row in chosen], 2) for at in ("p50", "p99")),
+                    spread([row["computed_max_over_mean"] for row in chosen], 2),
+                )
+            )
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    seeds = len({row["seed"] for row in rows})
+    title = f"## What knowing windows is worth\n\n{rows[0]['replicas']} replicas, {seeds} seeds: median (range).\n\n"
+    return [f"{title}{table}\n"]
 
 
 def _spans(rows: Sequence[Row]) -> str:

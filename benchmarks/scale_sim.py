@@ -1,6 +1,6 @@
 """Fleets past this machine: traces in public shapes through N real schedulers and prefix caches, in virtual time.
 
-    python -m benchmarks.scale_sim [SECTION ...] [--jobs 2] [--json FILE]      short main models load assumed
+    python -m benchmarks.scale_sim [SECTION ...] [--jobs 2] [--json FILE]      short main models load assumed windows
     python -m benchmarks.scale_sim own --trace chat --replicas 4 16 --rate 1.5 --policy random prefix-aware
     python -m benchmarks.scale_report FILE                                     tables and plot of what was written
 
@@ -117,6 +117,12 @@ def assumed_section() -> Iterator[Case]:
         yield replace(one, bandwidth=part * Assumed.bandwidth, flops=part * Assumed.flops)
 
 
+def windows_section() -> Iterator[Case]:
+    """What knowing windows is worth: the routers that know prefixes at half more load, five seeds."""
+    for trace, seed, policy in product(SHAPES, range(1, 6), POLICIES[2:]):
+        yield replace(case("windows", "gemma-3-27b", trace, policy, 16, 1.5), seed=seed)
+
+
 def short_section() -> Iterator[Case]:
     """Less than a minute: what a change must not break."""
     for trace, replicas, policy in product(("chat", "questions"), (1, 4), POLICIES):
@@ -128,6 +134,7 @@ SECTIONS = {
     "models": models_section,
     "load": load_section,
     "assumed": assumed_section,
+    "windows": windows_section,
     "short": short_section,
 }
 
@@ -195,7 +202,7 @@ def save(path: Path, rows: list[dict[str, Any]]) -> None:
     kept = {tuple(row[name] for name in names): row for row in [*found["rows"], *rows]}
     place = [*SECTIONS, "own"].index
     found = {
-        "command": "python -m benchmarks.scale_sim main models load assumed --jobs 2 --json FILE",
+        "command": "python -m benchmarks.scale_sim main models load assumed windows --jobs 2 --json FILE",
         "measured_on_a_gpu": "nothing: step times are computed from bytes, FLOP and assumed shares of peaks",
         "device": asdict(H200),
         "assumed": asdict(Assumed()),
