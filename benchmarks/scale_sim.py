@@ -19,9 +19,9 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -195,18 +195,21 @@ def print_row(row: dict[str, Any]) -> None:
     )
 
 
-def save(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows into a file, in place of those of the same settings."""
-    names = [field.name for field in fields(Case)]
-    found = {"rows": []} if not path.is_file() else json.loads(path.read_text(encoding="utf-8"))
-    kept = {tuple(row[name] for name in names): row for row in [*found["rows"], *rows]}
+def read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The rows of a file by their settings; none where there is no file."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    return {tuple(row[each.name] for each in fields(Case)): row for row in rows}
+
+
+def save(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows with what they rest on."""
     place = [*SECTIONS, "own"].index
     found = {
         "command": "python -m benchmarks.scale_sim main models load assumed windows --jobs 2 --json FILE",
         "measured_on_a_gpu": "nothing: step times are computed from bytes, FLOP and assumed shares of peaks",
         "device": asdict(H200),
         "assumed": asdict(Assumed()),
-        "rows": sorted(kept.values(), key=lambda row: (place(row["section"]), row["trace"], row["replicas"])),
+        "rows": sorted(rows, key=lambda row: (place(row["section"]), row["trace"], row["replicas"])),
     }
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
@@ -233,11 +236,11 @@ def _own(args: argparse.Namespace) -> Iterator[Case]:
 
 
 def main() -> None:
-    """Print a line per row; write JSON where asked, or where all sections of the report were run."""
+    """Print a line per row; write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, "own"], default=["short"])
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="written after every row; rows that it has are not run again")
     parser.add_argument("--model", choices=list(SERVED), default="gemma-3-27b", help="this and all below: of `own`")
     parser.add_argument("--trace", nargs="+", default=["chat"], help=f"{', '.join(SHAPES)}, or a file (traces.py)")
     parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES))
@@ -251,10 +254,12 @@ def main() -> None:
     args = parser.parse_args()
     print("No kernel was timed: step times come from bytes, FLOP and assumed shares of peaks.", file=sys.stderr)
     cases = [case for name in args.sections for case in (_own(args) if name == "own" else SECTIONS[name]())]
-    for row in rows_of(cases, args.jobs):
+    rows = read(args.json) if args.json else {}
+    for row in rows_of([each for each in cases if astuple(each) not in rows], args.jobs):
         print_row(row)
+        rows[tuple(row[each.name] for each in fields(Case))] = row
         if args.json:
-            save(args.json, [row])
+            save(args.json, rows.values())
 
 
 if __name__ == "__main__":
