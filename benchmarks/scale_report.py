@@ -53,11 +53,13 @@ def markdown(found: dict[str, Any]) -> str:
         "time of a step is computed from its bytes and FLOP, the data sheet's peaks of an "
         f"{found['device']['name']}, and assumed shares of them: {assumed['bandwidth']:.0%} of the bandwidth, "
         f"{assumed['flops']:.0%} of the FLOP, {assumed['link']:.0%} of the links. Absolute times and rates are as good "
-        "as these assumptions; what routers are worth against each other depends on them little (last table).\n",
+        "as these assumptions; what routers are worth against each other depends on them little (other assumptions, "
+        "below).\n",
         "Replicas start empty; figures are of the requests that came in the last part of the time "
         f"({_spans(rows)}). Load per replica is the same whatever their number. Hit rate: prompt tokens that no layer "
         "computed. Window lost: tokens whose full-attention KV was there, computed again for want of the window. "
-        "Goodput: answers within the trace's limits of time to first token (TTFT) and per later token (TPOT). Busy: "
+        "Goodput: answers within the trace's limits of time to first token (TTFT) and per later token (TPOT); a slow "
+        "fleet has fewer requests, too, as its users wait for an answer before they go on. Busy: "
         "device time in which some step ran. Max/mean: tokens computed by the busiest replica over the average. "
         f"Router thresholds: {limits.cache_threshold} of the prompt, {limits.abs_threshold} requests and a factor of "
         f"{limits.rel_threshold}.\n",
@@ -152,7 +154,9 @@ def _orientation() -> str:
             f"{published:,} |"
         )
     head = "| output tokens/s, 256 rows, nothing cached | this model | TensorRT-LLM, published |\n| --- | ---: | ---: |"
-    return "\n".join(["How far the assumptions are from what a tuned engine reaches:\n", head, *cells, ""])
+    return "\n".join(
+        ["The assumptions are optimistic: what a tuned engine reaches, by its own figures.\n", head, *cells, ""]
+    )
 
 
 def throughput(model: str, prompt: int, output: int, rows: int = 256) -> float:
