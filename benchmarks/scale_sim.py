@@ -9,9 +9,8 @@ No kernel was timed: the step time comes from bytes, FLOP and assumed shares of 
 chunks, pages, windows, hits, evictions, preemptions. Traces are in benchmarks/scale_traces.py, routers in
 benchmarks/scale_routers.py. Every row is a function of its settings and its seed.
 
-Load is the same per replica whatever their number: about 70 % of the rate at which 4 replicas behind the prefix-aware
-router still answer 95 % of the requests well. A good answer keeps the trace's limits of time to the first token and
-time per later token.
+Load is the same per replica whatever their number (`RATES`). A good answer keeps the trace's limits of time to the
+first token and time per later token.
 """
 
 import argparse
@@ -41,8 +40,9 @@ BASIC = ("random", "least-loaded", "prefix-aware")
 LONGEST = 65_536  # max_model_len
 FEWEST = 4  # replicas that a row is made of, with several seeds if need be
 
-# Sessions a second and replica of gemma-3-27b: 70 % of the rate up to which 95 % of the answers are good, found by
-# `own --policy prefix-aware --replicas 4 --seconds 200 --warm 120 --rate ...`.
+# Sessions a second and replica of gemma-3-27b: about 70 % of the rate up to which 95 % of the answers are good, found
+# by `own --policy prefix-aware --replicas 4 --seconds 200 --warm 120 --rate ...`. Questions have less, about a quarter
+# of what that router carries: with more, the routers that know no prefixes only queue.
 RATES = {"chat": 1.05, "documents": 0.3, "agents": 0.17, "questions": 1.2}
 # Seconds that are simulated, from empty replicas on, and those at the start that count in no figure. Users come back
 # to chats and agents, to questions they do not.
