@@ -5,8 +5,8 @@ process, and each pauses between the end of an answer and its next turn.
 
     chat        conversations of people. 3.5 turns on average, as ShareGPT's 330,239 turns in 94,145 conversations; 295
                 tokens in and 441 out a turn, as WildChat reports (arXiv 2405.01470); one system prompt for all.
-    documents   long files and questions about them: 12,000 tokens in and 343 out, 40 % of the tokens reusable, as the
-                conversation trace of Mooncake (FAST 2025).
+    documents   long files and questions about them, after the conversation trace of Mooncake (FAST 2025): 343 tokens
+                out, 40 % of the tokens reusable; its 12,000 tokens in are about 9,000 here.
     agents      tool loops, one user's request each: 9 steps on average, about 800 tokens appended a step in the median
                 and 1,900 on average, as TraceLab counts for coding agents (arXiv 2606.30560 and its site's tables: 7.8
                 steps begun by a tool and one by the user; 54.9 billion tokens in, 0.19 out). Contexts begin at 20,000
@@ -16,8 +16,9 @@ process, and each pauses between the end of an answer and its next turn.
                 of the blocks has most of the reuse, as in Alibaba's trace B (arXiv 2506.02634). Zipf over as many
                 prefixes as there are replicas times 40, each of 4,000 to 12,000 tokens.
 
-WildChat's and Mooncake's figures are from memory of the papers, ShareGPT's as arXiv 2512.17843 quotes them. Pauses are shorter than people's, so that a simulation
-of minutes sees sessions whole: that understates what a cache has to hold. Lengths are log-normal, turns geometric.
+WildChat's and Mooncake's figures are from memory of the papers, ShareGPT's as arXiv 2512.17843 quotes them. Pauses are
+shorter than people's, so that a simulation of minutes sees sessions whole: that understates what a cache has to hold.
+Lengths are log-normal, turns geometric.
 """
 
 import math
