@@ -40,7 +40,8 @@ nightly: .venv/installed gpu-compile  ## long property runs, all of gpu-compile
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n $(WORKERS) -m "not scale and (nightly or not gpu)"
 
 scale-test: .venv/installed .venv-ray/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
-	$(BIN)/python -m pytest -q -m scale tests/scale
+	$(BIN)/python -m pytest -q -m "scale or not scale" tests/scale
+	$(BIN)/python -m benchmarks.scale_sim short
 
 scale-test-short: .venv/installed .venv-ray/installed  ## those that take seconds
 	$(BIN)/python -m pytest -q -m "scale and not nightly" tests/scale

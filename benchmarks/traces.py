@@ -4,8 +4,8 @@ One line a request, in the order of arrival:
 
     {"time": 0.0, "session": "a", "turn": 0, "prompt": PIECES, "output": N}
 
-`time` is in seconds. A request starts when its time has come and the turn before it in its session has ended. PIECES
-is a list; its items, put together, are the prompt's token ids:
+`time` is in seconds. A request starts when its time has come and the turn before it in its session has ended, with
+"think": SECONDS so many seconds after that. PIECES is a list; its items, put together, are the prompt's token ids:
 
     [5, 9, 2]                      token ids
     {"random": [seed, n]}          n ids drawn from the seed
@@ -38,6 +38,7 @@ class TraceRequest:
     turn: int
     prompt: Int[np.ndarray, " P"]
     output: Int[np.ndarray, " N"]
+    think: float = 0.0
 
 
 def read(path: Path) -> Iterator[Line]:
@@ -68,7 +69,7 @@ def expand(lines: Iterable[Line]) -> list[TraceRequest]:
         else:
             said = _random(zlib.crc32(f"{session}/{turn}".encode()), output)
         texts[session, turn] = np.concatenate([prompt, said])
-        requests.append(TraceRequest(float(line["time"]), session, turn, prompt, said))
+        requests.append(TraceRequest(float(line["time"]), session, turn, prompt, said, float(line.get("think", 0.0))))
     return requests
 
 

@@ -1,0 +1,132 @@
+"""A fleet in virtual time (`benchmarks.scale_sim`): laws of the simulation, and what its routers are worth."""
+
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.scale_replica import Job, Replica, new_replica, submit, tick
+from benchmarks.scale_routers import POLICIES
+from benchmarks.scale_run import Fleet, Outcome, check, figures, fleet_of, simulate
+from benchmarks.scale_traces import SHAPES, sessions
+from benchmarks.traces import TraceRequest, expand
+
+RATES = {"chat": 1.5, "questions": 1.5, "agents": 0.3, "documents": 0.6}
+
+
+@cache
+def fleet(model: str = "gemma-3-27b") -> Fleet:
+    """A model, with texts of 64k at most."""
+    return fleet_of(model, longest=65_536)
+
+
+def run(trace: str, policy: str, replicas: int, *, model: str = "gemma-3-27b", **rest: Any) -> Outcome:
+    """Twenty seconds of a fleet; the last twelve count. Its laws and those of every scheduler are asserted."""
+    seed = rest.pop("seed", 1)
+    coming = sessions(SHAPES[trace], rate=RATES[trace], replicas=replicas, until=20.0, seed=seed)
+    outcome = simulate(fleet(model), coming, replicas=replicas, policy=policy, until=20.0, warm=8.0, seed=seed, **rest)
+    check(outcome)
+    for replica in outcome.replicas:
+        replica.scheduler.check()
+    assert len(outcome.counted) > 10, "too little happened to say anything"
+    return outcome
+
+
+def seen(outcome: Outcome) -> list[tuple[object, ...]]:
+    """Everything that users saw, and where."""
+    return [(j.name, j.replica, j.arrival, j.first, j.end, j.produced, j.hit) for j in outcome.jobs]
+
+
+def request(length: int, output: int, start: int = 0) -> TraceRequest:
+    """One turn of tokens that nobody else has."""
+    prompt = {"random": [start, length]}
+    return expand([{"time": 0.0, "session": str(start), "turn": 0, "prompt": [prompt], "output": output}])[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "trace", "policy"),
+    [
+        ("gemma-3-27b", "chat", "prefix-aware"),
+        ("Llama-4-Scout", "agents", "resume-aware"),
+        ("gemma-3-27b", "questions", "kv-aware"),
+    ],
+)
+def test_skipped_steps_change_nothing(model: str, trace: str, policy: str) -> None:
+    """Every time, hit and eviction is that of a simulation that plans and applies each step."""
+    plain, quick = (run(trace, policy, 2, model=model, skip=skip) for skip in (False, True))
+    assert sum(replica.skipped for replica in plain.replicas) == 0
+    assert sum(replica.skipped for replica in quick.replicas) > 500
+    assert seen(plain) == seen(quick)
+    for one, other in zip(plain.replicas, quick.replicas, strict=True):
+        assert one.scheduler.cache.stats() == other.scheduler.cache.stats()
+        assert one.steps == other.steps
+        assert one.busy == pytest.approx(other.busy)
+
+
+def test_one_seed_one_result() -> None:
+    """And another seed gives another."""
+    first, again, other = (run("documents", "random", 3, seed=seed) for seed in (1, 1, 2))
+    assert seen(first) == seen(again)
+    assert seen(first) != seen(other)
+
+
+def test_one_replica_needs_no_router() -> None:
+    """All policies are alike where there is nothing to choose."""
+    results = [seen(run("questions", policy, 1)) for policy in POLICIES]
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("trace", ["chat", "questions"])
+def test_knowing_prefixes_pays(trace: str) -> None:
+    """Routers that know prefixes find more of them than chance does, and so first tokens come sooner."""
+    informed = ("prefix-aware", "resume-aware")
+    found = {policy: figures([run(trace, policy, 3)], 2.0, 0.1) for policy in ("random", *informed)}
+    for policy in informed:
+        assert found[policy]["hit_rate"] > found["random"]["hit_rate"] + 0.05
+        assert found[policy]["ttft"]["p95"] < found["random"]["ttft"]["p95"]
+
+
+def alone(length: int, output: int) -> tuple[Replica, Job]:
+    """One request on an idle replica, run to its end."""
+    one = fleet()
+    replica = new_replica(one.layout, one.limits, one.time, window=(0.0, 1e9))
+    job = Job("a", request(length, output), 5.0, 0)
+    submit(replica, job, 5.0)
+    while replica.due is not None:
+        tick(replica, replica.due)
+    return replica, job
+
+
+def test_a_request_alone_takes_what_its_steps_take() -> None:
+    """By hand: two chunks of prompt, then a token a step; the host plans beside the device."""
+    _, job = alone(3000, 4)
+    time = fleet().time
+
+    def device(start: int, count: int, sampled: int) -> float:
+        return float(time.seconds(time.work(np.array([start]), np.array([count]), sampled)))
+
+    first = 5.0 + time.host[1] + device(0, 2048, 0) + device(2048, 952, 1)
+    assert job.first == pytest.approx(first)
+    assert job.end == pytest.approx(first + sum(device(at, 1, 1) for at in (3000, 3001, 3002)))
+    assert job.tpot == pytest.approx((job.end - job.first) / 3)
+
+
+def test_a_request_waits_for_the_step_that_is_planned() -> None:
+    """One that comes in the middle of a long answer runs behind the step on the device and the one planned."""
+    one = fleet()
+    replica = new_replica(one.layout, one.limits, one.time, window=(0.0, 1e9))
+    jobs = [Job("a", request(100, 500), 0.0, 0), Job("b", request(100, 5, 1), 3.0, 0)]
+    submit(replica, jobs[0], 0.0)
+    ends = []
+    while replica.due is not None:
+        if len(replica.jobs) == 1 and replica.due > 3.0 and jobs[1].first < 0:
+            submit(replica, jobs[1], 3.0)
+        assert replica.due is not None
+        ends.append(replica.due)
+        tick(replica, replica.due)
+    assert all(before < after for before, after in pairwise(ends)), "time must go on"
+    step = (jobs[0].end - jobs[0].first) / 499
+    assert step < jobs[1].ttft < 4 * step + 0.05
+    assert jobs[1].end < jobs[0].end

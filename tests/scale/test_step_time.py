@@ -1,0 +1,87 @@
+"""The step-time model counts what it says: bytes and FLOP by brute force, weights as `jswa capacity` has them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.scale_run import SERVED, fleet_of
+from benchmarks.step_time import Assumed, StepTime, Work
+from jswa.architecture import Reach
+from jswa.capacity import weight_bytes
+from jswa.model.hf.config import parse_config
+from jswa.parallel import part_of
+from tests.unit.hub_configs import CONFIGS
+
+
+def model(reach: Reach | None) -> StepTime:
+    """A model with another reach."""
+    return replace(fleet_of("gemma-3-27b", longest=8192).time, reach=reach)
+
+
+def counted(reach: Reach | None, starts: list[int], counts: list[int]) -> tuple[int, int, int, int]:
+    """Keys read and pairs multiplied in layers of both kinds, one by one."""
+    full_keys = local_keys = full_pairs = local_pairs = 0
+    for start, count in zip(starts, counts, strict=True):
+        seen = [range(reach.first_visible(q) if reach else 0, q + 1) for q in range(start, start + count)]
+        full_keys += start + count
+        local_keys += len(set().union(*seen))
+        full_pairs += sum(q + 1 for q in range(start, start + count))
+        local_pairs += sum(map(len, seen)) if reach else 0
+    return full_keys, local_keys, full_pairs, local_pairs
+
+
+@pytest.mark.parametrize("reach", [Reach(5), Reach(8, chunked=True), None])
+def test_work_is_what_a_step_does(reach: Reach | None) -> None:
+    """Prefill and decode rows, at and around the edges of windows and chunks."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        starts, counts = rng.integers(0, 30, 4), rng.integers(1, 20, 4)
+        work = model(reach).work(starts, counts, 4)
+        assert work[2:] == counted(reach, starts.tolist(), counts.tolist())
+        assert work.tokens >= counts.sum()
+
+
+@pytest.mark.parametrize("reach", [Reach(5), Reach(8, chunked=True), None])
+def test_decode_steps_ahead_are_the_same_steps(reach: Reach | None) -> None:
+    """Bit for bit, in work and in seconds."""
+    time, lengths = model(reach), np.array([0, 3, 4, 7, 8, 21])
+    ahead = time.decode_work(lengths, 12)
+    seconds = time.seconds(ahead)
+    for step in range(12):
+        work = time.work(lengths + step, np.ones(6, np.int64), 6)
+        assert work.full_keys == ahead.full_keys[step]  # type: ignore[index]
+        if reach is not None:
+            assert work.local_keys == ahead.local_keys[step]  # type: ignore[index]
+        assert float(time.seconds(work)) == seconds[step]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_weights_are_those_of_capacity(name: str) -> None:
+    """Within 1 %: norms, biases and scales of blocks are left out. 8-bit weights are counted as of one byte."""
+    served = SERVED[name]
+    part = part_of(parse_config(CONFIGS[served.config], weights=False), served.devices)
+    true = weight_bytes(part, int(served.bits / 8), packed=served.expert_bits is not None)
+    assert fleet_of(name, longest=8192).time.held == pytest.approx(true, rel=0.01)
+
+
+def test_seconds_follow_the_assumed_shares() -> None:
+    """Half the share of a peak: what it bounds takes twice as long, what the other bounds the same."""
+    full, half = Assumed(launch=0.0), Assumed(launch=0.0, bandwidth=0.35)
+    quick, slow = (fleet_of("gemma-3-27b", longest=8192, assumed=each).time for each in (full, half))
+    decode = quick.work(np.array([100]), np.array([1]), 1)
+    prefill = quick.work(np.array([0]), np.array([2048]), 1)
+    assert slow.seconds(decode) == pytest.approx(2 * quick.seconds(decode))
+    assert slow.seconds(prefill) == pytest.approx(quick.seconds(prefill), rel=1e-3)
+    assert quick.seconds(decode) > quick.held / (quick.device.bandwidth * full.bandwidth)
+
+
+def test_experts_are_read_as_far_as_tokens_reach() -> None:
+    """One token reads the experts that it chose, many read all of them, and none more than all."""
+    time = fleet_of("gpt-oss-120b", longest=8192).time
+    all_experts = time.held - (time.dense + 201088 * 2880)  # what is left: the embedding of 16 bits, a half here
+    assert time.experts[0] == 0
+    assert time.experts[1] == pytest.approx(all_experts * 4 / 128, rel=0.01)
+    assert np.all(np.diff(time.experts) >= 0)
+    assert time.experts[-1] == pytest.approx(all_experts, rel=0.01)
+    assert np.all(np.asarray(time.seconds(Work(1, 1, 1, 1, 1, 1))) > 0)
