@@ -5,13 +5,15 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
 
 from jswa.errors import ConfigError
+
+from .bench_report import Record, limits_of, plot, report, summary
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
 
@@ -66,38 +68,6 @@ class BenchConfig:
                 raise ConfigError(name, value, f"must be at least {least}")
         if not self.request_rate > 0:
             raise ConfigError("request_rate", self.request_rate, "must be above 0")
-
-
-@dataclass
-class Record:
-    """One request. Times in seconds: `arrival` since the begin of the run, the others since the arrival.
-
-    A request that had to wait for others because of `max_concurrency` counts from the moment at which it should have
-    been sent: otherwise a server that stalls would look good.
-    """
-
-    arrival: float
-    chunks: list[float] = field(default_factory=list)
-    end: float = 0.0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    error: str | None = None
-
-    @property
-    def ttft(self) -> float:
-        """To the first text."""
-        return self.chunks[0]
-
-    @property
-    def tpot(self) -> float:
-        """Between tokens after the first, on average; 0 where there is one only."""
-        return (self.chunks[-1] - self.chunks[0]) / max(self.completion_tokens - 1, 1)
-
-    @property
-    def itl(self) -> list[float]:
-        """Between pieces of text."""
-        return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
 
 
 def bodies(config: BenchConfig) -> list[dict[str, Any]]:
@@ -207,8 +177,6 @@ async def _events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
 
 def main(config: BenchConfig) -> int:
     """Run it and print what came out; the exit status: 1 where a request failed."""
-    from .bench_report import limits_of, plot, report, summary
-
     slos = limits_of(config.goodput)
     records, seconds = asyncio.run(run(config))
     found = summary(records, seconds, slos)

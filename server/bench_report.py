@@ -2,15 +2,46 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jswa.errors import ConfigError
 
-from .bench import Record
-
 _PERCENTILES = (50, 90, 99)
 _NAMES = ("ttft", "tpot", "itl", "e2el")
+
+
+@dataclass
+class Record:
+    """One request. Times in seconds: `arrival` since the begin of the run, the others since the arrival.
+
+    A request that had to wait for others because of `max_concurrency` counts from the moment at which it should have
+    been sent: otherwise a server that stalls would look good.
+    """
+
+    arrival: float
+    chunks: list[float] = field(default_factory=list)
+    end: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float:
+        """To the first text."""
+        return self.chunks[0]
+
+    @property
+    def tpot(self) -> float:
+        """Between tokens after the first, on average; 0 where there is one only."""
+        return (self.chunks[-1] - self.chunks[0]) / max(self.completion_tokens - 1, 1)
+
+    @property
+    def itl(self) -> list[float]:
+        """Between pieces of text."""
+        return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
 
 
 def limits_of(goodput: Sequence[str]) -> dict[str, float]:

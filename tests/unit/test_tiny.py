@@ -19,6 +19,7 @@ from jswa.text import Tokenizer
 from tools.tiny import rows, scores, sets, stories, tasks, tokenizer
 from tools.tiny.attention import without_full_layers
 from tools.tiny.checkpoint import CHAT_TEMPLATE, WINDOW, config_json, torch_tensors
+from tools.tiny.prose import alice
 from tools.tiny.tokenizer import BOS, END_OF_TURN, EOS, PAD, SPECIAL, VOCAB_SIZE
 
 FLOAT32 = jnp.dtype(jnp.float32)
@@ -161,4 +162,4 @@ def test_sums_of_the_sets_are_not_trained_on() -> None:
     trained = {tasks.arithmetic(rng)[0] for _ in range(20_000)}
     held_out = {tasks.arithmetic(rng, held_out=True)[0] for _ in range(200)}
     assert not trained & held_out
-    assert not set(rows.alice(held_out=True)) & set(rows.alice(held_out=False))
+    assert not set(alice(held_out=True)) & set(alice(held_out=False))

@@ -1,32 +1,22 @@
 """Training rows of the embedded model: documents of `tasks` as token ids, packed into rows of one length."""
 
-import functools
 import math
 import random
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from tools.tiny import stories, tasks
+from tools.tiny.prose import alice
 from tools.tiny.tasks import ASKED, ASSISTANT, SYSTEM, TEXT, TOLD, USER, Document
 from tools.tiny.tokenizer import BOS, EOS, encode
 
 Ids = list[int]
 Weights = list[float]
-ALICE = Path(__file__).parent / "texts" / "alice.txt"
-HELD_OUT_PARAGRAPHS = 5  # of Alice: every fifth paragraph is not trained on
 SMALLEST = 24  # tokens of a recall document's filler
 Batch = tuple[Int[np.ndarray, "B T"], Float[np.ndarray, "B T"]]
-
-
-@functools.cache
-def alice(*, held_out: bool) -> tuple[str, ...]:
-    """Paragraphs of the book, without chapter titles."""
-    paragraphs = [line for line in ALICE.read_text(encoding="utf-8").splitlines() if len(line) > 40]
-    return tuple(text for i, text in enumerate(paragraphs) if (i % HELD_OUT_PARAGRAPHS == 0) == held_out)
 
 
 class Filler:

@@ -19,6 +19,7 @@ from jswa.architecture import ModelConfig
 from jswa.model.transformer import Params, bind
 from tools.tiny import rows, stories, tasks
 from tools.tiny.attention import dense_attend
+from tools.tiny.prose import alice
 from tools.tiny.tokenizer import BOS, PAD
 
 Scored = tuple[list[int], list[int]]  # ids, and the positions of the answer's tokens
@@ -120,5 +121,5 @@ def summary(config: ModelConfig, params: Params, count: int = 64) -> dict[str, f
         for task, distance in QUICK
     }
     found["stories, bits/byte"] = bits_per_byte(config, params, held_out_stories(count))
-    found["Alice, bits/byte"] = bits_per_byte(config, params, rows.alice(held_out=True)[:count])
+    found["Alice, bits/byte"] = bits_per_byte(config, params, alice(held_out=True)[:count])
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.tiny import rows, stories, tasks
+from tools.tiny.prose import alice
 from tools.tiny.scores import HELD_OUT_SEED
 
 OUT = Path(__file__).parents[2] / "jswa" / "assets" / "eval"
@@ -80,7 +81,7 @@ def _stories() -> Iterator[Line]:
 
 
 def _prose() -> Iterator[Line]:
-    for text in rows.alice(held_out=True)[:TEXTS]:
+    for text in alice(held_out=True)[:TEXTS]:
         yield {"task": "prose", "distance": None, "prompt": text, "answer": "", "score": "bits"}
 
 

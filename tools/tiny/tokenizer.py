@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
 from tools.tiny import stories, tasks
+from tools.tiny.prose import alice
 from tools.tiny.tasks import ASSISTANT, END, SYSTEM, USER
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", SYSTEM, USER, ASSISTANT, END)
@@ -37,8 +38,6 @@ def train(seed: int = 0, documents: int = 2000) -> tokenizers.Tokenizer:
 
 
 def _texts(seed: int, documents: int) -> Iterator[str]:
-    from tools.tiny.rows import alice
-
     rng = random.Random(seed)
     yield from alice(held_out=False)
     for _ in range(documents):

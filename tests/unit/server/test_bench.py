@@ -14,8 +14,8 @@ import pytest
 
 from jswa.errors import ConfigError
 from server import bench_cli
-from server.bench import BenchConfig, Record, arrivals, bodies
-from server.bench_report import limits_of, percentile, plot, report, summary
+from server.bench import BenchConfig, arrivals, bodies
+from server.bench_report import Record, limits_of, percentile, plot, report, summary
 from tests.unit.server.fake_engine import FakeEngine
 from tests.unit.server.harness import Client, serving
 
@@ -90,8 +90,11 @@ def test_load_on_a_server(client: Client, flags: list[str], tmp_path: Path, caps
     assert (found["requests"], found["failed"], found["completion_tokens"]) == (12, 0, 96)
     assert len(client.engine.seen) == 14
     assert found["slo_attainment"] == 1
-    assert found["tpot_ms"]["mean"] >= 5
+    assert found["tpot_ms"]["mean"] > 0
     assert found["ttft_ms"]["p50"] >= 5
+    assert (
+        found["e2el_ms"]["p50"] >= 8 * 5
+    )  # pieces may come together where a machine is busy, but not before their time
     assert "12 requests" in capsys.readouterr().out
     assert '"k"' not in file.read_text()
 
