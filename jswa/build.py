@@ -62,7 +62,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     model, limits, layout, runner, adapters = _build(folder, options, hosts)
     if hosts is not None and hosts.place.rank:
         _log.info("host %d is ready", hosts.place.rank)
-        with _deaf():
+        with _waiting(hosts):
             runner.follow(hosts.told())
         hosts.leave()
         raise SystemExit(0)
@@ -125,8 +125,8 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Outlive the first signal to end: it goes to all hosts at once, and the first one may have requests to finish."""
+def _waiting(hosts: Hosts) -> Iterator[None]:
+    """Outlive the first signal: the first host, which is told, may have requests to finish that need this one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -136,6 +136,8 @@ def _deaf() -> Iterator[None]:
         _log.info("%s: this host ends with the first one, or at the next signal", signal.Signals(number).name)
         for each, handler in before.items():
             signal.signal(each, handler)
+        if number == signal.SIGTERM:  # an interrupt goes to all by itself
+            hosts.say_leaving()
 
     for number in before:
         signal.signal(number, wait)

@@ -244,13 +244,17 @@ class Engine:
         if params.prompt_logprobs is not None:
             self.runner.prepare("prompt")
 
-    def when_lost(self, call: Callable[[JswaError], None]) -> None:
-        """Have this called, in a thread of its own, when a host that shares the model is lost.
+    def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
+        """Have these called, in a thread of their own, for a host that shares the model.
 
-        Without it the process ends there and then: a step that waits for a device which is gone never returns.
+        Without them the process ends there and then.
+
+        Args:
+            lost: it is gone: a step that waits for it never returns.
+            leaving: it has been told to end, and goes on until this engine is closed.
         """
         if self._hosts is not None:
-            self._hosts.when_lost(call)
+            self._hosts.when_lost(lost, leaving)
 
     def close(self) -> None:
         """Let go of the other hosts, where there are any: the engine cannot be used any more. Closing twice is fine."""

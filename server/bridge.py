@@ -40,6 +40,7 @@ class Bridge:
 
     Args:
         on_death: is called when the engine is dead for good.
+        on_leaving: is called when a host that shares the model has been told to end.
         rebuild: makes a new engine where one has failed, in the thread; the old one has been let go of by then.
         step_timeout: seconds after which a step counts as stuck, and the engine as dead; 0: never.
     """
@@ -48,11 +49,13 @@ class Bridge:
         self,
         engine: EngineLike,
         on_death: Callable[[], None] = lambda: None,
+        on_leaving: Callable[[], None] = lambda: None,
         *,
         rebuild: Callable[[], EngineLike] | None = None,
         step_timeout: float = 0.0,
     ) -> None:
         self.on_death = on_death
+        self.on_leaving = on_leaving
         self.state: State = "up"
         self.steps = 0
         self.restarts = 0
@@ -89,7 +92,7 @@ class Bridge:
         """Start the thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         if self._engine is not None:
-            self._engine.when_lost(self._lost)
+            self._engine.when_lost(self._lost, self._leaving)
         self._thread.start()
         if self._step_timeout:
             self._watch = asyncio.ensure_future(self._watch_steps())
@@ -317,6 +320,10 @@ class Bridge:
         """A host is gone, and the thread may be in a step for ever."""
         _log.critical("the engine has died: %s", error)
         self._tell(self._fail, "dead", threading.Event())
+
+    def _leaving(self, error: JswaError) -> None:
+        _log.warning("%s", error)
+        self._tell(self.on_leaving)
 
     async def _watch_steps(self) -> None:
         """Take an engine whose step does not end for dead."""

@@ -92,8 +92,8 @@ class EngineLike(Protocol):
         """Empty the prefix cache."""
         ...
 
-    def when_lost(self, call: Callable[[JswaError], None]) -> None:
-        """Have this called, in a thread of its own, when a host that shares the model is lost: steps never end then."""
+    def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
+        """Have these called, in a thread of their own, when a host that shares the model is gone, or is to end."""
         ...
 
     def prepare(self, params: SamplingParams) -> None:

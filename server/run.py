@@ -109,14 +109,23 @@ class Shutdown:
         self._service = service
         self._server = server
         self._drain: asyncio.Task[None] | None = None
+        self.signals = 0
 
     def ask(self) -> None:
         """A signal: the first one drains, the second one does not wait."""
+        self.signals += 1
+        if self.signals == 1:
+            self.drain()
+            return
+        _log.warning("second signal: going down at once")
         if self._drain is not None:
-            _log.warning("second signal: going down at once")
             self._drain.cancel()
-            self._end()
-            self._server.force_exit = True
+        self._end()
+        self._server.force_exit = True
+
+    def drain(self) -> None:
+        """No new requests; the end when those that run have finished."""
+        if self._drain is not None:
             return
         timeout = self._service.config.shutdown_timeout
         _log.info("going down; requests that run have %g s to finish: %d", timeout, self._service.running)
@@ -165,8 +174,10 @@ def run(model: Served, config: ServeConfig) -> int:
         )
     )
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(_serve(service, server))
-    status = 1 if service.bridge.state == "dead" else 0 if server.started else 3
+        asked = runner.run(_serve(service, server))
+    status = 1 if service.bridge.state == "dead" or not asked else 0
+    if not server.started:
+        status = 3
     if service.bridge.stuck:
         # A thread in a step or in the compiler cannot be stopped, and Python would not end well beside it.
         _log.warning("a thread of the engine does not stop; the process ends without it")
@@ -175,14 +186,16 @@ def run(model: Served, config: ServeConfig) -> int:
     return status
 
 
-async def _serve(service: Service, server: Server) -> None:
+async def _serve(service: Service, server: Server) -> bool:
+    """Whether a signal has asked for the end, not only another host."""
     shutdown = Shutdown(service, server)
-    service.bridge.on_death = shutdown.engine_died
+    service.bridge.on_death, service.bridge.on_leaving = shutdown.engine_died, shutdown.drain
     loop = asyncio.get_running_loop()
     handlers: dict[signal.Signals, Callable[[], None]] = dict.fromkeys((signal.SIGTERM, signal.SIGINT), shutdown.ask)
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     await server.serve()
+    return shutdown.signals > 0
 
 
 def set_up_logging(config: ServeConfig) -> None:

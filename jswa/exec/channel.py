@@ -4,9 +4,11 @@ A collective of the devices could carry them too, but it would queue behind the 
 would then launch a step before the one before it has ended.
 
 A connection that ends without the word `_END` is a lost host. A process that ends closes it at once; where a machine is
-gone, or the network, the system's probes find out within `SILENCE` seconds.
+gone, or the network, the system's probes find out within `SILENCE` seconds. The others say one thing only: that they
+have been told to end (`say_leaving`).
 """
 
+import contextlib
 import hmac
 import os
 import queue
@@ -82,10 +84,12 @@ class Sender:
     Args:
         peers: their connections, in their order.
         on_lost: is called once, in a thread of its own, when one is lost; may be replaced.
+        on_leaving: likewise, for each that has been told to end.
     """
 
-    def __init__(self, peers: list[socket.socket], on_lost: Lost) -> None:
+    def __init__(self, peers: list[socket.socket], on_lost: Lost, on_leaving: Lost) -> None:
         self.on_lost = on_lost
+        self.on_leaving = on_leaving
         self.lost: HostLost | None = None
         self._peers = peers
         self._names = [_name(rank, peer) for rank, peer in enumerate(peers, 1)]
@@ -122,16 +126,35 @@ class Sender:
             peer.close()
 
     def _watch(self, woken: int) -> None:
-        """The others never say anything: if something comes, it is the end."""
+        """Until the end, or the first loss."""
         with selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
             for name, peer in zip(self._names, self._peers, strict=True):
                 selector.register(peer, selectors.EVENT_READ, name)
-            found = [key.data for key, _ in selector.select()]
+            while True:
+                key = selector.select()[0][0]
+                if self._closed:
+                    break
+                if not _says(self._peers[self._names.index(key.data)]):
+                    self.lost = HostLost(f"{key.data} is gone, and its part of the model with it")
+                    self.on_lost(self.lost)
+                    break
+                self.on_leaving(HostLost(f"{key.data} has been told to end"))
         os.close(woken)
-        if not self._closed:
-            self.lost = HostLost(f"{found[0]} is gone, and its part of the model with it")
-            self.on_lost(self.lost)
+
+
+def _says(peer: socket.socket) -> bool:
+    """Whether something has come, and not the end."""
+    try:
+        return bool(peer.recv(1))
+    except OSError:
+        return False
+
+
+def say_leaving(peer: socket.socket) -> None:
+    """Tell the first host that this one has been told to end; it is the first one that ends both."""
+    with contextlib.suppress(OSError):  # it is gone, and that is seen elsewhere
+        peer.sendall(b"!")
 
 
 def messages(peer: socket.socket, on_lost: Lost) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jswa.errors import ConfigError, HostLost
-from jswa.exec.channel import SECRET_BYTES, SILENCE, Sender, accept, connect, listen, messages
+from jswa.exec.channel import SECRET_BYTES, SILENCE, Sender, accept, connect, listen, messages, say_leaving
 from jswa.hosts import Place
 
 _log = logging.getLogger("jswa")
@@ -43,10 +43,20 @@ class Hosts:
         assert self._peer is not None
         return messages(self._peer, end_process)
 
-    def when_lost(self, call: Callable[[HostLost], None]) -> None:
-        """Have this called when a host is lost, in a thread of its own, in place of the process's end."""
+    def say_leaving(self) -> None:
+        """Tell the first host that this one has been told to end."""
+        assert self._peer is not None
+        say_leaving(self._peer)
+
+    def when_lost(self, lost: Callable[[HostLost], None], leaving: Callable[[HostLost], None]) -> None:
+        """Have these called, in a thread of their own, in place of the process's end; the first host's.
+
+        Args:
+            lost: a host is gone, and a step may wait for it for ever.
+            leaving: a host has been told to end. It goes on until this one ends.
+        """
         if self._sender is not None:
-            self._sender.on_lost = call
+            self._sender.on_lost, self._sender.on_leaving = lost, leaving
 
     def least(self, mebibytes: int) -> int:
         """The least of what all hosts say."""
@@ -93,7 +103,7 @@ def join(place: Place, what: str) -> Hosts:
             secret = os.urandom(SECRET_BYTES)
             _share(server.getsockname()[1], secret)
             peers = accept(server, place.nodes, secret, float(_JOIN_SECONDS))
-        return Hosts(place, Sender(peers, end_process), None)
+        return Hosts(place, Sender(peers, end_process, end_process), None)
     port, secret = _share(0, bytes(SECRET_BYTES))
     return Hosts(place, None, connect(place.host, port, place.rank, secret, float(_JOIN_SECONDS)))
 

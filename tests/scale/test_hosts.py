@@ -148,6 +148,18 @@ def test_who_is_lost_ends_the_other(lost: str, tmp_path: Path) -> None:
         assert time.monotonic() - begin < BOUND
 
 
+def test_a_host_that_is_told_to_end_takes_the_others_along(tmp_path: Path) -> None:
+    """What runs comes to its end; the status says that nobody has asked the first host."""
+    with served(tmp_path) as (first, second, _), ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(ask, first.url, 100) for _ in range(3)]
+        until(lambda: busy(first) == 3)
+        second.terminate()
+        assert [one.result().json()["usage"]["completion_tokens"] for one in running] == [100] * 3
+        assert first.wait(BOUND) == 1
+        assert second.wait(BOUND) == 0
+        assert "host 1 (127.0.0.1) has been told to end" in "".join(first.log)
+
+
 def test_hosts_that_would_run_something_else_are_told(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     command = ["jswa", "generate", "a", "-tp", 2, "--nnodes", 2, "--dist-init-addr", address, "--node-rank"]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from jswa.errors import ConfigError, HostLost
-from jswa.exec.channel import SECRET_BYTES, Sender, accept, connect, listen, messages
+from jswa.exec.channel import SECRET_BYTES, Sender, accept, connect, listen, messages, say_leaving
 
 SECRET = b"s" * SECRET_BYTES
 
@@ -28,12 +28,12 @@ class Losses:
 
 
 @contextmanager
-def hosts(nodes: int, losses: Losses) -> Iterator[tuple[Sender, list[socket.socket]]]:
+def hosts(nodes: int, losses: Losses, leaving: Losses | None = None) -> Iterator[tuple[Sender, list[socket.socket]]]:
     server = listen()
     port = server.getsockname()[1]
     # They come in any order.
     peers = {rank: connect("127.0.0.1", port, rank, SECRET, 10.0) for rank in reversed(range(1, nodes))}
-    sender = Sender(accept(server, nodes, SECRET, 10.0), losses)
+    sender = Sender(accept(server, nodes, SECRET, 10.0), losses, leaving or losses)
     try:
         yield sender, [peers[rank] for rank in range(1, nodes)]
     finally:
@@ -74,6 +74,19 @@ def test_a_lost_follower_is_named_once() -> None:
             send_for_ever(sender)
         sender.close()
         assert losses.found.empty()
+
+
+def test_who_is_told_to_end_says_so_and_stays() -> None:
+    losses, leaving = Losses(), Losses()
+    with hosts(3, losses, leaving) as (sender, peers):
+        say_leaving(peers[1])
+        assert leaving.wait() == "host 2 (127.0.0.1) has been told to end"
+        told = messages(peers[1], losses)
+        sender.send(b"one")
+        assert next(told) == b"one"
+        assert losses.found.empty()
+        peers[0].close()
+        assert losses.wait().startswith("host 1 (127.0.0.1) is gone")
 
 
 def test_a_lost_first_host_is_no_end() -> None:

@@ -163,9 +163,9 @@ class FakeEngine:
         time.sleep(self.prepare_delay)
         self.prepared.append(params)
 
-    def when_lost(self, call: Callable[[JswaError], None]) -> None:
-        """Keep it, for tests to call."""
-        self.lose = call
+    def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
+        """Keep them, for tests to call."""
+        self.lose, self.leave = lost, leaving
 
     def flush_cache(self) -> None:
         """Count it."""

@@ -92,6 +92,17 @@ def test_a_lost_host_ends_all_requests_though_the_step_goes_on() -> None:
     run(test)
 
 
+def test_a_host_that_is_told_to_end_is_passed_on() -> None:
+    async def test() -> None:
+        engine, left = FakeEngine(), asyncio.Event()
+        async with running(engine, on_leaving=left.set) as bridge:
+            threading.Thread(target=engine.leave, args=(HostLost("host 1 has been told to end"),)).start()
+            await left.wait()
+            assert bridge.state == "up"
+
+    run(test)
+
+
 def test_an_idle_engine_is_not_stepped() -> None:
     async def test() -> None:
         engine = FakeEngine()
