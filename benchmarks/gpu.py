@@ -9,6 +9,7 @@ Stages, each a process of its own with a time limit, its log and JSON in DIR:
     torch      benchmarks.torch_attention, its baselines
     roofline   benchmarks.roofline: a table and a plot of both
     tune       benchmarks.autotune
+    steps      benchmarks.decode_steps on random weights of released models
     offline    benchmarks.offline on random weights of released models
 
 A stage that fails does not stop the others. The last lines are a short table; the exit status is that of `numerics`.
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.roofline import read, table
 
-_OFFLINE = ("gemma-3-27b", "gpt-oss-20b", "Mistral-7B-v0.1")
+_MODELS = ("gemma-3-27b", "gpt-oss-20b", "Mistral-7B-v0.1")
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,19 @@ def stages(out: Path) -> list[Stage]:
         Stage("tune", ("-m", "benchmarks.autotune", "--seconds", "400", "--out", f"{out}/tuning.json"), 560),
         *(
             Stage(
+                f"steps-{name}",
+                ("-m", "benchmarks.decode_steps", "--hub", name, "--json", f"{out}/steps-{name}.json"),
+                400,
+            )
+            for name in _MODELS
+        ),
+        *(
+            Stage(
                 f"offline-{name}",
                 ("-m", "benchmarks.offline", "--hub", name, *offline, "--json", f"{out}/offline-{name}.json"),
                 280,
             )
-            for name in _OFFLINE
+            for name in _MODELS
         ),
     ]
 
