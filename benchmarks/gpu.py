@@ -10,7 +10,8 @@ Stages, each a process of its own with a time limit, its log and JSON in DIR:
     roofline   benchmarks.roofline: a table and a plot of both
     tune       benchmarks.autotune
     steps      benchmarks.decode_steps on random weights of released models
-    offline    benchmarks.offline on random weights of released models
+    offline    benchmarks.offline on the same models
+    peer       benchmarks.peer_transformers, the same load on transformers' continuous batching
 
 A stage that fails does not stop the others. The last lines are a short table; the exit status is that of `numerics`.
 """
@@ -41,7 +42,8 @@ def stages(out: Path) -> list[Stage]:
     """All of them, in order."""
     cases = ("tests/unit/kernels/test_paged_attention.py", "tests/unit/kernels/test_grouped_matmul.py")
     matrix = "tests/unit/kernels/test_mosaic_attention.py"
-    offline = ("--prompts", "256", "--input", "1024", "--output", "1024", "--repeats", "2", "--max-num-seqs", "256")
+    load = ("--prompts", "256", "--input", "1024", "--output", "1024", "--repeats", "2")
+    offline = (*load, "--max-num-seqs", "256")
     return [
         Stage("facts", ("-m", "benchmarks.gpu_facts", "--json", f"{out}/facts.json"), 120),
         Stage("numerics", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly or not gpu", *cases), 300),
@@ -63,6 +65,14 @@ def stages(out: Path) -> list[Stage]:
                 f"offline-{name}",
                 ("-m", "benchmarks.offline", "--hub", name, *offline, "--json", f"{out}/offline-{name}.json"),
                 280,
+            )
+            for name in _MODELS
+        ),
+        *(
+            Stage(
+                f"peer-{name}",
+                ("-m", "benchmarks.peer_transformers", "--hub", name, *load, "--json", f"{out}/peer-{name}.json"),
+                400,
             )
             for name in _MODELS
         ),
