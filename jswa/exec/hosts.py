@@ -4,10 +4,12 @@ Who is lost ends the others: a step that waits for a device which is gone cannot
 first, the heartbeats of jax's coordination service where a process lives but does not answer.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Never
 
@@ -129,4 +131,6 @@ def end_process(error: HostLost) -> Never:
     """End at once: threads that wait for a device that is gone would never end."""
     _log.critical("%s: %s", type(error).__name__, error)
     logging.shutdown()
+    with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+        sys.stdout.flush()
     os._exit(1)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from jswa.cache.capacity import useful_blocks
-from jswa.config import EngineConfig
+from jswa.config import EngineConfig, Limits
 from jswa.exec.backends import PORTABLE
 from jswa.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
+from tests.fakes import make_layout
 from tests.oracles import small_engine_parts
 
 
@@ -48,8 +49,8 @@ def test_the_prefix_cache_has_what_rows_do_not_need(
     options: dict[str, int], on_gpu: bool, prefix_cache: bool, all_of_it: bool
 ) -> None:
     """Given bytes and a GPU's are all taken; of a CPU's no more than rows need, where nobody says how many."""
-    _, _, layout, limits, _ = small_engine_parts()
-    limits = dataclasses.replace(limits, prefix_cache=prefix_cache)
+    layout = make_layout(4, 10, num_full=1, num_local=3)
+    limits = Limits(64, 4, 16, 4, prefix_cache=prefix_cache)
     useful = useful_blocks(layout, limits)
     memory = 10 * useful * layout.block_bytes(4)
     found = size_arena(limits, layout, EngineConfig(**options), memory, 4, on_gpu=on_gpu)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from tools.tiny.attention import dense_attend
 from tools.tiny.checkpoint import config_json
 
 SMALL = (train.Stage(2, 1, 64), train.Stage(2, 1, 96))  # compiles fast
-SMOKE = 75  # steps of the real training
+SMOKE = 50  # steps of the real training
 
 
 @pytest.mark.parametrize("length", [300])
