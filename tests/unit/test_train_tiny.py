@@ -74,4 +74,4 @@ def test_first_minute_of_the_training_is_that_of_the_shipped_weights() -> None:
     assert sorted(run.curve) == list(range(train.EVERY, SMOKE + 1, train.EVERY))
     for step, loss in run.curve.items():
         assert abs(loss - shipped[step]) < 0.05 * shipped[step], (step, loss, shipped[step])
-    assert run.curve[SMOKE] < 0.5 * run.curve[train.EVERY]
+    assert run.curve[SMOKE] < 0.75 * run.curve[train.EVERY]
