@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
 import jax
 import jax.numpy as jnp
@@ -59,13 +59,14 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     claim_memory(options.gpu_memory_utilization)
     place = find_place(options, os.environ)
     hosts = None if place is None else join(place, _what_runs(folder, options))
-    model, limits, layout, runner, adapters = _build(folder, options, hosts)
-    if hosts is not None and hosts.place.rank:
-        _log.info("host %d is ready", hosts.place.rank)
-        with _waiting(hosts):
-            runner.follow(hosts.told())
-        hosts.leave()
-        raise SystemExit(0)
+    try:
+        model, limits, layout, runner, adapters = _build(folder, options, hosts)
+        if hosts is not None and hosts.place.rank:
+            _follow(runner, hosts)
+    except Exception:
+        if hosts is not None:
+            hosts.abandon()
+        raise
     trace = None
     if switches.dump_plans is not None:
         # By lines: an engine that breaks leaves the steps that led there.
@@ -87,6 +88,15 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     if hosts is not None:
         weakref.finalize(engine, hosts.leave)
     return engine
+
+
+def _follow(runner: Runner, hosts: Hosts) -> Never:
+    """Run what the first host launches, and end with it."""
+    _log.info("host %d is ready", hosts.place.rank)
+    with _waiting(hosts):
+        runner.follow(hosts.told())
+    hosts.leave()
+    raise SystemExit(0)
 
 
 def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:

@@ -110,14 +110,14 @@ class Sender:
                 except OSError as error:
                     raise HostLost(f"{name} cannot be told what to run: {error}") from error
 
-    def close(self) -> None:
-        """Say that this was the end. Closing twice is fine."""
+    def close(self, *, end: bool = True) -> None:
+        """Say that this was the end; or, without `end`, let the others see a loss. Closing twice is fine."""
         if self._closed:
             return
         self._closed = True
         os.close(self._wake)
         self._thread.join()
-        if self.lost is None:
+        if self.lost is None and end:
             try:
                 self.send(_END)
             except HostLost as error:
@@ -158,26 +158,26 @@ def say_leaving(peer: socket.socket) -> None:
 
 
 def messages(peer: socket.socket, on_lost: Lost) -> Iterator[bytes]:
-    """What the first host tells, to its end. `on_lost` is called in a thread of its own, where that end is none."""
+    """What the first host tells, to its end, read from now on.
+
+    `on_lost` is called in a thread of its own, where the connection ends otherwise.
+    """
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     name = _name(0, peer)
     peer.settimeout(None)
 
     def read() -> None:
         try:
-            while True:
+            message = b""
+            while message != _END:
                 (size,) = _SIZE.unpack(_receive(peer, _SIZE.size))
                 message = _receive(peer, size)
                 inbox.put(message)
-                if message == _END:
-                    return
         except OSError as error:
             on_lost(HostLost(f"{name} is gone: {error}"))
 
-    with peer:
-        threading.Thread(target=read, name="hosts", daemon=True).start()
-        while (message := inbox.get()) != _END:
-            yield message
+    threading.Thread(target=read, name="hosts", daemon=True).start()
+    return iter(inbox.get, _END)
 
 
 def _name(rank: int, peer: socket.socket) -> str:

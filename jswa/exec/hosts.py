@@ -4,6 +4,7 @@ Who is lost ends the others: a step that waits for a device which is gone cannot
 first, the heartbeats of jax's coordination service where a process lives but does not answer.
 """
 
+import atexit
 import contextlib
 import hashlib
 import logging
@@ -33,6 +34,7 @@ class Hosts:
         self.place = place
         self._sender = sender
         self._peer = peer
+        self._told = iter(()) if peer is None else messages(peer, self._lost)
         self._left = False
 
     def tell(self, message: bytes) -> None:
@@ -42,8 +44,11 @@ class Hosts:
 
     def told(self) -> Iterator[bytes]:
         """What the first host tells, to its end; the others'. The process ends where that host is lost."""
-        assert self._peer is not None
-        return messages(self._peer, end_process)
+        return self._told
+
+    def _lost(self, error: HostLost) -> None:
+        if not self._left:
+            end_process(error)
 
     def say_leaving(self) -> None:
         """Tell the first host that this one has been told to end."""
@@ -76,7 +81,18 @@ class Hosts:
             self._sender.close()
             if self._sender.lost is not None:
                 end_process(self._sender.lost)
+        if self._peer is not None:
+            self._peer.close()
         jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+
+    def abandon(self) -> None:
+        """After an error here: the others see a loss at once, and this process will not wait for them at its end."""
+        self._left = True
+        if self._sender is not None:
+            self._sender.close(end=False)
+        if self._peer is not None:
+            self._peer.shutdown(socket.SHUT_RDWR)  # a close alone would wait for the thread that reads
+        atexit.register(_end_now)
 
 
 def join(place: Place, what: str) -> Hosts:
@@ -130,6 +146,10 @@ def _share(port: int, secret: bytes) -> tuple[int, bytes]:
 def end_process(error: HostLost) -> Never:
     """End at once: threads that wait for a device that is gone would never end."""
     _log.critical("%s: %s", type(error).__name__, error)
+    _end_now()
+
+
+def _end_now() -> Never:
     logging.shutdown()
     with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
         sys.stdout.flush()

@@ -168,3 +168,21 @@ def test_hosts_that_would_run_something_else_are_told(tmp_path: Path) -> None:
         assert [first.wait(60), second.wait(60)] == [2, 2]
     for log in logs:
         assert "nnodes = 2: hosts [1] have other options" in log.read_text()
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_who_cannot_load_says_why_and_the_other_does_not_wait(broken: int, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    models = [checkpoint("llama", tmp_path / str(rank))[0] for rank in range(2)]
+    (models[broken] / "model.safetensors").unlink()
+    command = ["jswa", "generate", "a", "-tp", 2, "--nnodes", 2, "--dist-init-addr", address, "--node-rank"]
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    begin = time.monotonic()
+    with (
+        process(logs[0], *command, 0, "--model", models[0]) as first,
+        process(logs[1], *command, 1, "--model", models[1]) as second,
+    ):
+        assert [first.wait(60), second.wait(60)] == [1, 1]
+    assert time.monotonic() - begin < BOUND
+    assert "CheckpointError" in logs[broken].read_text()
+    assert f"HostLost: host {broken} (127.0.0.1) is gone" in logs[1 - broken].read_text()
