@@ -27,6 +27,7 @@ from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
 from jswa.hosts import find_place
 from jswa.model.adapters import check_adapters, load_adapters
+from jswa.model.files import weights_fingerprint
 from jswa.model.hf.config import load_config
 from jswa.model.load import dummy_checkpoint, load_checkpoint
 from jswa.parallel import part_of
@@ -168,7 +169,8 @@ def _on_one_host(options: EngineConfig) -> EngineConfig:
 def _what_runs(folder: Path, options: EngineConfig) -> str:
     """What hosts must have in common. They may have it in different folders."""
     settings = dataclasses.replace(_on_one_host(options), lora_modules=())
-    return f"{__version__} {jax.__version__} {settings} {sorted(options.adapters)} {load_config(folder)}"
+    weights = "" if options.load_format == "dummy" else weights_fingerprint(folder)
+    return f"{__version__} {jax.__version__} {settings} {sorted(options.adapters)} {load_config(folder)} {weights}"
 
 
 def use_compilation_cache(folder: Path | None) -> None:

@@ -132,7 +132,7 @@ def _require_same(place: Place, what: str) -> None:
     other = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
     if other:
         jax.distributed.shutdown()  # type: ignore[no-untyped-call]
-        limit = f"hosts {other} have other options, another config.json or other versions than host 0"
+        limit = f"hosts {other} have other options, another checkpoint or other versions than host 0"
         raise ConfigError("nnodes", place.nodes, limit)
 
 

@@ -1,5 +1,6 @@
 """The weight files of a checkpoint folder: which tensors they hold, checked as a whole, and their bytes."""
 
+import hashlib
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ from jswa.json_object import label, read_object, shown
 from jswa.model.hf.weights import canonical_name
 from jswa.model.safetensors_header import Stored, read_header
 
+_BLOCK = 2**16  # bytes
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # NumPy's own names would not do: safetensors' NumPy reader fails on float8, which NumPy alone does not have.
 TYPES: dict[str, np.dtype] = {
@@ -90,6 +92,27 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
             if key not in header:
                 raise CheckpointError(f"{_INDEX}: weight_map places {label(key)} in {file}, which does not hold it")
     return tensors
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Names, sizes and some bytes of the weight files: whether hosts have the same, without reading all of them.
+
+    Three blocks of each file: checkpoints of one shape that were trained differently differ in most of them. Raises
+    CheckpointError for a file that cannot be read.
+    """
+    digest = hashlib.sha256()
+    files = [*folder.glob("*.safetensors"), *(folder / "weights").rglob("*")]  # `jswa convert` writes the latter
+    for path in sorted(path for path in files if path.is_file()):
+        try:
+            size = path.stat().st_size
+            digest.update(f"{path.relative_to(folder)} {size}\n".encode())
+            with path.open("rb") as file:
+                for start in (0, size // 2, size - _BLOCK):
+                    file.seek(max(0, start))
+                    digest.update(file.read(_BLOCK))
+        except OSError as error:
+            raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+    return digest.hexdigest()
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

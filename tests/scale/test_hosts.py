@@ -160,11 +160,24 @@ def test_a_host_that_is_told_to_end_takes_the_others_along(tmp_path: Path) -> No
         assert "host 1 (127.0.0.1) has been told to end" in "".join(first.log)
 
 
-def test_hosts_that_would_run_something_else_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["options", "weights"])
+def test_hosts_that_would_run_something_else_are_told(other: str, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
+    models = [checkpoint("llama", tmp_path / str(rank))[0] for rank in range(2)]
     command = ["jswa", "generate", "a", "-tp", 2, "--nnodes", 2, "--dist-init-addr", address, "--node-rank"]
     logs = [tmp_path / "0.log", tmp_path / "1.log"]
-    with process(logs[0], *command, 0) as first, process(logs[1], *command, 1, "--max-model-len", 300) as second:
+    last: list[object] = ["--model", models[1]]
+    if other == "options":
+        last += ["--max-model-len", 300]
+    else:
+        file = models[1] / "model.safetensors"
+        stored = bytearray(file.read_bytes())
+        stored[-1] ^= 1
+        file.write_bytes(stored)
+    with (
+        process(logs[0], *command, 0, "--model", models[0]) as first,
+        process(logs[1], *command, 1, *last) as second,
+    ):
         assert [first.wait(60), second.wait(60)] == [2, 2]
     for log in logs:
         assert "nnodes = 2: hosts [1] have other options" in log.read_text()
@@ -173,16 +186,17 @@ def test_hosts_that_would_run_something_else_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", [0, 1])
 def test_who_cannot_load_says_why_and_the_other_does_not_wait(broken: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    models = [checkpoint("llama", tmp_path / str(rank))[0] for rank in range(2)]
-    (models[broken] / "model.safetensors").unlink()
-    command = ["jswa", "generate", "a", "-tp", 2, "--nnodes", 2, "--dist-init-addr", address, "--node-rank"]
+    model, _ = checkpoint("llama+lora", tmp_path)
+    adapters = [f"one={model / 'adapter'}"] * 2
+    adapters[broken] = f"one={tmp_path / 'nowhere'}"
+    command = ["jswa", "generate", "a", "--model", model, "-tp", 2, "--nnodes", 2, "--dist-init-addr", address]
     logs = [tmp_path / "0.log", tmp_path / "1.log"]
     begin = time.monotonic()
     with (
-        process(logs[0], *command, 0, "--model", models[0]) as first,
-        process(logs[1], *command, 1, "--model", models[1]) as second,
+        process(logs[0], *command, "--node-rank", 0, "--lora-modules", adapters[0]) as first,
+        process(logs[1], *command, "--node-rank", 1, "--lora-modules", adapters[1]) as second,
     ):
         assert [first.wait(60), second.wait(60)] == [1, 1]
     assert time.monotonic() - begin < BOUND
-    assert "CheckpointError" in logs[broken].read_text()
+    assert "ConfigError: lora_modules" in logs[broken].read_text()
     assert f"HostLost: host {broken} (127.0.0.1) is gone" in logs[1 - broken].read_text()
