@@ -49,7 +49,9 @@ def find_place(options: EngineConfig, environ: Mapping[str, str]) -> Place | Non
                 raise ConfigError(name, getattr(options, name), "is of several hosts, and nnodes is 1")
         return None
     if options.tensor_parallel_size % nodes:
-        raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, f"must be a multiple of nnodes = {nodes}")
+        raise ConfigError(
+            "tensor_parallel_size", options.tensor_parallel_size, f"must be a multiple of nnodes = {nodes}"
+        )
     rank = _rank(environ, nodes) if options.node_rank is None else options.node_rank
     if not isinstance(rank, int) or not 0 <= rank < nodes:
         raise ConfigError("node_rank", rank, f"must be a whole number, at least 0 and less than nnodes = {nodes}")
