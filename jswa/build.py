@@ -3,13 +3,8 @@
 import dataclasses
 import logging
 import os
-import signal
-import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple, Never
 
 import jax
@@ -94,7 +89,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
 def _follow(runner: Runner, hosts: Hosts) -> Never:
     """Run what the first host launches, and end with it."""
     _log.info("host %d is ready", hosts.place.rank)
-    with _waiting(hosts):
+    with hosts.outlive_signal():
         runner.follow(hosts.told())
     hosts.leave()
     raise SystemExit(0)
@@ -133,28 +128,6 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     tell = hosts.tell if hosts is not None and not hosts.place.rank else None
     runner = Runner(part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype, tell=tell)
     return Built(model, limits, layout, runner, adapters.digests)
-
-
-@contextmanager
-def _waiting(hosts: Hosts) -> Iterator[None]:
-    """Outlive the first signal: the first host, which is told, may have requests to finish that need this one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def wait(number: int, frame: FrameType | None) -> None:
-        _log.info("%s: this host ends with the first one, or at the next signal", signal.Signals(number).name)
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        if number == signal.SIGTERM:  # an interrupt goes to all by itself
-            hosts.say_leaving()
-
-    for number in before:
-        signal.signal(number, wait)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def _own_devices(device: jax.Device, mesh: Mesh | None) -> list[jax.Device]:

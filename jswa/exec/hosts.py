@@ -9,9 +9,13 @@ import contextlib
 import hashlib
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Never
 
 import jax
@@ -34,8 +38,8 @@ class Hosts:
         self.place = place
         self._sender = sender
         self._peer = peer
-        self._told = iter(()) if peer is None else messages(peer, self._lost)
         self._left = False
+        self._told = iter(()) if peer is None else messages(peer, self._lost)
 
     def tell(self, message: bytes) -> None:
         """Tell all others; the first host's. Raises HostLost."""
@@ -50,10 +54,31 @@ class Hosts:
         if not self._left:
             end_process(error)
 
-    def say_leaving(self) -> None:
-        """Tell the first host that this one has been told to end."""
-        assert self._peer is not None
-        say_leaving(self._peer)
+    @contextmanager
+    def outlive_signal(self) -> Iterator[None]:
+        """Outlive the first signal to end: the first host, which is told, may have requests that need this one."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        def wait(number: int, frame: FrameType | None) -> None:
+            _log.info("%s: this host ends with the first one, or at the next signal", signal.Signals(number).name)
+            restore()
+            if number == signal.SIGTERM:  # an interrupt goes to all by itself
+                assert self._peer is not None
+                say_leaving(self._peer)
+
+        for number in before:
+            signal.signal(number, wait)
+        try:
+            yield
+        finally:
+            restore()
 
     def when_lost(self, lost: Callable[[HostLost], None], leaving: Callable[[HostLost], None]) -> None:
         """Have these called, in a thread of their own, in place of the process's end; the first host's.
@@ -91,7 +116,8 @@ class Hosts:
         if self._sender is not None:
             self._sender.close(end=False)
         if self._peer is not None:
-            self._peer.shutdown(socket.SHUT_RDWR)  # a close alone would wait for the thread that reads
+            with contextlib.suppress(OSError):  # it is gone already, and the error here matters more
+                self._peer.shutdown(socket.SHUT_RDWR)  # a close alone would wait for the thread that reads
         atexit.register(_end_now)
 
 

@@ -106,6 +106,7 @@ class Runner:
         self.limits = limits
         self.params = params
         self.buckets = bucket_table(limits, on_gpu=on_gpu)
+        self._places = {bucket: place for place, bucket in enumerate(self.buckets)}
         self._model = model
         self._backends = backends
         self._num_pages = limits.num_blocks * layout.pages_per_block
@@ -126,7 +127,7 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> Pending:
         """Hand a plan to the device and return at once: an upload, and one for each batch of moves, row or extras."""
-        number = self._family(plan.logprobs)[self.buckets.index(pick_bucket(self.buckets, plan))]
+        number = self._family(plan.logprobs)[self._places[pick_bucket(self.buckets, plan)]]
         spec = self.configs[number].pack
         launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row)
         if self._tell is not None:

@@ -1,15 +1,19 @@
 """A fleet in virtual time (`benchmarks.scale_sim`): laws of the simulation, and what its routers are worth."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import traces
 from benchmarks.scale_replica import Job, Replica, new_replica, submit, tick
 from benchmarks.scale_routers import POLICIES
 from benchmarks.scale_run import Fleet, Outcome, check, figures, fleet_of, simulate
+from benchmarks.scale_sim import Case, measure
 from benchmarks.scale_traces import SHAPES, sessions
 from benchmarks.traces import TraceRequest, expand
 
@@ -130,3 +134,16 @@ def test_a_request_waits_for_the_step_that_is_planned() -> None:
     step = (jobs[0].end - jobs[0].first) / 499
     assert step < jobs[1].ttft < 4 * step + 0.05
     assert jobs[1].end < jobs[0].end
+
+
+def test_a_trace_from_a_file_gives_what_its_sessions_give(tmp_path: Path) -> None:
+    made = Case("own", "gemma-3-27b", "chat", "prefix-aware", 4, 1.0, 10.0, 2.0)
+    coming = sessions(SHAPES["chat"], rate=made.rate, replicas=4, until=made.seconds, seed=made.seed)
+    lines = [line for session in coming for line in session]
+    traces.write(tmp_path / "trace.jsonl", lines)
+    read = replace(made, trace=str(tmp_path / "trace.jsonl"))
+    first, second = (
+        {name: value for name, value in measure(one).items() if name not in ("trace", "host_seconds")}
+        for one in (made, read)
+    )
+    assert first == second
