@@ -41,7 +41,7 @@ nightly: .venv/installed gpu-compile  ## long property runs, all of gpu-compile
 
 scale-test: .venv/installed .venv-ray/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
 	$(BIN)/python -m pytest -q -m "scale or not scale" tests/scale
-	$(BIN)/python -m benchmarks.scale_sim short
+	$(BIN)/python -m benchmarks.scale.run short
 
 scale-test-short: .venv/installed .venv-ray/installed  ## those that take seconds
 	$(BIN)/python -m pytest -q -m "scale and not nightly" tests/scale
@@ -58,7 +58,7 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 	.venv-gpu/bin/python -m tools.aot.experts --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
-	.venv-gpu/bin/python -m pytest -q tests/unit/kernels/test_triton_attention.py tests/e2e/test_triton.py
+	.venv-gpu/bin/python -m pytest -q tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/model/test_triton.py
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same
 	.venv-gpu/bin/python -m tools.aot.hopper --sample
@@ -69,8 +69,8 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same
 GPU_PYTHON ?= .venv-cuda/bin/python
 OUT        ?= benchmarks/results/gpu
 STAGES     ?= facts numerics kernels torch roofline
-gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: numerics, benchmarks (STAGES=… OUT=…; see benchmarks/gpu.py)
-	PYTHONPATH=.gpu-site $(GPU_PYTHON) -m benchmarks.gpu --out $(OUT) --stages $(STAGES)
+gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: numerics, benchmarks (STAGES=… OUT=…; see benchmarks/gpu/run.py)
+	PYTHONPATH=.gpu-site $(GPU_PYTHON) -m benchmarks.gpu.run --out $(OUT) --stages $(STAGES)
 
 .venv-cuda/bin/python: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-cuda

@@ -1,5 +1,5 @@
 """`python -m jswa` is the `jswa` command."""
 
-from jswa.cli import main
+from jswa.commands.cli import main
 
 main()

@@ -203,7 +203,7 @@ class MoeConfig:
         weight_on_input: the weight multiplies the expert's input instead of its output (Llama 4).
         shared_gate: the shared expert's output is multiplied by σ(x · w).
         mean: experts and shared expert are averaged, not added.
-        devices: that share the experts, the same number of whole ones each (`jswa.parallel`).
+        devices: that share the experts, the same number of whole ones each (`jswa.model.partition`).
     """
 
     num_experts: int
@@ -300,7 +300,7 @@ class ModelConfig:
         embed_norm: on the embeddings, behind `embed_scale`.
         logit_scale: logits are multiplied by it, before `final_softcap`.
         devices: that share the model. More than one: heads and widths are those of one device's part, and so is
-            1 / devices of the vocabulary (`jswa.parallel`).
+            1 / devices of the vocabulary (`jswa.model.partition`).
     """
 
     family: str

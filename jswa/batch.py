@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from jswa.engine import Engine
 from jswa.errors import GenerationError, RequestError
-from jswa.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
-from jswa.text import StopStrings, StreamDecoder, Tokenizer
+from jswa.text.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
+from jswa.text.tokenizer import StopStrings, StreamDecoder, Tokenizer
 from jswa.types import (
     ChoiceLogprobs,
     CompletionOutput,

@@ -13,21 +13,21 @@ from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
+from jswa.cluster.hosts import Hosts, join
+from jswa.cluster.rank import find_place
 from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.engine import Engine
 from jswa.env import Switches
 from jswa.exec.backends import choose_backends
-from jswa.exec.hosts import Hosts, join
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
-from jswa.hosts import find_place
+from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
 from jswa.model.adapters import check_adapters, load_adapters
-from jswa.model.files import weights_fingerprint
 from jswa.model.hf.config import load_config
-from jswa.model.load import dummy_checkpoint, load_checkpoint
-from jswa.parallel import part_of
-from jswa.planfile import write_header
-from jswa.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
+from jswa.model.partition import part_of
+from jswa.model.weights.files import weights_fingerprint
+from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
+from jswa.storage.planfile import write_header
 from jswa.version import __version__
 
 _log = logging.getLogger("jswa")

@@ -10,23 +10,23 @@ import jax
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jswa import persist
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
-from jswa.cache.restore import restore
-from jswa.cache.snapshot import origins, take
-from jswa.cache.stats import CacheStats
+from jswa.cache.prefix.stats import CacheStats
+from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
-from jswa.constraint import make_constraint
 from jswa.env import Switches
 from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken, JswaError, RequestError
-from jswa.exec.hosts import Hosts
-from jswa.exec.transfer import clear_stale
+from jswa.exec.programs.transfer import clear_stale
 from jswa.lora import root_key
 from jswa.model.transformer import Params
-from jswa.planfile import write_step
+from jswa.sched.constraint import make_constraint
 from jswa.sched.scheduler import Scheduler, SchedulerStats
-from jswa.steplog import StepLog, StepStats
+from jswa.sched.steplog import StepLog, StepStats
+from jswa.storage import persist
+from jswa.storage.planfile import write_step
+from jswa.storage.restore import restore
+from jswa.storage.snapshot import origins, take
 from jswa.types import Logprobs, Request, SamplingParams, StepLogprobs, StepPlan, TokenEvent
 
 _log = logging.getLogger("jswa")

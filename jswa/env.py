@@ -2,7 +2,7 @@
 
 JSWA_CHECK=1                 assert every law of scheduler, leases and pool after every step
 JSWA_NO_OVERLAP=1            wait for each step before the next is planned
-JSWA_DUMP_PLANS=FILE         write every plan to FILE, for `python -m jswa.trace replay FILE`
+JSWA_DUMP_PLANS=FILE         write every plan to FILE, for `python -m jswa.commands.trace replay FILE`
 JSWA_COMPILATION_CACHE=DIR   where compiled programs are kept (default ~/.cache/jswa; empty: nowhere). Programs
                              are run as they are found: a folder that others can write to must not be used.
 """

@@ -10,14 +10,14 @@ from typing import Any, Literal, Self, cast, overload
 from jswa.architecture import ModelConfig
 from jswa.batch import Batch
 from jswa.build import build_engine
-from jswa.cache.stats import CacheStats
-from jswa.chat import ChatTemplate, Message
+from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import CheckpointError, EngineError, InvalidPrompt
-from jswa.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
 from jswa.sched.scheduler import SchedulerStats
-from jswa.text import Tokenizer
+from jswa.text.chat_template import ChatTemplate, Message
+from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
+from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
 
 TINY = Path(__file__).parent / "assets" / "tiny"

@@ -13,16 +13,16 @@ import yaml
 from cyclopts import App, Parameter
 from cyclopts.config import Env, Yaml
 
-from jswa.chat import ChatTemplate
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
 from jswa.errors import ConfigError
+from jswa.text.chat_template import ChatTemplate
 from jswa.types import SamplingParams
 
-from .config import ServeConfig
-from .protocols import EngineLike
-from .run import run, set_up_logging
-from .service import Served
+from .core.engine_protocol import EngineLike
+from .core.service import Served
+from .http.process import run, set_up_logging
+from .options import ServeConfig
 
 _SERVER, _ENGINE = ServeConfig(), EngineConfig()
 _OPTIONS = [field.name for kind in (ServeConfig, EngineConfig) for field in dataclasses.fields(kind)]

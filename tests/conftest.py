@@ -31,6 +31,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 # Annotated shapes and dtypes are checked in tests only: production pays nothing. Left out are the modules that users
 # call (types, config, llm, cli): they must refuse wrong types themselves, with jswa's own errors.
 install_import_hook(
-    ["jswa.cache", "jswa.sched", "jswa.exec", "jswa.model", "jswa.engine", "jswa.text", "pallas_kernels"],
+    ["jswa.cache", "jswa.sched", "jswa.exec", "jswa.model", "jswa.engine", "jswa.text.tokenizer", "pallas_kernels"],
     "beartype.beartype",
 )

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 if TYPE_CHECKING:
-    from jswa.cache.radix import Node
+    from jswa.cache.prefix.radix import Node
 
 NEVER = 2**62
 

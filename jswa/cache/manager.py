@@ -21,9 +21,9 @@ from jaxtyping import Int
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import NEVER, Lease
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix import NO_MATCH, Match, PrefixCache
-from jswa.cache.radix import Window
-from jswa.cache.stats import CacheStats, HitCounter
+from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache
+from jswa.cache.prefix.radix import Window
+from jswa.cache.prefix.stats import CacheStats, HitCounter
 
 _NO_TOKENS = np.zeros(0, np.int32)
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
-from pallas_kernels.api import Implementation as Attention
-from pallas_kernels.grouped import Implementation as Experts
+from pallas_kernels.attention.api import Implementation as Attention
+from pallas_kernels.experts.api import Implementation as Experts
 
 _log = logging.getLogger("jswa")
 

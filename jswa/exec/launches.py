@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jswa.exec.extras import seen_counts
 from jswa.exec.pack import PackSpec, pack
-from jswa.exec.pages import move_batches, padded_row
+from jswa.exec.programs.extras import seen_counts
+from jswa.exec.programs.pages import move_batches, padded_row
 from jswa.types import StepPlan
 
 COPY_PAGES, ENTER_ROW, SET_PLACE, SET_MASK, PREPARE, STEP = range(6)  # STEP and beyond: the steps, in their order

@@ -21,7 +21,6 @@ from jswa.config import Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
-from jswa.exec.extras import Extras, set_mask, set_place
 from jswa.exec.launches import (
     COPY_PAGES,
     ENTER_ROW,
@@ -37,12 +36,13 @@ from jswa.exec.launches import (
 )
 from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
 from jswa.exec.pack import PackSpec
-from jswa.exec.pages import WIDTH, copy_pages, enter_row
-from jswa.exec.sampling import LogprobRows
-from jswa.exec.state import DeviceState, allocate, state_shapes
-from jswa.exec.step import StepConfig, StepOutputs, step
-from jswa.exec.transfer import WIDTH as SLOTS
-from jswa.exec.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
+from jswa.exec.programs.extras import Extras, set_mask, set_place
+from jswa.exec.programs.pages import WIDTH, copy_pages, enter_row
+from jswa.exec.programs.sampling import LogprobRows
+from jswa.exec.programs.state import DeviceState, allocate, state_shapes
+from jswa.exec.programs.step import StepConfig, StepOutputs, step
+from jswa.exec.programs.transfer import WIDTH as SLOTS
+from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
 from jswa.model.low_rank import has_adapters
 from jswa.model.transformer import Params, run_dtype
 from jswa.types import Logprobs, LogprobTable, StepLogprobs, StepPlan

@@ -17,10 +17,10 @@ from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model.across import first_of
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from jswa.model.low_rank import Ids
+from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, group_rows
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles
-from pallas_kernels.grouped import Implementation, Weights, grouped_matmul
 
 Storage = Literal["plain", "mxfp4", "mxfp4_tiles"]
 

@@ -15,7 +15,7 @@ from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, z
 from jswa.model.low_rank import Adapted, Ids, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
 from jswa.model.streams import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
-from pallas_kernels.grouped import Implementation
+from pallas_kernels.experts.api import Implementation
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]

@@ -18,8 +18,8 @@ from jswa.cache.capacity import peak_slots, row_capacity
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import NEVER
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix import Match
-from jswa.cache.radix import common_prefix
+from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.radix import common_prefix
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.sched.draft import Draft, lease_of, make_plan

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import Attend, Rows, Tiles
 
 
 def paged_attention(

@@ -1,4 +1,4 @@
-"""Tunings that were measured on a device: `tuning/<device>.json`, written by `benchmarks.autotune`.
+"""Tunings that were measured on a device: `tuning/<device>.json`, written by `benchmarks.gpu.autotune`.
 
 An entry serves all shapes of its key: sizes that a model fixes are exact, batch and table width are rounded up to
 powers of two. Where there is none the rules of `mosaic_launch.default_tuning` hold.
@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.attention.mosaic_launch import Shape, Tuning
+from pallas_kernels.attention.hopper.plan import Shape, Tuning
 
 FOLDER = Path(__file__).parent.parent / "tuning"
 

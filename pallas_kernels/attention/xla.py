@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import Attend, Rows, Tiles
 
 BLOCK_TOKENS = 128
 _LOWEST = -1e30  # finite, so that a row without visible keys makes no NaN

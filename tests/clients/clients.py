@@ -21,9 +21,9 @@ import pytest
 import yaml
 
 import jswa
-from jswa.text import Tokenizer
-from tests.unit.server.harness import until
-from tests.unit.server.processes import ROOT, Process, started
+from jswa.text.tokenizer import Tokenizer
+from tests.support.server.harness import until
+from tests.support.server.processes import ROOT, Process, started
 
 HERE = Path(__file__).parent
 TINY = ROOT / "jswa" / "assets" / "tiny"

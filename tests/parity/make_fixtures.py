@@ -33,19 +33,17 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
-from tests.parity import (
-    cases,
-    cases_dense,
-    cases_gated,
-    cases_gemma,
-    cases_hybrid,
-    cases_moe,
-    cases_post_norm,
-    cases_qwen,
-    cases_scaled,
-    cases_wrapped,
-)
-from tests.parity.case import Case, Config
+from tests.parity.cases import cases
+from tests.parity.cases import dense as cases_dense
+from tests.parity.cases import gated as cases_gated
+from tests.parity.cases import gemma as cases_gemma
+from tests.parity.cases import hybrid as cases_hybrid
+from tests.parity.cases import moe as cases_moe
+from tests.parity.cases import post_norm as cases_post_norm
+from tests.parity.cases import qwen as cases_qwen
+from tests.parity.cases import scaled as cases_scaled
+from tests.parity.cases import wrapped as cases_wrapped
+from tests.parity.cases.case import Case, Config
 from tests.parity.choices import Choices
 from tests.parity.load import FIXTURES
 from tests.parity.weights import Tensor, fingerprint, random_weights, write_checkpoint

@@ -6,12 +6,12 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from benchmarks.geometry import GEOMETRIES, blocks_of_tokens, model_of
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
-from tests.fakes import Loop, TextModel, make_request
+from tests.support.fakes import Loop, TextModel, make_request
+from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
 PAGE = 64
 

@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 
 from jswa.errors import CheckpointError
 from jswa.model.hf.weights import canonical_name
-from jswa.model.load import load_checkpoint
-from jswa.model.safetensors_header import BITS, read_header
-from tests.hostile import FILE, INDEX, Header, pack, sound, unpack
+from jswa.model.weights.load import load_checkpoint
+from jswa.model.weights.safetensors_header import BITS, read_header
+from tests.support.hostile import FILE, INDEX, Header, pack, sound, unpack
 
 SHARDS = tuple(f"model-0000{k}-of-00003.safetensors" for k in (1, 2, 3))
 Edit = Callable[[Header], object]

@@ -1,4 +1,4 @@
-"""Laws of tree, pool and leases under any sequence of calls, against a dictionary of texts (jswa/cache/prefix.py)."""
+"""Laws of tree, pool and leases under any sequence of calls, against a dictionary of texts (cache/prefix/cache.py)."""
 
 import math
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix import Match
-from jswa.cache.resume import replay_length
-from tests.fakes import LAYOUTS, TextModel, make_layout, share
+from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.resume import replay_length
+from tests.support.fakes import LAYOUTS, TextModel, make_layout, share
 
 SHAPES = {  # page sizes and what local layers see
     "sliding": [(page, Reach(window)) for page in (1, 4, 16) for window in (1, 3, 6, 20)],

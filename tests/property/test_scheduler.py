@@ -1,4 +1,4 @@
-"""Laws of the scheduler under any sequence of calls, with a device that checks what it is told (tests/fakes.py)."""
+"""Laws of the scheduler under any sequence of calls, with a device that checks its plans (tests/support/fakes.py)."""
 
 import math
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from jswa.config import Limits
 from jswa.errors import PromptTooLong
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import FinishReason, StepPlan, TokenEvent
-from tests.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
+from tests.support.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
 
 SHAPES = {  # page sizes and what local layers see
     "sliding": [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 6, 9)],

@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 
-from jswa.ray_serve import PrefixRouter
+from jswa.cluster.ray_serve import PrefixRouter
 
 FALLBACK = [["any"]]
 

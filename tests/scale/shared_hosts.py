@@ -1,6 +1,6 @@
 """One of several hosts of a model: `python -m tests.scale.shared_hosts FOLDER NAME DEVICES NODES RANK ADDRESS`.
 
-Asks what `tests.e2e.shared_model` asks, and prints what came out as JSON, where this is the first host.
+Asks what `tests.support.shared_model` asks, and prints what came out as JSON, where this is the first host.
 """
 
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import jax
 
-from tests.e2e.shared_model import ask, checkpoint, load
-from tests.oracles import quick_compiles
+from tests.support.oracles import quick_compiles
+from tests.support.shared_model import ask, checkpoint, load
 
 
 def main(folder: Path, name: str, devices: int, nodes: int, rank: int, address: str) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.e2e.shared_model import checkpoint
-from tests.e2e.test_tensor_parallel import assert_same_text
-from tests.unit.server.harness import until
-from tests.unit.server.processes import ROOT, Process, started
+from tests.e2e.model.test_tensor_parallel import assert_same_text
+from tests.support.server.harness import until
+from tests.support.server.processes import ROOT, Process, started
+from tests.support.shared_model import checkpoint
 
 pytestmark = pytest.mark.scale
 BOUND = 30  # seconds in which the others end when one is lost

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.server.processes import ROOT
-from tests.unit.test_manifests import CUSTOM, FILES, RAY, documents, find
+from tests.support.server.processes import ROOT
+from tests.unit.cluster.test_manifests import CUSTOM, FILES, RAY, documents, find
 
 pytestmark = pytest.mark.scale
 VALIDATE = ROOT / ".venv-ray" / "bin" / "kubernetes-validate"

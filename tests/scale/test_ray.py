@@ -25,8 +25,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.server.harness import until
-from tests.unit.server.processes import ROOT
+from tests.support.server.harness import until
+from tests.support.server.processes import ROOT
 
 pytestmark = pytest.mark.scale
 SERVE = ROOT / ".venv-ray" / "bin" / "serve"

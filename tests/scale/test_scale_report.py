@@ -1,4 +1,4 @@
-"""What `benchmarks.scale_sim` writes, and the tables made of it."""
+"""What `benchmarks.scale.run` writes, and the tables made of it."""
 
 import json
 from dataclasses import astuple, replace
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale_report import markdown, throughput
-from benchmarks.scale_sim import SECTIONS, case, measure, rate_of, read, save
-from benchmarks.scale_traces import SHAPES
+from benchmarks.scale.report import markdown, throughput
+from benchmarks.scale.run import SECTIONS, case, measure, rate_of, read, save
+from benchmarks.scale.traces import SHAPES
 
 
 def test_rows_are_written_and_found_again(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from benchmarks.scale_routers import BLOCK, Memory, Route, Thresholds, block_keys, make_router
-from benchmarks.scale_traces import SHAPES, sessions
-from benchmarks.traces import TraceRequest, expand
+from benchmarks.cache.traces import TraceRequest, expand
+from benchmarks.scale.routers import BLOCK, Memory, Route, Thresholds, block_keys, make_router
+from benchmarks.scale.traces import SHAPES, sessions
 
 TOKENS = np.random.default_rng(0).integers(0, 1000, 20 * BLOCK, dtype=np.int32)
 

@@ -1,4 +1,4 @@
-"""A fleet in virtual time (`benchmarks.scale_sim`): laws of the simulation, and what its routers are worth."""
+"""A fleet in virtual time (`benchmarks.scale.run`): laws of the simulation, and what its routers are worth."""
 
 from dataclasses import replace
 from functools import cache
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import traces
-from benchmarks.scale_replica import Job, Replica, new_replica, submit, tick
-from benchmarks.scale_routers import POLICIES
-from benchmarks.scale_run import Fleet, Outcome, check, figures, fleet_of, simulate
-from benchmarks.scale_sim import Case, measure
-from benchmarks.scale_traces import SHAPES, sessions
-from benchmarks.traces import TraceRequest, expand
+from benchmarks.cache import traces
+from benchmarks.cache.traces import TraceRequest, expand
+from benchmarks.scale.replica import Job, Replica, new_replica, submit, tick
+from benchmarks.scale.routers import POLICIES
+from benchmarks.scale.run import Case, measure
+from benchmarks.scale.simulate import Fleet, Outcome, check, figures, fleet_of, simulate
+from benchmarks.scale.traces import SHAPES, sessions
 
 RATES = {"chat": 1.5, "questions": 1.5, "agents": 0.3, "documents": 0.6}
 

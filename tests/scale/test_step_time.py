@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.scale_run import SERVED, fleet_of
-from benchmarks.step_time import Assumed, StepTime, Work
+from benchmarks.scale.simulate import SERVED, fleet_of
+from benchmarks.scale.step_time import Assumed, StepTime, Work
 from jswa.architecture import Reach
-from jswa.capacity import weight_bytes
+from jswa.commands.capacity import weight_bytes
 from jswa.model.hf.config import parse_config
-from jswa.parallel import part_of
-from tests.unit.hub_configs import CONFIGS
+from jswa.model.partition import part_of
+from tools.cases.hub_configs import CONFIGS
 
 
 def model(reach: Reach | None) -> StepTime:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jswa.errors import CheckpointError
-from jswa.inputs import default_sampling, params_of
+from jswa.text.inputs import default_sampling, params_of
 from jswa.types import SamplingParams
 
 

@@ -11,17 +11,17 @@ NO_JAX = [
     "jswa",
     "jswa.types",
     "jswa.config",
-    "jswa.parallel",
+    "jswa.model.partition",
     "jswa.errors",
-    "jswa.text",
+    "jswa.text.tokenizer",
     "jswa.cache.manager",
     "jswa.cache.capacity",
     "jswa.sched.scheduler",
     "jswa.exec.buckets",
     "jswa.exec.pack",
-    "jswa.task_sets",
-    "jswa.evaluate",
-    "jswa.cli",
+    "jswa.commands.task_sets",
+    "jswa.commands.evaluate",
+    "jswa.commands.cli",
 ]
 
 
@@ -43,7 +43,7 @@ def test_help_imports_no_jax() -> None:
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "generate" in result.stdout
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "jswa.cli" in imported
+    assert "jswa.commands.cli" in imported
     assert not {"jax", "jaxlib", "flax"} & imported
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
-from jswa.inputs import engine_config
 from jswa.lora import root_key
+from jswa.text.inputs import engine_config
 
 SALTS = st.text(st.sampled_from("\0ab/"), max_size=6)
 DIGESTS = st.none() | st.text(st.sampled_from("ab"), min_size=2, max_size=2)

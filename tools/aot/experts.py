@@ -23,13 +23,13 @@ from flax import nnx
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.moe import Experts, Moe
-from pallas_kernels.experts.abstract import MATRICES, Matrix, arguments
+from pallas_kernels.experts.api import grouped_matmul
 from pallas_kernels.experts.groups import Groups
-from pallas_kernels.experts.specs import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
-from pallas_kernels.grouped import grouped_matmul
-from tests.unit.hub_configs import CONFIGS
 from tools.aot import device
 from tools.aot.facts import KernelFacts, copies, top_level
+from tools.cases.experts import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
+from tools.cases.experts_shapes import MATRICES, Matrix, arguments
+from tools.cases.hub_configs import CONFIGS
 
 BYTES_PER_SECOND = 4.3e12  # that a copy reaches on an H200
 FLOPS = 600e12  # per second, of a good grouped product

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import jax
 
-from pallas_kernels.api import paged_attention
-from pallas_kernels.attention.abstract import arguments
-from pallas_kernels.attention.layer_specs import LAYERS, Layer
-from pallas_kernels.rows import Rows, Tiles
+from pallas_kernels.attention.api import paged_attention
+from pallas_kernels.attention.rows import Rows, Tiles
 from tools.aot import device
 from tools.aot.facts import KernelFacts
 from tools.aot.steps import SAMPLE_STEPS, STEPS, compile_step, print_steps
+from tools.cases.attention_layers import LAYERS, Layer
+from tools.cases.attention_shapes import arguments
 
 SAMPLE = (
     *("gemma-3-27b local", "gpt-oss-20b full, one row", "gemma-4-31B full", "fp8, gemma-3-27b local"),

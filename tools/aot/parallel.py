@@ -20,24 +20,24 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 
 from jswa.cache.layout import KVLayout
-from jswa.capacity import weight_bytes
+from jswa.commands.capacity import weight_bytes
 from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.mesh import REPLICATED
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.state import state_bytes, state_shapes
+from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import jit_step
-from jswa.exec.state import state_bytes, state_shapes
-from jswa.exec.step import StepConfig
 from jswa.model.across import AXIS
 from jswa.model.hf.config import parse_config
-from jswa.model.place import Placement
+from jswa.model.partition import part_of
 from jswa.model.transformer import param_shapes
-from jswa.parallel import part_of
-from tests.e2e.compiled import collectives
-from tests.unit.hub_configs import CONFIGS
+from jswa.model.weights.place import Placement
 from tools.aot import device
 from tools.aot.facts import copies, top_level
+from tools.aot.programs import collectives
+from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")
 KV_BYTES = 40 * 10**9  # on each device

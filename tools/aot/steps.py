@@ -13,17 +13,17 @@ from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
+from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import jit_step
-from jswa.exec.state import DeviceState, state_bytes, state_shapes
-from jswa.exec.step import StepConfig
 from jswa.model.hf.config import parse_config
-from jswa.model.hold import LINEAR, Mode, adopt
 from jswa.model.low_rank import adapter_params
-from jswa.model.place import Placement
 from jswa.model.transformer import Params, param_shapes
-from tests.unit.hub_configs import CONFIGS
+from jswa.model.weights.hold import LINEAR, Mode, adopt
+from jswa.model.weights.place import Placement
 from tools.aot import device
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
+from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")
 KV_BYTES = 40 * 10**9  # of the arenas: lanes beyond 2^31 elements
@@ -40,7 +40,7 @@ class StepSpec:
             makes the indices part of the one layer that needs them.
         tokens: of a prefill step with `ROWS` rows; 0: a decode step.
         rows: of a decode step.
-        quantization: of the weights; see `jswa.model.hold`.
+        quantization: of the weights; see `jswa.model.weights.hold`.
         adapters: sum of the ranks of the LoRA adapters beside each linear layer.
     """
 

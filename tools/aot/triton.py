@@ -36,18 +36,18 @@ from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
-from jswa.exec.state import state_bytes, state_shapes
-from jswa.exec.step import StepConfig, step
+from jswa.exec.programs.state import state_bytes, state_shapes
+from jswa.exec.programs.step import StepConfig, step
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import param_shapes
-from pallas_kernels.api import paged_attention
-from pallas_kernels.attention.abstract import arguments
-from pallas_kernels.attention.layer_specs import DECODE_LAYERS, Layer
-from pallas_kernels.rows import Rows, Tiles
-from tests.unit.hub_configs import CONFIGS
+from pallas_kernels.attention.api import paged_attention
+from pallas_kernels.attention.rows import Rows, Tiles
 from tools.aot import device
 from tools.aot.facts import copies, top_level
 from tools.aot.triton_facts import Gpu, TritonFacts, gpu
+from tools.cases.attention_layers import DECODE_LAYERS, Layer
+from tools.cases.attention_shapes import arguments
+from tools.cases.hub_configs import CONFIGS
 
 _DUMPS = tempfile.TemporaryDirectory()  # removed when the process ends
 os.environ["JAX_TRITON_DUMP_DIR"] = _DUMPS.name  # read when jax_triton is imported
@@ -142,7 +142,7 @@ def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
 
 def forget_kernels() -> None:
     """jax-triton dumps a kernel when it compiles it, never compiles an equal one again, and fails to dump it again."""
-    from pallas_kernels.attention.triton_kernel import attend
+    from pallas_kernels.attention.triton.kernel import attend
 
     attend.__dict__.pop("_jT_kernel_cache", None)
     for dump in Path(_DUMPS.name).iterdir():

@@ -6,7 +6,6 @@ from typing import Any
 
 from jswa.architecture import AttentionConfig, Gate, ModelConfig, MoeConfig, Norm, Residual, Rope, RouterConfig
 from jswa.errors import UnsupportedModel
-from jswa.json_object import shown
 from jswa.model.hf.common import (
     FULL,
     MAX_LAYERS,
@@ -29,6 +28,7 @@ from jswa.model.hf.common import (
 )
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.rope import parse_rope
+from jswa.storage.json_object import shown
 
 
 def olmo3(u: Usual) -> ModelConfig:

@@ -17,8 +17,8 @@ from jswa.architecture import (
     RouterConfig,
 )
 from jswa.errors import CheckpointError, UnsupportedModel
-from jswa.json_object import shown
 from jswa.model.hf.fields import Fields
+from jswa.storage.json_object import shown
 
 MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM, MAX_EXPERTS = 512, 4096, 8192, 4096
 MAX_ALL_EXPERTS = 2**18  # of all layers; a checkpoint may name each of their matrices

@@ -6,11 +6,11 @@ from typing import Any
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, UnsupportedModel
-from jswa.json_object import read_object, shown
 from jswa.model.hf.common import usual
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
+from jswa.storage.json_object import read_object, shown
 
 # Multimodal configs whose text part may not say what it is; others say so.
 _TEXT_PARTS = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jswa.errors import CheckpointError
-from jswa.json_object import shown
+from jswa.storage.json_object import shown
 
 _HIGHEST = 2**31 - 1
 _WIDEST = 2**20

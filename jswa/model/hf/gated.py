@@ -15,7 +15,6 @@ from jswa.architecture import (
     Temperature,
 )
 from jswa.errors import UnsupportedModel
-from jswa.json_object import shown
 from jswa.model.hf.common import (
     FULL,
     MAX_HEADS,
@@ -40,6 +39,7 @@ from jswa.model.hf.common import (
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.mixture import still_full
 from jswa.model.hf.rope import parse_rope
+from jswa.storage.json_object import shown
 
 
 def afmoe(u: Usual) -> ModelConfig:

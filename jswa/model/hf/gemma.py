@@ -6,7 +6,6 @@ from typing import Any
 
 from jswa.architecture import AttentionConfig, MlpConfig, ModelConfig, Norm
 from jswa.errors import UnsupportedModel
-from jswa.json_object import shown
 from jswa.model.hf.common import (
     FULL,
     SLIDING,
@@ -23,6 +22,7 @@ from jswa.model.hf.common import (
     sandwich,
 )
 from jswa.model.hf.rope import parse_rope
+from jswa.storage.json_object import shown
 
 
 def gemma2(u: Usual) -> ModelConfig:

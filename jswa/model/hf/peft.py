@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jswa.errors import CheckpointError
-from jswa.json_object import label, read_object, shown
+from jswa.storage.json_object import label, read_object, shown
 
 CONFIG = "adapter_config.json"
 MAX_RANK = 256

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jswa.errors import CheckpointError, UnsupportedModel
-from jswa.json_object import shown
 from jswa.model.hf.fields import Fields
+from jswa.storage.json_object import shown
 
 _KEYS = ("quantization_config", "compression_config")
 _METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4")
@@ -32,7 +32,7 @@ def parse_quantization(raw: dict[str, Any]) -> Quantization | None:
     """That of a whole config.json; None where weights are plain.
 
     How activations and KV were to be quantised is not looked at: jswa reads weights, and scales of KV wherever there
-    are any (`jswa.model.kv_scales`). Raises UnsupportedModel
+    are any (`jswa.model.weights.kv_scales`). Raises UnsupportedModel
     for methods and formats that jswa cannot read, by their names, and CheckpointError for values that make no sense.
     """
     text = raw.get("text_config")

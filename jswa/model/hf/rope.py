@@ -14,9 +14,9 @@ from jaxtyping import Float
 
 from jswa.architecture import Rope
 from jswa.errors import CheckpointError, UnsupportedModel
-from jswa.json_object import shown
 from jswa.model.hf.common import Usual
 from jswa.model.hf.fields import Fields
+from jswa.storage.json_object import shown
 
 _KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 

@@ -13,12 +13,12 @@ from jswa.errors import ConfigError
 from jswa.exec.backends import Backends, choose_backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.state import state_shapes
+from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
-from jswa.exec.state import state_shapes
-from jswa.exec.step import StepConfig
 from jswa.model.hf.config import parse_config
-from tests.oracles import random_params
 from tests.parity.load import load_fixture
+from tests.support.oracles import random_params
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from jswa.config import Limits
 from jswa.errors import EngineError
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.types import StepPlan
-from tests.fakes import sampling_columns
+from tests.support.fakes import sampling_columns
 
 
 def make_plan(counts: list[int]) -> StepPlan:

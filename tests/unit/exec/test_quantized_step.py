@@ -6,13 +6,13 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.state import state_shapes
+from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
-from jswa.exec.state import state_shapes
-from jswa.exec.step import StepConfig
 from jswa.model.hf.config import parse_config
-from jswa.model.hold import Mode, adopt
-from jswa.model.place import Placement
 from jswa.model.transformer import Params, param_shapes
+from jswa.model.weights.hold import Mode, adopt
+from jswa.model.weights.place import Placement
 
 FLOAT32 = jnp.dtype("float32")
 LLAMA = {

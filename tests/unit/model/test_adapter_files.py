@@ -18,10 +18,10 @@ from jswa.errors import ConfigError
 from jswa.model import adapters
 from jswa.model.adapters import check_adapters, load_adapters
 from jswa.model.hf.config import parse_config
-from tests.adapters import CONFIG, DENSE, random_lora, save
-from tests.fakes import share
-from tests.hostile import edit, edit_json, pack, unpack
 from tests.parity.load import load_fixture
+from tests.support.adapters import CONFIG, DENSE, random_lora, save
+from tests.support.fakes import share
+from tests.support.hostile import edit, edit_json, pack, unpack
 
 FILE, FIELDS = "adapter_model.safetensors", "adapter_config.json"
 FIXTURE = load_fixture("llama_one_layer")

@@ -11,14 +11,14 @@ from jaxtyping import Float, Int
 from jswa.architecture import ModelConfig
 from jswa.model.adapters import Adapters, check_adapters, load_adapters
 from jswa.model.hf.config import parse_config
-from jswa.model.hold import Mode
-from jswa.model.load import load_checkpoint
 from jswa.model.transformer import Params, bind
+from jswa.model.weights.hold import Mode
+from jswa.model.weights.load import load_checkpoint
 from pallas_kernels.quantized import Quantized, dequantized
-from tests.adapters import ATTENTION, DENSE, Lora, random_lora, save
-from tests.oracles import dense_attention, dense_logits, quick_compiles
 from tests.parity.load import Fixture, adapter_names, load_adapter, load_fixture
 from tests.parity.weights import write_checkpoint
+from tests.support.adapters import ATTENTION, DENSE, Lora, random_lora, save
+from tests.support.oracles import dense_attention, dense_logits, quick_compiles
 
 FLOAT32 = jnp.dtype("float32")
 PROMISED = 2e-4

@@ -13,11 +13,11 @@ from jswa.architecture import ModelConfig
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.weights import sources
-from jswa.model.load import load_checkpoint
 from jswa.model.transformer import param_shapes
-from tests.oracles import dense_logits, quick_compiles
+from jswa.model.weights.load import load_checkpoint
 from tests.parity.load import load_fixture, names
 from tests.parity.weights import write_checkpoint
+from tests.support.oracles import dense_logits, quick_compiles
 
 # Of the families with experts, softcaps and the like a sample runs each time, all of them nightly.
 SAMPLE = {

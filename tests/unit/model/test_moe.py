@@ -14,9 +14,9 @@ from jswa.architecture import LayerConfig, MlpConfig, MoeConfig, Norm, RouterCon
 from jswa.model.moe import Moe, Storage, route
 from jswa.model.transformer import Decoder, bind, param_shapes
 from pallas_kernels import mosaic
+from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import Mxfp4, tiles, unpack
-from pallas_kernels.grouped import Implementation
-from tests.oracles import random_params, small_model
+from tests.support.oracles import random_params, small_model
 
 EXPERTS, WIDTH, HIDDEN = 8, 12, 10
 FLOAT32 = jnp.dtype("float32")

@@ -11,7 +11,7 @@ from jswa.errors import EngineError, PromptTooLong
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import FROM_DEVICE, NOT_FINITE, TokenEvent
-from tests.fakes import Loop, TextModel, make_layout, make_request
+from tests.support.fakes import Loop, TextModel, make_layout, make_request
 
 FULL = make_layout(4, None, num_full=1, num_local=0)
 HYBRID = make_layout(4, 6, num_full=1, num_local=2)

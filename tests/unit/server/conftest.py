@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.server.harness import Client, serving
+from tests.support.server.harness import Client, serving
 
 
 @pytest.fixture(scope="module")

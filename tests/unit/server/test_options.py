@@ -10,7 +10,7 @@ import pytest
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 from server import cli
-from server.config import ServeConfig
+from server.options import ServeConfig
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_files_that_are_no_options(seen: dict[str, object], content: str, tmp_pa
 
 
 def test_a_template_of_the_operator(tmp_path: Path) -> None:
-    from jswa.chat import ChatTemplate
+    from jswa.text.chat_template import ChatTemplate
 
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}")

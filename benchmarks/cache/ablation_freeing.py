@@ -1,0 +1,240 @@
+"""Local KV that has left the window: freed while a row decodes, or kept until it ends.
+
+What SGLang's pull request 17220 brought, in conversations of its shape (10 clients, 10 rounds, 300 tokens in, 3,000
+out). Its baseline frees nothing in decode: generated tokens enter the radix tree when their request ends, and until
+then their sliding-window KV belongs to the row. In prefill that baseline hands each chunk to the tree, where all but
+the last window can be evicted: jswa does the same with and without, so prefill is left as it is.
+
+`keep_while_decoding` is that baseline. It wraps two methods of one engine's `CacheManager`: `open_at` notes how many
+tokens a row knows when it starts, and `slide` gets no frontier beyond these. What a row generates keeps its local
+pages until the row ends or is preempted; then they go to the prefix cache, as spare pages, as in the baseline. Nothing
+else differs: the same arena, scheduler, admission formula and programs (a step looks at its window's pages alone).
+`CacheManager.check` must fail on such an engine, since it asserts that a lease is the window exactly: a test sees to
+that.
+"""
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from benchmarks.cache.ablation_table import Table, spread
+from benchmarks.speed.multiturn import NoDevice, Settings, run
+from jswa.architecture import ModelConfig
+from jswa.cache.layout import KVLayout
+from jswa.cache.lease import NEVER, Lease
+from jswa.cache.manager import CacheManager
+from jswa.cache.prefix.cache import Match
+from jswa.config import Limits
+from jswa.engine import Engine, StepRunner
+from jswa.exec.runner import Runner
+from jswa.llm import TINY
+from jswa.model.weights.load import load_checkpoint
+from jswa.types import Request, TokenEvent
+from tools.cases.geometry import model_of
+
+PUBLISHED = Settings(clients=10, rounds=10, request=300, output=3000, parallel=10, rate=0.0, barrier=True)
+SHORT = replace(PUBLISHED, rounds=6, request=30, output=300)  # a tenth of the length, for a small model on a CPU
+ARENAS: dict[str, Callable[[KVLayout, int], int]] = {  # slots for each conversation of so many tokens
+    "room for all KV of all layers": lambda layout, n: (
+        layout.full_pages(n) + layout.pages_per_block * (layout.touch(n) + 1)
+    ),
+    "all texts and two windows each": lambda layout, n: (
+        layout.full_pages(n) + 2 * layout.pages_per_block * layout.window_pages(n)
+    ),
+    "three quarters of the texts": lambda layout, n: 3 * layout.full_pages(n) // 4,
+}
+MODELS = ("MiMo-V2-Flash", "gpt-oss-20b", "gemma-3-27b")
+
+
+def keep_while_decoding(cache: CacheManager) -> None:
+    """Have this cache free no local page of a row that decodes. See the module."""
+    known: WeakKeyDictionary[Lease, int] = WeakKeyDictionary()
+    open_at, slide = cache.open_at, cache.slide
+
+    def opened(match: Match, salt: str = "", length: int = 0) -> Lease | None:
+        lease = open_at(match, salt, length)
+        if lease is not None:
+            known[lease] = length
+        return lease
+
+    def kept(lease: Lease, launched: int) -> None:
+        slide(lease, min(launched, known[lease]))
+        if launched >= known[lease]:
+            lease.slides_at = NEVER  # so that the scheduler does not ask at every step
+
+    cache.open_at, cache.slide = opened, kept  # type: ignore[method-assign]
+
+
+@dataclass
+class Meter:
+    """Counts the steps of an engine, those until each request's first token, and the local tokens that rows hold.
+
+    Attributes:
+        texts: a checksum of what each request got.
+    """
+
+    engine: Engine
+
+    def __post_init__(self) -> None:
+        self.steps = self.most = self.total = 0
+        self.first: list[int] = []
+        self.texts: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
+        self._add, self._step = self.engine.add, self.engine.step
+        self.engine.add, self.engine.step = self.add, self.step  # type: ignore[method-assign]
+
+    def add(self, request: Request) -> None:
+        """As the engine's."""
+        self._sent[request.request_id] = self.steps
+        self._add(request)
+
+    def step(self) -> list[TokenEvent]:
+        """As the engine's."""
+        self.steps += 1
+        events = self._step()
+        for event in events:
+            if event.request_id in self._sent:
+                self.first.append(self.steps - self._sent.pop(event.request_id))
+            self.texts[event.request_id] = zlib.crc32(b"%d" % (event.token or 0), self.texts.get(event.request_id, 0))
+        held = self.engine.stats().local_pages * self.engine.layout.page_size
+        self.most, self.total = max(self.most, held), self.total + held
+        return events
+
+    def figures(self) -> dict[str, float]:
+        """What was counted; the share is that of the arena which local pages of rows take at most."""
+        layout, stats = self.engine.layout, self.engine.stats()
+        return {
+            "ttft_steps_mean": float(np.mean(self.first)),
+            "ttft_steps_p90": float(np.percentile(self.first, 90)),
+            "local_tokens_most": self.most,
+            "local_tokens_mean": self.total / self.steps,
+            "local_share_most": self.most // layout.page_size * layout.pages_per_block / stats.total_slots,
+            "steps": self.steps,
+        }
+
+
+def measure(engine: Engine, settings: Settings, *, freeing: bool) -> dict[str, Any]:
+    """The load on a fresh engine, with decode-time freeing or without."""
+    if not freeing:
+        keep_while_decoding(engine._scheduler.cache)
+    meter = Meter(engine)
+    result = run(engine, settings)
+    names = ("hit_rate", "hit_rate_by_round", "output_tokens_per_s", "seconds", "preemptions")
+    figures = {**{name: result[name] for name in names}, "ttft_ms": result["ttft_ms"]["mean"], **meter.figures()}
+    return {**figures, "texts": meter.texts}
+
+
+def compare(
+    name: str,
+    model: ModelConfig,
+    limits: Limits,
+    runner: StepRunner,
+    settings: Settings,
+    arenas: list[str],
+    repeats: int = 1,
+) -> list[dict[str, Any]]:
+    """On and off by turns, in each of the `ARENAS`; `limits.num_blocks`: what the runner has, 0: any number."""
+    layout = KVLayout.of(model, limits.page_size)
+    length = settings.rounds * (settings.request + settings.output)
+    found = []
+    for arena in arenas:
+        slots = settings.clients * ARENAS[arena](layout, length)
+        blocks = 1 + math.ceil(slots / layout.pages_per_block)
+        assert blocks <= limits.num_blocks or not limits.num_blocks
+        one = replace(limits, num_blocks=blocks)
+        runs: dict[str, list[dict[str, Any]]] = {"on": [], "off": []}
+        for _ in range(repeats):
+            for key, passes in runs.items():
+                engine = Engine(model, one, layout, runner)
+                passes.append(measure(engine, settings, freeing=key == "on"))
+        texts = [run_.pop("texts") for passes in runs.values() for run_ in passes]
+        equal = sum(len({found_[request] for found_ in texts}) == 1 for request in texts[0])
+        shown = {"settings": asdict(settings), "texts": len(texts[0]), "equal_texts": equal}
+        found.append({"model": name, "arena": arena, "blocks": blocks, **shown, **runs})
+    return found
+
+
+def without_device(name: str, settings: Settings, arenas: list[str]) -> list[dict[str, Any]]:
+    """The host part at a released model's geometry; the device answers at once."""
+    limits = Limits(settings.rounds * (settings.request + settings.output), settings.parallel, 8192, 64)
+    return compare(name, model_of(name), limits, NoDevice(), settings, arenas)
+
+
+def with_tiny(settings: Settings, arenas: list[str], repeats: int) -> list[dict[str, Any]]:
+    """The model in the box on this machine, with everything that a step computes."""
+    model, params = load_checkpoint(TINY, jnp.dtype("float32"))
+    layout, length = KVLayout.of(model, 16), settings.rounds * (settings.request + settings.output)
+    slots = settings.clients * max(ARENAS[name](layout, length) for name in arenas)
+    blocks = 1 + math.ceil(slots / layout.pages_per_block)
+    limits = Limits(length, settings.parallel, 512, 16, num_blocks=blocks)
+    runner = Runner(model, params, layout, limits)
+    _warm(Engine(model, limits, layout, runner))
+    return compare("tiny", model, limits, runner, settings, arenas, repeats)
+
+
+def _warm(engine: Engine) -> None:
+    prompt: Int[np.ndarray, " T"] = np.arange(10, 40, dtype=np.int32)
+    run(engine, Settings(2, 1, len(prompt), 4, 2, 0.0, barrier=True))
+
+
+def results(repeats: int = 3) -> list[dict[str, Any]]:
+    """Everything that the table shows."""
+    found = [one for name in MODELS for one in without_device(name, PUBLISHED, list(ARENAS))]
+    return found + with_tiny(SHORT, list(ARENAS), repeats)
+
+
+def table(found: list[dict[str, Any]]) -> Table:
+    """The comparison in words and figures."""
+    rows = []
+    for one in found:
+        shape = one["settings"]
+        where = f"{one['model']}, {shape['rounds']} × ({shape['request']} + {shape['output']}), {one['arena']}"
+        rows += [(where if not index else "", *cells) for index, cells in enumerate(_cells(one))]
+    return Table(
+        "Decode-time freeing of local KV (SGLang 17220)",
+        "freed in decode",
+        "kept until the row ends",
+        rows,
+        [
+            "Published: MiMo-V2-Flash on 4 GPUs, window 128, page 64, 10 clients, 10 rounds, 300 in, 3,000 out. The "
+            "tables of the pull request are images; what they show could not be recovered. All that shape can reach "
+            "is a hit rate of 98.0 %.",
+            "Off is that pull request's baseline: nothing of a decoding row is freed before it ends; prefill hands its "
+            "chunks to the prefix cache in both. Both variants have the same arena, in bytes.",
+            "Local tokens: those of pages that running rows hold; a token counts once for all local layers. Steps: "
+            "until the first token, and of the whole load; a step in flight is one of them, so a first token takes two "
+            "at least. The released models' geometries run without a device, where only steps tell; tiny runs on a "
+            "CPU. There: median (least to most) of runs by turns.",
+        ],
+    )
+
+
+def _cells(one: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    def cells(name: str, key: str, published: str = "", scale: float = 1, digits: int = 0) -> tuple[str, str, str, str]:
+        on, off = (spread([scale * run[key] for run in one[variant]], digits) for variant in ("on", "off"))
+        return name, published, on, off
+
+    whole = one["settings"]["output"] == PUBLISHED.output
+    lines = [
+        cells("hit rate, %", "hit_rate", "98.0 possible" if whole else "", 100, 1),
+        cells("local tokens of rows, most", "local_tokens_most"),
+        cells("local tokens of rows, mean", "local_tokens_mean"),
+        cells("share of the arena at most, %", "local_share_most", "", 100, 1),
+        cells("steps to the first token, mean", "ttft_steps_mean", "", 1, 1),
+        cells("steps in all", "steps"),
+        cells("preemptions", "preemptions"),
+    ]
+    if one["model"] == "tiny":
+        lines.append(cells("time to first token, mean, ms", "ttft_ms"))
+        lines.append(cells("generated tokens per second", "output_tokens_per_s"))
+        if "equal_texts" in one:  # files of earlier runs have none
+            equal = f"{one['equal_texts']} of {one['texts']} equal"
+            lines.append(("greedy texts", "", equal, equal))
+    return lines

@@ -1,0 +1,192 @@
+"""Answers with the radix cache and without.
+
+What SGLang's pull request 7367 brought, the prefix cache for sliding-window models, and how it was checked: the same
+questions with `--disable-radix-cache` and without. Here nothing is wrapped: off is the engine's own option
+`prefix_cache=False`. Both variants answer the same, one variant after the other on one machine:
+
+* the sets of `jswa eval` that have answers, all of them twice, so that the second pass starts from what the first has
+  left;
+* the ends of the texts that those sets have besides, whose log probabilities are asked for through the cache. Those of
+  a prompt never come from it, so the tokens are forced: one request for each, of all text before it, that may generate
+  that token alone (`allowed_token_ids`); its log probability is that before the restriction;
+* what the model says after the first half of these texts, sampled: the estimator k3 (`tools.cases.divergence`; SGLang's
+  own
+  tests of its caches use it too) between the log probabilities of that run and those that an engine without the cache
+  gives for prompt and text in one prefill.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from benchmarks.cache.ablation_table import Table, spread
+from jswa.commands.evaluate import evaluate, prompt_logprobs, questions
+from jswa.commands.task_sets import FOLDER, read_sets
+from jswa.llm import LLM
+from jswa.types import SamplingParams
+from tools.cases.divergence import forced, forced_logprob, k3
+
+VARIANTS = ("on", "off")
+FORCED = 96  # tokens at the end of a text
+SAID = 96  # tokens sampled
+
+
+def texts_of(llm: LLM, sets: Path, limit: int | None) -> list[Int[np.ndarray, " T"]]:
+    """Token ids of the sets' texts, as `jswa eval` scores them."""
+    items = [item for found in read_sets(sets, (), limit).values() for item in found if item.score == "bits"]
+    return [question.ids for question in questions(llm, items)[0]]
+
+
+def tails(llm: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[str, Any]:
+    """Bits per byte, and how often the likeliest token is the right one, of the last `count` tokens of each text."""
+    assert llm.tokenizer is not None
+    pairs = [(ids, at) for ids in texts for at in range(max(1, len(ids) - count), len(ids))]
+    size = sum(len(llm.tokenizer.decode(ids[max(1, len(ids) - count) :].tolist()).encode()) for ids in texts)
+    start = time.perf_counter()
+    outputs = forced(llm, [ids for ids, _ in pairs], [at for _, at in pairs])
+    seconds = time.perf_counter() - start
+    logprobs = [forced_logprob(output) for output in outputs]
+    first = [(output.outputs[0].logprobs or [])[0][output.outputs[0].token_ids[0]].rank == 1 for output in outputs]
+    return {
+        "tokens": len(logprobs),
+        "bits_per_byte": -sum(logprobs) / math.log(2) / size,
+        "accuracy": sum(first) / len(first),
+        "logprobs": logprobs,
+        "seconds": seconds,
+    }
+
+
+def divergence(llm: LLM, scorer: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[str, float]:
+    """k3 between what the LLM said of its own sampled tokens, in decode, and what the scorer says of them, in prefill:
+    the mean over the prompts."""
+    prompts = [ids[: len(ids) // 2].tolist() for ids in texts]
+    params = SamplingParams(temperature=1.0, max_tokens=count, seed=1, ignore_eos=True, logprobs=0)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    whole = [prompt + list(output.outputs[0].token_ids) for prompt, output in zip(prompts, outputs, strict=True)]
+    scores = scorer.generate(whole, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    means, furthest = [], 0.0
+    for prompt, output, score in zip(prompts, outputs, scores, strict=True):
+        tables = output.outputs[0].logprobs or []
+        said = [table[token].logprob for token, table in zip(output.outputs[0].token_ids, tables, strict=True)]
+        scored = prompt_logprobs(score)[len(prompt) - 1 :]
+        means.append(k3(said, scored))
+        furthest = max(furthest, float(np.abs(np.array(scored) - said).max()))
+    return {"k3": float(np.mean(means)), "largest_difference": furthest}
+
+
+def compare(
+    open_llm: Callable[[bool], LLM], sets: Path, limit: int | None, *, tail: int, said: int, repeats: int
+) -> dict[str, Any]:
+    """Both variants; `open_llm` is told whether to have a prefix cache."""
+    llms = {"on": open_llm(True), "off": open_llm(False)}
+    texts = texts_of(llms["off"], sets, limit)
+    found: dict[str, dict[str, Any]] = {name: {"passes": [], "forced": []} for name in VARIANTS}
+    for llm in llms.values():  # compiles what is compiled when first used
+        tails(llm, texts[:1], 1)
+        divergence(llm, llms["off"], texts[:1], 2)
+    for _ in range(repeats):
+        for llm in llms.values():
+            llm.flush_cache()
+        for _ in range(2):
+            for name, llm in llms.items():
+                found[name]["passes"].append(_asked(llm, sets, limit))
+    for _ in range(repeats):
+        for name, llm in llms.items():
+            llm.flush_cache()
+            one = tails(llm, texts, tail)
+            found[name]["forced"].append({**one, "hit_rate": llm.cache_stats().hit_rate})
+    for name, llm in llms.items():
+        found[name] |= divergence(llm, llms["off"], texts, said)
+    answers = [one.pop("answers") for name in VARIANTS for one in found[name]["passes"]]
+    logprobs = {name: np.array([one.pop("logprobs") for one in found[name]["forced"]]) for name in VARIANTS}
+    return {
+        "texts": len(texts),
+        "answers": len(answers[0]),
+        "passes_with_equal_answers": sum(one == answers[0] for one in answers),
+        "answers_that_differ": sum(len(set(given)) > 1 for given in zip(*answers, strict=True)),
+        "passes": len(answers),
+        "largest_forced_difference": float(np.abs(logprobs["on"] - logprobs["off"][0]).max()),
+        **found,
+    }
+
+
+def _asked(llm: LLM, sets: Path, limit: int | None) -> dict[str, Any]:
+    """One pass over the sets that are answered."""
+    before = llm.cache_stats()
+    tasks = [task for task, items in read_sets(sets, (), limit).items() if items[0].score != "bits"]
+    rows, result = evaluate(llm, sets, tasks, limit)
+    stats = llm.cache_stats()
+    prompt = stats.prompt_tokens - before.prompt_tokens
+    return {
+        "seconds": result["seconds"],
+        "hit_rate": (stats.cached_tokens - before.cached_tokens) / max(prompt, 1),
+        "accuracy": {f"{row.task}/{row.distance}": row.accuracy for row in rows},
+        "correct": sum(row.correct or 0 for row in rows),
+        "count": sum(row.count for row in rows),
+        "answers": [one["text"] for one in result["items"]],
+    }
+
+
+def results(limit: int = 4, repeats: int = 3) -> list[dict[str, Any]]:
+    """Everything that the table shows, on the model in the box."""
+
+    def open_llm(cached: bool) -> LLM:
+        return LLM("tiny", prefix_cache=cached)
+
+    return [{"model": "tiny", **compare(open_llm, FOLDER, limit, tail=FORCED, said=SAID, repeats=repeats)}]
+
+
+def table(found: list[dict[str, Any]]) -> Table:
+    """The comparison in words and figures."""
+    return Table(
+        "The radix cache for sliding-window models (SGLang 7367)",
+        "with the prefix cache",
+        "without",
+        [cells for one in found for cells in _cells(one)],
+        [
+            "Published: Llama-4-Scout on 8 GPUs, LooGLE, average BERTScore (F1), one run each. The SGLang project's "
+            "own tests since then bound k3 by 0.002 (gpt-oss-20b).",
+            "Each question is asked twice; the second time all but the last token of its prompt can come from the "
+            "cache. Forced tokens: the last of each text, each by a request of its own, which starts from what the "
+            "ones before have left. Times: median (least to most) of passes by turns.",
+        ],
+    )
+
+
+def _cells(one: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
+    both = [one[variant] for variant in VARIANTS]
+    turns = {"first": slice(0, None, 2), "second": slice(1, None, 2)}
+
+    def cells(name: str, published: str, figure: Callable[[dict[str, Any]], str], where: str = "") -> Any:
+        return (where, name, published, *map(figure, both))
+
+    def passes(name: str, turn: str, scale: float, digits: int) -> Callable[[dict[str, Any]], str]:
+        return lambda found: spread([scale * each[name] for each in found["passes"][turns[turn]]], digits)
+
+    def of_forced(name: str, scale: float, digits: int) -> Callable[[dict[str, Any]], str]:
+        return lambda found: spread([scale * each[name] for each in found["forced"]], digits)
+
+    same = f"{one['answers'] - one['answers_that_differ']} of {one['answers']} equal in all passes"
+    return [
+        cells(
+            "right answers",
+            "84.32 on, 84.50 off (F1, %)",
+            lambda found: spread([each["correct"] for each in found["passes"]]) + f" of {found['passes'][0]['count']}",
+            f"{one['model']}, sets of `jswa eval`",
+        ),
+        cells("greedy texts", "", lambda found: same),
+        cells("hit rate, first pass, %", "", passes("hit_rate", "first", 100, 1)),
+        cells("hit rate, second pass, %", "", passes("hit_rate", "second", 100, 1)),
+        cells("seconds, first pass", "", passes("seconds", "first", 1, 1)),
+        cells("seconds, second pass", "", passes("seconds", "second", 1, 1)),
+        cells("bits per byte", "", of_forced("bits_per_byte", 1, 4), f"{one['model']}, forced tokens of texts"),
+        cells("likeliest token is right, %", "", of_forced("accuracy", 100, 2)),
+        cells("hit rate, %", "", of_forced("hit_rate", 100, 1)),
+        cells("seconds", "", of_forced("seconds", 1, 1)),
+        cells("k3 against one prefill", "< 0.002 demanded", lambda found: f"{found['k3']:.1e}"),
+    ]

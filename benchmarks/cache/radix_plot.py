@@ -1,0 +1,53 @@
+"""Hit rates of `benchmarks.cache.radix` as a picture: how much is reused as sessions outgrow the memory.
+
+    python -m benchmarks.cache.radix_plot benchmarks/results/cpu/2026-11-20-radix.json hit_rate.png
+
+Needs matplotlib (`pip install jswa[bench]`).
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def points(results: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """(share of the pool in %, hit rate in %) of the session workloads, by line of the plot."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in results:
+        found = re.match(r"sessions, (\d+) %", row["workload"])
+        if found is None:
+            continue
+        share = int(found[1])
+        lines.setdefault(f"jswa, {row['model']}", []).append((share, 100 * row["jswa"]))
+        for name, key in (("an infinite cache", "ideal"), ("full KV on every layer, LRU", "full_everywhere")):
+            line = lines.setdefault(name, [])
+            if (share, 100 * row[key]) not in line:
+                line.append((share, 100 * row[key]))
+    return {name: sorted(line) for name, line in lines.items()}
+
+
+def plot(lines: dict[str, list[tuple[int, float]]], to: Path) -> None:
+    """Draw the lines."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.6))
+    for name, line in lines.items():
+        style = {"an infinite cache": "k:", "full KV on every layer, LRU": "k--"}.get(name, "o-")
+        axes.plot(*zip(*line, strict=True), style, label=name, markersize=4)
+    axes.set(xlabel="sessions of 8 turns, % of the pool (as full KV)", ylabel="prompt tokens not computed, %", ylim=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="lower left")
+    figure.tight_layout()
+    figure.savefig(to, dpi=120)
+
+
+def main() -> None:
+    """Read the JSON, write the picture."""
+    source, to = map(Path, sys.argv[1:])
+    plot(points(json.loads(source.read_text(encoding="utf-8"))), to)
+
+
+if __name__ == "__main__":
+    main()

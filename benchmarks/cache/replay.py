@@ -1,0 +1,191 @@
+"""Caches that a trace can be replayed through, host only, behind one small interface.
+
+`Cache` is what another engine's cache has to implement to stand in the table of `benchmarks/cache/radix.py`.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
+
+from benchmarks.cache.traces import TraceRequest
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.sched.scheduler import Scheduler
+from jswa.types import PrefixHit, Request, SamplingParams, StepPlan
+
+
+class Cache(Protocol):
+    """Runs requests; how many at a time is its own affair."""
+
+    def submit(self, request: TraceRequest, name: str) -> None:
+        """Queue a request. Its output is what `request.output` says."""
+        ...
+
+    def step(self) -> dict[str, PrefixHit]:
+        """Do some work; the requests that have ended, and what was cached of their prompts."""
+        ...
+
+
+@dataclass
+class Result:
+    """Sums over a replay; `rates` by turn."""
+
+    prompt: int = 0
+    cached: int = 0
+    revived: int = 0  # of the cached tokens, those that a row has because it replayed a missing window
+    rounds: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def hit_rate(self) -> float:
+        """Σ cached tokens / Σ prompt tokens."""
+        return self.cached / max(self.prompt, 1)
+
+    def count(self, request: TraceRequest, hit: PrefixHit) -> None:
+        """One request more."""
+        self.prompt += hit.prompt_tokens
+        self.cached += hit.cached_tokens
+        self.revived += hit.cached_tokens if hit.revived else 0
+        totals = self.rounds.setdefault(request.turn, [0, 0])
+        totals[0] += hit.cached_tokens
+        totals[1] += hit.prompt_tokens
+
+
+def replay(cache: Cache, requests: list[TraceRequest], *, running: int, barrier: bool = False) -> Result:
+    """Keep `running` requests in the cache, in the order of the trace; a turn waits for the one before it.
+
+    With a `barrier` no turn starts before all sessions have ended the one before.
+    """
+    result, waiting = Result(), list(enumerate(requests))
+    active: dict[str, TraceRequest] = {}
+    ended: set[tuple[str, int]] = set()
+    while waiting or active:
+        position = 0
+        while len(active) < running and position < len(waiting):
+            number, request = waiting[position]
+            held = request.turn and (request.session, request.turn - 1) not in ended
+            if barrier and any(r.turn < request.turn for r in active.values()):
+                held = True
+            if held:
+                if position > 2 * running:
+                    break
+                position += 1
+                continue
+            del waiting[position]
+            active[str(number)] = request
+            cache.submit(request, str(number))
+        for name, hit in cache.step().items():
+            request = active.pop(name)
+            ended.add((request.session, request.turn))
+            result.count(request, hit)
+    return result
+
+
+class Engine:
+    """jswa's scheduler, cache and pool on a device that says what the trace says."""
+
+    def __init__(self, layout: KVLayout, limits: Limits) -> None:
+        self.scheduler = Scheduler(layout, limits)
+        self.steps = 0
+        self._requests: dict[str, TraceRequest] = {}
+        self._hits: dict[str, PrefixHit] = {}
+        self._pending: tuple[StepPlan, Int[np.ndarray, " R"]] | None = None
+
+    def submit(self, request: TraceRequest, name: str) -> None:
+        """As `Cache`."""
+        self._requests[name] = request
+        length = len(request.prompt) + len(request.output)
+        params = SamplingParams(temperature=0.0)
+        self.scheduler.add(Request(name, request.prompt, params, frozenset(), (0, 0), length))
+
+    def step(self) -> dict[str, PrefixHit]:
+        """One step, overlapped as in the engine."""
+        before, self._pending = self._pending, None
+        plan = self.scheduler.plan()
+        self.steps += 1
+        if plan is not None:
+            self._pending = plan, self._tokens(plan)
+        events = self.scheduler.apply(*before) if before is not None else []
+        ended = {}
+        for event in events:
+            if event.prefix is not None:
+                self._hits[event.request_id] = event.prefix
+            if event.finish_reason is not None:
+                ended[event.request_id] = self._hits.pop(event.request_id)
+                del self._requests[event.request_id]
+        return ended
+
+    def _tokens(self, plan: StepPlan) -> Int[np.ndarray, " R"]:
+        tokens = np.zeros(plan.num_rows, np.int32)
+        by_slot = {s.slot: s for s in self.scheduler._running}
+        ends = (plan.starts + plan.counts).tolist()
+        for row, (slot, end) in enumerate(zip(plan.slots.tolist(), ends, strict=True)):
+            request = self._requests[by_slot[slot].request.request_id]
+            index = end - len(request.prompt)
+            if index >= 0:
+                tokens[row] = request.output[index]
+        return tokens
+
+
+class Infinite:
+    """The ideal: every token ever computed stays, and any prefix is found."""
+
+    def __init__(self) -> None:
+        self._texts: dict[bytes, list[Int[np.ndarray, " T"]]] = {}
+        self._active: list[tuple[str, TraceRequest]] = []
+
+    def submit(self, request: TraceRequest, name: str) -> None:
+        """As `Cache`."""
+        self._active.append((name, request))
+
+    def step(self) -> dict[str, PrefixHit]:
+        """The oldest request ends."""
+        name, request = self._active.pop(0)
+        known = self._texts.setdefault(request.prompt[:1].tobytes(), [])
+        most = max((_common(text, request.prompt[:-1]) for text in known), default=0)
+        known.append(np.concatenate([request.prompt, request.output])[:-1])
+        return {name: PrefixHit(len(request.prompt), most, most, 0, "cold")}
+
+
+class FullEverywhere:
+    """What an engine has that keeps the KV of every token on every layer: pages by hash of their prefix, LRU."""
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self._room, self._page = pages, page_size
+        self._pages: OrderedDict[int, None] = OrderedDict()
+        self._active: list[tuple[str, TraceRequest]] = []
+
+    def submit(self, request: TraceRequest, name: str) -> None:
+        """As `Cache`."""
+        self._active.append((name, request))
+
+    def step(self) -> dict[str, PrefixHit]:
+        """The oldest request runs and ends."""
+        name, request = self._active.pop(0)
+        prompt_pages = self._keys(request.prompt[: len(request.prompt) - 1])
+        found = 0
+        while found < len(prompt_pages) and prompt_pages[found] in self._pages:
+            found += 1
+        text = np.concatenate([request.prompt, request.output])[:-1]
+        # Leaves go before what they hang on: the end of a text is older than its beginning.
+        for key in reversed(self._keys(text)):
+            self._pages.pop(key, None)
+            self._pages[key] = None
+        while len(self._pages) > self._room:
+            self._pages.popitem(last=False)
+        return {name: PrefixHit(len(request.prompt), found * self._page, found * self._page, 0, "cold")}
+
+    def _keys(self, tokens: Int[np.ndarray, " T"]) -> list[int]:
+        keys, key = [], 0
+        for start in range(0, len(tokens) - self._page + 1, self._page):
+            key = hash((key, tokens[start : start + self._page].tobytes()))
+            keys.append(key)
+        return keys
+
+
+def _common(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " m"]) -> int:
+    length = min(len(a), len(b))
+    differ = np.flatnonzero(a[:length] != b[:length])
+    return int(differ[0]) if len(differ) else length

@@ -1,0 +1,74 @@
+"""What a GPU is and what a launch on it costs: python -m benchmarks.gpu.facts [--json FILE]
+
+Writes the compiler's description of the device (for pallas_kernels/tuning/<device>.txtpb, which `make gpu-compile`
+compiles for) beside the JSON.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.attention.tuned import device_name
+
+_ARRAYS = (100, 300, 600)
+
+
+def main() -> None:
+    """Print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    device = jax.devices()[0]
+    facts: dict[str, Any] = {
+        "device": device.device_kind,
+        "compute_capability": getattr(device, "compute_capability", None),
+        "memory": (device.memory_stats() or {}).get("bytes_limit"),
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "ptxas": version("ptxas"),
+        "dispatch_microseconds": {count: dispatch(count) for count in _ARRAYS},
+    }
+    print(json.dumps(facts, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(facts, indent=1) + "\n")
+        if device.platform == "gpu":
+            from jaxlib import xla_client
+
+            target = xla_client.get_topology_for_devices(jax.devices()).target_config
+            args.json.with_name(f"{device_name()}.txtpb").write_text(str(target))
+
+
+def dispatch(count: int, repeats: int = 200) -> float:
+    """Microseconds that the host takes to launch a program of so many arrays that it updates in place."""
+    state = [jnp.zeros(8) + n for n in range(count)]
+    program = jax.jit(lambda state: [x + 1 for x in state], donate_argnums=0).lower(state).compile()
+    seconds = []
+    for _ in range(repeats):
+        jax.block_until_ready(state)  # type: ignore[no-untyped-call]
+        start = time.perf_counter()
+        state = program(state)
+        seconds.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(seconds)
+
+
+def version(command: str) -> str | None:
+    """The last line of what a tool says of its version; None where it is not found."""
+    try:
+        out = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return out.strip().splitlines()[-1]
+
+
+if __name__ == "__main__":
+    main()

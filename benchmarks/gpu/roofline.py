@@ -1,0 +1,88 @@
+"""A Markdown table and a roofline plot from the results of `kernels` and `torch_attention`.
+
+    python -m benchmarks.gpu.roofline DIR    reads DIR/kernels.json and DIR/torch.json, writes table.md and roofline.png
+
+The roof is of the same run: bytes per second of a copy, FLOP per second of a large matrix product. What was not
+measured says so. The plot needs matplotlib (extra `bench`).
+"""
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Write both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    if not (folder / "kernels.json").is_file():
+        parser.error(f"{folder} has no kernels.json: run benchmarks.gpu.kernels first")
+    kernels, torch = (read(folder / name) for name in ("kernels.json", "torch.json"))
+    (folder / "table.md").write_text("\n".join(table(kernels, torch)) + "\n")
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no plot: matplotlib is not installed (pip install jswa[bench])")
+    else:
+        plot(kernels, folder / "roofline.png")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON file; nothing where there is none."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
+
+
+def table(kernels: dict[str, Any], torch: dict[str, Any]) -> list[str]:
+    """Lines of Markdown: a row per measure, microseconds per implementation, and ours against the roof."""
+    others = {row["label"]: row["seconds"] for row in torch.get("attention", [])}
+    rows = [(row, {**row["seconds"], **others.get(row["label"], {})}) for row in kernels.get("attention", [])]
+    names = list(dict.fromkeys(name for _, seconds in rows for name in seconds))
+    lines = [
+        f"{kernels.get('device', 'no device')}, jax {kernels.get('jax')}; microseconds of one call, median",
+        "",
+        f"| attention | {' | '.join(names)} | of the roof |",
+        f"|{' --- |' * (len(names) + 2)}",
+    ]
+    for row, seconds in rows:
+        cells = [_microseconds(seconds.get(name)) for name in names]
+        share = _share(row, seconds.get(names[0]), kernels["ceilings"])
+        lines.append(f"| {row['label']} | {' | '.join(cells)} | {share} |")
+    return lines
+
+
+def _microseconds(seconds: Any) -> str:
+    return f"{1e6 * seconds['median']:.1f}" if isinstance(seconds, dict) else "not measured"
+
+
+def _share(row: dict[str, Any], seconds: Any, ceilings: dict[str, float]) -> str:
+    if not isinstance(seconds, dict):
+        return "not measured"
+    least = max(row["bytes"] / ceilings["copy_bytes_per_s"], row["flops"] / ceilings["flops"])
+    return f"{least / seconds['median']:.0%}"
+
+
+def plot(kernels: dict[str, Any], path: Path) -> None:
+    """FLOP per byte against FLOP per second, each implementation in its colour, under the roof."""
+    from matplotlib import pyplot
+
+    ceilings = kernels["ceilings"]
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    reach = [0.1, ceilings["flops"] / ceilings["copy_bytes_per_s"], 1e5]
+    axes.loglog(reach, [min(x * ceilings["copy_bytes_per_s"], ceilings["flops"]) / 1e12 for x in reach], "k-")
+    names = list(dict.fromkeys(name for row in kernels["attention"] for name in row["seconds"]))
+    for name in names:
+        rows = [row for row in kernels["attention"] if isinstance(row["seconds"].get(name), dict)]
+        intensity = [row["flops"] / row["bytes"] for row in rows]
+        axes.loglog(intensity, [row["flops"] / row["seconds"][name]["median"] / 1e12 for row in rows], "o", label=name)
+    axes.set_xlabel("FLOP per byte that must move")
+    axes.set_ylabel("TFLOP/s")
+    axes.set_title(kernels["device"])
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""All that needs a GPU, stage by stage: `make gpu`, or python -m benchmarks.gpu.run --out DIR [--stages …].
+
+Stages, each a process of its own with a time limit, its log and JSON in DIR:
+
+    facts      device, versions, the compiler's target description, cost of launching a step by its number of arrays
+    numerics   every kernel case against its oracle, on the device
+    matrix     head sizes, windows, pages, groups and lengths of attention in all combinations
+    kernels    benchmarks.gpu.kernels
+    torch      benchmarks.gpu.torch_attention, its baselines
+    roofline   benchmarks.gpu.roofline: a table and a plot of both
+    tune       benchmarks.gpu.autotune
+    steps      benchmarks.gpu.decode_steps on random weights of released models
+    offline    benchmarks.speed.offline on the same models
+    peer       benchmarks.gpu.peer_transformers, the same load on transformers' continuous batching
+
+A stage that fails does not stop the others. The last lines are a short table; the exit status is that of `numerics`.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu.roofline import read, table
+
+_MODELS = ("gemma-3-27b", "gpt-oss-20b", "Mistral-7B-v0.1")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, what it may write, and the seconds it may take."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int
+
+
+def stages(out: Path) -> list[Stage]:
+    """All of them, in order."""
+    cases = (
+        "tests/unit/pallas_kernels/attention/test_paged_attention.py",
+        "tests/unit/pallas_kernels/experts/test_grouped_matmul.py",
+    )
+    matrix = "tests/unit/pallas_kernels/attention/test_hopper.py"
+    load = ("--prompts", "256", "--input", "1024", "--output", "1024", "--repeats", "2")
+    offline = (*load, "--max-num-seqs", "256")
+    return [
+        Stage("facts", ("-m", "benchmarks.gpu.facts", "--json", f"{out}/facts.json"), 120),
+        Stage("numerics", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly or not gpu", *cases), 300),
+        Stage("matrix", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly", matrix), 580),
+        Stage("kernels", ("-m", "benchmarks.gpu.kernels", "--json", f"{out}/kernels.json"), 300),
+        Stage("torch", ("-m", "benchmarks.gpu.torch_attention", "--json", f"{out}/torch.json"), 240),
+        Stage("roofline", ("-m", "benchmarks.gpu.roofline", str(out)), 60),
+        Stage("tune", ("-m", "benchmarks.gpu.autotune", "--seconds", "400", "--out", f"{out}/tuning.json"), 560),
+        *(
+            Stage(
+                f"steps-{name}",
+                ("-m", "benchmarks.gpu.decode_steps", "--hub", name, "--json", f"{out}/steps-{name}.json"),
+                400,
+            )
+            for name in _MODELS
+        ),
+        *(
+            Stage(
+                f"offline-{name}",
+                ("-m", "benchmarks.speed.offline", "--hub", name, *offline, "--json", f"{out}/offline-{name}.json"),
+                280,
+            )
+            for name in _MODELS
+        ),
+        *(
+            Stage(
+                f"peer-{name}",
+                ("-m", "benchmarks.gpu.peer_transformers", "--hub", name, *load, "--json", f"{out}/peer-{name}.json"),
+                400,
+            )
+            for name in _MODELS
+        ),
+    ]
+
+
+def main() -> None:
+    """Run the stages that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stages", nargs="+", default=["facts", "numerics", "kernels", "torch", "roofline"])
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    unknown = {name for name in args.stages if not any(s.name.startswith(name) for s in stages(args.out))}
+    if unknown:
+        parser.error(f"--stages: there is no {', '.join(sorted(unknown))}")
+    done: dict[str, tuple[int, float]] = {}
+    for stage in stages(args.out):
+        if any(stage.name.startswith(name) for name in args.stages):
+            done[stage.name] = run(stage, args.out)
+    for name, (status, seconds) in done.items():
+        print(f"{name:24} {'ok' if status == 0 else f'status {status}':12} {seconds:6.0f} s")
+    print("\n".join(table(read(args.out / "kernels.json"), read(args.out / "torch.json"))))
+    sys.exit(done.get("numerics", (0, 0.0))[0])
+
+
+def run(stage: Stage, out: Path) -> tuple[int, float]:
+    """Its exit status (124: out of time) and seconds. What it prints goes to its log, the end of it here."""
+    start, log = time.perf_counter(), out / f"{stage.name}.log"
+    with log.open("w") as file:
+        try:
+            status = subprocess.run(
+                [sys.executable, *stage.command],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=stage.seconds,
+                env={"JAX_PLATFORMS": "cuda", **os.environ},  # the tests' own default is the CPU
+            ).returncode
+        except subprocess.TimeoutExpired:
+            status = 124
+    print(f"== {stage.name}", *log.read_text(errors="replace").splitlines()[-12:], sep="\n", flush=True)
+    return status, time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The same requests run alone, from the cache, batched and preempted, for `benchmarks.quality.run`."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.capacity import peak_slots
+from jswa.commands.evaluate import Question, prompt_logprobs
+from jswa.engine import Engine, PendingStep, StepRunner
+from jswa.llm import LLM
+from jswa.sched.sequence import Sequence as Row
+from jswa.types import RequestOutput, StepPlan
+from tools.cases.divergence import forced, forced_logprob
+
+AT_ONCE = 16
+SMALL_BUDGET = (
+    16  # tokens of a step of `preempted`: a chunk takes memory for a while, which rows then do not run out of
+)
+GROWTH = 32  # tokens that rows of `preempted` run on, and more behind long prompts
+
+
+@dataclass
+class Evidence:
+    """What happened in a configuration, in tokens unless said otherwise.
+
+    Attributes:
+        chunks: that ended inside a prompt.
+        hits, revivals: requests that began on cached tokens, and those that rebuilt a window.
+        preempted_answers: requests that were preempted before they had said what the cold run said.
+    """
+
+    steps: int = 0
+    most_tokens: int = 0
+    most_rows: int = 0
+    chunks: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    replayed_tokens: int = 0
+    hits: int = 0
+    revivals: int = 0
+    preemptions: int = 0
+    preempted_answers: int = 0
+    seconds: float = 0.0
+
+    def see_step(self, plan: StepPlan) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.most_tokens = max(self.most_tokens, plan.num_tokens)
+        self.most_rows = max(self.most_rows, plan.num_rows)
+        self.chunks += int((plan.samples == 0).sum())
+
+    def see(self, outputs: Sequence[RequestOutput]) -> None:
+        """Count what the cache had for requests."""
+        for hit in (output.prefix for output in outputs):
+            if hit is None:
+                raise RuntimeError("a request ended without saying what was cached for it")
+            self.requests += 1
+            self.prompt_tokens += hit.prompt_tokens
+            self.cached_tokens += hit.cached_tokens
+            self.replayed_tokens += hit.replayed_tokens
+            self.hits += hit.cached_tokens > 0
+            self.revivals += hit.revived
+
+
+class Watch:
+    """A runner that counts steps in whatever `evidence` is at the time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._runner: StepRunner = engine.runner
+        self.evidence = Evidence()
+        engine.runner = self
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """As the runner's."""
+        self.evidence.see_step(plan)
+        return self._runner.launch(plan)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What came of an item: generated tokens, or log probabilities of the last tokens of a text."""
+
+    tokens: list[int]
+    text: str
+    logprobs: list[float]
+    margins: list[float]  # between the two likeliest tokens, by token; of the cold run only
+
+
+@dataclass
+class Outcome:
+    """One configuration: answers by question, and how they compare with the cold ones."""
+
+    name: str
+    answers: dict[Question, Answer] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
+    compared: int = 0
+    ties: int = 0
+    furthest: float = 0.0
+    differences: list[dict[str, Any]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def timed(self, watch: Watch) -> Iterator[None]:
+        """What runs within belongs to this configuration."""
+        watch.evidence, begin = self.evidence, time.monotonic()
+        try:
+            yield
+        finally:
+            watch.evidence = Evidence()
+            self.evidence.seconds += time.monotonic() - begin
+
+
+def ask(llm: LLM, asked: Sequence[Question], at_once: int = 1, **changes: Any) -> list[RequestOutput]:
+    """Run requests, so many at once, with changed sampling parameters."""
+    outputs: list[RequestOutput] = []
+    for first in range(0, len(asked), at_once):
+        part = asked[first : first + at_once]
+        params = [dataclasses.replace(q.params, **changes) if q.item.score != "bits" else q.params for q in part]
+        outputs += llm.generate([{"prompt_token_ids": q.ids} for q in part], params, use_tqdm=False)
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+    return outputs
+
+
+def answer_of(question: Question, output: RequestOutput) -> Answer:
+    """The answer in a finished request."""
+    if question.item.score == "bits":
+        return Answer([], "", prompt_logprobs(output), [])
+    (said,) = output.outputs
+    tables = [sorted((one.logprob for one in table.values()), reverse=True) for table in said.logprobs or ()]
+    return Answer(said.token_ids, said.text, [], [table[0] - table[1] for table in tables])
+
+
+def plain(outcome: Outcome, llm: LLM, asked: Sequence[Question], at_once: int, **changes: Any) -> None:
+    """Ask everything, so many requests at once."""
+    watch = Watch(llm.engine)
+    with outcome.timed(watch):
+        outputs = ask(llm, asked, at_once, **changes)
+    outcome.evidence.see(outputs)
+    outcome.answers |= {q: answer_of(q, output) for q, output in zip(asked, outputs, strict=True)}
+
+
+def cached_and_revived(cached: Outcome, revived: Outcome, llm: LLM, asked: Sequence[Question], tail: int) -> None:
+    """Group by group: a pass that fills the cache, one over it, and one over what is left without local pages."""
+    watch = Watch(llm.engine)
+    texts = [q for q in asked if q.item.score == "bits"]
+    others = [q for q in asked if q.item.score != "bits"]
+    for first in range(0, len(others), AT_ONCE):
+        group = others[first : first + AT_ONCE]
+        llm.flush_cache()
+        ask(llm, group, AT_ONCE)
+        for outcome in (cached, revived):
+            if outcome is revived:
+                lose_local_pages(llm.engine)
+            with outcome.timed(watch):
+                outputs = ask(llm, group, AT_ONCE)
+            outcome.evidence.see(outputs)
+            outcome.answers |= {q: answer_of(q, output) for q, output in zip(group, outputs, strict=True)}
+    for first in range(0, len(texts), AT_ONCE):
+        _force(cached, revived, llm, texts[first : first + AT_ONCE], tail, watch)
+
+
+def _force(cached: Outcome, revived: Outcome, llm: LLM, group: list[Question], tail: int, watch: Watch) -> None:
+    """The last tokens of texts, each behind what the request before it has left in the cache."""
+    ids = [q.ids for q in group]
+    for outcome in (cached, revived):
+        llm.flush_cache()
+        found: list[list[float]] = [[] for _ in group]
+        llm.generate([{"prompt_token_ids": text[:-tail]} for text in ids], max_tokens=1, temperature=0, use_tqdm=False)
+        for back in range(tail, 0, -1):
+            if outcome is revived:
+                lose_local_pages(llm.engine)
+            with outcome.timed(watch):
+                outputs = forced(llm, ids, [len(text) - back for text in ids])
+            outcome.evidence.see(outputs)
+            for row, output in zip(found, outputs, strict=True):
+                row.append(forced_logprob(output))
+        outcome.answers |= {q: Answer([], "", row, []) for q, row in zip(group, found, strict=True)}
+
+
+def lose_local_pages(engine: Engine) -> None:
+    """Take all local pages that no row holds out of the cache; the full ones stay, and with them every text."""
+    if engine.layout.full is None:
+        raise RuntimeError("a model without full-attention layers has nothing from which a window could be rebuilt")
+    retention, pool = engine._scheduler.cache.prefix.retention, engine._scheduler.cache.pool
+    for window in [window for node in retention.tree.nodes() for window in node.windows.values()]:
+        retention.drop_window(window)
+    spare: Int[np.ndarray, " n"] = np.flatnonzero(pool.local_cached & (pool.local_owners == 1)).astype(np.int32)
+    retention._free_blocks(spare)
+
+
+def preempted(outcome: Outcome, llm: LLM, asked: Sequence[Question], cold: Outcome) -> None:
+    """Ask all questions of a task and distance at once, in memory for two prompts, and let rows run on after answering.
+
+    So the older of two rows outgrows its pages while the younger reads its prompt or answers, and takes that one's.
+    What was said after the answer is cut off.
+    """
+    whole, watch = llm.engine, Watch(llm.engine)
+    groups: dict[tuple[str, int | None], list[Question]] = {}
+    for question in asked:
+        groups.setdefault((question.item.task, question.item.distance), []).append(question)
+    for group in groups.values():
+        llm._engine = small_engine(whole, group)
+        taken = note_preemptions(llm.engine)
+        with outcome.timed(watch):
+            outputs = ask(llm, [_grown(q) for q in group], len(group), ignore_eos=True)
+        outcome.evidence.see(outputs)
+        outcome.evidence.preemptions += llm.stats().preemptions
+        for question, output in zip(group, outputs, strict=True):
+            expected = cold.answers[question]
+            found = _cut(llm, answer_of(question, output), expected)
+            outcome.answers[question] = found
+            said = taken.get(output.request_id)
+            outcome.evidence.preempted_answers += said is not None and said < max(len(expected.tokens), 1)
+    llm._engine = whole
+
+
+def small_engine(engine: Engine, group: Sequence[Question]) -> Engine:
+    """An engine on the programs and the arena of another, which must be idle, of whose blocks it uses few."""
+    layout, limits = engine.layout, engine.limits
+    prompt = max(len(q.ids) for q in group) + 1
+    longest = min(limits.max_model_len, max(_grown(q).length for q in group))
+    two = layout.resident_slots(prompt) + peak_slots(layout, limits.max_tokens, prompt)
+    slots = max(two, peak_slots(layout, limits.max_tokens, longest))
+    blocks = min(limits.num_blocks, 1 + -(-slots // layout.pages_per_block))
+    return Engine(engine.model, dataclasses.replace(limits, num_blocks=blocks), layout, engine.runner)
+
+
+def note_preemptions(engine: Engine) -> dict[str, int]:
+    """Filled while the engine runs: tokens that a request had said when it was first preempted."""
+    scheduler, taken = engine._scheduler, dict[str, int]()
+    preempt = scheduler._preempt
+
+    def noted(sequence: Row) -> None:
+        taken.setdefault(sequence.request.request_id, sequence.num_known - len(sequence.request.prompt))
+        preempt(sequence)
+
+    scheduler._preempt = noted  # type: ignore[method-assign]
+    return taken
+
+
+def _grown(question: Question) -> Question:
+    """The question, answered at such length that another prompt of its length is read meanwhile."""
+    if question.item.score == "bits":
+        return question
+    room = (question.params.max_tokens or 0) + GROWTH + 4 * len(question.ids) // (3 * SMALL_BUDGET)
+    return dataclasses.replace(question, params=dataclasses.replace(question.params, max_tokens=room))
+
+
+def _cut(llm: LLM, found: Answer, expected: Answer) -> Answer:
+    """The answer without what was said after the expected one ended."""
+    tokens = found.tokens[: len(expected.tokens)]
+    assert llm.tokenizer is not None
+    text = expected.text if tokens == expected.tokens else llm.tokenizer.decode(tokens)
+    return dataclasses.replace(found, tokens=tokens, text=text)

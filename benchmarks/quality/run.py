@@ -1,0 +1,221 @@
+"""The proof that the cache costs no quality: the sets of `jswa eval` in every configuration, against a cold engine.
+
+    python -m benchmarks.quality.run [--model tiny] [--sets DIR] [--tasks passkey,json] [--limit 25] [--out DIR]
+
+cold           no prefix cache, one request at a time, a prompt in one step
+prefix-cached  a second pass over a warm cache
+revived        the cache has the full-attention KV and no local page: windows are rebuilt by replay
+chunked N      no prefix cache, one request at a time, N tokens a step at most
+batched        no prefix cache, all requests at once
+preempted      many requests at once in memory for two, where rows run on after their answer, so that it runs out
+
+Greedy tokens must be those of the cold run, item by item, but where the two likeliest tokens of the cold run are within
+1e-3 of each other (ties: under 0.1 % of all tokens); log probabilities of texts agree within 2e-4. A prompt's log
+probabilities never come from the cache: there the last tokens of a text are forced, one request each. A configuration
+that did not come about (no hits, no replays, no preemptions …) is an error. Exit status 1 where anything differs.
+Writes quality.json and quality.md to --out, with --plot quality.png (matplotlib: `pip install jswa[bench]`).
+"""
+
+import argparse
+import dataclasses
+import json
+import platform
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.quality.configurations import AT_ONCE, SMALL_BUDGET, Outcome, cached_and_revived, plain, preempted
+from benchmarks.quality.report import markdown, plot
+from jswa import __version__
+from jswa.commands.evaluate import Row, Scored, questions, summarise
+from jswa.commands.task_sets import FOLDER, Item, is_correct, read_sets
+from jswa.llm import LLM, TINY
+from jswa.model.hf.config import parse_config
+from jswa.storage.json_object import read_object
+
+MARGIN, TOLERANCE, MOST_TIES = 1e-3, 2e-4, 1e-3  # docs/design.md §7
+BUDGET = 512  # tokens of a step where nothing else is said
+LONGEST = 2560  # tokens of a prompt and its answer: a cold prompt takes one step, and all of them that shape
+CHUNKS = (16, 64, 512)
+CONFIGURATIONS = ("cold", "prefix-cached", "revived", *(f"chunked {n}" for n in CHUNKS), "batched", "preempted")
+
+
+def compare(outcome: Outcome, cold: Outcome) -> None:
+    """Hold every answer against the cold one: the first token that differs, or log probabilities that do."""
+    for question, found in outcome.answers.items():
+        expected = cold.answers[question]
+        where = {"task": question.item.task, "line": question.item.line, "distance": question.item.distance}
+        if question.item.score == "bits":
+            off = np.abs(np.array(found.logprobs) - expected.logprobs[-len(found.logprobs) :])
+            outcome.furthest = max(outcome.furthest, float(off.max()))
+            if not off.max() <= TOLERANCE:
+                outcome.differences.append({**where, "logprob_off_by": float(off.max())})
+            continue
+        outcome.compared += len(expected.tokens)
+        if found.tokens == expected.tokens:
+            continue
+        pairs = zip(found.tokens, expected.tokens, strict=False)
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found.tokens), len(expected.tokens)))
+        margin = expected.margins[at] if at < len(expected.margins) else None
+        if margin is not None and margin <= MARGIN:
+            outcome.ties += 1
+        else:
+            texts = {"text": found.text, "cold_text": expected.text}
+            outcome.differences.append({**where, "token": at, "margin": margin, **texts})
+
+
+def rows_of(outcome: Outcome) -> list[Row]:
+    """Accuracies by task and distance; bits where the whole text was scored."""
+    scored = []
+    for question, found in outcome.answers.items():
+        item = question.item
+        if item.score != "bits":
+            scored.append(Scored(item, found.text, len(found.tokens), is_correct(item, found.text), None))
+        elif len(found.logprobs) == len(question.ids) - 1:
+            scored.append(Scored(item, "", 0, None, -sum(found.logprobs) / float(np.log(2))))
+    return summarise(scored)
+
+
+def bits_per_token(outcome: Outcome, tail: int) -> float | None:
+    """Of the last tokens of all texts."""
+    last = [x for q, found in outcome.answers.items() if q.item.score == "bits" for x in found.logprobs[-tail:]]
+    return -float(np.mean(last) / np.log(2)) if last else None
+
+
+def missing(outcome: Outcome) -> str | None:
+    """Why a configuration has not come about; None where it has."""
+    seen = outcome.evidence
+    kind, _, size = outcome.name.partition(" ")
+    needs: dict[str, tuple[bool, str]] = {
+        "cold": (seen.cached_tokens == seen.chunks == 0 and seen.most_rows == 1, "no cache, no chunks, one row"),
+        "prefix-cached": (seen.hits > 0, "hits"),
+        "revived": (seen.revivals > 0 and seen.replayed_tokens > 0, "windows that were rebuilt"),
+        "chunked": (seen.chunks > 0 and seen.most_tokens <= int(size or 0), "prompts that take several steps"),
+        "batched": (seen.most_rows > 1, "several rows in a step"),
+        "preempted": (seen.preemptions > 0, "preemptions"),
+    }
+    happened, what = needs[kind]
+    return None if happened else f"{outcome.name}: must show {what}: {seen}"
+
+
+def problems(outcomes: Sequence[Outcome]) -> list[str]:
+    """All that is wrong, one line each."""
+    found = [line for line in map(missing, outcomes) if line is not None]
+    for outcome in outcomes:
+        found += [f"{outcome.name}: {difference}" for difference in outcome.differences]
+        if outcome.ties > MOST_TIES * outcome.compared:
+            found.append(f"{outcome.name}: {outcome.ties} ties in {outcome.compared} tokens: must be under 0.1 %")
+    return found
+
+
+def run(
+    model: str,
+    items: Sequence[Item],
+    names: Sequence[str],
+    tail: int,
+    tell: Callable[[str], None],
+    longest: int = LONGEST,
+) -> tuple[list[Outcome], list[Item]]:
+    """The cold configuration and the named ones, and the items that are too long for the model or for `longest`."""
+    outcomes = {name: Outcome(name) for name in CONFIGURATIONS if name in ("cold", *names)}
+    alone: dict[str, Any] = {"max_num_seqs": 1, "prefix_cache": False}
+    together: dict[str, Any] = {"max_num_seqs": AT_ONCE, "max_num_batched_tokens": BUDGET}
+
+    def done(*finished: str) -> None:
+        for outcome in (outcomes[name] for name in finished if name in outcomes):
+            compare(outcome, outcomes["cold"])
+            tell(f"{outcome.name}: {len(outcome.answers)} items, {outcome.evidence.seconds:.1f} s")
+
+    folder = TINY if model == "tiny" else Path(model)
+    longest = min(longest, parse_config(read_object(folder / "config.json"), weights=False).max_position)
+    with LLM(model, max_num_batched_tokens=longest, max_model_len=longest, **alone) as llm:
+        asked, too_long = questions(llm, items)
+        if not asked:
+            raise SystemExit(f"no item fits {longest} tokens")
+        if any(q.item.score == "bits" and len(q.ids) < tail + 2 for q in asked):
+            raise SystemExit(f"--tail {tail}: a text has fewer tokens")
+        plain(outcomes["cold"], llm, asked, 1, logprobs=2)
+    done("cold")
+    shuffled = random.Random(0).sample(asked, len(asked))
+    for name in [name for name in outcomes if name.startswith("chunked")]:
+        with LLM(model, max_num_batched_tokens=int(name.split()[1]), **alone) as llm:
+            plain(outcomes[name], llm, asked, 1)
+        done(name)
+    if "batched" in outcomes:
+        with LLM(model, prefix_cache=False, **together) as llm:
+            plain(outcomes["batched"], llm, shuffled, len(shuffled))
+        done("batched")
+    if "prefix-cached" in outcomes or "revived" in outcomes:
+        pair = [outcomes.get(name) or Outcome(name) for name in ("prefix-cached", "revived")]
+        with LLM(model, **together) as llm:
+            cached_and_revived(pair[0], pair[1], llm, asked, tail)
+        done("prefix-cached", "revived")
+    if "preempted" in outcomes:
+        with LLM(model, max_num_seqs=SMALL_BUDGET, max_num_batched_tokens=SMALL_BUDGET) as llm:
+            preempted(outcomes["preempted"], llm, asked, outcomes["cold"])
+        done("preempted")
+    return list(outcomes.values()), too_long
+
+
+def as_json(outcomes: Sequence[Outcome], tail: int, head: dict[str, Any]) -> dict[str, Any]:
+    """What is written: `head`, versions, and every configuration with its rows."""
+    configurations = [
+        {
+            "name": outcome.name,
+            **dataclasses.asdict(outcome.evidence),
+            "compared_tokens": outcome.compared,
+            "ties": outcome.ties,
+            "furthest_logprob": outcome.furthest,
+            "differences": outcome.differences,
+            "tail_bits_per_token": bits_per_token(outcome, tail),
+            "rows": [dataclasses.asdict(row) | {"accuracy": row.accuracy} for row in rows_of(outcome)],
+        }
+        for outcome in outcomes
+    ]
+    versions = {"jswa": __version__, "python": platform.python_version(), "jax": jax.__version__}
+    device = jax.devices()[0].device_kind
+    return {**head, "versions": versions, "device": device, "tail": tail, "configurations": configurations}
+
+
+def main() -> None:
+    """Run, print, write; exit status 1 where a configuration differs from the cold one or did not come about."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--sets", type=Path, default=FOLDER)
+    parser.add_argument("--tasks", default="", help="names with commas between them; all where it is left out")
+    parser.add_argument("--limit", type=int, default=25, help="items of each task and distance")
+    parser.add_argument("--only", default=",".join(CONFIGURATIONS), help="configurations beside the cold one")
+    parser.add_argument("--tail", type=int, default=8, help="tokens of each text that are forced behind cached ones")
+    parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of a prompt and its answer")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cpu"))
+    parser.add_argument("--plot", action="store_true")
+    a = parser.parse_args()
+    names = [name.strip() for name in a.only.split(",")]
+    if unknown := set(names) - set(CONFIGURATIONS):
+        raise SystemExit(f"--only {', '.join(sorted(unknown))}: must be among {', '.join(CONFIGURATIONS)}")
+    sets = read_sets(a.sets, [name for name in a.tasks.split(",") if name], a.limit)
+    items = [item for group in sets.values() for item in group]
+    outcomes, too_long = run(a.model, items, names, a.tail, lambda line: print(line, file=sys.stderr), a.longest)
+    wrong = problems(outcomes)
+    result = as_json(
+        outcomes, a.tail, {"model": a.model, "limit": a.limit, "too_long": len(too_long), "problems": wrong}
+    )
+    a.out.mkdir(parents=True, exist_ok=True)
+    (a.out / "quality.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = markdown(result)
+    (a.out / "quality.md").write_text(text, encoding="utf-8")
+    print(text)
+    if a.plot:
+        plot(result, a.out / "quality.png")
+    if wrong:
+        print("\n".join(wrong[:50]), file=sys.stderr)
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""One replica of a simulated fleet: the engine's own scheduler and prefix cache, on a device that only takes time.
+
+The order is the engine's (docs/design.md §2): step k + 1 is planned when step k - 1 has ended, while k is on the
+device; a step begins when the one before has ended and the host has planned it. What a row says is in the trace.
+
+Decode steps of a batch in which nobody comes, ends or fills a prompt are skipped: `_Run` knows the ends of the next n
+steps, and lengths, pages and windows are brought up to date (`_catch_up`) when something else happens, in the order in
+which `Scheduler.plan` would have done it. With `skip=False` every step is planned and applied; both give the same.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from benchmarks.cache.traces import TraceRequest
+from benchmarks.scale.step_time import StepTime
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.sched.draft import lease_of
+from jswa.sched.scheduler import Scheduler
+from jswa.sched.sequence import Sequence, Status
+from jswa.types import PrefixHit, Request, SamplingParams, StepPlan
+
+_GREEDY = SamplingParams(temperature=0.0)
+_MOST_SKIPPED = 128
+_LEAST_SKIPPED = 3
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way; times in seconds of the simulation. `produced`: tokens that came back."""
+
+    name: str
+    request: TraceRequest
+    arrival: float
+    replica: int = -1
+    first: float = -1.0
+    end: float = -1.0
+    produced: int = 0
+    hit: PrefixHit | None = None
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from arrival to the first token."""
+        return self.first - self.arrival
+
+    @property
+    def tpot(self) -> float:
+        """Seconds between two tokens, on average; 0 for an answer of one."""
+        return (self.end - self.first) / max(self.produced - 1, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """Decode steps ahead: `ends[0]` is the end of the step on the device, `ends[i]` that of the i-th skipped one;
+    `planned[i]` is when the host has planned the i-th, `seconds[i]` what it takes on the device."""
+
+    ends: list[float]
+    planned: list[float]
+    seconds: Float[np.ndarray, " n"]
+
+
+@dataclass(eq=False)
+class Replica:
+    """Owns a scheduler; `window`: seconds of the simulation in which `busy` counts."""
+
+    scheduler: Scheduler
+    time: StepTime
+    window: tuple[float, float]
+    skip: bool = True
+    jobs: dict[str, Job] = field(default_factory=dict)
+    flight: deque[tuple[StepPlan, float]] = field(default_factory=deque)
+    run: _Run | None = None
+    host_free: float = 0.0
+    busy: float = 0.0
+    steps: int = 0
+    skipped: int = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that have come and not ended."""
+        return len(self.jobs)
+
+    @property
+    def due(self) -> float | None:
+        """When the replica wants a `tick` next; None while it is idle."""
+        if self.run is not None:
+            return self.run.ends[-2]
+        return self.flight[0][1] if self.flight else None
+
+
+def new_replica(
+    layout: KVLayout, limits: Limits, time: StepTime, *, window: tuple[float, float], skip: bool = True
+) -> Replica:
+    """An idle replica with an empty cache."""
+    return Replica(Scheduler(layout, limits), time, window, skip)
+
+
+def submit(replica: Replica, job: Job, now: float) -> None:
+    """A request comes. Before the replica's own tick, where both are at one time."""
+    _interrupt(replica, now)
+    request = job.request
+    length = len(request.prompt) + len(request.output)
+    replica.scheduler.add(Request(job.name, request.prompt, _GREEDY, frozenset(), (0, 0), length))
+    replica.jobs[job.name] = job
+    if not replica.flight:
+        _launch(replica, now)
+        assert replica.flight, "an idle replica has work and does nothing"
+
+
+def tick(replica: Replica, now: float) -> list[Job]:
+    """Take in the steps that have ended by now, and plan on. Returns the jobs that have ended."""
+    if replica.run is not None:
+        _catch_up(replica, len(replica.run.ends) - 1)
+    ended: list[Job] = []
+    while replica.flight and replica.flight[0][1] <= now:
+        plan, end = replica.flight.popleft()
+        ended += _apply(replica, plan, end)
+    _launch(replica, now)
+    assert replica.flight or not replica.jobs, "a replica has work and does nothing"
+    return ended
+
+
+def look(replica: Replica, now: float) -> None:
+    """Bring scheduler and cache up to date, so that somebody may look into them."""
+    _interrupt(replica, now)
+
+
+def _apply(replica: Replica, plan: StepPlan, end: float) -> list[Job]:
+    scheduler = replica.scheduler
+    tokens = np.zeros(plan.num_rows, np.int32)
+    for row, sequence in enumerate(scheduler._in_flight[0][1]):
+        if plan.samples[row] and sequence.status is not Status.FINISHED:
+            output = replica.jobs[sequence.request.request_id].request.output
+            tokens[row] = output[sequence.num_known - len(sequence.request.prompt)]
+    ended = []
+    for event in scheduler.apply(plan, tokens):
+        job = replica.jobs[event.request_id]
+        assert event.token is not None
+        job.produced += 1
+        if event.prefix is not None:
+            job.hit, job.first = event.prefix, end
+        if event.finish_reason is not None:
+            job.end = end
+            ended.append(replica.jobs.pop(event.request_id))
+    return ended
+
+
+def _launch(replica: Replica, now: float) -> None:
+    """Plan until two steps are under way, or skip ahead."""
+    while len(replica.flight) < 2:
+        if replica.skip and len(replica.flight) == 1 and (steps := _steady(replica)) >= _LEAST_SKIPPED:
+            replica.run = _run(replica, now, steps)
+            return
+        plan = replica.scheduler.plan()
+        if plan is None:
+            return
+        work = replica.time.work(plan.starts.astype(np.int64), plan.counts, int(plan.samples.sum()))
+        seconds = float(replica.time.seconds(work))
+        replica.host_free = max(now, replica.host_free) + float(replica.time.host[plan.num_rows])
+        begin = max(replica.flight[-1][1] if replica.flight else now, replica.host_free)
+        replica.flight.append((plan, begin + seconds))
+        replica.busy += _overlap(begin, begin + seconds, replica.window)
+        replica.steps += 1
+
+
+def _overlap(begin: float, end: float, window: tuple[float, float]) -> float:
+    return max(0.0, min(end, window[1]) - max(begin, window[0]))
+
+
+def _steady(replica: Replica) -> int:
+    """How many decode steps can be skipped: all rows are in the one step in flight, and none ends, comes or waits."""
+    scheduler, (plan, _) = replica.scheduler, replica.flight[0]
+    rows = scheduler._running
+    if scheduler._waiting or len(rows) != plan.num_rows or plan.num_tokens != plan.num_rows:
+        return 0
+    if scheduler.cache._waiting or scheduler.cache.moves:
+        return 0
+    steps = _MOST_SKIPPED
+    for sequence in rows:
+        if sequence.in_flight != 1 or sequence.launched != sequence.num_known or lease_of(sequence).boundaries:
+            return 0
+        steps = min(steps, sequence.limit - 1 - sequence.num_known)
+    layout = scheduler.layout
+    pages = len(rows) * (steps // layout.page_size + 1)
+    return steps if scheduler.cache.available_slots > pages * (1 + layout.pages_per_block) else 0
+
+
+def _run(replica: Replica, now: float, steps: int) -> _Run:
+    """Ends of the next steps, by the arithmetic of `_launch`."""
+    rows = replica.scheduler._running
+    lengths = np.array([sequence.launched for sequence in rows], np.int64)
+    seconds = replica.time.seconds(replica.time.decode_work(lengths, steps))
+    host = float(replica.time.host[len(rows)])
+    ends, planned, before, free = [replica.flight[0][1]], [], now, replica.host_free
+    for taken in seconds.tolist():
+        free = max(before, free) + host
+        before = ends[-1]
+        planned.append(free)
+        ends.append(max(before, free) + taken)
+    return _Run(ends, planned, seconds)
+
+
+def _interrupt(replica: Replica, now: float) -> None:
+    """End a run: catch up with the steps that have ended, and plan the one that was planned before now."""
+    run = replica.run
+    if run is None:
+        return
+    done = sum(end < now for end in run.ends[:-2])  # the last of them is when the run's own tick comes
+    _catch_up(replica, done)
+    plan = replica.scheduler.plan()
+    assert plan is not None
+    assert plan.num_rows == plan.num_tokens == len(replica.scheduler._running), "a run was not steady"
+    end, taken = run.ends[done + 1], float(run.seconds[done])
+    replica.flight.append((plan, end))
+    replica.busy += _overlap(end - taken, end, replica.window)
+    replica.host_free = run.planned[done]
+    replica.steps += 1
+
+
+def _catch_up(replica: Replica, steps: int) -> None:
+    """Do to scheduler and cache what so many skipped steps would have done, and end the run."""
+    run, scheduler = replica.run, replica.scheduler
+    assert run is not None
+    replica.run = None
+    if not steps:
+        return
+    replica.host_free = run.planned[steps - 1]
+    for ends, taken in zip(run.ends[1 : steps + 1], run.seconds[:steps].tolist(), strict=True):
+        replica.busy += _overlap(ends - taken, ends, replica.window)
+    replica.steps += steps
+    replica.skipped += steps
+    _move_pages(scheduler, steps)
+    for sequence in scheduler._running:
+        job = replica.jobs[sequence.request.request_id]
+        _say(sequence, job, steps)
+        sequence.launched += steps
+        job.produced += steps
+    plan, _ = replica.flight.popleft()
+    replica.flight.append((plan, run.ends[steps]))
+
+
+def _say(sequence: Sequence, job: Job, count: int) -> None:
+    """Append what the row says in so many steps."""
+    known, at = sequence.num_known, sequence.num_known - len(job.request.prompt)
+    while known + count > len(sequence.tokens):
+        sequence.tokens = np.concatenate([sequence.tokens, np.empty(len(sequence.tokens), np.int32)])
+    sequence.tokens[known : known + count] = job.request.output[at : at + count]
+    sequence.num_known += count
+
+
+def _move_pages(scheduler: Scheduler, steps: int) -> None:
+    """New pages and slid ones, step by step: in each, all rows grow in their order, then windows slide."""
+    cache, page = scheduler.cache, scheduler.layout.page_size
+    events: list[tuple[int, int, int]] = []  # step, 0 to grow and 1 to slide, row
+    for row, sequence in enumerate(scheduler._running):
+        lease = lease_of(sequence)
+        events.append((lease.covered - sequence.launched, 0, row))
+        events.append((lease.slides_at - sequence.launched - 1, 1, row))
+    heapq.heapify(events)
+    settled = -1
+    while events and events[0][0] < steps:
+        step, slides, row = heapq.heappop(events)
+        if step != settled:
+            cache.settle()
+            settled = step
+        sequence = scheduler._running[row]
+        lease, length = lease_of(sequence), sequence.launched + step + 1
+        if slides:
+            cache.slide(lease, length)
+            heapq.heappush(events, (lease.slides_at - sequence.launched - 1, 1, row))
+        else:
+            assert cache.grow(lease, length), "a run was begun without room for its pages"
+            heapq.heappush(events, (step + page, 0, row))
+    cache.drain_moves()

@@ -1,0 +1,243 @@
+"""How long a step takes on a GPU: a model of bytes and FLOP, for simulations. Nothing here was measured on a GPU.
+
+    seconds = launch + max(weight bytes / B, FLOP of matrices / F)
+                     + max(KV bytes / B, FLOP of attention / F) + sums over devices
+
+Exact are bytes and FLOP: they follow from the model, its part on one device, and the plan (weights once a step, experts
+as far as their tokens reach, keys and values of what each row sees, padding to the engine's buckets). Known are the
+data sheet's peaks. Assumed is what share of a peak is reached: `Assumed`, the one place. The host's time is measured
+(benchmarks.speed.host_overhead on a CPU server); it runs beside the device and counts only where it is longer.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jswa.architecture import MlpConfig, ModelConfig, MoeConfig, Reach
+from jswa.config import Limits
+from jswa.exec.buckets import bucket_table
+
+Number = int | Int[np.ndarray, " n"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """Peaks of a data sheet: bytes, bytes/s, dense 16-bit FLOP/s, bytes/s to the other devices in one direction."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    flops: float
+    link: float
+
+
+# NVIDIA's data sheet of the H200 SXM; FP8 and 4-bit weights are widened to 16 bits before they are multiplied.
+H200 = Device("H200", 141e9, 4.8e12, 989e12, 450e9)
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What share of the peaks is reached, and what a launch and a sum cost. Assumptions, all of them.
+
+    Attributes:
+        bandwidth, flops, link: shares of the device's peaks.
+        launch: seconds of a step in which the device does nothing of use.
+        all_reduce: seconds that a small sum over devices takes.
+        memory: share of the device's memory for weights, KV and `scratch` bytes.
+    """
+
+    bandwidth: float = 0.7
+    flops: float = 0.5
+    link: float = 0.6
+    launch: float = 100e-6
+    all_reduce: float = 12e-6
+    memory: float = 0.9
+    scratch: float = 3e9
+
+
+# benchmarks/results/cpu/2026-11-20-host_overhead.json: seconds of plan, pack and apply by rows of a decode step.
+HOST_SECONDS = ((1, 37e-6), (64, 173e-6), (256, 762e-6), (1400, 4490e-6))
+
+
+class Work(NamedTuple):
+    """What one step does, or each of n steps.
+
+    Attributes:
+        tokens: of the bucket, padding included.
+        sampled: rows that logits are formed for.
+        full_keys, local_keys: keys that are read, over all rows, in each layer of a kind.
+        full_pairs, local_pairs: pairs of query and key that are multiplied.
+    """
+
+    tokens: int
+    sampled: int
+    full_keys: Number
+    local_keys: Number
+    full_pairs: Number
+    local_pairs: Number
+
+
+@dataclass(frozen=True, eq=False)
+class StepTime:
+    """A model's step on each of its devices.
+
+    Attributes:
+        held: bytes of all weights.
+        dense: bytes of the weights that every step reads.
+        experts: [tokens + 1] bytes of experts that a step reads.
+        token_flops, head_flops: of a token in matrices, of a sampled row in the head.
+        full_bytes, local_bytes: of a key and its value in all layers of the kind.
+        full_flops, local_flops: of a pair of query and key in all layers of the kind.
+        sums: over devices in a step; `sum_bytes`: that each moves per token and device.
+        padded: [tokens + 1] tokens of the bucket of a mixed step; `padded_rows` of a decode step.
+        host: [rows + 1] seconds that the host takes.
+    """
+
+    device: Device
+    assumed: Assumed
+    reach: Reach | None
+    held: float
+    dense: float
+    experts: Float[np.ndarray, " T1"]
+    token_flops: float
+    head_flops: float
+    full_bytes: int
+    local_bytes: int
+    full_flops: int
+    local_flops: int
+    sums: int
+    sum_bytes: float
+    padded: Int[np.ndarray, " T1"]
+    padded_rows: Int[np.ndarray, " R1"]
+    host: Float[np.ndarray, " R1"]
+
+    def seconds(self, work: Work) -> Float[np.ndarray, " n"]:
+        """Device time of each step."""
+        bandwidth, flops = self.device.bandwidth * self.assumed.bandwidth, self.device.flops * self.assumed.flops
+        weights = self.dense + self.experts[work.tokens]
+        matrices = work.tokens * self.token_flops + work.sampled * self.head_flops
+        kv = work.full_keys * self.full_bytes + work.local_keys * self.local_bytes
+        pairs = work.full_pairs * self.full_flops + work.local_pairs * self.local_flops
+        moved = work.tokens * self.sum_bytes / (self.device.link * self.assumed.link)
+        sums = self.sums * (self.assumed.all_reduce + moved)
+        total = np.maximum(weights / bandwidth, matrices / flops) + np.maximum(kv / bandwidth, pairs / flops)
+        return np.asarray(total + sums + self.assumed.launch, np.float64)
+
+    def work(self, starts: Int[np.ndarray, " R"], counts: Int[np.ndarray, " R"], sampled: int) -> Work:
+        """Of a step whose row i runs positions [starts[i], starts[i] + counts[i])."""
+        total, rows, ends = int(counts.sum()), len(starts), starts + counts
+        full_pairs = int((ends * (ends + 1) // 2 - starts * (starts + 1) // 2).sum())
+        local_pairs = int((_seen(self.reach, ends) - _seen(self.reach, starts)).sum())
+        return Work(
+            int(self.padded_rows[rows] if total == rows else self.padded[total]),
+            sampled,
+            int(ends.sum()),
+            int((ends - _first_visible(self.reach, starts)).sum()),
+            full_pairs,
+            local_pairs,
+        )
+
+    def decode_work(self, lengths: Int[np.ndarray, " R"], steps: int) -> Work:
+        """Of so many decode steps of the same rows; `lengths`: positions that the first of them runs."""
+        queries = lengths[:, None] + np.arange(steps)
+        full = queries.sum(0) + len(lengths)
+        local = (queries + 1 - _first_visible(self.reach, queries)).sum(0)
+        return Work(int(self.padded_rows[len(lengths)]), len(lengths), full, local, full, local)
+
+
+def _first_visible(reach: Reach | None, at: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+    if reach is None:
+        return np.zeros_like(at)
+    first: Int[np.ndarray, "*n"] = (
+        at // reach.size * reach.size if reach.chunked else np.maximum(at - (reach.size - 1), 0)
+    )
+    return first
+
+
+def _seen(reach: Reach | None, end: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+    """Pairs of the queries at [0, end) and what they see."""
+    if reach is None:
+        return np.zeros_like(end)
+    size = reach.size
+    if reach.chunked:
+        pairs: Int[np.ndarray, "*n"] = end // size * (size * (size + 1) // 2) + end % size * (end % size + 1) // 2
+        return pairs
+    short = np.minimum(end, size)
+    pairs = short * (short + 1) // 2 + (end - short) * size
+    return pairs
+
+
+def step_time(
+    part: ModelConfig,
+    limits: Limits,
+    *,
+    bits: float = 16,
+    expert_bits: float | None = None,
+    device: Device = H200,
+    assumed: Assumed | None = None,
+) -> StepTime:
+    """The model of one device's part.
+
+    Args:
+        bits: of a weight; `expert_bits` of an expert's (MXFP4: 4.25 with its scales). KV has 16, as embeddings do.
+    """
+    d, attention = part.d_model, [layer.attention for layer in part.layers]
+    projections = sum(
+        d * (a.num_heads * (a.head_dim + a.v_head_dim) + a.num_kv_heads * (a.head_dim + a.v_head_dim))
+        for a in attention
+    )
+    moes = [layer.mlp for layer in part.layers if isinstance(layer.mlp, MoeConfig)]
+    dense_mlps = [layer.mlp for layer in part.layers if isinstance(layer.mlp, MlpConfig)] + [
+        moe.shared for moe in moes if moe.shared is not None
+    ]
+    always = projections + sum(_mlp(d, mlp) for mlp in dense_mlps) + sum(d * moe.num_experts for moe in moes)
+    head = part.vocab_size * d // part.devices
+    per_expert = bits / 8 if expert_bits is None else expert_bits / 8
+    chosen = sum(moe.top_k * 3 * d * moe.hidden / moe.devices for moe in moes)
+    tokens = np.arange(limits.max_tokens + 1)
+    experts = np.zeros(limits.max_tokens + 1)
+    for moe in moes:
+        # Tokens choose alike and apart from each other; all devices have the same share of what is chosen.
+        touched = moe.num_experts * (1 - (1 - moe.top_k / moe.num_experts) ** tokens)
+        experts += touched / moe.devices * 3 * d * moe.hidden * per_expert
+    whole = sum(moe.num_experts // moe.devices * 3 * d * moe.hidden for moe in moes)
+    full = [a for a in attention if a.kind == "full"]
+    local = [a for a in attention if a.kind == "local"]
+    padded, padded_rows = _buckets(limits)
+    rows, seconds = zip(*HOST_SECONDS, strict=True)
+    return StepTime(
+        device=device,
+        assumed=assumed or Assumed(),
+        reach=local[0].reach if local else None,
+        held=always * bits / 8 + whole * per_expert + head * 2 * (1 if part.tie_embeddings else 2),
+        dense=always * bits / 8 + head * 2,
+        experts=experts,
+        token_flops=2 * (always + chosen),
+        head_flops=2 * head,
+        full_bytes=sum(2 * a.num_kv_heads * (a.kept_head_dim + a.v_head_dim) for a in full),
+        local_bytes=sum(2 * a.num_kv_heads * (a.kept_head_dim + a.v_head_dim) for a in local),
+        full_flops=sum(2 * a.num_heads * (a.head_dim + a.v_head_dim) for a in full),
+        local_flops=sum(2 * a.num_heads * (a.head_dim + a.v_head_dim) for a in local),
+        sums=2 * len(part.layers) + 1 if part.devices > 1 else 0,
+        sum_bytes=2 * d * 2 * (part.devices - 1) / part.devices,
+        padded=padded,
+        padded_rows=padded_rows,
+        host=np.interp(np.arange(limits.max_rows + 1), np.array(rows), np.array(seconds)),
+    )
+
+
+def _mlp(d: int, mlp: MlpConfig) -> int:
+    return (3 if mlp.gated else 2) * d * mlp.hidden
+
+
+@functools.cache
+def _buckets(limits: Limits) -> tuple[Int[np.ndarray, " T1"], Int[np.ndarray, " R1"]]:
+    """Tokens of the bucket by tokens of a mixed step, and by rows of a decode step."""
+    table = bucket_table(limits, on_gpu=True)
+    mixed = np.array(sorted(bucket.tokens for bucket in table if not bucket.decode))
+    either = np.array(sorted(bucket.tokens for bucket in table))
+    tokens, rows = np.arange(limits.max_tokens + 1), np.arange(limits.max_rows + 1)
+    return mixed[np.searchsorted(mixed, tokens)], either[np.searchsorted(either, rows)]

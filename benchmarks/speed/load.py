@@ -1,0 +1,182 @@
+"""Load for a server process: raw HTTP streams that cost the client little, and what the process does meanwhile."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PATH = "/v1/completions"
+_EVENT = re.compile(rb"data: (\{.*?\})\n\n")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens; `pid` is its process."""
+
+    host: str
+    port: int
+    pid: int
+
+
+@dataclass
+class Answer:
+    """What came for one request; `left`: the client went away."""
+
+    status: int = 0
+    raw: bytes = b""
+    events: int = 0
+    left: bool = False
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of a completion's stream."""
+        found = (json.loads(data) for data in _EVENT.findall(self.raw))
+        return "".join(choice["text"] for event in found for choice in event.get("choices", ()))
+
+    @property
+    def reason(self) -> str | None:
+        """Why its text ended."""
+        found = re.findall(rb'"finish_reason":"(\w+)"', self.raw)
+        return found[-1].decode() if found else None
+
+
+@contextmanager
+def server(arguments: Sequence[str]) -> Iterator[Address]:
+    """A server, started by `python` with these arguments; it must end well when it is asked to."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if found := re.search(r"listening on http://([\w.]+):(\d+)", line):
+                break
+        else:
+            raise SystemExit("the server does not start")
+        os.set_blocking(process.stderr.fileno(), False)
+        drain = _Drain(process)
+        yield Address(found[1], int(found[2]), process.pid)
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(60)
+        assert status == 0, f"exit status {status}"
+        assert "Traceback" not in drain.read(), drain.read()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+class _Drain:
+    """What the process has written since it listens."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        import threading
+
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), True)
+        self._lines: list[str] = []
+        self._stream = process.stderr
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for line in self._stream:
+            if "INFO" not in line:
+                self._lines.append(line)
+
+    def read(self) -> str:
+        self._thread.join(5)
+        return "".join(self._lines)
+
+
+async def ask(
+    at: Address, body: bytes, *, path: str = PATH, method: str = "POST", leave_after: int | None = None, key: str = ""
+) -> Answer:
+    """One request on a connection of its own; it is dropped after `leave_after` events."""
+    answer = Answer()
+    try:
+        reader, writer = await asyncio.open_connection(at.host, at.port, limit=2**26)
+    except OSError as error:
+        answer.error = f"connect: {error}"
+        return answer
+    try:
+        head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
+        writer.write(head.encode() + b"\r\n" + body)
+        parts: list[bytes] = []
+        while piece := await reader.read(2**16):
+            parts.append(piece)
+            answer.events += piece.count(b"data: {")
+            if leave_after is not None and answer.events >= leave_after:
+                answer.left = True
+                writer.transport.abort()
+                break
+        answer.raw = b"".join(parts)
+        if answer.raw:
+            answer.status = int(answer.raw[9:12])
+    except OSError as error:
+        answer.error = f"{type(error).__name__}: {error}"
+    finally:
+        writer.transport.abort()
+    return answer
+
+
+async def get_json(at: Address, path: str) -> Any:
+    """The JSON that a route gives."""
+    answer = await ask(at, b"", path=path, method="GET")
+    return json.loads(answer.raw.partition(b"\r\n\r\n")[2])
+
+
+@dataclass
+class Watch:
+    """Memory, tasks and files of a server's process while it works."""
+
+    at: Address
+    samples: list[dict[str, float]] = field(default_factory=list)
+
+    async def run(self, every: float = 0.5) -> None:
+        """Look until it is cancelled."""
+        begin = time.monotonic()
+        while True:
+            asked = time.monotonic()
+            await get_json(self.at, "/health")
+            health = 1000 * (time.monotonic() - asked)
+            load = (await get_json(self.at, "/server_info"))["load"]
+            status = Path(f"/proc/{self.at.pid}/status").read_text()
+            found = re.search(r"VmRSS:\s+(\d+)", status)
+            assert found is not None
+            self.samples.append(
+                {
+                    "seconds": time.monotonic() - begin,
+                    "health_ms": health,
+                    "rss_mib": int(found[1]) / 1024,
+                    "files": len(os.listdir(f"/proc/{self.at.pid}/fd")),
+                    **{name: load[name] for name in ("tasks", "running", "waiting", "requests", "full_pages")},
+                }
+            )
+            await asyncio.sleep(every)
+
+    def growth(self, warm_up: float, span: float = 10.0) -> float:
+        """Share by which memory grew between the first and the last `span` seconds after the warm-up; medians."""
+        last = self.samples[-1]["seconds"]
+        early = [s["rss_mib"] for s in self.samples if warm_up <= s["seconds"] < warm_up + span]
+        late = [s["rss_mib"] for s in self.samples if s["seconds"] >= last - span]
+        return statistics.median(late) / statistics.median(early) - 1
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used of the CPU."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,187 @@
+"""Offline throughput: a ragged batch through the whole engine, prefill and decode tokens per second, host and device.
+
+    python -m benchmarks.speed.offline [--model tiny] [--prompts 32] [--input 256] [--output 128] [--json FILE]
+    python -m benchmarks.speed.offline --hub gemma-3-27b    the shape of a released model, random weights
+
+Prompt lengths are uniform in [input / 2, input]. The first run warms up and is not counted; then `--repeats` runs,
+of which the median and the spread are printed. Baseline in the same run: the same prompts one after another.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from jswa.engine import Engine, PendingStep, StepRunner
+from jswa.llm import LLM
+from jswa.types import SamplingParams, StepLogprobs, StepPlan
+from tools.cases.hub_configs import CONFIGS
+
+FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_s")
+
+
+class TimedRunner:
+    """A runner that adds up the time the host spends launching, and waiting for tokens."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self.launching = self.waiting = 0.0
+
+    def launch(self, plan: StepPlan) -> "TimedStep":
+        """As the runner's."""
+        start = time.perf_counter()
+        pending = self._runner.launch(plan)
+        self.launching += time.perf_counter() - start
+        return TimedStep(pending, self)
+
+
+@dataclass
+class TimedStep:
+    """A launched step; waiting for it is timed."""
+
+    pending: PendingStep
+    runner: TimedRunner
+
+    @property
+    def plan(self) -> StepPlan:
+        """What was launched."""
+        return self.pending.plan
+
+    def tokens(self) -> Int[np.ndarray, " R"]:
+        """Wait for the tokens."""
+        start = time.perf_counter()
+        tokens = self.pending.tokens()
+        self.runner.waiting += time.perf_counter() - start
+        return tokens
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Of the pending step."""
+        return self.pending.logprobs()
+
+
+def run(engine: Engine, timed: TimedRunner, prompts: list[list[int]], output: int) -> dict[str, float]:
+    """One pass: tokens per second, the host's and the device's part of the time, and the pages held at most.
+
+    Prefill counts until every prompt has its first token (decode steps of earlier ones included), decode after that.
+    """
+    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        engine.add(engine.request(f"{time.monotonic_ns()}-{index}", np.array(prompt, np.int32), params))
+    timed.launching = timed.waiting = 0.0
+    begun: set[str] = set()
+    prefill, decode_tokens, peak_full, peak_local = 0.0, 0, 0, 0
+    start = time.perf_counter()
+    while engine.has_work():
+        events = engine.step()
+        stats = engine.stats()
+        peak_full, peak_local = max(peak_full, stats.full_pages), max(peak_local, stats.local_pages)
+        if len(begun) == len(prompts):
+            decode_tokens += len(events)
+            continue
+        begun |= {event.request_id for event in events}
+        prefill = time.perf_counter() - start
+    total = time.perf_counter() - start
+    prompt_tokens, output_tokens = sum(map(len, prompts)), output * len(prompts)
+    return {
+        "seconds": total,
+        "prefill_tokens_per_s": prompt_tokens / prefill,
+        "decode_tokens_per_s": decode_tokens / max(total - prefill, 1e-9),
+        "tokens_per_s": (prompt_tokens + output_tokens) / total,
+        "host_share": 1 - timed.waiting / total,
+        "launch_share": timed.launching / total,
+        "peak_full_pages": peak_full,
+        "peak_local_pages": peak_local,
+    }
+
+
+def median_of(runs: list[dict[str, float]]) -> dict[str, Any]:
+    """Median, least and most of every figure."""
+    return {
+        name: {
+            "median": statistics.median(r[name] for r in runs),
+            "min": min(r[name] for r in runs),
+            "max": max(r[name] for r in runs),
+        }
+        for name in runs[0]
+    }
+
+
+def main() -> None:
+    """Run, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--hub", choices=sorted(CONFIGS), help="instead of --model: a released model's shape")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--input", type=int, default=256)
+    parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--max-num-seqs", type=int, default=16)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    random = np.random.default_rng(0)
+    started = time.perf_counter()
+    options: dict[str, Any] = {"max_num_seqs": args.max_num_seqs, "max_model_len": args.input + args.output}
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model
+        if args.hub:
+            Path(folder, "config.json").write_text(json.dumps(CONFIGS[args.hub]))
+            model, options["load_format"] = folder, "dummy"
+        llm = LLM(model, **options)
+    with llm:
+        ready = time.perf_counter() - started
+        lengths = random.integers(args.input // 2, args.input + 1, args.prompts)
+        prompts = [random.integers(3, llm.engine.model.vocab_size, n).tolist() for n in lengths]
+        engine = llm.engine
+        engine.runner = timed = TimedRunner(engine.runner)
+        run(engine, timed, prompts[:2], 4)
+        batched = median_of([run(engine, timed, prompts, args.output) for _ in range(args.repeats)])
+        alone = median_of([run(engine, timed, [p], args.output) for p in prompts[: args.repeats]])
+    results = {
+        "command": vars(args) | {"json": str(args.json), "plot": str(args.plot)},
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "python": platform.python_version(),
+        "start_seconds": ready,
+        "batched": batched,
+        "alone": alone,
+    }
+    for name in FIGURES:
+        b, a = batched[name], alone[name]
+        spread = f"({b['min']:.0f} to {b['max']:.0f})"
+        print(f"{name:22} {b['median']:9.0f} {spread:18} one at a time {a['median']:9.0f}, ", end="")
+        print(f"ratio {b['median'] / a['median']:.2f}")
+    share = batched["host_share"]["median"]
+    print(f"host {share:.0%} of the time, waiting for the device {1 - share:.0%}")
+    print(f"start {ready:.1f} s; peak pages {batched['peak_full_pages']['median']:.0f} full, ", end="")
+    print(f"{batched['peak_local_pages']['median']:.0f} local")
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    if args.plot:
+        plot(results, args.plot)
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Bars of throughput, batched and alone."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3))
+    for offset, kind in ((-0.2, "batched"), (0.2, "alone")):
+        axes.bar([i + offset for i in range(3)], [results[kind][n]["median"] for n in FIGURES], 0.4, label=kind)
+    axes.set_xticks(range(3), [n.replace("_per_s", "/s").replace("_", " ") for n in FIGURES])
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""A server under stress. Each part starts the server it needs, fails where something leaks or goes wrong, prints JSON.
+
+python -m benchmarks.speed.serve_stress streams    [--seconds 60] [--streams 256]   on tiny: clients leave, others abort
+python -m benchmarks.speed.serve_stress malformed  [--bodies 10000] [--good 32]     on tiny, beside good streams
+python -m benchmarks.speed.serve_stress contexts   [--seconds 60] [--rows 256]      rows of 32k tokens, no device
+python -m benchmarks.speed.serve_stress sse        [--events 200000]                microseconds to encode an event
+    [--json FILE]
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import platform
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.load import Address, Answer, Watch, ask, cpu_seconds, get_json, server
+from benchmarks.speed.malformed import malformed
+from jswa.bench.report import percentile
+
+TINY = ("-m", "jswa", "serve", "tiny", "--port", "0", "--admin-api-key", "root")
+MOST_GROWTH = 0.02
+GENERATED = 2_000  # tokens per long row: in so many steps all of them can be prefilled
+
+
+async def idle(at: Address) -> dict[str, Any]:
+    """The load of a server on which nothing should run any more."""
+    for _ in range(200):
+        load: dict[str, Any] = (await get_json(at, "/server_info"))["load"]
+        if not load["requests"] and not load["texts"]:
+            break
+        await asyncio.sleep(0.05)
+    held = {name: load[name] for name in ("running", "waiting", "requests", "texts", "full_pages", "local_pages")}
+    assert not any(held.values()), held
+    return load
+
+
+async def streams(at: Address, count: int, seconds: float, warm_up: float) -> dict[str, Any]:
+    """So many streams at any time; 3 of 10 clients leave, one in 20 is aborted by the operator."""
+    chance, end, names = random.Random(1), time.monotonic() + seconds, itertools.count()
+    base = await idle(at)
+    found: Counter[str] = Counter()
+    watch = Watch(at)
+    watching = asyncio.ensure_future(watch.run())
+
+    async def one_after_the_other() -> None:
+        while time.monotonic() < end:
+            leave = chance.randint(1, 40) if chance.random() < 0.3 else None
+            name = f"stream-{next(names)}"
+            prompt = f"{chance.randrange(50)} Once upon a time there was a {chance.choice(('cat', 'dog'))}"
+            body = {"prompt": prompt, "max_tokens": chance.randint(10, 120), "stream": True, "request_id": name}
+            body |= {"ignore_eos": True, "temperature": chance.choice((0, 1)), "n": chance.choice((1, 1, 1, 2))}
+            task = asyncio.ensure_future(ask(at, json.dumps(body).encode(), leave_after=leave))
+            if leave is None and chance.random() < 0.05:
+                await asyncio.sleep(chance.random() * 0.5)
+                abort = json.dumps({"request_id": name}).encode()
+                reply = await ask(at, abort, path="/abort", key="root")
+                assert reply.status == 200, reply.raw
+            answer = await task
+            found["events"] += answer.events
+            found[outcome(answer)] += 1
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(count)))
+    load = await idle(at)
+    watching.cancel()
+    assert set(found) <= {"events", "whole", "left", "aborted"}, dict(found)
+    growth = watch.growth(warm_up, min(10.0, (seconds - warm_up) / 2))
+    assert growth < MOST_GROWTH, f"memory grew by {growth:.1%}"
+    assert load["tasks"] <= base["tasks"] + 2, f"{base['tasks']} tasks before, {load['tasks']} after"
+    return {
+        **found, "streams": count, "seconds": seconds, "memory_growth": growth, "tasks": [base["tasks"], load["tasks"]],
+        "most_running": max(sample["running"] for sample in watch.samples),
+        "health_ms": [percentile([sample["health_ms"] for sample in watch.samples], p) for p in (50, 90, 100)],
+        "samples": watch.samples,
+    }  # fmt: skip
+
+
+def outcome(answer: Answer) -> str:
+    """What became of a stream."""
+    if answer.left:
+        return "left"
+    if answer.status != 200 or not answer.raw.endswith(b"0\r\n\r\n") or b"data: [DONE]" not in answer.raw:
+        return f"error {answer.status} {answer.error} {answer.raw[-200:]!r}"
+    return "aborted" if b'"finish_reason":"abort"' in answer.raw else "whole"
+
+
+async def beside_malformed(at: Address, bodies: int, good: int) -> dict[str, Any]:
+    """Good streams must give the text that they give alone, whatever else is sent meanwhile."""
+    chance = random.Random(2)
+    asked = [
+        json.dumps({"prompt": f"{i} little dogs and", "max_tokens": 60, "temperature": 0, "stream": True}).encode()
+        for i in range(good)
+    ]
+    alone = [(await ask(at, body)).text for body in asked]
+    assert all(alone)
+    statuses: Counter[int] = Counter()
+    pending, begin, rounds = bodies, time.monotonic(), 0
+
+    async def bad() -> None:
+        nonlocal pending
+        while pending > 0:
+            pending -= 1
+            path = chance.choice(
+                ("/v1/completions", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+            )
+            answer = await ask(at, malformed(chance), path=path)
+            assert answer.error is None, answer.error
+            statuses[answer.status] += 1
+
+    async def fine(body: bytes, wanted: str) -> None:
+        nonlocal rounds
+        while pending > 0:
+            answer = await ask(at, body)
+            assert answer.text == wanted, (answer.status, answer.text, wanted)
+            rounds += 1
+
+    await asyncio.gather(*(bad() for _ in range(16)), *(fine(b, t) for b, t in zip(asked, alone, strict=True)))
+    await idle(at)
+    assert set(statuses) <= {200, 400, 404}, dict(statuses)
+    assert statuses[200] < bodies / 4, "most of them should be wrong"
+    seconds = time.monotonic() - begin
+    return {
+        "bodies": bodies,
+        "statuses": dict(statuses),
+        "good_streams": good,
+        "good_texts": rounds,
+        "seconds": seconds,
+    }
+
+
+async def contexts(at: Address, rows: int, seconds: float, length: int) -> dict[str, Any]:
+    """All rows full of long prompts, no two alike, that go on generating; then the next ones."""
+    numbers, end, warm_up = itertools.count(), time.monotonic() + seconds, seconds / 2
+    found: Counter[str] = Counter()
+    base = await idle(at)
+    watch = Watch(at)
+    watching = asyncio.ensure_future(watch.run())
+    cpu = cpu_seconds(at.pid)
+
+    async def row() -> None:
+        while time.monotonic() < end:
+            number = next(numbers)
+            prompt = [3 + (number >> 8) % 250, 3 + number % 250, *([10 + number % 200] * (length - GENERATED - 2))]
+            body = {"prompt": prompt, "max_tokens": GENERATED, "stream": True, "ignore_eos": True}
+            answer = await ask(at, json.dumps(body).encode())
+            found["events"] += answer.events
+            found[outcome(answer)] += 1
+
+    await asyncio.gather(*(row() for _ in range(rows)))
+    took = cpu_seconds(at.pid) - cpu
+    load = await idle(at)
+    watching.cancel()
+    assert set(found) <= {"events", "whole"}, dict(found)
+    growth = watch.growth(warm_up)
+    assert growth < MOST_GROWTH, f"memory grew by {growth:.1%}"
+    assert load["tasks"] <= base["tasks"] + 2, f"{base['tasks']} tasks before, {load['tasks']} after"
+    return {
+        **found, "rows": rows, "length": length, "seconds": watch.samples[-1]["seconds"], "memory_growth": growth,
+        "tasks": [base["tasks"], load["tasks"]], "cpu_us_per_event": 1e6 * took / found["events"],
+        "most_running": max(sample["running"] for sample in watch.samples),
+        "health_ms": [percentile([sample["health_ms"] for sample in watch.samples], p) for p in (50, 90, 100)],
+        "samples": watch.samples,
+    }  # fmt: skip
+
+
+def sse(events: int) -> dict[str, Any]:
+    """Microseconds of encoding one event of each kind, as the handlers do it."""
+    from server.http.sse import event
+
+    text = {"index": 0, "text": " once", "logprobs": None, "finish_reason": None, "stop_reason": None}
+    chat = {"index": 0, "delta": {"content": " once"}, "logprobs": None, "finish_reason": None}
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 3,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    kinds: dict[str, dict[str, Any]] = {
+        "completion": {"object": "text_completion", "choices": [text]},
+        "chat": {"object": "chat.completion.chunk", "choices": [chat]},
+        "chat with usage": {"object": "chat.completion.chunk", "choices": [chat], "usage": usage},
+    }
+    found = {}
+    for name, more in kinds.items():
+        begin = time.perf_counter()
+        for _ in range(events):
+            event({"id": "cmpl-0123456789abcdef0123456789abcdef", "created": 1_795_000_000, "model": "tiny", **more})
+        found[name] = 1e6 * (time.perf_counter() - begin) / events
+    return {"events": events, "us_per_event": found}
+
+
+def main() -> None:
+    """Run one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("streams", "malformed", "contexts", "sse"))
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--bodies", type=int, default=10_000)
+    parser.add_argument("--good", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--length", type=int, default=32_768)
+    parser.add_argument("--events", type=int, default=200_000)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if given.part == "sse":
+        found = sse(given.events)
+    elif given.part == "streams":
+        with server([*TINY, "--max-num-seqs", "128", "--max-model-len", "512"]) as at:
+            found = asyncio.run(streams(at, given.streams, given.seconds, given.seconds / 3))
+    elif given.part == "malformed":
+        with server(TINY) as at:
+            found = asyncio.run(beside_malformed(at, given.bodies, given.good))
+    else:
+        with server(
+            ["-m", "benchmarks.speed.noop_server", "--rows", str(given.rows), "--length", str(given.length)]
+        ) as at:
+            found = asyncio.run(contexts(at, given.rows, given.seconds, given.length))
+    found = {"part": given.part, "python": platform.python_version(), "cpus": os.cpu_count(), **found}
+    print(json.dumps({name: value for name, value in found.items() if name != "samples"}, indent=1))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

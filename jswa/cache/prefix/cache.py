@@ -1,0 +1,256 @@
+"""The prefix cache: finds the cached part of a text, takes in what rows have computed, and gives way to them.
+
+A row's text enters the tree (`publish`) as far as it has been computed: after each prefill chunk whole pages, at the
+end of the prompt and of the row also the last, part-filled one. The pages become the tree's as well as the row's. The
+row may go on writing to a part-filled page: beyond what is published, where nobody reads.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.layout import KVLayout
+from jswa.cache.lease import Lease
+from jswa.cache.pool import PagePool
+from jswa.cache.prefix.radix import NONE, Node, RadixTree, common_prefix
+from jswa.cache.prefix.resume import COLD, Resume, resume
+from jswa.cache.prefix.retention import Retention
+from jswa.types import MissReason
+
+_SALTS_SEARCHED = 64
+
+
+class Match(NamedTuple):
+    """What the cache has of a text. Valid until the next change of cache or pool.
+
+    Attributes:
+        path: edges of the tree that agree with the text.
+        resume: where a row would start.
+        full: ids of the full pages of [0, full_to).
+        local: ids of the local pages from `resume.local_lo` to `resume.live_to`.
+        branch: whether the tree goes on with other text where this one ends.
+        reason: why no more of the text was found.
+    """
+
+    path: tuple[Node, ...]
+    resume: Resume
+    full: Int[np.ndarray, " pages"]
+    local: Int[np.ndarray, " pages"]
+    branch: bool
+    reason: MissReason
+
+
+NO_MATCH = Match((), COLD, np.zeros(0, np.int32), np.zeros(0, np.int32), branch=False, reason="cold")
+
+
+class PrefixCache:
+    """Owns the tree and what is kept of it. The manager alone calls it; leases are the manager's."""
+
+    def __init__(self, layout: KVLayout, pool: PagePool) -> None:
+        self.layout = layout
+        self.pool = pool
+        self.tree = RadixTree(layout, pool)
+        self.retention = Retention(self.tree)
+        self._page = layout.page_size
+        # A copy of a page costs more than the computation of a few tokens.
+        self._least_copy = max(1, self._page // 8)
+
+    def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
+        """What the cache has of the first `limit` tokens of a text. Changes nothing."""
+        p = self._page
+        path, text = self.tree.walk(salt, tokens[: max(limit, 0)])
+        full, local = self.tree.pages(path, text)
+        full_to = text
+        if self.layout.full is not None:
+            holes = np.flatnonzero(full == NONE)
+            full_to = int(holes[0]) * p if len(holes) else text
+        found = resume(self.layout, full_to, local != NONE)
+        if full_to % p:
+            coarse = resume(self.layout, full_to // p * p, local != NONE)
+            found = found if found.start - coarse.start >= self._least_copy else coarse
+        window = slice(found.local_lo // p, -(-found.live_to // p) if found.live_to > found.local_lo else 0)
+        return Match(
+            tuple(path),
+            found,
+            full[: -(-found.full_to // p) if self.layout.full is not None else 0],
+            local[window],
+            branch=bool(path) and (text < path[-1].end or bool(path[-1].children)),
+            reason=self._reason(salt, tokens, text, limit),
+        )
+
+    def start(self, lease: Lease, match: Match) -> None:
+        """A row starts from this match: count the use, and note where its text will go on."""
+        retention, page = self.retention, (match.resume.live_to - 1) // self._page
+        retention.clock += 1
+        if match.path:
+            for node in match.path[:-1]:
+                node.last = retention.clock
+            retention.touch(match.path[-1])
+        if len(match.local):
+            ending = (w for node in match.path for end, w in node.windows.items() if (end - 1) // self._page == page)
+            window = next(ending, None)
+            if window is not None:
+                retention.touch(window)
+        node = match.path[-1] if match.path else self.tree.root(lease.salt)
+        # From where it starts: pages that it runs again may fill holes.
+        self._settle(lease, node, match.resume.start // self._page * self._page)
+
+    def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], upto: int, *, final: bool = False) -> None:
+        """Take the text of a row into the tree, from where it was published to `upto`.
+
+        `upto` is page aligned, or the end of the prompt, or `final`, the end of the row. Where the tree has other full
+        pages for the text the row keeps `apart`: only its end is published, with the row's own pages freed.
+        """
+        assert lease.node is not None
+        node, at = lease.node, lease.published
+        while at < upto:
+            agree = common_prefix(node.tokens[at - node.start :], tokens[at:upto])
+            if agree:
+                if not final and (own := self._own_until(node, lease, at, at + agree)) < at + agree:
+                    lease.apart, at = True, own
+                    break
+                self._adopt(node, lease, at, at + agree)
+                at += agree
+                continue
+            if at < node.end:
+                node = self.tree.split(node, at)
+            child = node.children.get(int(tokens[at]))
+            if child is None:
+                node, at = self._append(node, lease, tokens[at:upto]), upto
+            else:
+                node = child
+        self._settle(lease, node, at)
+
+    def keep_windows(self, lease: Lease) -> None:
+        """Keep the windows of the lease's boundaries as far as it is published."""
+        assert lease.node is not None
+        while lease.boundaries and lease.boundaries[0] <= lease.published:
+            end = lease.boundaries.pop(0)
+            self.retention.add_window(lease.node, end, branch=end == lease.branch)
+
+    def supersede(self, lease: Lease, keep: tuple[int, ...], interval: int | None) -> None:
+        """A turn has ended: windows of earlier ones on its way, where no other row has started, become spare."""
+        node = lease.node
+        while node is not None:
+            for end, window in list(node.windows.items()):
+                regular = interval is not None and end % interval == 0
+                if end <= lease.published and end not in keep and not (window.branch or window.hits > 1 or regular):
+                    self.retention.drop_window(window)
+            node = node.parent
+
+    def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> None:
+        """Take out what the tree has of a text from the page of `start` on, with all that goes on from there."""
+        cut = start // self._page * self._page
+        path, text = self.tree.walk(salt, tokens)
+        if text <= cut:
+            return
+        node = next(node for node in path if node.end > cut)
+        if node.start < cut:
+            self.tree.split(node, cut)
+        self._remove(node)
+
+    def flush(self) -> None:
+        """Let go of everything. Pages that rows hold stay theirs."""
+        for root in list(self.tree.roots.values()):
+            for child in list(root.children.values()):
+                self._remove(child)
+            self.retention.trim(root)
+
+    def leave(self, lease: Lease) -> None:
+        """The lease ends: what it held in place may go."""
+        node = lease.node
+        if node is not None:
+            node.leases.discard(lease)
+            lease.node = None
+            self.retention.trim(node)
+
+    def check(self) -> None:
+        """Assert the laws of tree and retention."""
+        self.tree.check()
+        self.retention.check()
+
+    def _remove(self, top: Node) -> None:
+        """Take out an edge and all below it; leases there go on apart, from where they part with what is left."""
+        nodes = [top]
+        for node in nodes:
+            nodes.extend(node.children.values())
+        above = top.parent
+        assert above is not None
+        aligned = above.end // self._page * self._page
+        for node in reversed(nodes):
+            for lease in list(node.leases):
+                lease.apart = True
+                self._settle(lease, above, min(aligned, lease.published))
+            self.retention.clear(node, 0)
+            self.tree.candidates.leave(node)
+        self.tree.detach(top)
+        self.retention.trim(above)
+
+    def _settle(self, lease: Lease, node: Node, at: int) -> None:
+        """Note that the lease is published up to `at`, which lies on the way to the end of `node`."""
+        while node.parent is not None and at <= node.start:
+            node = node.parent
+        if lease.node is not None:
+            lease.node.leases.discard(lease)
+        lease.node, lease.published = node, at
+        node.leases.add(lease)
+
+    def _own_until(self, node: Node, lease: Lease, at: int, to: int) -> int:
+        """First position in [at, to) of an edge whose whole page is not the lease's own; `to` where all are."""
+        if self.layout.full is None:
+            return to
+        base, low, high = node.start // self._page, max(node.start, at) // self._page, to // self._page
+        other = np.flatnonzero(node.full[low - base : high - base] != lease.full.ids[low:high])
+        return (low + int(other[0])) * self._page if len(other) else to
+
+    def _exact_pages(self, lease: Lease, low: int, high: int) -> tuple[int, int]:
+        """Page positions within [low, high) of which the lease has a local page that may be shared."""
+        exact = -(-lease.exact_from // self._page)
+        return max(low, lease.kept, exact), min(high, lease.local.end)
+
+    def _adopt(self, node: Node, lease: Lease, at: int, to: int) -> None:
+        """Local pages of the lease fill the holes of an edge, where whole pages of it agree."""
+        base = node.start // self._page
+        low, high = self._exact_pages(lease, max(node.start, at) // self._page, to // self._page)
+        if low < high:
+            ids = lease.local.ids[low:high]
+            missing = np.flatnonzero((node.local[low - base : high - base] == NONE) & ~self.pool.local_cached[ids])
+            if len(missing):
+                self.tree.adopt_local(node, missing + (low - base), ids[missing])
+
+    def _append(self, node: Node, lease: Lease, tokens: Int[np.ndarray, " n"]) -> Node:
+        """New text of a lease at the end of an edge, with its pages."""
+        end, p = node.end, self._page
+        first, last = end // p, -(-(end + len(tokens)) // p)
+        full, local = np.zeros(last - first, np.int32), np.zeros(last - first, np.int32)
+        if self.layout.full is not None:
+            full[:] = lease.full.ids[first:last]
+        low, high = self._exact_pages(lease, first, last)
+        if low < high:
+            local[low - first : high - first] = lease.local.ids[low:high]
+        if end % p and node.parent is not None and not node.children:
+            if lease.node is node and lease.published == end and node.local[-1] == lease.local.ids[first]:
+                # The lease's own page, filled since then; it may have left the lease's window.
+                local[0] = node.local[-1]
+            self.retention.replace_partial(node, first, int(local[0]))
+            if node.full[-1] != full[0]:
+                self.tree.drop_full(node, slice(len(node.full) - 1, None))
+        fresh = self.tree.append(node, tokens.copy(), full, local)
+        fresh.last = self.retention.clock
+        return fresh
+
+    def _reason(self, salt: str, tokens: Int[np.ndarray, " T"], text: int, limit: int) -> MissReason:
+        if limit == 0 and len(tokens) > 1:
+            return "prompt logprobs"
+        if len(tokens) <= self._least_copy:
+            return "too short"
+        if self.retention.was_evicted(salt, tokens, text):
+            return "evicted"
+        if text < self._page and any(
+            self.tree.walk(other, tokens[: self._page])[1] > max(text, self._least_copy)
+            for other in list(self.tree.roots)[:_SALTS_SEARCHED]
+            if other != salt
+        ):
+            return "salt"
+        return "cold"

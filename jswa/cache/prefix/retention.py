@@ -1,0 +1,308 @@
+"""What the prefix cache keeps, and what it gives up first.
+
+Local pages of the tree are *needed* by the windows at which a request can resume (the end of a prompt, the end of a
+text, the place where its last turn began, a place where texts part), or *spare*: slid out of a row's window, or left by
+a window that a later turn superseded. Memory is taken, in this order,
+
+1. from spare pages that no window ever needed, the oldest first: they help who parts where nobody has parted before;
+2. from those that superseded windows have left, the oldest first: they help who goes back to an earlier message;
+3. by loss per byte (`_value`): among a sample of windows and leaves, the one with the least expected loss per slot.
+   Loss of a window: the tokens by which a row would start earlier; of a leaf: those by which a row would that has all
+   of it. Each times the chance of a use by its age (`Ageing`). Windows go as a whole, leaves from their end and with
+   the windows that end there. So where a window is too costly to replay its leaf is worth nothing without it, and
+   goes next.
+
+Laws (`check`): a local page is spare exactly if the tree alone owns it and no window needs it; windows are whole.
+"""
+
+import math
+import random
+from itertools import islice
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.prefix.ageing import Ageing
+from jswa.cache.prefix.radix import NONE, Node, RadixTree, Window
+from jswa.cache.prefix.resume import replay_length
+from jswa.errors import EngineError
+
+_SAMPLE = 64
+_GHOSTS = 65_536
+_GHOST_TOKENS = 8
+
+
+class Retention:
+    """Owns windows and spare pages of a tree, and evicts. `clock` counts the rows that have looked for a prefix."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        self.tree = tree
+        self.pool = tree.pool
+        self.ageing = Ageing()
+        self.clock = 0
+        self.evictions = 0
+        self._reach = tree.layout.reach
+        self._replay = replay_length(tree.layout)
+        self._uses = np.zeros(tree.pool.num_blocks, np.int32)
+        self._marks = np.zeros(tree.pool.num_blocks, bool)
+        self._spare: dict[int, None] = {}
+        self._left: dict[int, None] = {}  # spare too, but of windows
+        self._victim: tuple[Node, int] | None = None
+        self._random = random.Random(0)
+        self._ghosts: dict[tuple[str, int, bytes], None] = {}
+
+    def add_window(self, tail: Node, end: int, *, branch: bool = False) -> None:
+        """Keep the window of a query at `end`, on the way to the end of `tail`, if all its pages are there."""
+        if self._reach is None:
+            return
+        p = self.tree.page_size
+        first, last = self._reach.first_visible(end) // p, -(-end // p)
+        if first >= last:
+            return  # at the boundary of a chunk nothing is needed
+        blocks = self.tree.page_ids(tail, "local", first, last)
+        if not blocks.all():
+            return
+        node = tail
+        while node.start >= end:
+            assert node.parent is not None
+            node = node.parent
+        window = node.windows.get(end)
+        if window is not None:
+            window.branch |= branch
+            window.last = self.clock
+            return
+        self._uses[blocks] += 1
+        for block in blocks.tolist():
+            self._forget(block)
+        window = node.windows[end] = Window(end, node, blocks, branch, self.clock)
+        self.tree.candidates.enter(window)
+        self._changed(node)
+
+    def drop_window(self, window: Window) -> Int[np.ndarray, " n"]:
+        """Forget a window; its pages that no other needs are spare, to go last. Returns those."""
+        del window.node.windows[window.end]
+        self.tree.candidates.leave(window)
+        self._changed(window.node)
+        self._uses[window.blocks] -= 1
+        idle: Int[np.ndarray, " n"] = window.blocks[
+            (self._uses[window.blocks] == 0) & (self.pool.local_owners[window.blocks] == 1)
+        ]
+        self._left.update(dict.fromkeys(idle.tolist()))
+        return idle
+
+    def take(self, blocks: Int[np.ndarray, " n"]) -> None:
+        """Local pages of the tree have got one more owner."""
+        for block in blocks.tolist():
+            self._forget(block)
+
+    def give(self, blocks: Int[np.ndarray, " n"]) -> None:
+        """Local pages have lost an owner: those of the tree that nobody else owns or needs are spare."""
+        idle = blocks[
+            self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (self._uses[blocks] == 0)
+        ]
+        self._spare.update(dict.fromkeys(idle.tolist()))
+
+    def touch(self, item: Node | Window) -> None:
+        """A row has found this."""
+        self.ageing.count(self.clock - item.last, reused=item.hits > 0, hit=True)
+        item.last = self.clock
+        item.hits += 1
+
+    def make_room(self, slots: int) -> None:
+        """Evict until the pool has `slots` free slots. The caller has seen that so many are free or evictable."""
+        m = self.pool.pages_per_block
+        while (short := slots - self.pool.free_slots) > 0:
+            if spare := self._spare or self._left:
+                self._free_blocks(np.array(list(islice(spare, -(-short // m))), np.int32))
+            else:
+                self._evict(max(short, m))
+
+    def replace_partial(self, node: Node, first: int, block: int) -> None:
+        """A leaf that ends inside page position `first` goes on: take its part-filled local page out.
+
+        `block` is the local page that comes in its place, or 0: then windows that need it are lost.
+        """
+        index = first - node.start // self.tree.page_size
+        old = int(node.local[index])
+        if old in (NONE, block):
+            return
+        windows = self._windows_past(node, first * self.tree.page_size)
+        if block == NONE:
+            for window in windows:
+                self.drop_window(window)
+        else:
+            for window in windows:
+                window.blocks[window.blocks == old] = block
+            self._uses[block], self._uses[old] = self._uses[old], 0
+        self._forget(old)
+        self.tree.drop_local(node, slice(index, index + 1))
+
+    def cut(self, node: Node, count: int) -> None:
+        """Take the last `count` pages of a leaf, its text from there on, and every window that needs them."""
+        index = len(node.full) - count
+        at = max(node.start, (node.start // self.tree.page_size + index) * self.tree.page_size)
+        self._ghosts[node.salt, at, node.tokens[at - node.start :][:_GHOST_TOKENS].tobytes()] = None
+        if len(self._ghosts) > _GHOSTS:
+            del self._ghosts[next(iter(self._ghosts))]
+        self.clear(node, index)
+        self.trim(node)
+
+    def clear(self, node: Node, index: int) -> None:
+        """Let go of an edge's pages from this entry on, and of every window that needs one; the text stays."""
+        for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
+            self.drop_window(window)
+        local = node.local[index:]
+        for block in local[local != NONE].tolist():
+            self._forget(block)
+        self.tree.drop_local(node, slice(index, None))
+        self.tree.drop_full(node, slice(index, None))
+
+    def trim(self, node: Node) -> None:
+        """Shorten a leaf to its last page, or to what a lease needs; where nothing is left take it out, and go on."""
+        p = self.tree.page_size
+        while node.parent is not None and not node.children:
+            ids = node.full if self.tree.layout.full is not None else node.local
+            held = len(ids) if len(ids) and ids[-1] != NONE else int(np.flatnonzero(ids).max(initial=-1)) + 1
+            end = min(node.end, (node.start // p + held) * p) if held else node.start
+            end = max([end, *(lease.published for lease in node.leases)])
+            if end > node.start:
+                if end < node.end:
+                    # In a model without full layers nothing but holes is cut; with them a page shared with edges
+                    # that are gone, of which this edge has no copy.
+                    for window in self._windows_past(node, end):
+                        self.drop_window(window)
+                    self.tree.truncate(node, end)
+                return
+            for window in list(node.windows.values()):
+                self.drop_window(window)
+            self.tree.remove(node)
+            node = node.parent
+        if node.parent is None and not node.children and not node.leases and node.salt in self.tree.roots:
+            self.tree.remove(node)
+
+    def was_evicted(self, salt: str, tokens: Int[np.ndarray, " T"], at: int) -> bool:
+        """Whether the cache held this text beyond `at`, not too long ago."""
+        return (salt, at, tokens[at : at + _GHOST_TOKENS].tobytes()) in self._ghosts
+
+    def check(self) -> None:
+        """Assert the laws above."""
+        uses = np.zeros_like(self._uses)
+        for node in self.tree.nodes():
+            for window in node.windows.values():
+                uses[window.blocks] += 1
+                assert window.index >= 0
+                assert window.blocks.all()
+                assert all(self.tree.local_node[b] is not None for b in window.blocks.tolist()), "a window has a hole"
+        assert np.array_equal(uses, self._uses), "windows and what they need differ"
+        blocks = np.arange(len(uses), dtype=np.int32)
+        spare = self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (uses == 0)
+        assert sorted([*self._spare, *self._left]) == np.flatnonzero(spare).tolist(), "spare pages differ"
+
+    def _windows_past(self, node: Node, at: int) -> list[Window]:
+        """Windows of an edge and of those above it that need a page which ends after `at`, page aligned or an end."""
+        found: list[Window] = []
+        above: Node | None = node
+        while above is not None and above.end > at:
+            found += [window for end, window in above.windows.items() if end > at]
+            above = above.parent
+        return found
+
+    def _free_blocks(self, blocks: Int[np.ndarray, " n"]) -> None:
+        """Let go of spare pages."""
+        nodes = self.tree.local_node[blocks]
+        for block in blocks.tolist():
+            self._forget(block)
+        start = 0
+        while start < len(blocks):
+            node, stop = nodes[start], start + 1
+            while stop < len(blocks) and nodes[stop] is node:
+                stop += 1
+            self._marks[blocks[start:stop]] = True
+            index = np.flatnonzero(self._marks[node.local])
+            self._marks[blocks[start:stop]] = False
+            self.tree.drop_local(node, index)
+            if self.tree.layout.full is None:
+                self.trim(node)
+            start = stop
+
+    def _forget(self, block: int) -> None:
+        """A page is not spare any more."""
+        if self._spare.pop(block, False) is False:
+            self._left.pop(block, None)
+
+    def _evict(self, slots: int) -> None:
+        """Evict one window, or a leaf as far as it takes to free so many slots."""
+        victim: Node | Window | None = None
+        if self._victim is not None and self._victim[0].index >= 0 and self._victim[0].last == self._victim[1]:
+            victim = self._victim[0] if self._free_tail(self._victim[0]) else None
+        if victim is None:
+            victim = self._choose()
+            self.ageing.count(self.clock - victim.last, reused=victim.hits > 0, hit=False)
+            self._victim = (victim, victim.last) if isinstance(victim, Node) else None
+        self.evictions += 1
+        if isinstance(victim, Node):
+            self.cut(victim, min(slots, self._free_tail(victim)))
+        else:
+            self._free_blocks(self.drop_window(victim))
+
+    def _choose(self) -> Node | Window:
+        """Of a sample the item whose loss per slot, times its chance of being used, is least."""
+        items, draw = self.tree.candidates.items, self._random.random
+        sample = [items[int(draw() * len(items))] for _ in range(_SAMPLE)] if len(items) > _SAMPLE else items
+        # Edges in which rows stand seldom have anything to give: they are looked at only where nothing else has.
+        free = [item for item in sample if isinstance(item, Window) or not item.leases]
+        for picked in (free, items):
+            for _, index in sorted((self._score(item), item.index) for item in picked):
+                # What is known of an item may be older than the rows that hold its pages now.
+                items[index].value = self._value(items[index])
+                if items[index].value < math.inf:
+                    return items[index]
+        raise EngineError("the prefix cache has nothing to evict, although its pages are counted as evictable")
+
+    def _score(self, item: Node | Window) -> float:
+        if item.value < 0 or item.value == math.inf:  # not known, or held by rows when looked at last
+            item.value = self._value(item)
+        return item.value * self.ageing.density(self.clock - item.last, reused=item.hits > 0)
+
+    def _changed(self, node: Node) -> None:
+        """Values of an edge and its windows are to be computed anew."""
+        node.value = -1.0
+        for window in node.windows.values():
+            window.value = -1.0
+
+    def _value(self, item: Node | Window) -> float:
+        """Loss per slot; infinite where nothing can be had."""
+        m = self.pool.pages_per_block
+        if isinstance(item, Window):
+            idle = self.pool.local_owners[item.blocks] == 1
+            if not idle.any():
+                return math.inf
+            loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
+            # Pages that other windows need too are not to be had with this one alone.
+            return loss / max(0.5, m * int(np.count_nonzero(idle & (self._uses[item.blocks] == 1))))
+        if self.tree.layout.full is None or item.full[-1] == NONE or self.pool.full_owners[item.full[-1]] > 1:
+            return math.inf
+        loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
+        return loss / (len(item.full) + m * int(np.count_nonzero(item.local)))
+
+    def _resumes_at(self, node: Node, last: int, length: int) -> int:
+        """Where a row that finds `length` tokens would start, by windows that end at `last` or before."""
+        if self._reach is None:
+            return length
+        least = self._reach.first_visible(length) if self._reach.chunked else max(0, length - self._replay)
+        above: Node | None = node
+        while above is not None and above.end > least:
+            found = max((end for end in above.windows if least < end <= last), default=0)
+            if found:
+                return found
+            above = above.parent
+        return least
+
+    def _free_tail(self, node: Node) -> int:
+        """Full pages at the end of a leaf that nobody else owns."""
+        if self.tree.layout.full is None or node.full[-1] == NONE:
+            return 0
+        if self.pool.full_owners[node.full[-1]] > 1:
+            return 0
+        shared = np.flatnonzero(self.pool.full_owners[node.full] > 1)
+        return len(node.full) - (int(shared[-1]) + 1 if len(shared) else 0)

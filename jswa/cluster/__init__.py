@@ -1,0 +1,1 @@
+"""Several hosts as one engine, and replicas behind Ray Serve."""

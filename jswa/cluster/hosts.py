@@ -1,0 +1,182 @@
+"""Several hosts as one: they find each other through `jax.distributed`, agree on what they run, and stay in touch.
+
+Who is lost ends the others: a step that waits for a device which is gone cannot be called back. `channel` sees it
+first, the heartbeats of jax's coordination service where a process lives but does not answer.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Never
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jswa.cluster.channel import SECRET_BYTES, SILENCE, Sender, accept, connect, listen, messages, say_leaving
+from jswa.cluster.rank import Place
+from jswa.errors import ConfigError, HostLost
+
+_log = logging.getLogger("jswa")
+_JOIN_SECONDS = 300  # until all have come; they may start minutes apart
+_LEAVE_SECONDS = 15
+
+
+class Hosts:
+    """This process's place among several, from `join` to `leave`. One per process: jax can be joined once only."""
+
+    def __init__(self, place: Place, sender: Sender | None, peer: socket.socket | None) -> None:
+        self.place = place
+        self._sender = sender
+        self._peer = peer
+        self._left = False
+        self._told = iter(()) if peer is None else messages(peer, self._lost)
+
+    def tell(self, message: bytes) -> None:
+        """Tell all others; the first host's. Raises HostLost."""
+        assert self._sender is not None
+        self._sender.send(message)
+
+    def told(self) -> Iterator[bytes]:
+        """What the first host tells, to its end; the others'. The process ends where that host is lost."""
+        return self._told
+
+    def _lost(self, error: HostLost) -> None:
+        if not self._left:
+            end_process(error)
+
+    @contextmanager
+    def outlive_signal(self) -> Iterator[None]:
+        """Outlive the first signal to end: the first host, which is told, may have requests that need this one."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        def wait(number: int, frame: FrameType | None) -> None:
+            _log.info("%s: this host ends with the first one, or at the next signal", signal.Signals(number).name)
+            restore()
+            if number == signal.SIGTERM:  # an interrupt goes to all by itself
+                assert self._peer is not None
+                say_leaving(self._peer)
+
+        for number in before:
+            signal.signal(number, wait)
+        try:
+            yield
+        finally:
+            restore()
+
+    def when_lost(self, lost: Callable[[HostLost], None], leaving: Callable[[HostLost], None]) -> None:
+        """Have these called, in a thread of their own, in place of the process's end; the first host's.
+
+        Args:
+            lost: a host is gone, and a step may wait for it for ever.
+            leaving: a host has been told to end. It goes on until this one ends.
+        """
+        if self._sender is not None:
+            self._sender.on_lost, self._sender.on_leaving = lost, leaving
+
+    def least(self, mebibytes: int) -> int:
+        """The least of what all hosts say."""
+        return int(multihost_utils.process_allgather(np.array(mebibytes, np.int32)).min())
+
+    def leave(self) -> None:
+        """The end: the first host says so to the others. Leaving twice is fine.
+
+        Where one is lost it is the process's end too: jax would wait for who is gone, and then abort.
+        """
+        if self._left:
+            return
+        self._left = True
+        if self._sender is not None:
+            self._sender.close()
+            if self._sender.lost is not None:
+                end_process(self._sender.lost)
+        if self._peer is not None:
+            self._peer.close()
+        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+
+    def abandon(self) -> None:
+        """After an error here: the others see a loss at once, and this process will not wait for them at its end."""
+        self._left = True
+        if self._sender is not None:
+            self._sender.close(end=False)
+        if self._peer is not None:
+            with contextlib.suppress(OSError):  # it is gone already, and the error here matters more
+                self._peer.shutdown(socket.SHUT_RDWR)  # a close alone would wait for the thread that reads
+        atexit.register(_end_now)
+
+
+def join(place: Place, what: str) -> Hosts:
+    """Wait for all hosts, and see that they are to run the same. Before anything else asks jax for its devices.
+
+    Raises ConfigError: where one says something else of `what` it runs, on all of them.
+    """
+    if jax.distributed.is_initialized():
+        raise ConfigError("nnodes", place.nodes, "this process has joined other hosts before, and can do so once only")
+    _log.info("host %d of %d: waiting for the others at %s", place.rank, place.nodes, place.address)
+    try:
+        jax.distributed.initialize(
+            place.address,
+            place.nodes,
+            place.rank,
+            cluster_detection_method="deactivate",
+            initialization_timeout=_JOIN_SECONDS,
+            heartbeat_timeout_seconds=SILENCE,
+            shutdown_timeout_seconds=_LEAVE_SECONDS,
+        )
+    except RuntimeError as error:
+        raise ConfigError("dist_init_addr", place.address, f"the hosts have not come together: {error}") from error
+    _require_same(place, what)
+    if place.rank == 0:
+        with listen() as server:
+            secret = os.urandom(SECRET_BYTES)
+            _share(server.getsockname()[1], secret)
+            peers = accept(server, place.nodes, secret, float(_JOIN_SECONDS))
+        return Hosts(place, Sender(peers, end_process, end_process), None)
+    port, secret = _share(0, bytes(SECRET_BYTES))
+    return Hosts(place, None, connect(place.host, port, place.rank, secret, float(_JOIN_SECONDS)))
+
+
+def _require_same(place: Place, what: str) -> None:
+    digest = np.frombuffer(hashlib.sha256(what.encode()).digest(), np.int32)
+    found = multihost_utils.process_allgather(digest)
+    other = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
+    if other:
+        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+        limit = f"hosts {other} have other options, another checkpoint or other versions than host 0"
+        raise ConfigError("nnodes", place.nodes, limit)
+
+
+def _share(port: int, secret: bytes) -> tuple[int, bytes]:
+    """What the first host says of its channel."""
+    words = np.concatenate([[np.int32(port)], np.frombuffer(secret, np.int32)])
+    found = np.asarray(multihost_utils.broadcast_one_to_all(words))
+    return int(found[0]), found[1:].astype(np.int32).tobytes()
+
+
+def end_process(error: HostLost) -> Never:
+    """End at once: threads that wait for a device that is gone would never end."""
+    _log.critical("%s: %s", type(error).__name__, error)
+    _end_now()
+
+
+def _end_now() -> Never:
+    logging.shutdown()
+    with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+        sys.stdout.flush()
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""The `jswa` command and its subcommands."""

@@ -1,0 +1,153 @@
+"""`jswa capacity`: how many tokens a model's KV holds in some memory, here, ideally, and in the ways others do it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jswa.architecture import AttentionConfig, ModelConfig
+from jswa.cache.capacity import ideal_fraction, padding, rows_held
+from jswa.cache.layout import KVLayout
+from jswa.model.hf.config import parse_config
+from jswa.model.partition import part_of
+from jswa.storage.json_object import read_object
+
+LENGTHS = (2048, 8192, 32768, 131072)
+_FIXED_RATIO = 0.8  # SGLang's default share of window tokens to full tokens
+_SLACK = 128  # tokens by which its windows lag in decode
+_GROUP_PAGE = 16  # tokens of vLLM's pages
+
+
+@dataclass(frozen=True)
+class Row:
+    """KV of rows of one length: bytes per row, and rows that fit the memory."""
+
+    length: int
+    bytes_here: int
+    bytes_ideal: int
+    bytes_full: int
+    rows_here: int
+    rows_full: int
+    rows_fixed_ratio: int
+    rows_grouped: int
+
+    @property
+    def share_of_ideal(self) -> float:
+        """Ideal bytes over bytes here."""
+        return self.bytes_ideal / self.bytes_here
+
+
+def report(model: str, *, block_size: int, itemsize: int, memory: int, devices: int = 1) -> list[str]:
+    """The lines of the report for a config.json, or a folder with one, on each of so many devices."""
+    path = Path(model)
+    raw = read_object(path / "config.json" if path.is_dir() else path)
+    whole = parse_config(raw, weights=False)
+    config = part_of(whole, devices)
+    layout = KVLayout.of(config, block_size)
+    rows = table(config, layout, itemsize=itemsize, memory=memory)
+    kinds = ", ".join(
+        f"{kind.num_layers} {name} layers of {kind.num_kv_heads} x ({kind.row - kind.v_head_dim} + {kind.v_head_dim})"
+        for name, kind in (("full", layout.full), ("local", layout.local))
+        if kind is not None
+    )
+    reach = layout.reach
+    window = "" if reach is None else f", {'chunk' if reach.chunked else 'window'} {reach.size}"
+    head = f"{'tokens':>8} {'KV here':>10} {'ideal':>10} {'share':>7} {'all full':>10}   rows in {_gib(memory)} GiB:"
+    lines = [
+        f"{config.family}: {kinds}{window}",
+        f"{layout.num_lanes} lanes, blocks of {layout.block_bytes(itemsize)} bytes: {layout.pages_per_block} full "
+        f"pages or 1 local page of {block_size} tokens; padding {padding(layout):.1%}",
+        f"{head} here, all full, fixed ratio {_FIXED_RATIO}, groups",
+    ]
+    lines += [
+        f"{row.length:>8} {_gib(row.bytes_here):>10} {_gib(row.bytes_ideal):>10} {row.share_of_ideal:>7.1%} "
+        f"{_gib(row.bytes_full):>10}   {row.rows_here:>6}, {row.rows_full}, {row.rows_fixed_ratio}, {row.rows_grouped}"
+        for row in rows
+    ]
+    if devices > 1:
+        weights = weight_bytes(config, itemsize, packed=_is_packed(raw))
+        lines.append(
+            f"each of {devices} devices: {_gib(weights)} GiB of weights, {_gib(weights + memory)} GiB with the KV; "
+            "bytes of KV above are those of one"
+        )
+    return [*lines, "KV in GiB per row, whole pages; share = ideal / here: what padding and part-filled pages cost"]
+
+
+def weight_bytes(part: ModelConfig, itemsize: int, *, packed: bool = False) -> int:
+    """Bytes of the parameters that each device has; `packed`: experts in 4 bits, and a scale of 8 for 32 of them."""
+    import jax.numpy as jnp  # a second, and only here
+
+    from jswa.model.transformer import param_shapes
+
+    dtype = jnp.dtype({2: "bfloat16", 4: "float32"}.get(itemsize, "int8"))
+    shapes = param_shapes(part, dtype, "mxfp4" if packed else "plain")
+    return sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in shapes.values())
+
+
+def _is_packed(raw: Mapping[str, object]) -> bool:
+    """Whether a checkpoint has its experts in MXFP4."""
+    found = raw.get("quantization_config")
+    return isinstance(found, Mapping) and found.get("quant_method") == "mxfp4"
+
+
+def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:
+    """One row per length."""
+    attention = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
+    # Others store keys and values whole.
+    full = sum(_elems(a) for a in attention if a.kind == "full") * itemsize
+    local = sum(_elems(a) for a in attention if a.kind == "local") * itemsize
+    block = layout.block_bytes(itemsize)
+    slots = (memory // block - 1) * layout.pages_per_block
+    rows = []
+    for length in LENGTHS:
+        resident = layout.resident_slots(length)
+        here = math.ceil(resident * block / layout.pages_per_block)
+        rows.append(
+            Row(
+                length,
+                bytes_here=here,
+                bytes_ideal=round(ideal_fraction(layout, length) * here),
+                bytes_full=(full + local) * length,
+                rows_here=rows_held(layout, slots, length),
+                rows_full=memory // ((full + local) * length),
+                rows_fixed_ratio=_fixed_ratio_rows(full, local, layout, length, memory),
+                rows_grouped=_grouped_rows(attention, layout, length, memory // itemsize),
+            )
+        )
+    return rows
+
+
+def _fixed_ratio_rows(full: int, local: int, layout: KVLayout, length: int, memory: int) -> int:
+    """Two pools, the local one `_FIXED_RATIO` times the full one in tokens: the smaller of what either holds."""
+    if layout.reach is None or not full:
+        return memory // ((full + local) * length)
+    full_tokens = int(memory / (full + _FIXED_RATIO * local))
+    held = min(length, layout.reach.size + _SLACK + layout.page_size)
+    return min(full_tokens // length, int(full_tokens * _FIXED_RATIO) // held)
+
+
+def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length: int, memory: int) -> int:
+    """One pool of equal pages, as vLLM has it: layers in groups as large as the smaller kind, the last one padded.
+
+    A row holds ⌈n / group⌉ page tables per kind, the local ones a window and a page. Chunked layers count as full:
+    so they do by its default. `memory` in elements.
+    """
+    full = [_elems(a) for a in attention if a.kind == "full"]
+    local = [_elems(a) for a in attention if a.kind == "local"]
+    if layout.reach is None or layout.reach.chunked or not local:
+        return memory // (sum(full + local) * length)
+    group = min(len(kind) for kind in (full, local) if kind)
+    page = _GROUP_PAGE * max(full + local)  # of one layer; smaller layers put more tokens into it
+    window = min(layout.reach.size, length)
+    pages = math.ceil(len(local) / group) * (math.ceil(window / (page // local[0])) + 1)
+    if full:
+        pages += math.ceil(len(full) / group) * math.ceil(length / (page // full[0]))
+    return memory // (pages * page * group)
+
+
+def _elems(a: AttentionConfig) -> int:
+    return a.num_kv_heads * (a.head_dim + a.v_head_dim)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g}"

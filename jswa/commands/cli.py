@@ -1,0 +1,303 @@
+"""The `jswa` command. Imports jax only where a command needs it, so that --help answers at once."""
+
+import dataclasses
+import json
+import logging
+import re
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from jswa import __version__
+from jswa.config import EngineConfig
+from jswa.errors import JswaError
+
+app = App(name="jswa", help="Serve and run hybrid sliding-window language models.", version=__version__)
+Engine = Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
+_DEFAULTS = EngineConfig()
+_SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's name of an option, of `serve` too
+
+
+@app.command
+def generate(
+    *prompts: str,
+    model: str = "tiny",
+    max_tokens: int = 128,
+    temperature: float = 0.8,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    ignore_eos: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    stats: bool = False,
+    lora: str | None = None,
+    engine: Engine = _DEFAULTS,
+) -> None:
+    """Continue each prompt and print the text.
+
+    Parameters
+    ----------
+    prompts
+        One or more texts.
+    model
+        Folder of a Hugging Face checkpoint, or "tiny", the model in the box.
+    max_tokens
+        Most tokens to generate per prompt.
+    temperature
+        0 is greedy.
+    top_p
+        Keep the fewest most likely tokens that reach this probability.
+    top_k
+        Keep this many most likely tokens; 0 keeps all.
+    ignore_eos
+        Go on after the model's end tokens.
+    as_json
+        Print one JSON object per prompt.
+    stats
+        Print tokens per second and live KV pages to stderr.
+    lora
+        Name of the LoRA adapter to run with, one of --lora-modules.
+    """
+    from jswa.llm import LLM
+    from jswa.types import SamplingParams
+
+    if stats:
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+        logging.getLogger("jswa").setLevel(logging.INFO)
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, ignore_eos=ignore_eos
+    )
+    if not prompts:
+        raise SystemExit("jswa generate: give at least one prompt")
+    with LLM(model, **dataclasses.asdict(engine)) as llm:
+        meter = _Meter(llm)
+        rows: dict[str, dict[str, Any]] = {}
+        try:
+            for piece in llm.generate(list(prompts), params, stream=True, lora=lora):
+                new = piece.outputs[0]
+                meter.count(new.token_ids)
+                row = rows.setdefault(piece.request_id, {"prompt": piece.prompt, "text": "", "token_ids": []})
+                row["text"] += new.text
+                row["token_ids"] += new.token_ids
+                row["finish_reason"] = new.finish_reason
+        finally:
+            for row in rows.values():
+                print(json.dumps(row, ensure_ascii=False) if as_json else f"{row['prompt']}{row['text']}\n")
+        if stats:
+            print(meter.report(), file=sys.stderr)
+
+
+@app.command
+def chat(
+    *messages: str,
+    model: str = "tiny",
+    system: str = "",
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    stats: bool = False,
+    lora: str | None = None,
+    engine: Engine = _DEFAULTS,
+) -> None:
+    """Talk with a model: the messages given, or what is typed, one a line.
+
+    Parameters
+    ----------
+    messages
+        What to say, turn by turn; none: read from the terminal or stdin until its end.
+    model
+        Folder of a Hugging Face checkpoint with a chat template, or "tiny", the model in the box.
+    system
+        A system message.
+    max_tokens
+        Most tokens of an answer.
+    temperature
+        0 is greedy.
+    stats
+        Print after each answer how much of its prompt was cached; at the end tokens per second and KV pages, to stderr.
+    lora
+        Name of the LoRA adapter to run with, one of --lora-modules.
+    """
+    from jswa.commands.chat import talk, typed
+    from jswa.llm import LLM
+    from jswa.types import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    with LLM(model, **dataclasses.asdict(engine)) as llm:
+        meter = _Meter(llm)
+        said = messages or typed()
+        talk(llm, said, params, system=system, lora=lora, echo=bool(messages), stats=stats, count=meter.count)
+        if stats:
+            print(meter.report(), file=sys.stderr)
+
+
+@app.command(help_flags=[], version_flags=[])
+def serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
+    """Serve a model over HTTP, as OpenAI's API: `jswa serve MODEL`; `jswa serve --help` shows the options."""
+    from jswa.commands.server_package import load_server
+
+    raise SystemExit(load_server("cli").main(list(tokens)))
+
+
+bench = App(name="bench", help="Measure a server.")
+app.command(bench)
+
+
+@bench.command(name="serve", help_flags=[], version_flags=[])
+def bench_serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
+    """Load a server with OpenAI's API and report what its clients get; `jswa bench serve --help` shows the options."""
+    from jswa.bench.cli import main as run
+
+    raise SystemExit(run(list(tokens)))
+
+
+@app.command
+def capacity(
+    config: str,
+    *,
+    block_size: int = 64,
+    itemsize: int = 2,
+    memory_gib: float = 75.0,
+    tensor_parallel_size: int = 1,
+) -> None:
+    """Print what a model's KV takes and how much fits, at 2k, 8k, 32k and 128k tokens.
+
+    Parameters
+    ----------
+    config
+        A config.json, or the folder of a checkpoint.
+    block_size
+        Tokens per page.
+    itemsize
+        Bytes per element of KV.
+    memory_gib
+        Memory for KV, in GiB; of each device.
+    tensor_parallel_size
+        Devices that share the model.
+    """
+    from jswa.commands.capacity import report
+
+    memory = int(memory_gib * 2**30)
+    lines = report(config, block_size=block_size, itemsize=itemsize, memory=memory, devices=tensor_parallel_size)
+    print("\n".join(lines))
+
+
+@app.command
+def convert(
+    source: Path,
+    target: Path,
+    *,
+    dtype: str = "auto",
+    quantization: Literal["auto", "none", "int8", "fp8"] = "auto",
+) -> None:
+    """Write a checkpoint as the engine holds it, from which it starts faster: `jswa convert SRC DST`.
+
+    Parameters
+    ----------
+    source
+        Folder of a Hugging Face checkpoint.
+    target
+        A new folder, to be used in its place; one that `jswa convert` has written is replaced.
+    dtype
+        Of the weights: auto (what config.json says), float32, bfloat16, float16.
+    quantization
+        As the engine's option: what it would hold in fewer bits is stored so.
+    """
+    from jswa.storage.convert import convert as write
+
+    begin = time.monotonic()
+    size = write(source, target, dtype, quantization)
+    print(f"{target}: {size / 2**30:.2f} GiB of weights in {time.monotonic() - begin:.1f} s")
+
+
+@app.command(name="eval")
+def evaluate(
+    model: str,
+    *,
+    tasks: str = "",
+    sets: Path | None = None,
+    limit: int | None = None,
+    as_json: Annotated[Path | None, Parameter(name="--json")] = None,
+    engine: Engine = _DEFAULTS,
+) -> None:
+    """Ask a model the questions of task sets, greedily, and print what it gets right: `jswa eval MODEL`.
+
+    Parameters
+    ----------
+    model
+        Folder of a Hugging Face checkpoint, or "tiny", the model in the box.
+    tasks
+        Names of sets with commas between them; all where it is left out.
+    sets
+        Folder of sets, NAME.jsonl each (docs/evaluation.md); left out: those in the box, made for "tiny".
+    limit
+        The first so many items of each task and distance.
+    as_json
+        File for the results, with the text of every answer.
+    """
+    from jswa.commands.evaluate import evaluate as run
+    from jswa.commands.evaluate import table
+    from jswa.commands.task_sets import FOLDER, read_sets
+    from jswa.llm import LLM
+
+    folder, names = sets or FOLDER, [name.strip() for name in tasks.split(",") if name.strip()]
+    read_sets(folder, names)  # before a model is loaded
+    options = dataclasses.asdict(engine)
+    with LLM(model, **options) as llm:
+        rows, result = run(llm, folder, names, limit, tell=lambda line: print(line, file=sys.stderr))
+    for line in table(rows):
+        print(line)
+    if as_json is not None:
+        head = {"model": model, "jswa": __version__, "jax": version("jax"), "options": options}
+        as_json.write_text(json.dumps({**head, **result}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@app.command
+def env() -> None:
+    """Print versions and devices, for bug reports."""
+    import jax
+
+    print(f"jswa {__version__}, python {sys.version.split()[0]} on {sys.platform}")
+    for name in ("jax", "jaxlib", "flax", "numpy", "safetensors", "tokenizers", "orbax-checkpoint", "jax-triton"):
+        try:
+            print(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            print(f"{name} not installed")
+    for device in jax.devices():
+        print(f"device {device.id}: {device.device_kind} ({device.platform})")
+
+
+def main() -> None:
+    """Run the command line; an error that jswa raises on purpose is one line and exit status 2."""
+    try:
+        app([_SHORT.sub("--tensor-parallel-size", token) for token in sys.argv[1:]])
+    except JswaError as error:
+        print(f"jswa: {type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+class _Meter:
+    """Tokens per second and the most pages that were live at once, over one streamed call."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._start = time.monotonic()
+        self._tokens = self._full = self._local = 0
+
+    def count(self, token_ids: list[int]) -> None:
+        now = self._llm.stats()
+        self._tokens += len(token_ids)
+        self._full, self._local = max(self._full, now.full_pages), max(self._local, now.local_pages)
+
+    def report(self) -> str:
+        seconds = time.monotonic() - self._start
+        pool, limits, cached = self._llm.stats(), self._llm.engine.limits, self._llm.cache_stats()
+        return (
+            f"{self._tokens} tokens in {seconds:.2f} s, {self._tokens / seconds:.0f} tokens/s; "
+            f"live pages of {limits.page_size} tokens at most: {self._full} full, {self._local} local; "
+            f"at the end: {pool.full_pages} full, {pool.local_pages} local; "
+            f"prefix cache: {cached.hit_rate:.1%} of {cached.prompt_tokens} prompt tokens, "
+            f"{cached.full_pages} full and {cached.local_pages} local pages kept"
+        )

@@ -1,0 +1,113 @@
+"""Every index a layer needs, computed once at the top of the step and handed to all layers.
+
+Nothing about it is remembered on a pool or a backend: a layer takes the indices of its kind as an argument. So the
+number of integer gathers in a step does not depend on the number of layers (a test counts them).
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jswa.cache.layout import KVLayout
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import Inputs
+from jswa.exec.programs.state import DeviceState
+from pallas_kernels.attention.api import TILE_TOKENS
+from pallas_kernels.attention.rows import Rows, Tiles, tile_rows
+
+
+class KindIndices(NamedTuple):
+    """Where the step's tokens of one kind of layer are written, and what their rows read.
+
+    `last` is `rows` with each row's last token alone: all that layers without KV of their own need run.
+    """
+
+    write_pages: Int[Array, " T"]
+    write_offsets: Int[Array, " T"]
+    rows: Rows
+    last: Rows
+
+
+class StepIndices(NamedTuple):
+    """Frozen result of `step_indices`. `full` or `local` is None where the model has no such layer.
+
+    Attributes:
+        positions, token_rows, token_slots: position, row and row slot of each token; not `real`: padding.
+        last_tokens: index of each row's last token.
+        tiles: the query tiles of all tokens, by tokens per tile.
+        last_tiles: those of each row's last alone.
+    """
+
+    positions: Int[Array, " T"]
+    token_rows: Int[Array, " T"]
+    token_slots: Int[Array, " T"]
+    real: Bool[Array, " T"]
+    last_tokens: Int[Array, " R"]
+    tiles: dict[int, Tiles]
+    last_tiles: Tiles
+    full: KindIndices | None
+    local: KindIndices | None
+
+
+def step_indices(
+    inputs: Inputs,
+    state: DeviceState,
+    *,
+    layout: KVLayout,
+    bucket: Bucket,
+    tile_tokens: Collection[int] = (TILE_TOKENS,),
+) -> StepIndices:
+    """Derive all gather and scatter indices of a step, int32.
+
+    Padding tokens belong to the last row, at positions that nobody reads, and are written to distinct pages past the
+    end of the arena, that is, dropped; so is the full KV of tokens that a row runs again for its local layers only.
+    Page rows of local layers are cut to the window, so their width ⌈(W - 1 + chunk) / p⌉ + 1 does not depend on the
+    context.
+
+    Args:
+        tile_tokens: tokens per query tile, in as many cuts as layers want: 1 in decode buckets.
+    """
+    slots, starts, counts = inputs.column("slot"), inputs.column("start"), inputs.column("count")
+    ends = jnp.cumsum(counts, dtype=jnp.int32)
+    first_token = ends - counts
+    token = jnp.arange(bucket.tokens, dtype=jnp.int32)
+    real = token < ends[-1]
+    if bucket.decode:
+        token_row = token
+    else:
+        # All at once: a search in steps is a loop, and a loop cannot be part of a CUDA graph.
+        found = jnp.searchsorted(ends, token, side="right", method="compare_all")
+        token_row = jnp.minimum(found.astype(jnp.int32), bucket.rows - 1)
+    positions = jnp.where(real, (starts - first_token)[token_row] + token, 0)
+    page, offset = positions // layout.page_size, positions % layout.page_size
+    token_slot = slots[token_row]
+    num_blocks = state["lanes"][0].shape[1]
+
+    def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows, written: Bool[Array, " T"]) -> KindIndices:
+        pages = table.at[token_slot, page].get(mode="fill", fill_value=0)
+        last = rows._replace(starts=starts + jnp.maximum(counts - 1, 0), counts=jnp.minimum(counts, 1))
+        return KindIndices(jnp.where(written, pages, num_pages + token), offset, rows, last)
+
+    full = local = None
+    if layout.full is not None:
+        page_rows = state["full_table"].at[slots].get(mode="fill", fill_value=0)
+        rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
+        # Below full_lo the pages are the cache's and hold the same already.
+        written = real & (positions >= inputs.column("full_lo")[token_row])
+        full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows, written)
+    if layout.reach is not None:
+        reach, longest = layout.reach, 1 if bucket.decode else bucket.tokens
+        first = starts // reach.size * reach.size if reach.chunked else jnp.maximum(starts - (reach.size - 1), 0)
+        first_page = first // layout.page_size
+        width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, state["local_table"].shape[1])
+        columns = first_page[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+        page_rows = state["local_table"].at[slots[:, None], columns].get(mode="fill", fill_value=0)
+        rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_lo"))
+        local = kind(state["local_table"], num_blocks, rows, real)
+    tiles = {size: tile_rows(counts, first_token, token_row, size) for size in sorted(set(tile_tokens))}
+    row = jnp.arange(bucket.rows, dtype=jnp.int32)
+    last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1)
+    last_tokens = jnp.clip(ends - 1, 0, bucket.tokens - 1)
+    return StepIndices(positions, token_row, token_slot, real, last_tokens, tiles, last_tiles, full, local)

@@ -1,0 +1,210 @@
+"""Choosing tokens inside the step, by row: penalties and constraints, then greedy or temperature with its limits.
+
+No sort: the k-th largest logit, and the logit at which the nucleus is complete, are found digit by digit in the ordered
+bit patterns of float32, 16 passes of compare and sum. A step whose rows are all greedy, or use no limit, skips that
+work. A row's draw depends on its key, its position and its logits alone.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from jswa.exec.programs.extras import Extras
+from jswa.model.across import (
+    AXIS,
+    anywhere,
+    everywhere,
+    first_of,
+    index_of_largest,
+    largest,
+    own_columns,
+    picked,
+    total,
+)
+from jswa.types import MAX_LOGPROBS, NOT_FINITE, SAMPLING
+
+_TINY = 2.0**-126  # smallest normal float32
+
+
+class Sampling(NamedTuple):
+    """Sampling parameters by row, [R] each; `keys` [R, 2]. The columns of `types.SAMPLING`."""
+
+    temperature: Float[Array, " R"]
+    top_k: Int[Array, " R"]
+    top_p: Float[Array, " R"]
+    min_p: Float[Array, " R"]
+    repetition: Float[Array, " R"]
+    presence: Float[Array, " R"]
+    frequency: Float[Array, " R"]
+    keys: UInt[Array, "R 2"]
+    extras: Int[Array, " R"]
+    prompt_length: Int[Array, " R"]
+
+    @staticmethod
+    def of(columns: Int[Array, "R C"]) -> "Sampling":
+        """Read the packed columns; floats and keys travel as their bits."""
+        column = {name: columns[:, index] for index, name in enumerate(SAMPLING)}
+        floats = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        real = {name: lax.bitcast_convert_type(column[name], jnp.float32) for name in floats}
+        keys = jnp.stack([column["key_high"], column["key_low"]], axis=-1)
+        return Sampling(
+            **real,
+            top_k=column["top_k"],
+            keys=lax.bitcast_convert_type(keys, jnp.uint32),
+            extras=column["extras"],
+            prompt_length=column["prompt_length"],
+        )
+
+
+class LogprobRows(NamedTuple):
+    """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs."""
+
+    chosen: Float[Array, " N"]
+    rank: Int[Array, " N"]
+    ids: Int[Array, "N top"]
+    values: Float[Array, "N top"]
+
+
+def sample(
+    logits: Float[Array, "R V"],
+    positions: Int[Array, " R"],
+    rows: Sampling,
+    extras: Extras,
+    devices: int = 1,
+) -> Int[Array, " R"]:
+    """A token per row; NOT_FINITE where the row's logits hold NaN or infinity, or its constraint forbids every token.
+
+    Args:
+        logits: of this device's part of the vocabulary, 1 / devices of it; all devices get the same tokens.
+        positions: of the token to be sampled; folded into the row's key (threefry).
+        rows: temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. min_p comes first, then top-k, then top-p
+            of what is left.
+    """
+    finite = everywhere(jnp.isfinite(logits).all(axis=-1), devices)
+    constrained = rows.extras < len(extras["counts"])
+    logits = lax.cond(constrained.any(), lambda: _constrain(logits, rows, extras, constrained, devices), lambda: logits)
+    greedy = index_of_largest(logits, devices)
+    random = rows.temperature > 0
+    drawn = lax.cond(random.any(), lambda: _draw(logits, positions, rows, random, devices), lambda: greedy)
+    possible = finite & anywhere((logits > -jnp.inf).any(axis=-1), devices)
+    return jnp.where(possible, jnp.where(random, drawn, greedy), NOT_FINITE)
+
+
+def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices: int = 1) -> LogprobRows:
+    """Log probabilities of the model itself, before penalties, temperature and limits."""
+    logprobs = _log_softmax(logits, devices)
+    own = picked(logprobs, jnp.maximum(chosen, 0), devices)
+    values, ids = _most_likely(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
+    rank = total((logprobs > own).sum(axis=-1, dtype=jnp.int32), devices) + 1
+    return LogprobRows(own[:, 0], rank, ids.astype(jnp.int32), values)
+
+
+def _log_softmax(logits: Float[Array, "N V"], devices: int) -> Float[Array, "N V"]:
+    if devices == 1:
+        return jax.nn.log_softmax(logits, axis=-1)
+    shifted = logits - largest(logits.max(axis=-1, keepdims=True), devices)
+    return shifted - jnp.log(total(jnp.exp(shifted).sum(axis=-1, keepdims=True), devices))
+
+
+def _most_likely(
+    logprobs: Float[Array, "N V"], count: int, devices: int
+) -> tuple[Float[Array, "N top"], Int[Array, "N top"]]:
+    """The largest of all devices, best first, and which they are; ties go to the first."""
+    size = logprobs.shape[1]
+    values, ids = lax.top_k(logprobs, min(count, size))
+    if devices == 1:
+        return values, ids
+    values, ids = (lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (values, ids + first_of(size, devices)))
+    values, places = lax.top_k(values, count)
+    return values, jnp.take_along_axis(ids, places, axis=1)
+
+
+def _constrain(
+    logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"], devices: int = 1
+) -> Float[Array, "R V"]:
+    """Bias, then penalties (Keskar et al. 2019 for repetition), and the mask, of the rows that have any."""
+    place, vocab = jnp.minimum(rows.extras, len(extras["counts"]) - 1), logits.shape[1] * devices
+    counts, in_prompt = (own_columns(extras[name][place], devices) for name in ("counts", "in_prompt"))
+    repetition = jnp.where((counts > 0) | in_prompt, rows.repetition[:, None], 1.0)
+    biased = logits + own_columns(extras["bias"][place], devices)
+    changed = jnp.where(biased > 0, biased / repetition, biased * repetition)
+    changed -= rows.frequency[:, None] * counts.astype(jnp.float32)
+    changed -= rows.presence[:, None] * (counts > 0).astype(jnp.float32)
+    words = jnp.repeat(extras["mask"][place], 32, axis=1)[:, :vocab]
+    allowed = own_columns((words >> (jnp.arange(vocab, dtype=jnp.int32) % 32)[None]) & 1, devices)
+    return jnp.where(constrained[:, None], jnp.where(allowed == 1, changed, -jnp.inf), logits)
+
+
+def _draw(
+    logits: Float[Array, "R V"], positions: Int[Array, " R"], rows: Sampling, random: Bool[Array, " R"], devices: int
+) -> Int[Array, " R"]:
+    """Gumbel-max over the kept tokens (Gumbel 1954)."""
+    # A temperature near 0 must not overflow: the largest logit becomes 0 first.
+    most = largest(logits.max(axis=-1, keepdims=True), devices)
+    scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
+    limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
+    scaled = lax.cond(limited.any(), lambda: jnp.where(_keep(scaled, rows, devices), scaled, -jnp.inf), lambda: scaled)
+    row_keys = jax.vmap(lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position))(
+        rows.keys, positions
+    )
+    whole = (scaled.shape[1] * devices,)
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(row_keys)
+    return index_of_largest(scaled + own_columns(noise, devices), devices)
+
+
+def _keep(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:
+    """Which tokens the limits leave. Ties at a threshold all stay, so the result needs no order."""
+    vocab = scaled.shape[1] * devices
+    # The largest is 0, so the most likely token's share is exp(0): p ≥ min_p · p_max is scaled ≥ log(min_p).
+    kept = (scaled >= jnp.log(rows.min_p)[:, None]) | (rows.min_p == 0.0)[:, None]
+    ordered = _ordered_bits(jnp.where(kept, scaled, -jnp.inf))
+    wanted = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
+
+    def enough_left(threshold: UInt[Array, "R N"]) -> Bool[Array, "R N"]:
+        return total((ordered[:, None] >= threshold[..., None]).sum(axis=-1), devices) >= wanted[:, None]
+
+    kth = _largest(enough_left, len(scaled))
+    kept &= ordered >= kth[:, None]
+    probability = _softmax(jnp.where(kept, scaled, -jnp.inf), devices)
+    # Without top-p every token stays, also those whose probability rounds to nothing. And a top_p that float32 (or a
+    # device without subnormals) takes for zero still keeps one.
+    enough = jnp.where(rows.top_p < 1.0, jnp.maximum(rows.top_p, _TINY), 0.0)
+
+    def complete(threshold: UInt[Array, "R N"]) -> Bool[Array, "R N"]:
+        shares = jnp.where(ordered[:, None] >= threshold[..., None], probability[:, None], 0.0)
+        return total(shares.sum(axis=-1), devices) >= enough[:, None]
+
+    edge = _largest(complete, len(scaled))
+    return kept & ((ordered >= edge[:, None]) | (rows.top_p >= 1.0)[:, None])
+
+
+def _softmax(scaled: Float[Array, "R V"], devices: int) -> Float[Array, "R V"]:
+    """Of what is 0 at most, and 0 somewhere."""
+    if devices == 1:
+        return jax.nn.softmax(scaled, axis=-1)
+    share = jnp.exp(scaled)
+    return share / total(share.sum(axis=-1, keepdims=True), devices)
+
+
+def _ordered_bits(x: Float[Array, "R V"]) -> UInt[Array, "R V"]:
+    """Unsigned integers in the order of the floats."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _largest(holds: Callable[[UInt[Array, "R N"]], Bool[Array, "R N"]], rows: int) -> UInt[Array, " R"]:
+    """The largest threshold for which `holds`, per row; it holds at 0 and stops holding once, as thresholds grow.
+
+    Two bits a pass: with more, passes cost more than they save. No loop: a loop cannot be part of a CUDA graph, and the
+    host would wait for the step at its condition.
+    """
+    threshold = jnp.zeros(rows, jnp.uint32)
+    for shift in range(30, -1, -2):
+        candidates = threshold[:, None] | (jnp.arange(1, 4, dtype=jnp.uint32) << shift)[None]
+        # The digit is the number of candidates for which it holds, as it holds for all smaller ones.
+        threshold |= holds(candidates).sum(axis=-1, dtype=jnp.uint32) << shift
+    return threshold

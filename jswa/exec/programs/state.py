@@ -1,0 +1,75 @@
+"""What lives on the device between steps, and is donated to each."""
+
+from functools import partial
+from typing import Any, TypedDict
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.exec.mesh import BY_DEVICE, REPLICATED, mesh_of, shard_elems
+from jswa.exec.programs.extras import Extras, init_extras
+
+
+class DeviceState(TypedDict):
+    """Donated to every step; the runner alone holds it. Indexed by row slot where it says [max_rows].
+
+    Attributes:
+        lanes: KV arena, one array `[devices, num_blocks, block_elems]` per lane; each device has one of the first
+            axis, so that it is 1 within a step. Block 0 stays zero. All else is on every device.
+        full_table, local_table: page id by absolute page position; entries of pages no longer held are stale.
+        last_token: the token sampled last.
+        extras: counts, biases and masks of the rows that need them.
+    """
+
+    lanes: list[Float[Array, "devices blocks elems"]]
+    full_table: Int[Array, "max_rows N"]
+    local_table: Int[Array, "max_rows N"]
+    last_token: Int[Array, " max_rows"]
+    extras: Extras
+
+
+def init_state(layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype) -> DeviceState:
+    """The state of an engine that has run nothing yet."""
+    lane, table = (layout.devices, limits.num_blocks, layout.block_elems), (limits.max_rows, limits.pages_per_row)
+    return DeviceState(
+        lanes=[jnp.zeros(lane, dtype) for _ in range(layout.num_lanes)],
+        full_table=jnp.zeros(table, jnp.int32),
+        local_table=jnp.zeros(table, jnp.int32),
+        last_token=jnp.zeros(limits.max_rows, jnp.int32),
+        extras=init_extras(limits.extras_places, vocab),
+    )
+
+
+def state_shapes(
+    layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype, mesh: Mesh | None = None
+) -> DeviceState:
+    """The same with a `jax.ShapeDtypeStruct` for each array, spread over a mesh's devices; nothing is allocated."""
+    shapes: DeviceState = jax.eval_shape(lambda: init_state(layout, limits, vocab, dtype))
+    if mesh is None:
+        return shapes
+
+    def spread(shape: Any, spec: PartitionSpec) -> Any:
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, spec))  # type: ignore[no-untyped-call]
+
+    lanes = [spread(lane, BY_DEVICE) for lane in shapes["lanes"]]
+    rest: DeviceState = jax.tree.map(lambda shape: spread(shape, REPLICATED), {**shapes, "lanes": []})
+    return {**rest, "lanes": lanes}
+
+
+def allocate(layout: KVLayout, limits: Limits, vocab: int, shapes: DeviceState) -> DeviceState:
+    """`init_state`, spread as the shapes say; no device ever has more than its own."""
+    dtype = jnp.dtype(shapes["lanes"][0].dtype)
+    if mesh_of(shapes["lanes"][0]) is None:
+        return init_state(layout, limits, vocab, dtype)
+    where = jax.tree.map(lambda shape: shape.sharding, shapes)
+    state: DeviceState = jax.jit(partial(init_state, layout, limits, vocab, dtype), out_shardings=where)()
+    return state
+
+
+def state_bytes(state: DeviceState) -> int:
+    """Bytes of all arrays of the state, on each device."""
+    return sum(shard_elems(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

@@ -1,0 +1,203 @@
+"""The one jitted function of a step: (params, state, packed inputs) -> (state, tokens). State is donated."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax, named_scope
+from jaxtyping import Array, Float, Int
+
+from jswa.architecture import AttentionConfig, ModelConfig
+from jswa.cache.layout import KVLayout
+from jswa.exec.backends import PORTABLE, Backends
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import Inputs, PackSpec, unpack
+from jswa.exec.programs.extras import count_tokens
+from jswa.exec.programs.indices import StepIndices, step_indices
+from jswa.exec.programs.sampling import LogprobRows, Sampling, logprob_rows, sample
+from jswa.exec.programs.state import DeviceState
+from jswa.model.transformer import Params, bind
+from jswa.model.weights.kv_scales import scales_of
+from jswa.types import FROM_DEVICE, SAMPLING, Logprobs
+from pallas_kernels.attention.api import paged_attention, tile_tokens, write_kv
+from pallas_kernels.attention.rows import Attend
+
+_LOGPROB_BLOCK = 128  # tokens
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """Everything static about a step: hashable, one compiled program each. `logprobs` names the lazy families.
+
+    Where several devices share the model, `model` and `layout` are those of one device's part.
+    """
+
+    model: ModelConfig
+    layout: KVLayout
+    bucket: Bucket
+    pack: PackSpec
+    backends: Backends = PORTABLE
+    logprobs: Logprobs = "none"
+
+
+class StepOutputs(NamedTuple):
+    """What a step hands to the host: a token per row (garbage for rows that sample none), and what was asked for."""
+
+    tokens: Int[Array, " R"]
+    sampled: LogprobRows | None
+    prompt: LogprobRows | None
+
+
+def step(
+    params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
+) -> tuple[DeviceState, StepOutputs]:
+    """Run one step and return the next state and the outputs. Of several devices each runs it on its shards."""
+    inputs = unpack(packed, config.pack)
+    # Prompt logprobs take every token's hidden state, everything else a row's last one.
+    every = config.logprobs == "prompt"
+    state, hidden, indices = forward(params, state, inputs, config=config, every=every)
+    rows = Sampling.of(inputs.rows[:, -len(SAMPLING) :])
+    with named_scope("logits"):
+        logits = bind(config.model, params).logits(hidden[indices.last_tokens] if every else hidden)
+    with named_scope("sampling"):
+        position = inputs.column("start") + inputs.column("count")
+        tokens = sample(logits, position, rows, state["extras"], config.model.devices)
+    with named_scope("logprobs"):
+        sampled = logprob_rows(logits, tokens, config.model.devices) if config.logprobs != "none" else None
+        prompt = _prompt_logprobs(params, hidden, inputs, config) if every else None
+    slots = jnp.where(inputs.column("samples") != 0, inputs.column("slot"), config.pack.max_rows)
+    last_token = state["last_token"].at[slots].set(jnp.maximum(tokens, 0), mode="drop")
+    return {**state, "last_token": last_token}, StepOutputs(tokens, sampled, prompt)
+
+
+def forward(
+    params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig, every: bool
+) -> tuple[DeviceState, Float[Array, "N M"], StepIndices]:
+    """Enter the plan's pages and run its tokens through the model.
+
+    Gives a hidden state for `every` token, or for each row's last one; then layers at the end that store no KV run
+    for those alone.
+    """
+    with named_scope("indices"):
+        full_table = _enter(state["full_table"], inputs.full_pages)
+        local_table = _enter(state["local_table"], inputs.local_pages)
+        state = {**state, "full_table": full_table, "local_table": local_table}
+        sizes = [_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
+        indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
+        # A row whose next token the host does not know yet runs the one it sampled last.
+        previous = state["last_token"].at[indices.token_slots].get(mode="fill", fill_value=0)
+        tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
+    with named_scope("extras"):
+        generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
+        places = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
+        extras = count_tokens(state["extras"], tokens, places, generated)
+    lanes = list(state["lanes"])
+    in_8_bits = lanes[0].dtype.itemsize == 1
+
+    def attend(
+        layer: int,
+        q: Float[Array, "T H D"],
+        kv: Float[Array, "T K E"] | None,
+        sinks: Float[Array, " H"] | None,
+    ) -> Float[Array, "T H V"]:
+        lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
+        scales = scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
+        lanes[lane], out = _attend(config, indices, layer, lanes[lane], q, kv, sinks, scales, last=last)
+        return out
+
+    select = None if every else indices.last_tokens
+    decoder = bind(config.model, params, config.backends.experts)
+    adapters = None if inputs.adapters is None else inputs.adapters[indices.token_rows]
+    hidden = decoder(tokens, indices.positions, attend, select, adapters)
+    return {**state, "lanes": lanes, "extras": extras}, hidden, indices
+
+
+def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
+    """Log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
+    model, size = bind(config.model, params), min(_LOGPROB_BLOCK, len(hidden))
+    pad = -len(hidden) % size
+    blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
+    targets = jnp.pad(inputs.targets, (0, pad)).reshape(-1, size)
+    devices = config.model.devices
+    rows: LogprobRows = lax.map(
+        lambda block: logprob_rows(model.logits(block[0]), block[1], devices), (blocks, targets)
+    )
+    return LogprobRows(*(part.reshape(-1, *part.shape[2:])[: len(hidden)] for part in rows))
+
+
+def _attend(
+    config: StepConfig,
+    indices: StepIndices,
+    layer: int,
+    lane: Float[Array, "1 blocks elems"],
+    q: Float[Array, "T H D"],
+    kv: Float[Array, "T K E"] | None,
+    sinks: Float[Array, " H"] | None,
+    kv_scales: Float[Array, "2 K"] | None,
+    *,
+    last: bool,
+) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
+    """Write the layer's KV, if it has its own, to its place in the lane, then attend.
+
+    The reshapes are bitcasts: the lane stays put. `last`: the queries are each row's last token. `kv_scales`: of lanes
+    of 8 bits; see `write_kv`.
+    """
+    layout, place = config.layout, config.layout.layers[layer]
+    shape, kind = (layout.full, indices.full) if place.kind == "full" else (layout.local, indices.local)
+    assert shape is not None
+    assert kind is not None
+    view = lane.reshape(
+        lane.shape[1] * shape.pages_per_block,
+        shape.slots,
+        shape.num_kv_heads,
+        layout.page_size,
+        shape.row,
+    )
+    with named_scope("attention"):
+        if kv is not None:
+            view = write_kv(
+                view,
+                kv,
+                pages=kind.write_pages,
+                offsets=kind.write_offsets,
+                slot=place.slot,
+                kv_scales=kv_scales,
+                v_dim=shape.v_head_dim,
+            )
+        out = paged_attention(
+            q,
+            view,
+            kind.last if last else kind.rows,
+            indices.last_tiles if last else indices.tiles[_tile_tokens(config, layer)],
+            slot=place.slot,
+            attend=_static(config.model.layers[layer].attention),
+            sinks=sinks,
+            kv_scales=kv_scales,
+            implementation=config.backends.attention,
+        )
+    return view.reshape(lane.shape), out
+
+
+def _tile_tokens(config: StepConfig, layer: int) -> int:
+    """Query tokens per tile of a layer's attention."""
+    if config.bucket.decode:
+        return 1
+    attention = config.model.layers[layer].attention
+    group = attention.num_heads // attention.num_kv_heads
+    return min(tile_tokens(config.backends.attention, group), config.bucket.tokens)
+
+
+def _static(attention: AttentionConfig) -> Attend:
+    reach = attention.reach
+    return Attend(
+        attention.scale,
+        window=reach.size if reach is not None and not reach.chunked else None,
+        chunk=reach.size if reach is not None and reach.chunked else None,
+        softcap=attention.softcap,
+        v_dim=attention.v_head_dim,
+    )
+
+
+def _enter(table: Int[Array, "max_rows N"], entries: Int[Array, "U 3"]) -> Int[Array, "max_rows N"]:
+    """The table with the plan's new pages; entries of the slot that does not exist are dropped."""
+    return table.at[entries[:, 0], entries[:, 1]].set(entries[:, 2], mode="drop")

@@ -1,0 +1,130 @@
+"""How much memory the KV arena gets: what weights and the steps' scratch leave."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+
+from jswa.architecture import ModelConfig
+from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_blocks
+from jswa.cache.layout import KVLayout
+from jswa.config import EngineConfig, Limits
+from jswa.errors import ConfigError
+from jswa.exec.backends import Backends
+from jswa.exec.buckets import Bucket
+from jswa.exec.mesh import mesh_of
+from jswa.exec.pack import PackSpec
+from jswa.exec.programs.state import state_shapes
+from jswa.exec.programs.step import StepConfig
+from jswa.exec.runner import compile_step
+from jswa.model.low_rank import has_adapters
+from jswa.model.transformer import Params
+from jswa.types import Logprobs
+
+_log = logging.getLogger("jswa")
+_CPU_ARENA_BYTES = 4 * 2**30
+_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+_SLACK = 0.02  # of the device's share: fragmentation, and programs
+
+
+def claim_memory(share: float) -> None:
+    """Have jax take this share of each GPU's memory, unless the environment says otherwise or jax has begun."""
+    if not any(os.environ.get(name) for name in _FRACTIONS):
+        os.environ[_FRACTIONS[0]] = str(share)
+
+
+def free_bytes(devices: Collection[jax.Device]) -> int:
+    """Bytes that are left on each device with the weights there; on CPU, where all share it, a quarter of all memory.
+
+    At most 4 GiB then, for all together.
+    """
+    if all(device.platform == "cpu" for device in devices):
+        return min(_CPU_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4) // len(devices)
+
+    def free(device: jax.Device) -> int:
+        stats = device.memory_stats() or {}
+        return int(stats["bytes_limit"] * (1 - _SLACK)) - int(stats["bytes_in_use"])
+
+    return min(map(free, devices))
+
+
+def scratch_bytes(
+    model: ModelConfig,
+    params: Params,
+    layout: KVLayout,
+    limits: Limits,
+    backends: Backends,
+    kv_dtype: jnp.dtype,
+) -> int:
+    """Bytes on each device of temporaries of the largest steps, with log probabilities, as their compiler reports them.
+
+    They do not depend on the arena's size, so an arena of two blocks will do.
+    """
+    smallest = dataclasses.replace(limits, num_blocks=2)
+    state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(next(iter(params.values()))))
+    cases: list[tuple[Bucket, Logprobs]] = [(Bucket(limits.max_tokens, limits.max_rows, decode=False), "prompt")]
+    if not limits.one_bucket:
+        cases.append((Bucket(limits.max_rows, limits.max_rows, decode=True), "sampled"))
+    most = 0
+    for bucket, logprobs in cases:
+        spec = PackSpec.of(
+            bucket,
+            page_size=limits.page_size,
+            max_rows=limits.max_rows,
+            targets=logprobs == "prompt",
+            adapters=has_adapters(params),
+        )
+        config = StepConfig(model, layout, bucket, spec, backends, logprobs)
+        memory = compile_step(config, params, state).memory_analysis()
+        assert memory is not None
+        most = max(most, memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+    _log.info("steps take %.2f GiB of scratch", most / 2**30)
+    return most
+
+
+def size_arena(
+    limits: Limits, layout: KVLayout, options: EngineConfig, memory: int, itemsize: int, *, on_gpu: bool = False
+) -> Limits:
+    """Choose the number of blocks; shorten an open max_model_len to what fits. Raises ConfigError.
+
+    A prefix cache has use for all memory that there is; but of a CPU's, which others share, no more is taken unasked
+    than rows can need.
+
+    Args:
+        memory: bytes for the arena, on each device.
+    """
+    num_blocks = memory // layout.block_bytes(itemsize)
+    if not limits.prefix_cache or (options.kv_cache_memory_bytes is None and not on_gpu):
+        num_blocks = min(num_blocks, useful_blocks(layout, limits))
+    total_slots = (num_blocks - 1) * layout.pages_per_block
+    capacity = row_capacity(layout, limits, total_slots) if num_blocks > 1 else 0
+    if capacity < (options.max_model_len or 2):
+        raise ConfigError(
+            "max_model_len" if options.max_model_len else "kv_cache_memory_bytes",
+            options.max_model_len or memory,
+            f"{memory} bytes of KV memory hold one row of {capacity} tokens; give more memory, a smaller "
+            "max_model_len, or a smaller max_num_batched_tokens",
+        )
+    if capacity < limits.max_model_len:
+        _log.warning("max_model_len: %d, what the KV memory holds, not %d", capacity, limits.max_model_len)
+    limits = dataclasses.replace(limits, max_model_len=min(limits.max_model_len, capacity), num_blocks=int(num_blocks))
+    _log_capacity(limits, layout, itemsize)
+    return limits
+
+
+def _log_capacity(limits: Limits, layout: KVLayout, itemsize: int) -> None:
+    slots = (limits.num_blocks - 1) * layout.pages_per_block
+    lengths = sorted({min(2**n, limits.max_model_len) for n in (11, 13, 15, 17)})
+    held = ", ".join(
+        f"{rows_held(layout, slots, n) * n:,} in rows of {n} ({ideal_fraction(layout, n):.0%} of ideal)"
+        for n in lengths
+    )
+    each = "" if layout.devices == 1 else f" on each of {layout.devices} devices"
+    gib = limits.num_blocks * layout.block_bytes(itemsize) / 2**30
+    share = 100 * padding(layout)
+    _log.info(
+        "KV arena: %.2f GiB in %d blocks%s, padding %.1f %%; tokens: %s", gib, limits.num_blocks, each, share, held
+    )

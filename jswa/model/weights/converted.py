@@ -1,0 +1,247 @@
+"""Parameters as the engine holds them, on disk: what `jswa convert` writes beside a model's config and tokenizer.
+
+    folder/jswa_weights.json   whose parameters they are, and of each the shape, type and checksum
+    folder/weights/            the parameters, by name, as orbax writes them
+
+Nothing has to be cast, put together or transposed, so a start takes as long as the bytes take to be read. Orbax is told
+to write each parameter as one plain run of bytes (zarr 2, no compression, one chunk), which is read here without orbax;
+orbax itself can restore the folder `weights` with any sharding. Checksums find what is torn; they do not tell who wrote
+it: load only what you would run.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Shaped
+
+from jswa.architecture import ModelConfig
+from jswa.errors import CheckpointError
+from jswa.model.transformer import Params, param_shapes
+from jswa.model.weights.kv_scales import scales_name
+from jswa.model.weights.place import Placement, empty, load_all
+from jswa.storage.json_object import read_object, shown
+
+MANIFEST, WEIGHTS = "jswa_weights.json", "weights"
+FORMAT, VERSION = "jswa weights", 1
+_CHUNK_BYTES = 2**19
+_FLOATS = ("float32", "bfloat16", "float16")
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether a folder has parameters in this form."""
+    return os.path.lexists(folder / MANIFEST)
+
+
+def write_converted(folder: Path, model: ModelConfig, params: Params) -> None:
+    """Write the parameters and their manifest into a new folder."""
+    import orbax.checkpoint as ocp  # a fifth of a second, and only here
+
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+    noise = logging.getLogger("absl")  # orbax warns that it skips a step of formats that this is not
+    level = noise.level
+    noise.setLevel(logging.ERROR)
+    try:
+        with ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save(folder.resolve() / WEIGHTS, args=ocp.args.PyTreeSave(params))
+    finally:
+        noise.setLevel(level)
+    entries = {}
+    for name, value in params.items():
+        if _read_zarray(folder, name) != _zarray(value.shape, np.dtype(value.dtype)):
+            raise CheckpointError(f"orbax has written {name} in a form that jswa cannot read: {folder}")
+        checksum = _read(folder, name, empty(value.shape, np.dtype(value.dtype)))
+        entries[name] = {"shape": list(value.shape), "dtype": str(value.dtype), "crc32": checksum}
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": _identity(model),
+        "tied": model.tie_embeddings,
+        "parameters": entries,
+    }
+    manifest["sha256"] = _digest(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def load_converted(
+    folder: Path,
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    adopt: Callable[[str, Params, Placement], Params],
+    mesh: Mesh | None = None,
+) -> tuple[ModelConfig, Params]:
+    """The parameters of a folder whose config says `model`, cast to `dtype` where they are of another floating type.
+
+    Each device of a `mesh` gets its part.
+
+    `adopt` may hold them in another form, by name. Raises CheckpointError with the reason where they are torn, of
+    another model, or of another version of jswa.
+    """
+    manifest = _read_manifest(folder)
+    model = dataclasses.replace(model, tie_embeddings=manifest.get("tied") is True)
+    if manifest.get("model") != _identity(model):
+        raise CheckpointError(
+            f"{folder}: {MANIFEST} is of another model than config.json, or was written by another version of jswa: "
+            "convert the checkpoint again"
+        )
+    shapes = param_shapes(model, dtype)
+    shapes |= _kv_scale_shapes(model, manifest.get("parameters"))
+    entries, where = _entries(folder, manifest.get("parameters"), shapes), Placement(model, mesh)
+
+    def read(entry: _Entry) -> jax.Array:
+        array = empty(entry.shape, entry.dtype)
+        if _read(folder, entry.name, array) != entry.checksum:
+            raise CheckpointError(f"{folder}: the parameter {entry.name} is torn: it does not agree with its checksum")
+        if entry.dtype.name in _FLOATS and entry.dtype != dtype and not entry.name.endswith(".scales"):
+            cast = empty(array.shape, np.dtype(dtype))
+            cast[...] = array
+            array = cast
+        return where.put(entry.name, array)
+
+    return model, load_all(lambda name: adopt(name, {one.name: read(one) for one in entries[name]}, where), shapes)
+
+
+class _Entry(NamedTuple):
+    """A stored parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    checksum: int
+
+
+def _forms(name: str, shape: tuple[int, ...]) -> list[dict[str, tuple[tuple[int, ...], tuple[str, ...]]]]:
+    """Shapes and types of the parameters that a matrix may be; see `hold`."""
+    if name.endswith(".scales"):
+        return [{name: (shape, ("float32",))}]
+    if len(shape) < 2:
+        return [{name: (shape, _FLOATS)}]
+    *lead, inputs, outputs = shape
+    scales = shape[:1] if name == "embed" else (*lead, outputs)
+    return [
+        {name: (shape, _FLOATS)},
+        {f"{name}.values": (shape, ("int8", "uint8")), f"{name}.scales": (scales, ("float32",))},
+        {
+            f"{name}.blocks": ((*lead, outputs, inputs // 2), ("uint8",)),
+            f"{name}.scales": ((*lead, outputs, inputs // 32), ("uint8",)),
+        },
+    ]
+
+
+def _kv_scale_shapes(model: ModelConfig, listed: object) -> dict[str, jax.ShapeDtypeStruct]:
+    """Of the scales of KV that are there: a checkpoint need not have any."""
+    names = listed if isinstance(listed, dict) else {}
+    heads = {scales_name(index): layer.attention.num_kv_heads for index, layer in enumerate(model.layers)}
+    return {name: jax.ShapeDtypeStruct((2, n), jnp.float32) for name, n in heads.items() if name in names}  # type: ignore[no-untyped-call]
+
+
+def _entries(folder: Path, listed: object, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, list[_Entry]]:
+    """What is stored of each parameter of the model, in files as long as they must be. Raises CheckpointError."""
+    listed = listed if isinstance(listed, dict) else {}
+    found: dict[str, list[_Entry]] = {}
+    for name, shape in shapes.items():
+        form = next((form for form in _forms(name, shape.shape) if form.keys() <= listed.keys()), {})
+        found[name] = [_entry(folder, one, listed[one], *form[one]) for one in form]
+    known = {entry.name for entries in found.values() for entry in entries}
+    if not all(found.values()) or known != listed.keys():
+        raise CheckpointError(f"{folder}: {MANIFEST} does not list the parameters that config.json asks for")
+    return found
+
+
+def _entry(folder: Path, name: str, said: object, shape: tuple[int, ...], kinds: tuple[str, ...]) -> _Entry:
+    """One entry of the manifest, checked against what it must be, and against its files."""
+    entry = said if isinstance(said, dict) else {}
+    kind, checksum = entry.get("dtype"), entry.get("crc32")
+    if entry.get("shape") != list(shape) or kind not in kinds or not isinstance(checksum, int):
+        raise CheckpointError(
+            f"{folder}: {MANIFEST} has {name} = {shown(said)}: must be of shape {list(shape)}, of type "
+            f"{' or '.join(kinds)}, and have a checksum"
+        )
+    dtype, file = np.dtype(jnp.dtype(kind)), _file(folder, name, len(shape))
+    if _read_zarray(folder, name) != _zarray(shape, dtype):
+        raise CheckpointError(f"{folder}: {file.with_name('.zarray')} is torn, or another's")
+    size, length = math.prod(shape) * dtype.itemsize, _length(file)
+    if length != size:
+        raise CheckpointError(f"{folder}: the parameter {name} is torn: its file has {length} bytes, not {size}")
+    return _Entry(name, shape, dtype, checksum)
+
+
+def _read(folder: Path, name: str, out: Shaped[np.ndarray, "..."]) -> int:
+    """Fill an array with a parameter's bytes; returns their checksum. Raises CheckpointError."""
+    view = memoryview(out.reshape(-1).view(np.uint8))
+    done = checksum = 0
+    try:
+        with _file(folder, name, out.ndim).open("rb", buffering=0) as file:
+            while done < len(view):
+                count = file.readinto(view[done : done + _CHUNK_BYTES])
+                if not count:
+                    raise CheckpointError(f"{folder}: the parameter {name} is torn: its file ends at {done} bytes")
+                checksum = zlib.crc32(view[done : done + count], checksum)  # while the cache holds them
+                done += count
+    except OSError as error:
+        raise CheckpointError(f"{folder}: the parameter {name} cannot be read: {error}") from error
+    return checksum
+
+
+def _file(folder: Path, name: str, axes: int) -> Path:
+    """The one chunk of a parameter."""
+    return folder / WEIGHTS / name / ".".join("0" * axes)
+
+
+def _length(path: Path) -> int:
+    """Bytes of a regular file; -1 where there is none."""
+    return path.stat().st_size if path.is_file() else -1
+
+
+def _zarray(shape: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
+    """Zarr's description of an array in one chunk of plain bytes."""
+    kind = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "uint8": "|u1"}.get(dtype.name, dtype.name)
+    return {
+        "chunks": list(shape),
+        "compressor": None,
+        "dimension_separator": ".",
+        "dtype": kind,
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+        "shape": list(shape),
+        "zarr_format": 2,
+    }
+
+
+def _read_zarray(folder: Path, name: str) -> dict[str, Any]:
+    return read_object(folder / WEIGHTS / name / ".zarray")
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    manifest = read_object(folder / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: {MANIFEST} is another's: format = {shown(manifest.get('format'))}")
+    if manifest.get("version") != VERSION:
+        found = shown(manifest.get("version"))
+        raise CheckpointError(f"{folder}: {MANIFEST}: version = {found}: must be {VERSION}: convert it again")
+    if manifest.get("sha256") != _digest(manifest):
+        raise CheckpointError(f"{folder}: {MANIFEST} is torn: it does not agree with its checksum")
+    return manifest
+
+
+def _identity(model: ModelConfig) -> str:
+    """What decides how parameters are laid out and read; not where texts end, nor how long they may be."""
+    same = dataclasses.replace(model, eos_token_ids=(), max_position=0)
+    return hashlib.sha256(repr(same).encode()).hexdigest()
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    said = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

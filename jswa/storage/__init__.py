@@ -1,0 +1,1 @@
+"""Files that jswa writes and reads: JSON, folders, plans, converted checkpoints, saved prefix caches."""

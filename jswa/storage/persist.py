@@ -1,0 +1,296 @@
+"""A prefix cache on disk.
+
+    path/manifest.json   whose cache it is (`identity`), and checksums of every file and every array
+    path/arrays/         the arrays, as orbax writes them
+
+A cache is written beside its place and renamed when it is complete. It is read and checked as a whole before anything
+is done with it; orbax reads only files that are whole, as its readers leave noise behind where they fail. Checksums
+find what is torn; they do not tell who wrote it: load only what you would run.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Shaped
+
+from jswa.architecture import ModelConfig
+from jswa.cache.layout import KVLayout
+from jswa.errors import CacheFileError
+from jswa.lora import root_key
+from jswa.model.low_rank import without_adapters
+from jswa.model.transformer import Params
+from jswa.storage.folders import write_folder
+from jswa.storage.snapshot import Snapshot, check
+
+FORMAT, VERSION = "jswa prefix cache", 1
+_MANIFEST, _ARRAYS = "manifest.json", "arrays"
+_MANIFEST_BYTES = 2**20
+_SAMPLES = 64
+_TYPES = {"tokens": "int32", "local": "uint8", "window_branch": "uint8"}  # other columns of a snapshot are int64
+
+Identity = dict[str, str]
+Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and of that by device
+
+
+def identity(
+    model: ModelConfig,
+    params: Params,
+    layout: KVLayout,
+    dtype: np.dtype,
+    salt: str,
+    *,
+    deterministic: str = "",
+    adapter: str = "",
+) -> Identity:
+    """What must be equal for a cache to mean the same, in the order in which it is compared.
+
+    Args:
+        deterministic: what else the bits of the KV depend on, for an engine that promises them.
+        adapter: digest of the LoRA adapter that the texts ran with, if any. Others' do not count.
+    """
+    own = {"adapter": adapter} if adapter else {}
+    return {
+        "version": str(VERSION),
+        "dtype": str(dtype),
+        "page_size": str(layout.page_size),
+        "tensor_parallel_size": str(layout.devices),
+        "model": _sha256(repr(model).encode()),
+        "weights": _weights_digest(without_adapters(params)),
+        "layout": repr(dataclasses.replace(layout, layers=())),
+        "deterministic": deterministic,
+        **own,
+        "salt": _sha256(root_key(salt, adapter or None).encode(errors="surrogatepass")),
+    }
+
+
+def save(path: str | Path, snapshot: Snapshot, contents: Contents, identity: Identity) -> None:
+    """Write a cache. One that is at `path` is replaced when the new one is complete, anything else left alone.
+
+    Raises CacheFileError, and leaves what was there.
+    """
+
+    def write() -> None:
+        target = Path(path).resolve()
+        _require_replaceable(target)
+        # Readable for the user alone, as texts and what was made of them should be.
+        write_folder(target, lambda folder: _write(folder, _to_arrays(snapshot, contents), identity), mode=0o700)
+
+    _guard(path, "cannot be saved", write)
+
+
+def load(
+    path: str | Path, identity: Identity, layout: KVLayout, dtype: np.dtype, vocab: int
+) -> tuple[Snapshot, Contents]:
+    """Read a cache and check all of it. Raises CacheFileError with the reason where it is not whole, or another's."""
+
+    def read() -> tuple[Snapshot, Contents]:
+        folder = Path(path)
+        manifest = _read_manifest(folder)
+        _require_same(folder, manifest.get("identity"), identity)
+        listed = manifest.get("arrays")
+        if manifest.get("sha256") != _manifest_digest(manifest) or not isinstance(listed, dict):
+            raise CacheFileError(f"{path}: {_MANIFEST} does not agree with its checksum")
+        _require_files(folder, manifest.get("files"))
+        types = _types(layout, dtype)
+        if not set(listed) <= set(types):
+            raise CacheFileError(f"{path}: {_MANIFEST} lists arrays that no cache has")
+        arrays = _read_arrays(folder, listed)
+        for name, array in arrays.items():
+            if _describe(array) != listed[name] or str(array.dtype) != types[name]:
+                raise CacheFileError(f"{path}: the array {name!r} is torn")
+        return _from_arrays(arrays, layout, dtype, vocab)
+
+    return _guard(path, "is torn", read)
+
+
+def _guard[T](path: str | Path, what: str, action: Callable[[], T]) -> T:
+    """Run it; whatever orbax, JSON, NumPy or the file system raise, one error comes out."""
+    try:
+        return action()
+    except CacheFileError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0][:200]
+        raise CacheFileError(f"{path}: the cache {what}: {type(error).__name__}: {reason}") from error
+
+
+def _to_arrays(snapshot: Snapshot, contents: Contents) -> dict[str, np.ndarray]:
+    """All arrays by name, as bits; those without elements are left out, as orbax stores none."""
+    arrays = {
+        f.name: getattr(snapshot, f.name).astype(_TYPES.get(f.name, "int64")) for f in dataclasses.fields(snapshot)
+    }
+    for number, lane in enumerate(contents):
+        arrays[_lane(number)] = lane.view(f"uint{8 * lane.itemsize}")
+    arrays["sizes"] = _sizes(snapshot)
+    return {name: array for name, array in arrays.items() if array.size}
+
+
+def _from_arrays(
+    arrays: dict[str, np.ndarray], layout: KVLayout, dtype: np.dtype, vocab: int
+) -> tuple[Snapshot, Contents]:
+    """The reverse. Raises ValueError for what cannot have been saved."""
+    types = _types(layout, dtype)
+    columns = {f.name: arrays.get(f.name, np.zeros(0, types[f.name])) for f in dataclasses.fields(Snapshot)}
+    if any(column.ndim != 1 for column in columns.values()):
+        raise ValueError("an array has a wrong shape")
+    for name in ("local", "window_branch"):
+        columns[name] = columns[name].astype(bool)
+    snapshot = Snapshot(**columns)
+    check(snapshot, layout, vocab)
+    if arrays["sizes"].tolist() != _sizes(snapshot).tolist():
+        raise ValueError("arrays are missing")
+    slots = len(snapshot.local) * (layout.full is not None) + layout.pages_per_block * int(snapshot.local.sum())
+    shape = (slots, layout.block_elems // layout.pages_per_block)
+    numbers = range(layout.num_lanes * layout.devices)
+    lanes = [arrays.get(_lane(n), np.zeros((0, shape[1]), types[_lane(n)])) for n in numbers]
+    if any(lane.shape != shape for lane in lanes):
+        raise ValueError(f"pages have the wrong size, not {shape}")
+    return snapshot, [lane.view(dtype) for lane in lanes]
+
+
+def _types(layout: KVLayout, dtype: np.dtype) -> dict[str, str]:
+    """Every array that a cache may have, and its type on disk."""
+    columns = {f.name: _TYPES.get(f.name, "int64") for f in dataclasses.fields(Snapshot)}
+    lanes = {_lane(number): f"uint{8 * dtype.itemsize}" for number in range(layout.num_lanes * layout.devices)}
+    return columns | lanes | {"sizes": "int64"}
+
+
+def _lane(number: int) -> str:
+    return f"lane_{number:03}"
+
+
+def _sizes(snapshot: Snapshot) -> np.ndarray:
+    """Lengths of the columns: an array that every cache has, even that of an empty tree."""
+    return np.array([len(getattr(snapshot, f.name)) for f in dataclasses.fields(snapshot)], np.int64)
+
+
+def _write(folder: Path, arrays: dict[str, np.ndarray], identity: Identity) -> None:
+    """Fill a folder with a cache."""
+    import orbax.checkpoint as ocp
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(arrays))
+    listed = {name: _describe(array) for name, array in arrays.items()}
+    manifest = {"format": FORMAT, "identity": identity, "arrays": listed, "files": _file_digests(folder)}
+    manifest["sha256"] = _manifest_digest(manifest)
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def _require_replaceable(path: Path) -> None:
+    """Raise CacheFileError where something lies at `path` that is not a cache, whole or torn."""
+    if not os.path.lexists(path):
+        return
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else {""}
+    if not names:
+        return
+    if not names <= {_MANIFEST, _ARRAYS} or _read_manifest(path).get("format") != FORMAT:
+        raise CacheFileError(f"{path} is not a saved cache: it is left alone; choose another path, or delete it")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / _MANIFEST
+    if not file.is_file():
+        raise CacheFileError(f"{path} is not a saved cache: it has no {_MANIFEST}")
+    with file.open("rb") as stream:
+        text = stream.read(_MANIFEST_BYTES)
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CacheFileError(f"{path}: {_MANIFEST} is torn: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise CacheFileError(f"{path} is not a saved cache: its {_MANIFEST} is another's")
+    return manifest
+
+
+def _require_same(path: Path, theirs: object, ours: Identity) -> None:
+    """Raise CacheFileError for the first field in which a cache differs from what this engine needs."""
+    found = theirs if isinstance(theirs, dict) else {}
+    for name, value in ours.items():
+        if found.get(name) != value:
+            shown = repr(found.get(name))
+            shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
+            raise CacheFileError(f"{path}: {name} of the cache is {shown}, this engine's is {value!r}")
+
+
+def _read_arrays(path: Path, listed: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The listed arrays, once their sizes are those that the manifest says, and no more than memory holds."""
+    import orbax.checkpoint as ocp
+
+    folder = path.resolve() / _ARRAYS
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        stored = checkpointer.metadata(folder).item_metadata.tree
+        shapes = {name: list(stored[name].shape) for name in listed}
+        if shapes != {name: entry["shape"] for name, entry in listed.items()}:
+            raise CacheFileError(f"{path}: the arrays are not those that {_MANIFEST} lists")
+        size = sum(int(np.prod(shapes[name], dtype=object)) * np.dtype(stored[name].dtype).itemsize for name in listed)
+        if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            raise CacheFileError(f"{path}: the cache of {size} bytes is larger than this machine's memory")
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in listed}
+        restore = ocp.args.PyTreeRestore(item=dict.fromkeys(listed, 0), restore_args=as_numpy)
+        arrays: dict[str, np.ndarray] = checkpointer.restore(folder, args=restore)
+    return arrays
+
+
+def _describe(array: np.ndarray) -> dict[str, Any]:
+    """Shape, type and checksum, as the manifest has them."""
+    return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": _sha256(np.ascontiguousarray(array).data)}
+
+
+def _manifest_digest(manifest: dict[str, Any]) -> str:
+    said = {name: value for name, value in manifest.items() if name != "sha256"}
+    return _sha256(json.dumps(said, sort_keys=True).encode())
+
+
+def _file_digests(folder: Path) -> dict[str, str]:
+    """Checksums of the files below `arrays`, by their paths."""
+    digests = {}
+    for path in sorted((folder / _ARRAYS).rglob("*")):
+        if path.is_file():
+            with path.open("rb") as stream:
+                digests[path.relative_to(folder).as_posix()] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digests
+
+
+def _require_files(folder: Path, listed: object) -> None:
+    """Raise CacheFileError where the files are not those of the manifest, byte for byte."""
+    wanted = listed if isinstance(listed, dict) else {}
+    found = _file_digests(folder)
+    for name in sorted(wanted.keys() | found.keys()):
+        if name not in found:
+            raise CacheFileError(f"{folder}: the file {name[:100]} is missing")
+        if found[name] != wanted.get(name):
+            raise CacheFileError(f"{folder}: the file {name} is torn, or does not belong there")
+
+
+def _weights_digest(params: Params) -> str:
+    """Names, shapes, types, and up to 64 elements of every parameter, spread over it."""
+    digest = hashlib.sha256()
+    # Shard by shard: no device ever has the whole.
+    samples = jax.device_get({name: [_sample(x.data) for x in _shards(value)] for name, value in params.items()})
+    for name, value in sorted(params.items()):
+        digest.update(f"{name} {value.shape} {value.dtype}\n".encode())
+        for sample in samples[name]:
+            digest.update(np.asarray(sample).tobytes())
+    return digest.hexdigest()
+
+
+def _shards(value: jax.Array) -> list[Any]:
+    """What each device has that is not another's too."""
+    return [shard for shard in value.addressable_shards if shard.replica_id == 0]
+
+
+@jax.jit
+def _sample(value: jax.Array) -> jax.Array:
+    flat = value.reshape(-1)
+    return jax.lax.slice(flat, [0], [flat.size], [max(1, -(-flat.size // _SAMPLES))])
+
+
+def _sha256(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,190 @@
+"""The cached text of one salt as plain arrays: taken from the tree, and entered again into another.
+
+Which pages there are is said here, what is in them is not: `take` names the arena slots to read, and `restore`
+(restore.py) those to write. A snapshot has no page that two edges share: edges begin at page boundaries, so edges
+that part inside a page both begin with the tokens before it.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jswa.cache.layout import KVLayout
+from jswa.cache.manager import Move
+from jswa.cache.prefix.cache import PrefixCache
+from jswa.cache.prefix.radix import NONE, Node, RadixTree
+
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Text and pages of one salt's tree.
+
+    An edge of n tokens has ⌈n / p⌉ entries, one per page; all entries are numbered through. With full layers entry i
+    has the full page i; local pages are numbered in the order of the entries that have one. Ages are in requests that
+    have looked for a prefix since the last use. All numbers are int64 but the tokens, which are int32.
+
+    Attributes:
+        parent: edge above, always an earlier one; -1 for an edge that begins at position 0.
+        length: tokens of each edge; whole pages for all but the last edge of a text.
+        age, hits: of each edge, as in `radix.Node`.
+        tokens: of all edges, one edge after the other.
+        local: whether an entry has a local page.
+        window_edge: the edge that has the last page of a window.
+        window_end, window_branch, window_age, window_hits: as in `radix.Window`.
+    """
+
+    parent: Int[np.ndarray, " edges"]
+    length: Int[np.ndarray, " edges"]
+    age: Int[np.ndarray, " edges"]
+    hits: Int[np.ndarray, " edges"]
+    tokens: Int[np.ndarray, " tokens"]
+    local: Bool[np.ndarray, " entries"]
+    window_edge: Int[np.ndarray, " windows"]
+    window_end: Int[np.ndarray, " windows"]
+    window_branch: Bool[np.ndarray, " windows"]
+    window_age: Int[np.ndarray, " windows"]
+    window_hits: Int[np.ndarray, " windows"]
+
+    def filled(self, page_size: int) -> Int[np.ndarray, " entries"]:
+        """Tokens in the page of each entry."""
+        out = np.full(len(self.local), page_size, np.int64)
+        counts = -(-self.length.astype(np.int64) // page_size)
+        out[np.cumsum(counts) - 1] = self.length - (counts - 1) * page_size
+        return out
+
+
+class Taken(NamedTuple):
+    """A snapshot, the arena slots that hold its pages (all full pages, then all local ones), and its tokens of text."""
+
+    snapshot: Snapshot
+    slots: Int[np.ndarray, " slots"]
+    tokens: int
+
+
+def take(prefix: PrefixCache, salt: str) -> Taken:
+    """The tree of a salt as it is. Changes nothing. Text of which no page is left is left out."""
+    tree, p, clock = prefix.tree, prefix.layout.page_size, prefix.retention.clock
+    root, total = tree.roots.get(salt), 0
+    edges: list[tuple[int, int, int, int]] = []  # parent, length, age, hits
+    texts, full, local = [_NO_TOKENS], [_NO_TOKENS], [_NO_TOKENS]
+    ends: dict[Node, tuple[int, int]] = {}  # the edge of a node, and its end
+    nodes: list[Node] = []
+    stack = [(child, -1, _NO_TOKENS) for child in root.children.values()] if root is not None else []
+    while stack:
+        node, parent, carried = stack.pop()
+        nodes.append(node)
+        start, text = node.start - len(carried), np.concatenate([carried, node.tokens])
+        length = max(0, _held_until(tree, node) - start)
+        if length:
+            ends[node] = len(edges), start + length
+            edges.append((parent, length, clock - node.last, node.hits))
+            count = -(-length // p)
+            texts.append(text[:length])
+            full.append(node.full[:count])
+            local.append(node.local[:count])
+            parent = ends[node][0]
+        total += len(node.tokens) if node.children else max(0, length - len(carried))
+        stack.extend((child, parent, text[length:]) for child in node.children.values())
+    windows = []
+    for window in (window for node in nodes for window in node.windows.values()):
+        edge, end = ends.get(tree.local_node[window.blocks[-1]], (-1, 0))
+        if window.end <= end:
+            windows.append((edge, window.end, window.branch, clock - window.last, window.hits))
+    table, marks = np.array(edges, np.int64).reshape(-1, 4), np.array(windows, np.int64).reshape(-1, 5)
+    blocks, ids = np.concatenate(local), np.concatenate(full)
+    snapshot = Snapshot(
+        parent=table[:, 0],
+        length=table[:, 1],
+        age=table[:, 2],
+        hits=table[:, 3],
+        tokens=np.concatenate(texts),
+        local=blocks != NONE,
+        window_edge=marks[:, 0],
+        window_end=marks[:, 1],
+        window_branch=marks[:, 2].astype(bool),
+        window_age=marks[:, 3],
+        window_hits=marks[:, 4],
+    )
+    return Taken(snapshot, slots_of(ids[ids != NONE], blocks[blocks != NONE], prefix.pool.pages_per_block), total)
+
+
+def origins(moves: list[Move], slots: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Where the contents of slots still are, while these moves have not been carried out."""
+    came_from: dict[int, int] = {}
+    for source, target, _ in moves:
+        came_from[target] = came_from.get(source, source)
+    return np.array([came_from.get(slot, slot) for slot in slots.tolist()], np.int32)
+
+
+def check(snapshot: Snapshot, layout: KVLayout, vocab: int) -> None:
+    """Raise ValueError, with the reason, for anything that `take` cannot have made."""
+    p, edges, windows = layout.page_size, len(snapshot.parent), len(snapshot.window_edge)
+    _require(
+        all(len(column) == edges for column in (snapshot.length, snapshot.age, snapshot.hits))
+        and all(len(getattr(snapshot, f"window_{c}")) == windows for c in ("end", "branch", "age", "hits")),
+        "columns of different lengths",
+    )
+    length, parent = snapshot.length, snapshot.parent
+    _require(np.all((length > 0) & (length <= len(snapshot.tokens))), "the length of an edge")
+    _require(length.sum() == len(snapshot.tokens), "edges and tokens disagree")
+    _require((-(-length // p)).sum() == len(snapshot.local), "edges and pages disagree")
+    _require(layout.local is not None or not snapshot.local.any(), "local pages for a model without local layers")
+    _require(np.all((parent >= -1) & (parent < np.arange(edges))), "an edge before the one above it")
+    _require(np.all(length[parent[parent >= 0]] % p == 0), "an edge that begins inside a page")
+    _require(np.all((snapshot.tokens >= 0) & (snapshot.tokens < vocab)), "a token that is not in the vocabulary")
+    ages = (snapshot.age, snapshot.hits, snapshot.window_age, snapshot.window_hits)
+    _require(all(np.all((column >= 0) & (column < 2**62)) for column in ages), "an age or a count out of range")
+    _require(np.all((snapshot.window_edge >= 0) & (snapshot.window_edge < edges)), "a window of an edge that is not")
+    ends = Edges.of(snapshot, p).end[snapshot.window_edge]
+    _require(np.all((snapshot.window_end > 0) & (snapshot.window_end <= ends)), "a window beyond its edge")
+
+
+class Edges(NamedTuple):
+    """Where edges lie: positions [start, end), tokens from `text` on, `pages` entries from `first` on."""
+
+    start: Int[np.ndarray, " edges"]
+    end: Int[np.ndarray, " edges"]
+    text: Int[np.ndarray, " edges"]
+    first: Int[np.ndarray, " edges"]
+    pages: Int[np.ndarray, " edges"]
+
+    @staticmethod
+    def of(snapshot: Snapshot, page_size: int) -> "Edges":
+        """Derive them; parents come before their children."""
+        length = snapshot.length
+        end, count = length.copy(), -(-length // page_size)
+        for edge, parent in enumerate(snapshot.parent.tolist()):
+            end[edge] += end[parent] if parent >= 0 else 0
+        return Edges(end - length, end, np.cumsum(length) - length, np.cumsum(count) - count, count)
+
+    def tokens(self, snapshot: Snapshot, edge: int) -> Int[np.ndarray, " n"]:
+        """The tokens of an edge."""
+        return snapshot.tokens[self.text[edge] :][: snapshot.length[edge]]
+
+
+def _held_until(tree: RadixTree, node: Node) -> int:
+    """End of what a node's own pages hold: a page that others share is theirs."""
+    p = tree.page_size
+    first, whole = node.start // p, node.end // p * p
+    if node.children:
+        return whole
+    if tree.layout.full is not None:
+        return node.end if node.full[-1] != NONE else whole
+    held = np.flatnonzero(node.local)
+    return min(node.end, (first + int(held[-1]) + 1) * p) if len(held) else node.start
+
+
+def slots_of(
+    full: Int[np.ndarray, " n"], local: Int[np.ndarray, " k"], pages_per_block: int
+) -> Int[np.ndarray, " slots"]:
+    """Slots of 1/m block: those of full pages, then those of local pages."""
+    return np.concatenate([full, (local[:, None] * pages_per_block + np.arange(pages_per_block)).reshape(-1)])
+
+
+def _require(condition: object, reason: str) -> None:
+    if not condition:
+        raise ValueError(reason)

@@ -1,0 +1,1 @@
+"""Paged attention for NVIDIA GPUs since Ampere, in Triton."""

@@ -1,0 +1,149 @@
+"""Paged attention as a Triton kernel, for GPUs that Mosaic does not serve: decode, extend and prefill.
+
+This module prepares what the kernel reads (`triton_kernel`) and combines what its splits write. The call
+goes through jax-triton, an optional package.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.triton.plan import Shape, Tuning, check_tuning, column_parts, default_tuning
+
+_PTX_VERSION = 88  # CUDA 12.9's: Triton would choose its own ptxas' newest, which the plugin's may not know
+
+
+def paged_attention(
+    q: Float[Array, "T H D"],
+    kv: Float[Array, "P S K p E"],
+    rows: Rows,
+    tiles: Tiles,
+    *,
+    slot: int,
+    attend: Attend,
+    sinks: Float[Array, " H"] | None,
+    tuning: Tuning | None = None,
+) -> Float[Array, "T H V"]:
+    """See `api.paged_attention`.
+
+    Raises ImportError where jax-triton is missing, and ValueError where the kernel cannot serve the shapes.
+    """
+    tokens, heads, _ = q.shape
+    shape = Shape.of(q, kv, rows, tiles, attend)
+    tuning = tuning or default_tuning(shape)
+    check_tuning(tuning)
+    splits = tuning.splits
+    size = (tokens, heads, shape.v_dim)
+    arrays = {"q": q, "kv": kv, "items": _items(shape, rows, tiles, tokens), "tokens": tiles.tokens}
+    outputs = [jax.ShapeDtypeStruct(size, shape.dtype)]  # type: ignore[no-untyped-call]
+    if splits > 1:
+        parts, logs = (splits, *size), (splits, tokens, heads)
+        outputs = [jax.ShapeDtypeStruct(part, jnp.float32) for part in (parts, logs)]  # type: ignore[no-untyped-call]
+    found = _call(
+        {**arrays, "page_rows": rows.page_rows, "sinks": sinks, "slot": slot * shape.kv_heads * shape.page},
+        outputs,
+        (shape.tiles * shape.chunks(tuning.rows), shape.kv_heads, splits),
+        {"TOKENS": tokens if splits > 1 else 0, **_constants(shape, tuning)},
+        tuning,
+    )
+    out = found[0] if splits == 1 else _combine(*found).astype(shape.dtype)
+    # The kernel writes nothing for tokens of no tile.
+    return out if shape.queries == 1 else jnp.where(_held(rows, tiles)[:, None, None], out, jnp.zeros((), out.dtype))
+
+
+def _jax_triton() -> ModuleType:
+    try:
+        import jax_triton  # optional; and loads Triton's compiler, which other implementations need not wait for
+    except ImportError as error:
+        raise ImportError(
+            "implementation = 'triton' needs the package jax-triton: install jswa[cuda12] or jswa[cuda13]"
+        ) from error
+    module: ModuleType = jax_triton
+    return module
+
+
+def _call(
+    operands: dict[str, Any],
+    outputs: list[jax.ShapeDtypeStruct],
+    grid: tuple[int, int, int],
+    constants: dict[str, Any],
+    tuning: Tuning,
+) -> list[Array]:
+    jax_triton = _jax_triton()
+    from pallas_kernels.attention.triton import kernel
+
+    found: list[Array] = jax_triton.triton_call(
+        kernel=kernel.attend,
+        out_type=outputs,
+        grid=grid,
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
+        backend_options={"ptx_version": _PTX_VERSION, "enable_fp_fusion": True},
+        **operands,
+        **({"logs": None} if len(outputs) == 1 else {}),
+        **constants,
+    )
+    return found
+
+
+def _constants(shape: Shape, tuning: Tuning) -> dict[str, Any]:
+    attend = shape.attend
+    d_main, d_rest = column_parts(shape.head_dim)
+    v_main, v_rest = column_parts(shape.v_dim)
+    return {
+        "QUERIES": shape.queries,
+        "GROUP": shape.group,
+        "KV_HEADS": shape.kv_heads,
+        "SLOTS": shape.slots,
+        "PAGE": shape.page,
+        "COLUMNS": shape.columns,
+        "WIDTH": shape.row,
+        "D": shape.head_dim,
+        "D_MAIN": d_main,
+        "D_REST": d_rest,
+        "V": shape.v_dim,
+        "V_MAIN": v_main,
+        "V_REST": v_rest,
+        "WINDOW": attend.window or 0,
+        "CHUNK": attend.chunk or 0,
+        "SCALE": float(attend.scale),
+        "SOFTCAP": float(attend.softcap or 0.0),
+        "CHUNKS": shape.chunks(tuning.rows),
+        "ROWS": tuning.rows,
+        "BLOCK": tuning.block,
+        "SPLITS": tuning.splits,
+        "PRECISION": "ieee",  # of float32; 16-bit types have one only
+    }
+
+
+def _items(shape: Shape, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "B 5"]:
+    """Of each tile its row, first query's position, live queries, first page and lowest position that may be seen.
+
+    The same for all layers of a kind, so XLA computes it once per step. With one token per tile there is an item per
+    token; padding tokens, which no tile holds, have no live query.
+    """
+    row, offset = tiles.row, tiles.offset
+    live = jnp.clip(rows.counts[row] - offset, 0, shape.queries)
+    if shape.queries == 1:
+        row, offset = row[tiles.place], offset[tiles.place]
+        live = jnp.where(_held(rows, tiles), live[tiles.place], 0)
+    lowest = jnp.maximum(rows.visible_from, rows.first_page * shape.page)
+    return jnp.stack([row, rows.starts[row] + offset, live, rows.first_page[row], lowest[row]], axis=1)
+
+
+def _held(rows: Rows, tiles: Tiles) -> Bool[Array, " T"]:
+    """Whether a token is in a tile; padding tokens are in none."""
+    tile, query = jnp.divmod(tiles.place, tiles.tokens.shape[1])
+    here = tiles.tokens[tile, query] == jnp.arange(len(tiles.place), dtype=jnp.int32)
+    return here & (tiles.offset[tile] + query < rows.counts[tiles.row[tile]])
+
+
+def _combine(parts: Float[Array, "S T H V"], logs: Float[Array, "S T H"]) -> Float[Array, "T H V"]:
+    """The softmax over all splits, from the softmax over each and the base-2 logarithm of its sum."""
+    weights = jnp.exp2(logs - logs.max(axis=0, keepdims=True))
+    out: Array = (parts * weights[..., None]).sum(axis=0) / weights.sum(axis=0)[..., None]
+    return out

@@ -1,0 +1,127 @@
+"""`grouped_matmul`: each row by its expert's matrix. One signature, several implementations, as in `api`.
+
+Shape letters: R rows, E experts, K inputs, N outputs; C columns of weights: N, or 2N (gates, then ups) with a `Glu`.
+"""
+
+from functools import partial
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.errors import NoExpertKernel
+from pallas_kernels.experts.glu import Glu, glu
+from pallas_kernels.experts.groups import Groups
+from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
+from pallas_kernels.quantized import Quantized, dequantized
+
+Implementation = Literal["reference", "xla", "mosaic"]
+Plain = Float[Array, "E K C"] | Quantized | Mxfp4  # what "reference" and "xla" take
+Weights = Plain | Mxfp4Tiles
+TILE_ROWS = 16  # of the XLA loop
+
+
+def grouped_matmul(
+    x: Float[Array, "R K"],
+    weights: Weights,
+    groups: Groups,
+    *,
+    bias: Float[Array, "E C"] | None = None,
+    gated: Glu | None = None,
+    implementation: Implementation = "xla",
+) -> Float[Array, "R N"]:
+    """x · weights[e] + bias[e] of each row of expert e, through the activation if there is one.
+
+    Rows of nobody hold anything, NaN included, before and after. Weights of experts without rows are not read.
+
+    Args:
+        weights: in x's type; or of 4 bits [E, C, K], as `Mxfp4Tiles` for "mosaic", as `Mxfp4` for the others; or of 8
+            bits, for those others.
+        implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
+            no CUDA graph can hold), "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
+    """
+    if implementation not in get_args(Implementation):
+        raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
+    if implementation == "mosaic":
+        if isinstance(weights, Mxfp4):
+            raise NoExpertKernel(
+                "implementation = 'mosaic' takes weights of 4 bits in tiles, laid out at load (mxfp4.tiles)"
+            )
+        if isinstance(weights, Quantized):
+            raise NoExpertKernel("implementation = 'mosaic' takes no weights of 8 bits: must be 'xla'")
+        # It loads Mosaic's compiler: a second that CPU users need not wait.
+        from pallas_kernels.experts.hopper import plan as mosaic
+
+        return mosaic.grouped_matmul(x, weights, groups, bias, gated)
+    if isinstance(weights, Mxfp4Tiles):
+        raise NoExpertKernel(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
+    out: Array = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
+    return out
+
+
+def _expert(weights: Plain, expert: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
+    if isinstance(weights, Mxfp4):
+        return unpack(Mxfp4(weights.blocks[expert], weights.scales[expert]), dtype).T
+    if isinstance(weights, Quantized):
+        return dequantized(Quantized(weights.values[expert], weights.scales[expert]), dtype)
+    return weights[expert].astype(dtype)
+
+
+def _outputs(weights: Plain, gated: Glu | None) -> int:
+    columns = weights.scales.shape[1] if isinstance(weights, Mxfp4 | Quantized) else weights.shape[2]
+    return columns if gated is None else columns // 2
+
+
+def _finish(out: Float[Array, "R C"], bias: Float[Array, " C"] | None, gated: Glu | None) -> Float[Array, "R N"]:
+    out = out if bias is None else out + bias[None]
+    return out if gated is None else glu(gated, *jnp.split(out, 2, axis=-1))
+
+
+@partial(jax.jit, static_argnames="gated", inline=True)
+def _reference(
+    x: Float[Array, "R K"],
+    weights: Plain,
+    groups: Groups,
+    bias: Float[Array, "E C"] | None,
+    gated: Glu | None,
+) -> Float[Array, "R N"]:
+    """Float32. Rows of nobody are zeros."""
+    row = jnp.arange(len(x))
+    out = jnp.zeros((len(x), _outputs(weights, gated)), jnp.float32)
+    for expert in range(len(groups.sizes)):
+        matrix = _expert(weights, expert, jnp.dtype(jnp.float32))
+        product = jnp.matmul(x.astype(jnp.float32), matrix, precision="highest")
+        own_bias = None if bias is None else bias[expert].astype(jnp.float32)
+        start, size = groups.starts[expert], groups.sizes[expert]
+        mine = (row >= start) & (row < start + size)
+        out = jnp.where(mine[:, None], _finish(product, own_bias, gated), out)
+    return out.astype(x.dtype)
+
+
+@partial(jax.jit, static_argnames="gated", inline=True)
+def _xla(
+    x: Float[Array, "R K"],
+    weights: Plain,
+    groups: Groups,
+    bias: Float[Array, "E C"] | None,
+    gated: Glu | None,
+) -> Float[Array, "R N"]:
+    """Cut each expert's rows into tiles, run tile by tile."""
+    starts, sizes = groups
+    tiles = (sizes + TILE_ROWS - 1) // TILE_ROWS
+    ends = jnp.cumsum(tiles)
+    # Room for a whole tile behind the last row, so that a tile never slides back over its neighbours.
+    padded = jnp.concatenate([x, jnp.zeros((TILE_ROWS, x.shape[1]), x.dtype)])
+
+    def tile(index: Int[Array, ""], out: Float[Array, "R2 N"]) -> Float[Array, "R2 N"]:
+        expert = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
+        start = starts[expert] + (index - (ends[expert] - tiles[expert])) * TILE_ROWS
+        product = lax.dynamic_slice_in_dim(padded, start, TILE_ROWS) @ _expert(weights, expert, x.dtype)
+        result = _finish(product, None if bias is None else bias[expert], gated)
+        # Tiles run in order, so what this one writes past its expert's last row is overwritten by the next.
+        return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
+
+    out: Array = lax.fori_loop(0, ends[-1], tile, jnp.zeros((len(padded), _outputs(weights, gated)), x.dtype))
+    return out[: len(x)]

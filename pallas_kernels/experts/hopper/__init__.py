@@ -1,0 +1,1 @@
+"""The grouped product of experts for Hopper GPUs, in Pallas Mosaic GPU."""

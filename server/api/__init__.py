@@ -1,0 +1,1 @@
+"""The routes: OpenAI's completions and chat, tokenization, and administration."""

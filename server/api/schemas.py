@@ -1,0 +1,118 @@
+"""Bodies of requests. Unknown fields are ignored, null is absent; what a value means is for `params` to say."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from ..http import limits
+
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Text = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+Id = Annotated[str, Field(min_length=1, max_length=limits.MAX_ID_CHARS, pattern=r"^[!-~]+$")]
+Logprobs = Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)]
+# Checked by hand: a union would try every alternative on every item of a long list.
+PromptField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": limits.MAX_PROMPTS},
+                {**_IDS, "minItems": 1},
+                {"type": "array", "items": {**_IDS, "minItems": 1}, "minItems": 1, "maxItems": limits.MAX_PROMPTS},
+            ]
+        }
+    ),
+]
+ROLES = ["system", "developer", "user", "assistant", "tool"]
+# What it holds is checked in `messages`, which says more than a union's complaints.
+Message = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "required": ["role"], "properties": {"role": {"enum": ROLES}, "content": {}}}),
+]
+
+
+class Body(BaseModel):
+    """Any request."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class StreamOptions(Body):
+    """Of a stream."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Generation(Body):
+    """What completions and chat have in common."""
+
+    model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=limits.MAX_BIASES)] | None
+    ) = None
+    allowed_token_ids: Annotated[list[Whole], Field(min_length=1, max_length=limits.MAX_ALLOWED_IDS)] | None = None
+    bad_words: Annotated[list[Text], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
+    n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
+    best_of: int | None = None
+    min_tokens: Whole | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=limits.MAX_STOPS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: Annotated[list[Whole], Field(max_length=limits.MAX_STOP_IDS)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Logprobs | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Id | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: Id | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    add_special_tokens: bool | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    use_beam_search: bool | None = None
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    prompt: PromptField = None
+    max_tokens: Whole | None = None
+    logprobs: Logprobs | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_TOOLS)] | None = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    reasoning_effort: str | None = None
+    chat_template: Any = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Any = None
+    echo: bool | None = None

@@ -1,0 +1,1 @@
+"""The same application on several replicas."""

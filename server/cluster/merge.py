@@ -1,0 +1,75 @@
+"""One answer out of those that all replicas gave."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from ..http.errors import ApiError
+from ..http.sse import encode
+
+
+class Answer(NamedTuple):
+    """A response in one piece."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def merged(path: str, answers: Mapping[str, Answer]) -> Answer:
+    """The answer to a route that every replica was asked. Raises ApiError where there is none.
+
+    Args:
+        answers: by the names of replicas.
+    """
+    if not answers:
+        raise ApiError(503, "no replica is up", code="no_replica", headers={"Retry-After": "5"})
+    good = {name: answer for name, answer in answers.items() if answer.status == 200}
+    if not good:
+        return next(iter(answers.values()))
+    if path in ("/health", "/ready"):
+        return next(iter(good.values()))  # one is enough
+    if path == "/metrics":
+        return _with_body(next(iter(good.values())), merged_metrics({n: a.body.decode() for n, a in good.items()}))
+    failed = [answer for answer in answers.values() if answer.status != 200]
+    if failed:
+        return failed[0]
+    first = next(iter(good.values()))
+    if path == "/abort":
+        total = sum(msgspec.json.decode(answer.body)["aborted"] for answer in good.values())
+        return _with_body(first, encode({"aborted": total}))
+    return first
+
+
+def merged_metrics(texts: Mapping[str, str]) -> bytes:
+    """Expositions of several replicas as one, with the label `replica` added to every sample."""
+    families: dict[str, Metric] = {}
+    for name, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            into.samples += [one._replace(labels={**one.labels, "replica": name}) for one in family.samples]
+    registry = CollectorRegistry()
+    registry.register(_Families(families.values()))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    """Families that are there already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        yield from self._families
+
+
+def _with_body(answer: Answer, body: bytes) -> Answer:
+    headers = [(name, value) for name, value in answer.headers if name.lower() != b"content-length"]
+    return Answer(answer.status, [*headers, (b"content-length", b"%d" % len(body))], body)

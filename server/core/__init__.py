@@ -1,0 +1,1 @@
+"""What all routes share: the service, the engine's thread, requests under way, fairness, metrics, tracing."""

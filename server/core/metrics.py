@@ -1,0 +1,197 @@
+"""What Prometheus gets: vLLM's names under a prefix of our own, and what only a hybrid engine has."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from jswa.cache.prefix.stats import CacheStats
+from jswa.config import Limits
+from jswa.sched.scheduler import SchedulerStats
+from jswa.sched.steplog import StepStats
+
+from .request import Job
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
+
+
+class Snapshot(NamedTuple):
+    """The engine at the moment of a scrape."""
+
+    rows: SchedulerStats
+    cache: CacheStats
+    limits: Limits
+    steps: StepStats
+    waiting: int
+    refused: int
+    restarts: int
+
+
+class Metrics:
+    """Counters of requests; the engine's own come from a snapshot at each scrape."""
+
+    def __init__(self, prefix: str, model: str) -> None:
+        self._prefix = prefix
+        self._model = model
+        self._registry = CollectorRegistry()
+        self._snapshot = _OfEngine(prefix, model)
+        self._registry.register(self._snapshot)
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have ended.")
+        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self._success = Counter(
+            self._name("request_success"), "Texts by why they ended.", ["model_name", "finished_reason"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._failed = self._counter("request_failed", "Requests that ended in an error, or whose client left.")
+        seconds = {
+            "time_to_first_token_seconds": "From arrival to the first token.",
+            "inter_token_latency_seconds": "Between two tokens of a text.",
+            "e2e_request_latency_seconds": "From arrival to the end.",
+            "request_queue_time_seconds": "From arrival to the first step.",
+            "request_prefill_time_seconds": "From the first step to the first token.",
+            "request_decode_time_seconds": "From the first token to the end.",
+        }
+        self._seconds = {name: self._histogram(name, text, _SECONDS) for name, text in seconds.items()}
+        self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self._request_generation = self._histogram("request_generation_tokens", "Generated tokens of one.", _TOKENS)
+
+    def between_tokens(self, seconds: float) -> None:
+        """A text got a token that is not its first."""
+        self._seconds["inter_token_latency_seconds"].observe(seconds)
+
+    def ended(self, job: Job, *, whole: bool) -> None:
+        """A request has ended; `whole`: as its client asked."""
+        at = job.timing
+        self._prompt_tokens.inc(job.prompt_tokens)
+        self._generation_tokens.inc(job.completion_tokens)
+        for reason in job.finish_reasons:
+            self._success.labels(self._model, reason).inc()
+        if not whole:
+            self._failed.inc()
+            return
+        self._request_prompt.observe(job.prompt_tokens)
+        self._request_generation.observe(job.completion_tokens)
+        spans = {
+            "time_to_first_token_seconds": (at.arrival, at.first_token),
+            "e2e_request_latency_seconds": (at.arrival, at.finished),
+            "request_queue_time_seconds": (at.arrival, at.scheduled),
+            "request_prefill_time_seconds": (at.scheduled, at.first_token),
+            "request_decode_time_seconds": (at.first_token, at.finished),
+        }
+        for name, (begin, end) in spans.items():
+            if begin is not None and end is not None:
+                self._seconds[name].observe(max(0.0, end - begin))
+
+    def exposition(self, snapshot: Snapshot) -> bytes:
+        """Everything, in Prometheus' text format."""
+        self._snapshot.now = snapshot
+        return generate_latest(self._registry)
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}:{name}"
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(self._name(name), text, ["model_name"], registry=self._registry).labels(self._model)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        histogram = Histogram(self._name(name), text, ["model_name"], registry=self._registry, buckets=tuple(buckets))
+        return histogram.labels(self._model)
+
+
+class _OfEngine(Collector):
+    """Gauges and counters from the last snapshot."""
+
+    def __init__(self, prefix: str, model: str) -> None:
+        self._prefix = prefix
+        self._model = model
+        self.now: Snapshot | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        if self.now is None:
+            return
+        rows, cache = self.now.rows, self.now.cache
+        used = rows.total_slots - rows.free_slots - rows.cached_slots
+        yield self._gauge("num_requests_running", "Texts that hold a row.", rows.running)
+        yield self._gauge("num_requests_waiting", "Texts that wait for a row.", rows.waiting)
+        yield self._gauge("num_requests_without_token", "Texts accepted, and no token yet.", self.now.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV memory that rows hold.", used / max(rows.total_slots, 1))
+        per_block = rows.total_slots // max(self.now.limits.num_blocks - 1, 1)  # one block is nobody's
+        pages = GaugeMetricFamily(
+            self._full("kv_pages"), "Pages by kind: rows', those that only the cache holds, and how many would fit.",
+            labels=["model_name", "kind", "holder"],
+        )  # fmt: skip
+        for kind, held, cached in (
+            ("full", rows.full_pages, cache.evictable_full_pages),
+            ("local", rows.local_pages, cache.evictable_local_pages),
+        ):
+            pages.add_metric([self._model, kind, "rows"], held)
+            pages.add_metric([self._model, kind, "cache"], cached)
+            pages.add_metric([self._model, kind, "free"], rows.free_slots // (1 if kind == "full" else per_block))
+        yield pages
+        slots = GaugeMetricFamily(self._full("kv_slots"), "KV memory by state.", labels=["model_name", "state"])
+        for state, count in (("free", rows.free_slots), ("cached", rows.cached_slots), ("used", used)):
+            slots.add_metric([self._model, state], count)
+        yield slots
+        yield from self._counters(self.now)
+        info = InfoMetricFamily(self._full("cache_config"), "Sizes of the KV cache.", labels=["model_name"])
+        limits = self.now.limits
+        sizes = {"block_size": limits.page_size, "num_gpu_blocks": limits.num_blocks}
+        info.add_metric([self._model], {name: str(value) for name, value in sizes.items()})
+        yield info
+
+    def _counters(self, now: Snapshot) -> Iterator[Metric]:
+        cache = now.cache
+        yield self._counter("num_preemptions", "Rows that lost their pages to others.", now.rows.preemptions)
+        yield from self._of_steps(now.steps)
+        yield self._counter("engine_restarts", "Engines that failed and were built anew.", now.restarts)
+        yield self._counter("kv_pages_slid", "Local pages that left the windows of running rows.", cache.slid_pages)
+        yield self._counter("admission_rejections", "Requests refused because the queue was full.", now.refused)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", cache.prompt_tokens)
+        yield self._counter("prefix_cache_hits", "Prompt tokens that no layer computed.", cache.cached_tokens)
+        yield self._counter("prefix_cache_full_hits", "Those whose full-attention KV was there.", cache.full_hit_tokens)
+        yield self._counter("prefix_cache_replayed", "Tokens run again for a lost window.", cache.replayed_tokens)
+        yield self._counter("prefix_cache_revived", "Hits behind a window that was rebuilt.", cache.revived_tokens)
+        yield self._counter("prefix_cache_evictions", "Windows and ends of texts given up.", cache.evictions)
+        yield self._gauge("prefix_cache_windows", "Places from which a request can resume.", cache.windows)
+        missed = CounterMetricFamily(
+            self._full("prefix_cache_misses"), "Prompt tokens computed, by reason.", labels=["model_name", "reason"]
+        )
+        for reason, tokens in cache.missed.items():
+            missed.add_metric([self._model, reason], tokens)
+        yield missed
+
+    def _of_steps(self, steps: StepStats) -> Iterator[Metric]:
+        yield self._counter("engine_steps", "Steps of the engine.", steps.steps)
+        yield self._counter("engine_step_tokens", "Tokens that steps have run, of prompts and texts.", steps.tokens)
+        parts = CounterMetricFamily(
+            self._full("engine_step_seconds"), "Time of the engine's thread: host work, and waiting for the device.",
+            labels=["model_name", "part"],
+        )  # fmt: skip
+        for part in ("plan", "launch", "wait", "apply"):
+            parts.add_metric([self._model, part], getattr(steps, part))
+        yield parts
+        late = CounterMetricFamily(
+            self._full("compilations"), "Programs compiled after the start: in_step must stay 0, others had to wait.",
+            labels=["model_name", "when"],
+        )  # fmt: skip
+        late.add_metric([self._model, "in_step"], steps.compiled_in_steps)
+        late.add_metric([self._model, "beside"], steps.compiled_beside)
+        yield late
+
+    def _full(self, name: str) -> str:
+        return f"{self._prefix}:{name}"
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(self._full(name), text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(self._full(name), text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family

@@ -1,0 +1,273 @@
+"""One request on its way through the engine: its texts, piece by piece, as they grow."""
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jswa.errors import RequestError
+from jswa.text.inputs import bad_word_ids
+from jswa.text.tokenizer import StopStrings, StreamDecoder, Tokenizer
+from jswa.types import ChoiceLogprobs, FinishReason, Request, SamplingParams, TokenEvent
+
+from ..http.errors import ApiError, invalid
+from ..text.prompts import Prompt
+from .bridge import Bridge
+from .engine_protocol import EngineLike
+from .fairness import Admission, Key, Turns
+
+_numbers = itertools.count()
+_TURN_BITS = 80  # of virtual time below the priority
+
+
+@dataclass(eq=False)
+class Text:
+    """One text that grows. `offset`: characters of it that are decoded, also those held back; `start`: see `Turns`."""
+
+    index: int
+    prompt: Prompt
+    params: SamplingParams
+    decoder: StreamDecoder | None
+    stops: StopStrings
+    tokens: int = 0
+    offset: int = 0
+    start: int = 0
+    waits: bool = True
+    last_token: float = 0.0
+
+    def push(self, event: TokenEvent) -> str:
+        """What the event adds to the text: a stop token adds nothing, the end gives what was held back."""
+        if self.decoder is None:
+            self.tokens += event.token is not None
+            return ""
+        text = ""
+        if event.token is not None:
+            if event.finish_reason != "stop":
+                piece = self.decoder.push(event.token)
+                self.offset += len(piece)
+                # As in vLLM, text of the first min_tokens tokens cannot stop.
+                text = self.stops.push(piece) if self.tokens >= self.params.min_tokens else piece
+            self.tokens += 1
+        if event.finish_reason is not None:
+            text += self.stops.push(self.decoder.finish()) + self.stops.finish()
+        return text
+
+
+class Delta(NamedTuple):
+    """What is new of one text. `offset`: characters of the text before the token."""
+
+    text: Text
+    new: str
+    token: int | None
+    offset: int
+    logprobs: ChoiceLogprobs | None = None
+    prompt_logprobs: list[ChoiceLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class Timing:
+    """When what happened, in seconds of `time.monotonic`."""
+
+    arrival: float = field(default_factory=time.monotonic)
+    scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a request asks for besides its prompts and sampling; `key`: who asks; `lora`: the adapter to run with."""
+
+    key: Key = None
+    cache_salt: str = ""
+    lora: str | None = None
+    priority: int = 0
+    deadline: float | None = None
+    keep_alive: float | None = None
+
+
+def build(
+    engine: EngineLike,
+    tokenizer: Tokenizer | None,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    order: Order,
+    starts: Sequence[int],
+) -> list[Request]:
+    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError.
+
+    Args:
+        starts: of the texts, in virtual time (`Turns`): they decide between texts of the same priority.
+    """
+    requests: list[Request] = []
+    beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
+    if beyond:
+        raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
+    try:
+        words = bad_word_ids(params.bad_words or (), tokenizer)
+        for start, (prompt, choice) in zip(starts, itertools.product(prompts, range(params.n)), strict=True):
+            own = params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
+            request = engine.request(
+                str(next(_numbers)),
+                prompt.ids,
+                own,
+                bad_words=words,
+                priority=(order.priority << _TURN_BITS) + start,
+                cache_salt=order.cache_salt,
+                lora=order.lora,
+            )
+            requests.append(_sharing(request, requests[0]) if requests else request)
+    except RequestError as error:
+        raise ApiError.of(error) from error
+    return requests
+
+
+def _sharing(request: Request, first: Request) -> Request:
+    """The request with the tables of the first text, which differ in nothing: each is as long as the vocabulary."""
+    own, other = request.constraint, first.constraint
+    if own is None or other is None:
+        return request
+    tables = own._replace(bias=other.bias, mask=other.mask, early_mask=other.early_mask)
+    return dataclasses.replace(request, constraint=tables)
+
+
+class Job:
+    """All texts of one request. Iterate over `deltas`, and `close` it whatever happens: that frees what it holds."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        admission: Admission,
+        turns: Turns,
+        tokenizer: Tokenizer | None,
+        prompts: Sequence[Prompt],
+        requests: Sequence[Request],
+        params: SamplingParams,
+        order: Order,
+        between_tokens: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Queue requests that `build` has made, and that the queue has room for. Raises ApiError.
+
+        Args:
+            between_tokens: is told the seconds between two tokens of a text.
+        """
+        self.timing = Timing()
+        self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.finish_reasons: list[FinishReason] = []
+        self.lora = order.lora
+        self._bridge = bridge
+        self._admission = admission
+        self._turns = turns
+        self._events: asyncio.Queue[TokenEvent | ApiError | None] = asyncio.Queue()
+        self._texts: dict[str, Text] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+        self._order = order
+        self._between_tokens = between_tokens
+        for index, request in enumerate(requests):
+            text = _text(index, prompts[index // params.n], params, tokenizer)
+            text.start = request.priority - (order.priority << _TURN_BITS)
+            self._texts[request.request_id] = text
+        self._firsts = {request.request_id for request in requests[:: params.n]}
+        try:
+            bridge.submit(requests, self._events.put_nowait)
+        except ApiError:
+            self.close()
+            raise
+        self._start_timers()
+
+    async def deltas(self) -> AsyncIterator[Delta | None]:
+        """Pieces of all texts as they come; None where nothing has come for a while. Raises ApiError."""
+        while self._texts:
+            event = await self._events.get()
+            if isinstance(event, ApiError):
+                raise event
+            if event is None:
+                yield None
+            elif event.request_id in self._texts:
+                yield self._take(event, self._texts[event.request_id])
+
+    def close(self) -> None:
+        """End what has not ended; its pages are free before the next step."""
+        for timer in self._timers:
+            timer.cancel()
+        self._bridge.abort(self._texts)
+        for text in self._texts.values():
+            self._leave_queue(text)
+        self._texts = {}
+        self.timing.finished = self.timing.finished or time.monotonic()
+
+    @property
+    def ids(self) -> list[str]:
+        """The engine's names of the texts that have not ended."""
+        return list(self._texts)
+
+    def abort(self) -> None:
+        """End it on behalf of someone else: its texts end with the reason "abort"."""
+        self._bridge.abort(self._texts, tell=True)
+
+    def _take(self, event: TokenEvent, text: Text) -> Delta:
+        if event.finish_reason == "error":
+            raise ApiError(
+                500,
+                "no next token: logits are not finite, or all tokens are forbidden; other requests are not affected",
+                code="generation_failed",
+            )
+        now = time.monotonic()
+        if text.waits:
+            self._leave_queue(text)
+            self._turns.runs(text.start)
+            self.timing.scheduled = self.timing.scheduled or event.first_scheduled_time
+            self.timing.first_token = self.timing.first_token or now
+        elif event.token is not None:
+            self._between_tokens(now - text.last_token)
+        text.last_token = now
+        if event.prefix is not None and event.request_id in self._firsts:
+            self.cached_tokens += event.prefix.cached_tokens
+        offset, before = text.offset, text.tokens
+        new = text.push(event)
+        self.completion_tokens += text.tokens - before
+        self._turns.charge(self._order.key, text.tokens - before)
+        reason = event.finish_reason
+        stop_reason: int | str | None = event.stop_reason
+        if text.stops.stopped is not None:
+            if reason is None:
+                self._bridge.abort([event.request_id])
+            reason, stop_reason = "stop", text.stops.stopped
+        if reason is not None:
+            del self._texts[event.request_id]
+            self.finish_reasons.append(reason)
+        return Delta(text, new, event.token, offset, event.logprobs, event.prompt_logprobs, reason, stop_reason)
+
+    def _leave_queue(self, text: Text) -> None:
+        if text.waits:
+            text.waits = False
+            self._admission.leave(self._order.key, 1, len(text.prompt.ids))
+
+    def _start_timers(self) -> None:
+        loop, order = asyncio.get_running_loop(), self._order
+        if order.deadline is not None:
+            late = ApiError(504, f"not finished within {order.deadline:g} s", code="deadline_exceeded")
+            self._timers.append(loop.call_later(order.deadline, self._events.put_nowait, late))
+        if order.keep_alive is not None:
+            self._timers.append(loop.call_later(order.keep_alive, self._beat, order.keep_alive))
+
+    def _beat(self, period: float) -> None:
+        """Keep connections alive that wait for their first token."""
+        if any(text.waits for text in self._texts.values()):
+            self._events.put_nowait(None)
+            self._timers[-1] = asyncio.get_running_loop().call_later(period, self._beat, period)
+
+
+def _text(index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> Text:
+    decoder = None
+    if tokenizer is not None:
+        decoder = StreamDecoder(tokenizer, prompt.ids, skip_special_tokens=params.skip_special_tokens)
+    stops = StopStrings(params.stop_strings(), include=params.include_stop_str_in_output)
+    return Text(index, prompt, params, decoder, stops)

@@ -1,0 +1,205 @@
+"""What the handlers share: the engine behind its bridge, the texts' side of the model, limits of the queue."""
+
+import asyncio
+import dataclasses
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from starlette.requests import Request
+
+from jswa.cache.prefix.stats import CacheStats
+from jswa.text.chat_template import ChatTemplate
+from jswa.text.tokenizer import Tokenizer
+from jswa.types import SamplingParams
+
+from ..api.params import check_prompt_logprobs
+from ..api.schemas import Generation
+from ..http.errors import ApiError, invalid
+from ..options import ServeConfig
+from ..text.logprobs import TokenTexts
+from ..text.prompts import Prompt
+from ..text.templates import Renderer
+from .bridge import Bridge
+from .engine_protocol import EngineLike
+from .fairness import Admission, Turns, weights_of
+from .metrics import Metrics, Snapshot
+from .request import Job, Order, build
+from .tracing import annotate
+
+_log = logging.getLogger("jswa.server")
+_FEW = 8  # texts whose requests are built on the event loop
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that is loaded: what `jswa.LLM` has.
+
+    Attributes:
+        build: the engine, and a new one each time that it is called again. It lets go of the one before.
+    """
+
+    build: Callable[[], EngineLike]
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None = None
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Service:
+    """One server."""
+
+    def __init__(self, model: Served, config: ServeConfig) -> None:
+        self.config = config
+        self.tokenizer = model.tokenizer
+        self.chat_template = model.chat_template
+        self.default_sampling = model.default_sampling
+        # The bridge alone keeps the engine.
+        rebuild = model.build if config.restart_engine else None
+        self.bridge = Bridge(model.build(), rebuild=rebuild, step_timeout=config.step_timeout)
+        self.limits = self.bridge.engine.limits
+        self.adapters = tuple(self.bridge.engine.adapters)
+        weights = weights_of(config.api_key, config.api_key_weight)
+        self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
+        self.turns = Turns(weights)
+        self.texts = TokenTexts(model.tokenizer)
+        self.metrics = Metrics(config.metrics_prefix, config.served_model_name[0])
+        self.renderer: Renderer | None = None
+        self.created = int(time.time())
+        self.draining = False
+        self._building = asyncio.Lock()
+        self._starting = 0
+        self.jobs: dict[str, set[Job]] = {}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names that requests may use for the model; the first is its own."""
+        return self.config.served_model_name
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and generated tokens of one text, at most."""
+        return self.limits.max_model_len
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self.bridge.state == "up" and not self.draining
+
+    async def start_up(self) -> None:
+        """Begin to serve, on the running event loop."""
+        self.bridge.start()
+        if self.chat_template is not None and self.tokenizer is not None:
+            self.renderer = Renderer(self.chat_template, self.config.render_timeout)
+            await self.renderer.start()
+
+    async def shut_down(self) -> None:
+        """Stop the engine's thread and the renderers."""
+        if self.renderer is not None:
+            await self.renderer.close()
+        await self.bridge.close()
+
+    @property
+    def running(self) -> int:
+        """Requests under way, also those that wait for programs."""
+        return self._starting + sum(map(len, self.jobs.values()))
+
+    def abort_all(self) -> None:
+        """End every request."""
+        for jobs in self.jobs.values():
+            for job in jobs:
+                job.abort()
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with: the model's, or an adapter's. Raises ApiError for a model that is not served."""
+        if name is None or name in self.names or name in self.adapters:
+            return name or self.names[0]
+        raise ApiError(
+            404, f"The model {name[:200]!r} does not exist: served is {self.names[0]!r}.", param="model",
+            code="model_not_found",
+        )  # fmt: skip
+
+    async def start(
+        self, request: Request, body: Generation, prompts: Sequence[Prompt], params: SamplingParams, name: str
+    ) -> Job:
+        """Queue a request's prompts; `abort` finds them by the request's name. Raises ApiError."""
+        key = request.scope.get("jswa.key")
+        if len(self.config.api_key) > 1 and (body.priority or 0) < 0:
+            raise invalid("priority", "must be at least 0: where several API keys share the server, none goes first")
+        order = Order(
+            key=key,
+            cache_salt=_salt(key, body.cache_salt),
+            lora=body.model if body.model in self.adapters else None,
+            priority=body.priority or 0,
+            deadline=self.config.request_timeout or None,
+            keep_alive=self.config.keep_alive if body.stream else None,
+        )
+        lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
+        texts, tokens = len(lengths), sum(lengths)
+        check_prompt_logprobs(tokens, params)
+        self._starting += 1
+        try:
+            await self.bridge.prepare(params)
+        finally:
+            self._starting -= 1
+        self.admission.enter(key, texts, tokens)
+        try:
+            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.take(key, lengths))
+            # A bias and a mask for each text, as long as the vocabulary: many of them must not hold up the event loop.
+            async with self._building:
+                requests = build(*arguments) if texts <= _FEW else await asyncio.to_thread(build, *arguments)
+        except BaseException:
+            self.admission.leave(key, texts, tokens)
+            raise
+        job = Job(
+            self.bridge, self.admission, self.turns, self.tokenizer, prompts, requests, params, order,
+            self.metrics.between_tokens,
+        )  # fmt: skip
+        job.timing.arrival = request.scope["jswa.arrival"]
+        self.jobs.setdefault(name, set()).add(job)
+        return job
+
+    def end(self, job: Job, name: str) -> None:
+        """Close a job, and count it."""
+        whole = not job.ids
+        job.close()
+        same = self.jobs.get(name, set())
+        same.discard(job)
+        if not same:
+            self.jobs.pop(name, None)
+        self.metrics.ended(job, whole=whole)
+        at = job.timing
+        data: dict[str, Any] = {"request_id": name, "prompt_tokens": job.prompt_tokens}
+        data |= {} if job.lora is None else {"lora": job.lora}
+        data |= {"completion_tokens": job.completion_tokens, "cached_tokens": job.cached_tokens}
+        spans = {"queue_s": at.scheduled, "first_token_s": at.first_token, "total_s": at.finished}
+        data |= {key: None if end is None else round(end - at.arrival, 4) for key, end in spans.items()}
+        data["finish_reasons"] = ",".join(job.finish_reasons) if whole else "error"
+        annotate(data)
+        _log.info("request: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})
+
+    async def snapshot(self) -> Snapshot:
+        """The engine's figures between two steps. Raises ApiError where it is dead."""
+        rows, cache, steps = await self.bridge.call(lambda e: (e.stats(), e.cache_stats(), e.step_stats()))
+        queue, restarts = self.admission, self.bridge.restarts
+        return Snapshot(rows, _for_all(cache), self.limits, steps, queue.texts, queue.refused, restarts)
+
+
+def service_of(request: Request) -> Service:
+    """The server that got a request."""
+    return cast(Service, request.app.state.service)
+
+
+def _for_all(cache: CacheStats) -> CacheStats:
+    """The cache's figures without the miss for another salt, which would tell what other tenants have asked."""
+    missed = dict(cache.missed)
+    missed["cold"] = missed.get("cold", 0) + missed.pop("salt", 0)
+    return dataclasses.replace(cache, missed=missed)
+
+
+def _salt(key: str | None, own: str | None) -> str:
+    """The cache salt of a request: cached prefixes are never shared between API keys."""
+    tenant = "" if key is None else hashlib.sha256(key.encode()).hexdigest()
+    return f"{tenant}/{own}" if own is not None else tenant

@@ -1,0 +1,183 @@
+"""The application: routes, and OpenAI's shape for every error."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from jswa import __version__
+
+from ..api.admin import abort, flush_cache, metrics, server_info
+from ..api.chat import chat_completions
+from ..api.completions import completions
+from ..api.tokenize import detokenize, tokenize, tokenizer_info
+from ..core.service import Service, service_of
+from ..core.tracing import finish, telemetry
+from .auth import Gate, error_response
+from .errors import ApiError, from_validation
+from .sse import JsonResponse
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application of a server; its lifespan starts and stops the engine's thread."""
+
+    traced = telemetry(service.config.otlp_traces_endpoint)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        await service.start_up()
+        yield
+        await service.shut_down()
+        await asyncio.to_thread(finish, traced)
+
+    app = FastAPI(
+        title="jswa",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # its page loads from elsewhere
+        redoc_url=None,
+        strict_content_type=False,
+        telemetry=traced,
+    )
+    app.state.service = service
+    app.add_middleware(Gate, service=service)
+    if service.config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.config.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _internal_error)
+    _add_routes(app)
+    app.openapi_schema = _true_schema(app.openapi())
+    return app
+
+
+def _add_routes(app: FastAPI) -> None:
+    generating = _responses(400, 401, 404, 413, 429, 500, 503, 504)
+    streaming = {**generating, 200: {"description": "the texts, or a stream", "content": {"text/event-stream": {}}}}
+    app.post("/v1/completions", responses=streaming)(completions)
+    app.post("/v1/chat/completions", responses=streaming)(chat_completions)
+    app.get("/v1/models", responses=_responses(401))(models)
+    app.get("/v1/models/{model:path}", responses=_responses(401, 404))(model)
+    app.post("/tokenize", responses=generating)(tokenize)
+    app.post("/detokenize", responses=generating)(detokenize)
+    app.get("/tokenizer_info", responses=_responses(401, 404))(tokenizer_info)
+    app.get("/metrics", responses=_responses(401, 500, 503), response_class=PlainTextResponse)(metrics)
+    app.head("/metrics", include_in_schema=False)(metrics)
+    app.get("/server_info", responses=_responses(401, 500, 503))(server_info)
+    app.post("/flush_cache", responses=_responses(401, 403, 500, 503))(flush_cache)
+    app.post("/abort", responses=_responses(400, 401, 403, 413, 500))(abort)
+    app.get("/health", responses=_responses(503))(health)
+    app.get("/ready", responses=_responses(503))(ready)
+    app.get("/version", responses=_responses(401))(version)
+
+
+async def models(request: Request) -> Response:
+    """All names of the model, and its adapters."""
+    service = service_of(request)
+    return JsonResponse(
+        {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.adapters)]}
+    )
+
+
+async def model(model: str, request: Request) -> Response:
+    """One name of the model, or one adapter."""
+    service = service_of(request)
+    return JsonResponse(_card(service, service.check_model(model)))
+
+
+async def health(request: Request) -> Response:
+    """Whether the engine lives."""
+    failure = service_of(request).bridge.failure
+    if failure is not None:
+        return error_response(ApiError(503, failure.message, code=failure.code))
+    return JsonResponse({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Whether new requests are taken."""
+    if not service_of(request).ready:
+        return error_response(ApiError(503, "no new requests are taken", code="not_ready"))
+    return JsonResponse({"status": "ok"})
+
+
+async def version() -> Response:
+    """The version of jswa."""
+    return JsonResponse({"version": __version__})
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name, "object": "model", "created": service.created, "owned_by": "jswa", "root": service.names[0],
+        "parent": service.names[0] if name in service.adapters else None, "max_model_len": service.max_model_len,
+    }  # fmt: skip
+
+
+def _true_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI documents status 422 for what is wrong in a request; here that is 400."""
+    for methods in schema["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
+    return schema
+
+
+def _responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {
+        status: {"description": "error", "content": {"application/json": {"schema": _ERROR}}} for status in statuses
+    }
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if not kind.endswith("json"):  # form types: what a web page may send to any server without asking
+        return error_response(ApiError(400, "the Content-Type must be application/json", code="invalid_content_type"))
+    return error_response(from_validation(error.errors()))
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+    return error_response(
+        ApiError(error.status_code, str(error.detail), code=codes.get(error.status_code), headers=error.headers)
+    )
+
+
+async def _internal_error(_: Request, error: Exception) -> Response:
+    return error_response(ApiError(500, "internal error"))

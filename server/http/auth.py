@@ -1,0 +1,113 @@
+"""The gate in front of all routes: keys, request ids, and no new work for a server that goes down."""
+
+import hashlib
+import secrets
+import time
+import uuid
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..core.service import Service
+from .errors import ApiError
+from .limits import MAX_ID_CHARS
+from .sse import JsonResponse
+
+OPEN = ("/health", "/ready")  # without a key: what probes ask
+ADMIN = ("/flush_cache", "/abort")  # with the admin key only
+
+
+class Gate:
+    """ASGI middleware. Puts the request's id, time of arrival and API key into the scope."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._keys = [_digest(key) for key in service.config.api_key]
+        admin = service.config.admin_api_key
+        self._admin = [] if admin is None else [_digest(admin)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let it through, or answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers.get("x-request-id"))
+        scope["jswa.request_id"] = request_id
+        scope["jswa.arrival"] = time.monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send_with_id)
+            return
+        await self._app(scope, self._bounded(receive), send_with_id)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Count a body whose length was not announced."""
+        most, size = self._service.config.max_body_size, 0
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > most:
+                raise HTTPException(413, _too_large().message)
+            return message
+
+        return bounded
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # as routes see it
+        if path in OPEN:
+            return
+        if path in ADMIN:
+            if not self._admin:
+                raise ApiError(403, "admin endpoints are off; start the server with --admin-api-key")
+            self._authorize(headers, self._admin)
+            return
+        scope["jswa.key"] = self._authorize(headers, self._keys) if self._keys else None
+        if int(headers.get("content-length", "0")) > self._service.config.max_body_size:
+            raise _too_large()
+        if scope["method"] == "POST":
+            if self._service.bridge.failure is not None:
+                raise self._service.bridge.failure
+            if self._service.draining:
+                raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+
+    def _authorize(self, headers: Headers, accepted: Iterable[bytes]) -> str:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        digest = _digest(key.strip())
+        # All are compared, each in constant time, so that the time tells nothing.
+        if scheme.lower() == "bearer" and sum([secrets.compare_digest(digest, one) for one in accepted]):
+            return key.strip()
+        raise ApiError(
+            401, "Incorrect or missing API key.", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
+        )
+
+
+def error_response(error: ApiError) -> JsonResponse:
+    """An error as a response."""
+    return JsonResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, "the body is too large", code="request_too_large")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _request_id(given: str | None) -> str:
+    if given and len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable() and " " not in given:
+        return given
+    return uuid.uuid4().hex

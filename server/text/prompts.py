@@ -1,0 +1,102 @@
+"""Prompts: what a body's `prompt` may be, and its tokens. Long texts are tokenized off the event loop."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.errors import RequestError
+from jswa.text.tokenizer import Tokenizer
+
+from ..http import limits
+from ..http.errors import ApiError, invalid
+
+_SHORT = 4_096  # characters or tokens that are looked at on the event loop: under a millisecond
+NO_TOKENIZER = "the model has no tokenizer: give token ids"
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """One prompt; `text` where it came as text."""
+
+    text: str | None
+    ids: Int[np.ndarray, " P"]
+
+
+def split(prompt: Any) -> list[str] | list[Int[np.ndarray, " P"]]:
+    """A body's prompt, as a list of texts or of token ids. Raises ApiError."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt is None:
+        raise ApiError(400, "prompt: is missing", param="prompt", code="missing_required_parameter")
+    if not isinstance(prompt, list) or not prompt:
+        raise invalid("prompt", "must be a string, a list of strings, a list of token ids, or a list of such lists")
+    if isinstance(prompt[0], str | list) and len(prompt) > limits.MAX_PROMPTS:
+        raise invalid("prompt", f"has {len(prompt)} prompts, at most {limits.MAX_PROMPTS} are allowed")
+    if isinstance(prompt[0], str):
+        for index, one in enumerate(prompt):
+            if not isinstance(one, str):
+                raise invalid(f"prompt[{index}]", "must be a string, as the first one is")
+        return prompt
+    if isinstance(prompt[0], list):
+        return [token_ids(one, f"prompt[{index}]") for index, one in enumerate(prompt)]
+    return [token_ids(prompt, "prompt")]
+
+
+def token_ids(value: Any, param: str) -> Int[np.ndarray, " P"]:
+    """A list of token ids as an array; whether they are in the vocabulary is the engine's to say. Raises ApiError."""
+    if not isinstance(value, list):
+        raise invalid(param, "must be a list of token ids")
+    for index, item in enumerate(value):
+        if type(item) is not int or not 0 <= item < 2**31:
+            raise invalid(f"{param}[{index}]", "must be a token id")
+    return np.array(value, np.int32)
+
+
+async def split_off_loop(prompt: Any) -> list[str] | list[Int[np.ndarray, " P"]]:
+    """`split`, in a thread where there is much to look at. Raises ApiError."""
+    if isinstance(prompt, list) and sum(len(one) if isinstance(one, list) else 1 for one in prompt) > _SHORT:
+        return await asyncio.to_thread(split, prompt)
+    return split(prompt)
+
+
+async def encode(texts: list[str], tokenizer: Tokenizer | None, *, special: bool) -> list[Prompt]:
+    """Tokens of texts. Raises ApiError."""
+    if tokenizer is None:
+        raise invalid("prompt", NO_TOKENIZER)
+
+    def work() -> list[Prompt]:
+        return [Prompt(text, tokenizer.encode(text, add_special_tokens=special)) for text in texts]
+
+    try:
+        if sum(map(len, texts)) <= _SHORT:
+            return work()
+        return await asyncio.to_thread(work)
+    except RequestError as error:
+        raise ApiError.of(error) from error
+
+
+def truncated(prompt: Prompt, keep: int | None, longest: int) -> Prompt:
+    """The prompt's last `keep` tokens; -1 keeps as many as the model takes."""
+    keep = longest - 1 if keep == -1 else keep
+    if keep is None or len(prompt.ids) <= keep:
+        return prompt
+    if keep == 0:
+        raise invalid("truncate_prompt_tokens", "must be -1 or at least 1")
+    return Prompt(None, prompt.ids[-keep:])
+
+
+def check_length(prompt: Prompt, max_tokens: int | None, longest: int) -> None:
+    """Refuse what does not fit the context. Raises ApiError."""
+    asked = max(max_tokens or 1, 1)
+    if len(prompt.ids) + asked <= longest:
+        return
+    raise ApiError(
+        400,
+        f"This model's maximum context length is {longest} tokens. However, you requested {len(prompt.ids) + asked} "
+        f"tokens ({len(prompt.ids)} in the prompt, {asked} in the completion).",
+        param="prompt" if len(prompt.ids) + 1 > longest else "max_tokens",
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,113 @@
+"""`jswa eval` on the embedded model, on sets that are made so that the answers are known."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jswa.commands.evaluate import evaluate, questions, summarise
+from jswa.commands.task_sets import read_sets
+from jswa.errors import InvalidPrompt, TaskSetError
+from jswa.llm import LLM
+from tests.e2e.api.test_cli import jswa
+
+SMALL = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "max_model_len": 256, "deterministic": True}
+STORY = "Once upon a time there was a cat. The cat lived in a small house near the forest and was happy. "
+
+
+def write(folder: Path, task: str, *items: dict[str, object]) -> None:
+    """A set of a task."""
+    lines = (json.dumps({"task": task, "distance": None, **item}) + "\n" for item in items)
+    (folder / f"{task}.jsonl").write_text("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """A small engine."""
+    return LLM("tiny", **SMALL)
+
+
+def say(llm: LLM, max_tokens: int) -> str:
+    """The model's greedy text after the story."""
+    (output,) = llm.generate(STORY, temperature=0, max_tokens=max_tokens, use_tqdm=False)
+    return output.outputs[0].text
+
+
+def test_the_command_prints_a_table_and_writes_all_answers(tmp_path: Path) -> None:
+    """Items that are answered, and one that is too long, in a process of its own; sets that were not named stay out."""
+    answered: dict[str, object] = {"prompt": STORY, "answer": "zebra", "score": "exact"}
+    write(
+        tmp_path,
+        "lookup",
+        *({**one, "distance": 32} for one in (answered, answered, {**answered, "prompt": "a" * 9999})),
+    )
+    schema = {"type": "object"}
+    write(tmp_path, "json", {"prompt": STORY, "answer": "{}", "score": "json", "schema": schema})
+    write(tmp_path, "ignored", answered)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    result = tmp_path / "result.json"
+    done = jswa("eval", "tiny", f"--sets={tmp_path}", "--tasks=lookup, json", f"--json={result}", *options)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = json.loads(result.read_text())
+    assert lines[1] == ["lookup", "32", "2", "0.0%", "right", "0.0%", "to", "65.8%", "1", "too", "long"]
+    assert lines[2] == ["json", "-", "1", "0.0%", "right", "0.0%", "to", "79.3%"]
+    assert (found["model"], found["options"]["max_num_seqs"]) == ("tiny", 2)
+    assert set(found["sets"]) == {"lookup", "json"}
+    assert [(item["correct"], type(item["text"])) for item in found["items"]] == [(False, str)] * 3
+    assert found["too_long"] == [{"task": "lookup", "line": 3}]
+
+
+def test_the_greedy_text_is_scored_as_far_as_the_answer_needs(llm: LLM, tmp_path: Path) -> None:
+    """Some tokens more than the answer has, so that a text which only begins with it is wrong."""
+    begin = say(llm, 40).strip()[:10].strip() or "x"
+    write(tmp_path, "lookup", {"prompt": STORY, "answer": begin, "score": "exact"})
+    (question,), _ = questions(llm, read_sets(tmp_path)["lookup"])
+    assert llm.tokenizer is not None
+    assert question.params.max_tokens == len(llm.tokenizer.encode(begin, add_special_tokens=False)) + 8
+    _, result = evaluate(llm, tmp_path)
+    assert result["items"][0]["text"] == say(llm, question.params.max_tokens)
+    assert result["items"][0]["correct"] == (say(llm, question.params.max_tokens).strip() == begin)
+    assert result["cached_tokens"] > 0
+
+
+def test_bits_are_those_of_the_prompt_log_probabilities(llm: LLM, tmp_path: Path) -> None:
+    """With BOS in front, which itself costs nothing; per byte of UTF-8."""
+    text = STORY + "Café."
+    write(tmp_path, "stories", {"prompt": text, "answer": "", "score": "bits"})
+    rows, _ = evaluate(llm, tmp_path)
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(text).tolist()
+    assert ids[0] == llm.tokenizer.token_id("bos_token")
+    (output,) = llm.generate([ids], temperature=0, max_tokens=1, prompt_logprobs=0, use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    logprobs = [one[i].logprob for one, i in zip(output.prompt_logprobs, ids, strict=True) if one is not None]
+    assert rows[0].bits_per_byte == pytest.approx(-sum(logprobs) / math.log(2) / (len(text) + 1), rel=1e-6)
+
+
+def test_messages_go_through_the_template(llm: LLM, tmp_path: Path) -> None:
+    """They give the ids that `chat` gives; a checkpoint without a template says so."""
+    messages = [{"role": "user", "content": STORY}]
+    write(tmp_path, "chat", {"messages": messages, "answer": "x", "score": "exact"})
+    items = read_sets(tmp_path)["chat"]
+    (question,), _ = questions(llm, items)
+    output = llm.chat(messages, temperature=0, max_tokens=1, use_tqdm=False)
+    assert np.array_equal(question.ids, next(iter(output)).prompt_token_ids)
+    template, llm.chat_template = llm.chat_template, None
+    with pytest.raises(InvalidPrompt, match="chat template"):
+        questions(llm, items)
+    llm.chat_template = template
+    assert summarise([], items)[0].too_long == 1
+
+
+def test_a_malformed_set_is_one_line_before_a_model_is_loaded(tmp_path: Path, llm: LLM) -> None:
+    """Exit status 2, file and line."""
+    write(tmp_path, "lookup", {"prompt": STORY, "answer": "x", "score": "excat"})
+    done = jswa("eval", "no/such/model", f"--sets={tmp_path}")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "lookup.jsonl, line 1: score = 'excat'" in done.stderr
+    with pytest.raises(TaskSetError, match="limit = 0"):
+        evaluate(llm, tmp_path, limit=0)

@@ -1,0 +1,159 @@
+"""The debug switches at work on the embedded model: plans on disk and run again, other orders of the same work."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jswa.commands.trace import replay
+from jswa.errors import CheckpointError
+from jswa.llm import LLM, TINY
+from jswa.storage.planfile import read
+from jswa.types import SamplingParams, StepPlan
+from tests.support.oracles import quick_compiles
+
+# One shape for all steps: one program to compile, and tokens that do not depend on how steps are cut.
+OPTIONS: dict[str, Any] = {
+    "deterministic": True,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 16,
+    "max_model_len": 96,
+    "block_size": 4,
+    "kv_cache_memory_bytes": 2**20,
+}
+PROMPTS = ["Once upon a time there was a little cat that sat", "The dog", "One day the sun was"]
+# Greedy; sampled; with everything that the extras tables, the targets and the host's masks are for.
+SAMPLING = [
+    SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=24, logprobs=3),
+    SamplingParams(
+        temperature=0.7,
+        seed=7,
+        max_tokens=20,
+        min_tokens=9,
+        repetition_penalty=1.3,
+        logit_bias={101: -2.5},
+        bad_words=["ing"],
+        prompt_logprobs=1,
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def compile_quickly() -> Iterator[None]:
+    """The programs are small and run a few steps only."""
+    with quick_compiles():
+        yield
+
+
+def generate(llm: LLM) -> list[list[int]]:
+    """The tokens of all prompts, run together."""
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, SAMPLING, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """What an engine without switches says."""
+    with quick_compiles(), LLM("tiny", **OPTIONS) as llm:
+        return generate(llm)
+
+
+def assert_equal_plans(found: StepPlan, expected: StepPlan) -> None:
+    """Field by field, types included."""
+    for field in dataclasses.fields(StepPlan):
+        first, second = getattr(found, field.name), getattr(expected, field.name)
+        if isinstance(second, np.ndarray):
+            assert (first.dtype, first.shape) == (second.dtype, second.shape), field.name
+            np.testing.assert_array_equal(first, second, err_msg=field.name)
+        elif field.name in ("extras", "table_rows"):
+            for one, other in zip(first, second, strict=True):
+                for name, value in other._asdict().items():
+                    assert type(getattr(one, name)) is type(value)
+                    np.testing.assert_array_equal(getattr(one, name), value, err_msg=f"{field.name}.{name}")
+        else:
+            assert first == second, field.name
+
+
+def test_a_trace_holds_every_plan_and_runs_again_to_the_same_tokens(
+    expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSWA_DUMP_PLANS: what the runner was given, bit for bit, complete once the LLM is closed; no token differs."""
+    path = tmp_path / "plans"
+    monkeypatch.setenv("JSWA_DUMP_PLANS", str(path))
+    launched: list[StepPlan] = []
+    with LLM("tiny", **OPTIONS) as llm:
+        launch = llm.engine.runner.launch
+
+        def keep(plan: StepPlan) -> Any:
+            launched.append(plan)
+            return launch(plan)
+
+        monkeypatch.setattr(llm.engine.runner, "launch", keep)
+        assert generate(llm) == expected
+    del llm
+    monkeypatch.delenv("JSWA_DUMP_PLANS")
+
+    header, steps = read(path)
+    assert header["model"] == str(TINY)
+    assert {name: header["options"][name] for name in OPTIONS} == OPTIONS
+    found = list(steps)
+    assert len(found) == len(launched) > 20
+    for (plan, tokens), original in zip(found, launched, strict=True):
+        assert_equal_plans(plan, original)
+        assert len(tokens) == plan.num_rows
+    assert any(entry.bias is not None for plan in launched for entry in plan.extras)
+    assert {plan.logprobs for plan in launched} == {"none", "sampled", "prompt"}
+    assert replay(path) == 0
+
+    lines = path.read_text().splitlines()
+    last = next(i for i, (plan, _) in reversed(list(enumerate(found))) if plan.samples.all())
+    step = json.loads(lines[1 + last])
+    step["tokens"][0] += 1
+    lines[1 + last] = json.dumps(step)
+    path.write_text("\n".join(lines))
+    assert replay(path) == 1, "a token that differs is not counted"
+
+
+def test_a_file_that_is_no_trace_is_an_error(tmp_path: Path) -> None:
+    """It is named, whatever it holds."""
+    for number, content in enumerate(
+        ["", "no trace", '{}\n{"plan": {}}', '{}\n{"plan": {"extras": [], "a": 1}}', "[]\n3"]
+    ):
+        path = tmp_path / str(number)
+        path.write_text(content)
+        with pytest.raises(CheckpointError, match=f"{path} is not a trace of plans"):
+            read(path)
+
+
+@pytest.mark.parametrize("variable", ["JSWA_CHECK", "JSWA_NO_OVERLAP"])
+def test_checks_and_waiting_change_no_token(
+    variable: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Laws asserted after every step; each step awaited before the next is planned."""
+    monkeypatch.setenv(variable, "1")
+    with LLM("tiny", **OPTIONS) as llm:
+        assert generate(llm) == expected
+        stats = llm.stats()
+        assert (stats.running, stats.waiting, stats.full_pages, stats.local_pages) == (0, 0, 0, 0)
+
+
+def test_steps_of_one_shape_give_the_same_bits_alone_and_among_neighbours() -> None:
+    """deterministic=True: tokens and log probabilities do not depend on what else runs, nor on how prompts are cut."""
+    with LLM("tiny", **OPTIONS) as llm:
+        params = [dataclasses.replace(sampling, logprobs=2) for sampling in SAMPLING]
+
+        def run(order: list[int]) -> dict[int, tuple[list[int], Any, Any]]:
+            outputs = llm.generate([PROMPTS[i] for i in order], [params[i] for i in order], use_tqdm=False)
+            return {
+                i: (output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs)
+                for i, output in zip(order, outputs, strict=True)
+            }
+
+        alone = {i: run([i])[i] for i in range(len(PROMPTS))}
+        assert all(logprobs for _, logprobs, _ in alone.values())
+        for order in ([0, 1, 2], [2, 1, 0], [1, 0]):
+            assert run(order) == {i: alone[i] for i in order}

@@ -1,0 +1,57 @@
+"""`benchmarks.quality.run` on the embedded model: a few items, every configuration comes about, and nothing differs."""
+
+import random
+from typing import Any
+
+import pytest
+
+from benchmarks.quality.report import markdown
+from benchmarks.quality.run import CONFIGURATIONS, as_json, problems, run
+from jswa.commands.task_sets import Item
+from tests.support.oracles import quick_compiles
+
+WORDS = ("the", "cat", "saw", "a", "big", "dog", "in", "the", "garden", "and", "ran", "to", "the", "house")
+
+
+def items(count: int, words: int, texts: int = 0) -> list[Item]:
+    """Questions behind so many words each, which should be more than a replay is long, and texts."""
+    choose = random.Random(0)
+
+    def say(length: int) -> str:
+        return " ".join(choose.choice(WORDS) for _ in range(length))
+
+    asked = [Item("key", 512, f"Key {i}. {say(words)}. The key is", (), str(i), "exact", {}, i) for i in range(count)]
+    return asked + [Item("text", None, say(30), (), "", "bits", {}, i) for i in range(texts)]
+
+
+def check(names: tuple[str, ...], asked: list[Item], tail: int, longest: int) -> dict[str, Any]:
+    """Run them; what is written."""
+    with quick_compiles():
+        outcomes, too_long = run("tiny", asked, names, tail, lambda line: None, longest)
+    assert problems(outcomes) == []
+    assert too_long == []
+    assert [outcome.name for outcome in outcomes] == [name for name in CONFIGURATIONS if name in ("cold", *names)]
+    for outcome in outcomes:
+        assert len(outcome.answers) == len(asked)
+        assert outcome.compared > 0
+    result = as_json(outcomes, tail, {"model": "tiny", "limit": 1, "too_long": 0, "problems": []})
+    assert "0 problems" in markdown(result)
+    return {one["name"]: one for one in result["configurations"]}
+
+
+def test_answers_from_the_cache_and_after_preemption_are_those_of_a_cold_run() -> None:
+    """And it is seen that they came from there."""
+    found = check(("prefix-cached", "revived", "preempted"), items(3, 320), 2, 400)
+    assert found["prefix-cached"]["hits"] == found["revived"]["hits"] == 3
+    assert found["revived"]["revivals"] == 3
+    assert found["revived"]["replayed_tokens"] > 0
+    assert found["preempted"]["preempted_answers"] > 0
+
+
+@pytest.mark.nightly
+def test_answers_in_every_configuration_are_those_of_a_cold_run() -> None:
+    """With texts, whose last tokens are forced behind cached ones."""
+    found = check(CONFIGURATIONS, items(4, 700, texts=2), 4, 1280)
+    assert found["prefix-cached"]["tail_bits_per_token"] == pytest.approx(
+        found["cold"]["tail_bits_per_token"], abs=1e-4
+    )

@@ -1,0 +1,46 @@
+"""Families through the whole engine: a checkpoint folder in, greedy tokens and prompt log probabilities out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jswa.llm import LLM
+from tests.parity.load import load_fixture, names
+from tests.parity.weights import write_checkpoint
+from tests.support.oracles import quick_compiles
+
+# With shared KV at the end, so that prompts run their tail for the last token, and for log probabilities for all.
+ALWAYS = "gemma3n_text_base"
+NIGHTLY = [name for name in names() if name.endswith("_base") and name != ALWAYS]
+
+
+@pytest.mark.parametrize("name", [ALWAYS, *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)])
+def test_tokens_and_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Cold, beside other prompts, and again on what the prefix cache kept."""
+    fixture = load_fixture(name)
+    write_checkpoint(tmp_path, fixture.config, fixture.tensors, shards=2)
+    prompt, text = fixture.prompt.tolist(), fixture.tokens.tolist()
+    wide = fixture.logits.astype(np.float64)
+    expected = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    with quick_compiles():
+        llm = LLM(
+            tmp_path,
+            max_model_len=96,
+            max_num_seqs=3,
+            max_num_batched_tokens=16,
+            block_size=4,
+            kv_cache_memory_bytes=1 << 23,
+        )
+    with llm:
+        for turn in range(2):
+            prompts = [prompt, text[:50], prompt[:33]]
+            outputs = llm.generate(prompts, temperature=0, max_tokens=14, ignore_eos=True, use_tqdm=False)
+            assert list(outputs[0].outputs[0].token_ids) == text[40:54]
+            assert list(outputs[1].outputs[0].token_ids) == text[50:]
+            assert (outputs[0].num_cached_tokens > 0) == (turn > 0)
+        with quick_compiles():
+            (scored,) = llm.generate(text[:60], max_tokens=1, prompt_logprobs=0, temperature=0, use_tqdm=False)
+    assert scored.prompt_logprobs is not None
+    found = [one[text[i]].logprob for i, one in enumerate(scored.prompt_logprobs) if one is not None]
+    np.testing.assert_allclose(found, expected[np.arange(59), text[1:60]], atol=2e-4)

@@ -1,0 +1,270 @@
+"""The compiled programs of a step: indices once, KV in place, nothing traced and one upload in steady state."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import PackSpec, pack
+from jswa.exec.programs import indices as indices_module
+from jswa.exec.programs import step as step_module
+from jswa.exec.programs.pages import move_batches
+from jswa.exec.programs.state import state_bytes, state_shapes
+from jswa.exec.programs.step import StepConfig, step
+from jswa.exec.runner import Pending, Runner, compile_copy_pages
+from jswa.model.transformer import param_shapes
+from jswa.sched.scheduler import Scheduler
+from jswa.types import Logprobs, Request, SamplingParams, StepPlan
+from tests.support.oracles import small_engine_parts, small_model
+
+FLOAT32 = jnp.dtype("float32")
+MIXED, DECODE = Bucket(24, 3, decode=False), Bucket(3, 3, decode=True)
+Apply = Callable[[np.ndarray], object]
+_BYTES = {"f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "bf16": 2, "f16": 2, "pred": 1, "u8": 1, "s8": 1}
+
+
+def trace(pattern: str, bucket: Bucket, dtype: str = "float32", logprobs: Logprobs = "none") -> Any:
+    """The jaxpr of one step of a small model; nothing is compiled. Small letters: layers that read another's KV."""
+    model = small_model(pattern.upper(), d_model=16)
+    owners = {kind: index for index, kind in enumerate(pattern)}
+    layers = [
+        dataclasses.replace(
+            layer, attention=dataclasses.replace(layer.attention, kv_from=owners[k.upper()] if k.islower() else None)
+        )
+        for k, layer in zip(pattern, model.layers, strict=True)
+    ]
+    model = dataclasses.replace(model, layers=tuple(layers))
+    layout, limits = KVLayout.of(model, 4), Limits(64, 3, 24, page_size=4, num_blocks=9)
+    spec = PackSpec.of(bucket, page_size=4, max_rows=3, targets=logprobs == "prompt")
+    config = StepConfig(model, layout, bucket, spec, logprobs=logprobs)
+    kind = jnp.dtype(dtype)
+    packed = np.zeros(config.pack.size, np.int32)
+    program = jax.jit(partial(step, config=config))
+    return program.trace(param_shapes(model, kind), state_shapes(layout, limits, model.vocab_size, kind), packed).jaxpr
+
+
+def equations(jaxpr: Any, scope: str = "") -> Iterator[tuple[str, Any]]:
+    """Every equation with its name scope; inner programs inherit the scope of the equation that runs them."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        inner_scope = f"{scope}/{equation.source_info.name_stack}"
+        yield inner_scope, equation
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                yield from equations(value, inner_scope)
+
+
+def integer_gathers(jaxpr: Any) -> list[str]:
+    """Scopes of the integer gathers that belong to no layer's attention or experts."""
+    found = []
+    for scope, equation in equations(jaxpr):
+        gathers = equation.primitive.name in ("gather", "dynamic_slice")
+        integer = gathers and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.integer)
+        if integer and not {"attention", "moe"} & set(scope.split("/")):
+            found.append(scope)
+    return found
+
+
+def test_on_one_device_there_is_nothing_of_several() -> None:
+    """No mesh, no reduction over devices, no number of a device."""
+    names = {equation.primitive.name for _, equation in equations(trace("LF", MIXED, logprobs="prompt"))}
+    assert "dot_general" in names
+    found = {n for n in names if n.startswith(("shard_map", "psum", "pmax", "pmin", "all_gather", "axis_index"))}
+    assert not found
+
+
+@pytest.mark.parametrize("bucket", [MIXED, DECODE], ids=["mixed", "decode"])
+def test_indices_are_gathered_once_however_many_layers_there_are(bucket: Bucket) -> None:
+    """The same integer gathers for 2 and 20 local layers, and for 1 and 4 full ones, all of them at the top."""
+    few = integer_gathers(trace("LLF", bucket))
+    assert len(few) > 0
+    assert integer_gathers(trace("L" * 20 + "FFFF", bucket)) == few
+    assert {scope.split("/")[1] for scope in few} <= {"indices", "extras", "sampling"}
+
+
+def products(jaxpr: Any) -> dict[str, set[int]]:
+    """Rows of the matrix products of each layer outside attention: tokens that it runs."""
+    found: dict[str, set[int]] = {}
+    for scope, equation in equations(jaxpr):
+        layer = next((part for part in scope.split("/") if part.startswith("layer_")), None)
+        if equation.primitive.name == "dot_general" and layer and "attention" not in scope.split("/"):
+            found.setdefault(layer, set()).add(equation.invars[0].aval.shape[0])
+    return found
+
+
+def test_layers_behind_the_last_kv_run_one_token_a_row() -> None:
+    """In prefill too, for nothing reads more of them; prompt logprobs do, and run all tokens."""
+    rows, tokens = MIXED.rows, MIXED.tokens
+    owners, tail = [f"layer_{i}" for i in range(3)], [f"layer_{i}" for i in range(3, 6)]
+    found = products(trace("LLFllf", MIXED))
+    assert found == {**{key: {tokens} for key in owners}, **{key: {rows} for key in tail}}
+    assert products(trace("LLFllF", MIXED)) == {key: {tokens} for key in [*owners, *tail]}
+    assert products(trace("LLFllf", MIXED, logprobs="prompt")) == {key: {tokens} for key in [*owners, *tail]}
+
+
+def test_the_gather_count_sees_a_gather_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law above can fail: a layer that derives its own page rows is counted once per layer."""
+    attend = step_module._attend
+
+    def wasteful(config: StepConfig, indices: Any, *rest: Any, last: bool) -> Any:
+        write_pages = indices.local.write_pages[indices.local.write_offsets]
+        return attend(config, indices._replace(local=indices.local._replace(write_pages=write_pages)), *rest, last=last)
+
+    few = len(integer_gathers(trace("LLF", MIXED)))
+    monkeypatch.setattr(step_module, "_attend", wasteful)
+    assert len(integer_gathers(trace("LLF", MIXED))) == few + 3
+
+
+def test_indices_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call of `step_indices` per program, its result handed to all layers."""
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["bucket"])
+        return original(*args, **kwargs)
+
+    original = indices_module.step_indices
+    monkeypatch.setattr(step_module, "step_indices", counted)
+    trace("LLLFLLLF", MIXED)
+    assert calls == [MIXED]
+
+
+@pytest.mark.parametrize("bucket", [MIXED, DECODE], ids=["mixed", "decode"])
+def test_a_step_in_bfloat16_promotes_nothing(bucket: Bucket) -> None:
+    """Under strict promotion the whole step traces in bfloat16, and no lane changes its type."""
+    outputs = [value.aval for value in trace("LLF", bucket, "bfloat16").jaxpr.outvars]
+    assert [a.dtype for a in outputs if a.ndim == 3] == [jnp.bfloat16]
+
+
+def program_of(runner: Runner, bucket: Bucket) -> jax.stages.Compiled:
+    """A bucket's program without log probabilities."""
+    return runner.compiled[runner.buckets.index(bucket)]
+
+
+def largest_copy(text: str) -> int:
+    """Bytes of the largest array that any `copy` instruction of a compiled program makes."""
+    sizes = [0]
+    for kind, shape in re.findall(r"= (\w+)\[([\d,]*)\]\S* copy(?:-start)?\(", text):
+        sizes.append(_BYTES[kind] * int(np.prod([int(n) for n in shape.split(",") if n])))
+    return max(sizes)
+
+
+def assert_in_place(program: jax.stages.Compiled, runner: Runner) -> None:
+    """The donated state is updated where it lies: all of it aliased, nothing as large as a lane copied or held."""
+    lane = runner.state["lanes"][0].nbytes
+    memory = program.memory_analysis()
+    assert memory is not None
+    assert memory.alias_size_in_bytes == state_bytes(runner.state)
+    assert largest_copy(program.as_text() or "") < lane
+    assert memory.temp_size_in_bytes < lane
+
+
+def test_every_bucket_updates_the_kv_in_place() -> None:
+    """Alias bytes equal the state's bytes, no copy is as large as a lane, and neither are all temporaries together."""
+    *_, runner = small_engine_parts()
+    assert {(bucket.rows, bucket.tokens) for bucket in runner.buckets} == {(1, 1), (3, 3), (3, 16)}
+    for bucket in runner.buckets:
+        assert_in_place(program_of(runner, bucket), runner)
+
+
+def test_pages_are_copied_in_place() -> None:
+    """The same for `copy_pages`."""
+    _, _, layout, _, runner = small_engine_parts()
+    assert_in_place(compile_copy_pages(layout, runner.state), runner)
+
+
+def test_the_copy_finder_sees_a_copied_lane() -> None:
+    """The law above can fail: an update that is not donated copies."""
+    lane = np.zeros((1, 64, 128), np.float32)
+    program = jax.jit(lambda x: x.at[0, 3].set(1.0)).lower(lane).compile()
+    assert largest_copy(program.as_text() or "") == 64 * 128 * 4
+
+
+def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, Apply]]:
+    """Plans of a busy scheduler, each with what takes its tokens in; steps overlap as in the engine."""
+    model, _, layout, limits, _ = small_engine_parts()
+    rng = np.random.default_rng(11)
+    scheduler = Scheduler(layout, Limits(320, 3, max_tokens, limits.page_size, num_blocks=32))
+    for number in range(count):
+        while len(scheduler._sequences) < 6:
+            prompt = rng.integers(0, model.vocab_size, rng.integers(1, 200)).astype(np.int32)
+            if rng.random() < 0.5:  # a prefix that others have too
+                prompt[:150] = np.arange(len(prompt[:150])) % model.vocab_size
+            params = SamplingParams(
+                temperature=float(rng.choice([0.0, 0.5, 1.0])),
+                top_k=int(rng.choice([0, 5])),
+                top_p=float(rng.choice([0.9, 1.0])),
+            )
+            stop_ids = frozenset(rng.integers(0, model.vocab_size, 2).tolist())
+            name = f"{number}.{len(scheduler._sequences)}.{scheduler._arrivals}"
+            length = len(prompt) + int(rng.integers(1, 100))
+            key = (int(rng.integers(2**32)), int(rng.integers(2**32)))
+            scheduler.add(Request(name, prompt, params, stop_ids, key, length))
+        if rng.random() < 0.05:
+            scheduler.abort(str(rng.choice(sorted(scheduler._sequences))))
+        plan = scheduler.plan()
+        if plan is not None:
+            yield plan, partial(scheduler.apply, plan)
+
+
+def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfers are disallowed but for one explicit upload a launch and one per batch of moves or row; the donated
+    state is gone; every token is finite, though the arena began full of NaN."""
+    _, _, layout, limits, runner = small_engine_parts()
+    num_pages = limits.num_blocks * layout.pages_per_block
+    guards: list[str | None] = []
+    device_put = jax.device_put
+
+    def counted(value: Any) -> Any:
+        guards.append(jax.config.jax_transfer_guard_host_to_device)
+        return device_put(value)
+
+    monkeypatch.setattr(jax, "device_put", counted)
+    steps = moves = entered = samples = 0
+    kinds = set()
+
+    def take_in(plan: StepPlan, pending: Pending, apply: Apply) -> int:
+        tokens = pending.tokens()
+        apply(tokens)
+        assert (tokens[plan.samples != 0] >= 0).all(), "a row read what nobody wrote"
+        return int(plan.samples.sum())
+
+    before: tuple[StepPlan, Pending, Apply] | None = None
+    with jax.no_tracing(True):
+        for plan, apply in random_plans(1_000):
+            old = jax.tree.leaves(runner.state)
+            pending = runner.launch(plan)
+            assert all(leaf.is_deleted() for leaf in old), "the old state is still alive"
+            samples += take_in(*before) if before is not None else 0
+            before = plan, pending, apply
+            steps += 1
+            moves += len(list(move_batches(plan.moves, num_pages)))
+            entered += len(plan.table_rows)
+            kinds.add((plan.num_rows, bool((plan.counts > 1).any())))
+    assert (steps > 900, moves > 0, entered > 9, samples > 900) == (True, True, True, True)
+    assert len(kinds) >= 5, "the plans are all alike"
+    assert guards == ["disallow"] * (steps + moves + entered)
+
+
+def test_an_upload_that_is_not_explicit_is_an_error() -> None:
+    """The guard around a launch can fail: handing numpy to the program is refused."""
+    _, params, _, limits, runner = small_engine_parts()
+    plan, _ = next(random_plans(1))
+    bucket = max(runner.buckets)
+    packed = pack(plan, PackSpec.of(bucket, page_size=limits.page_size, max_rows=limits.max_rows))
+    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        program_of(runner, bucket)(params, runner.state, packed)
+
+
+def test_tracing_in_steady_state_is_an_error() -> None:
+    """`no_tracing` can fail: a function that was not compiled before is refused."""
+    with jax.no_tracing(True), pytest.raises(RuntimeError, match="no_tracing"):
+        jax.jit(lambda x: x + 1)(np.zeros(3, np.float32))

@@ -1,0 +1,92 @@
+"""A model shared by several devices says what it says on one, in a process of its own with eight CPU devices."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.shared_model import MODELS
+
+TIE, CLOSE = 1e-3, 1e-4  # docs/design.md §7
+ALWAYS = {"gpt_oss": (1, 4)}
+NIGHTLY = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
+    "llama+int8": (1, 4),
+    "mimo_v2_flash+fp8": (1, 8),
+    "gpt_oss+mxfp4": (1, 2, 8),
+    "llama+lora": (1, 2, 8),
+    "gemma3+kv": (1, 4),
+}
+WINDOWS = ("gemma3", "gpt_oss", "mimo_v2_flash")  # to lose; chunks begin anew at their bounds
+Facts = dict[str, Any]
+
+
+def program(folder: Path, name: str, *what: object) -> str:
+    """What it prints."""
+    environ = {**os.environ, "PJRT_NPROC": "16"}  # devices that wait for each other hold a thread each
+    command = [sys.executable, "-m", "tests.support.shared_model", str(folder), name, *map(str, what)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def run(folder: Path, name: str, counts: tuple[int, ...]) -> dict[int, Facts]:
+    """What engines on so many devices each have said, and what they are."""
+    last = program(folder, name, *counts).splitlines()[-1]
+    return {int(devices): facts for devices, facts in json.loads(last).items()}
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.nightly)])
+def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> None:
+    """Of all forms, and nothing else; see `check_placed`."""
+    program(tmp_path, name, "placed")
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [*ALWAYS.items(), *(pytest.param(*case, marks=pytest.mark.nightly) for case in NIGHTLY.items())],
+)
+def test_a_shared_model_says_the_same(name: str, counts: tuple[int, ...], tmp_path: Path) -> None:
+    """Cold, cached and revived, greedy and drawn; its arena, its collectives and its saved cache besides."""
+    found = run(tmp_path, name, counts)
+    one = found[1]
+    assert not one["collectives"]
+    for devices, facts in found.items():
+        assert_same_text(facts, one)
+        assert facts["cached"] > 0
+        assert facts["revived"] > 0 or name.partition("+")[0] not in WINDOWS
+        assert facts["saved"] == facts["loaded"] > 0
+        assert facts["lane"] == [[devices, *facts["lane"][0][1:]], devices]
+        if devices > 1:
+            assert "tensor_parallel_size" in facts["refused"]
+            assert facts["parameters"] < one["parameters"]
+            assert_collectives(facts["collectives"], facts["layers"])
+
+
+def assert_same_text(facts: Facts, one: Facts) -> None:
+    """Log probabilities within `CLOSE`; tokens up to the first choice between equals."""
+    for turn, expected in zip(facts["turns"], one["turns"], strict=True):
+        for row, other in zip(turn, expected, strict=True):
+            for (token, logprob, _), (wanted, known, margin) in zip(row, other, strict=True):
+                if token != wanted:
+                    assert margin < TIE
+                    break
+                assert abs(logprob - known) < CLOSE
+    for row, other in zip(facts["prompt"], one["prompt"], strict=True):
+        np.testing.assert_allclose(row, other, atol=CLOSE)
+    assert facts["drawn"] == one["drawn"]
+
+
+def assert_collectives(found: list[list[str]], layers: int) -> None:
+    """Two sums a layer, one for the embedding, and beside those only what samples."""
+    of = {part: [kind for kind, scope in found if part in scope.split("/")] for part in ("indices", "logits", "extras")}
+    assert not any(of.values())
+    for layer in range(layers):
+        inside = [kind for kind, scope in found if f"layer_{layer}" in scope.split("/")]
+        assert inside == ["all-reduce", "all-reduce"]
+    rest = [kind for kind, scope in found if not {"sampling"} & set(scope.split("/")) and "layer_" not in scope]
+    assert rest == ["all-reduce"]

@@ -1,0 +1,27 @@
+"""The engine on the Triton kernel, interpreted. Runs where Triton is installed, which takes 1 GB: in .venv-gpu."""
+
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from jswa.llm import LLM
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: run .venv-gpu/bin/python -m pytest on this file")
+def test_an_engine_generates_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill in tiles, decode, local and full layers, arenas updated in place: all of it as with XLA's attention."""
+    from tests.support.kernels import triton_interpreter
+
+    monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
+    triton_interpreter.READS.clear()
+    texts = []
+    for backend in ("xla", "triton"):
+        with LLM(
+            "tiny", max_num_seqs=2, max_num_batched_tokens=32, max_model_len=256, attention_backend=backend
+        ) as llm:
+            outputs = llm.generate(["The cat", "Once upon a time"], temperature=0, max_tokens=8, use_tqdm=False)
+        texts.append([output.outputs[0].text for output in outputs])
+    assert texts[0] == texts[1]
+    assert triton_interpreter.READS["kv"], "the kernel has run"

@@ -1,0 +1,398 @@
+"""Random conversations on the embedded model, with the prefix cache: they say what each request says alone, cold.
+
+Turns go on from each other, are edited, branch off, are generated again and are aborted, side by side on a pool that is
+far too small for them: cached text is found, evicted and revived, and running rows are preempted.
+"""
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from jswa.engine import Engine
+from jswa.llm import LLM
+from jswa.types import MissReason, PrefixHit, Request, RequestOutput, SamplingParams, StepPlan, TokenEvent
+from tools.cases.divergence import k3
+
+OPTIONS: dict[str, Any] = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 512,
+    "kv_cache_memory_bytes": 1_800_000,
+}
+WORDS = (
+    *("the", "a", "small", "big", "old", "red", "happy", "sad", "cat", "dog", "bird", "girl", "boy", "Tom", "Mia"),
+    *("house", "tree", "garden", "went", "saw", "said", "found", "ran", "wanted", "to", "into", "with", "and", "but"),
+)
+LONGEST = 450  # prompt
+PAGE = 16
+AT_ONCE = 6  # conversations
+TOLERANCE, MARGIN = 2e-4, 1e-3  # docs/design.md §7
+
+
+@dataclass
+class Turn:
+    """One request: its prompt, and which of it an earlier turn had generated; what came back."""
+
+    prompt: list[int]
+    written: list[bool]
+    params: SamplingParams
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prefix: PrefixHit | None = None
+    aborted: bool = False
+
+    @property
+    def hit(self) -> int:
+        """Tokens of the prompt that were not computed."""
+        return 0 if self.prefix is None else self.prefix.cached_tokens
+
+
+@dataclass
+class Conversation:
+    """What has been said, and which of it by the model; `last` is the prompt that was answered last."""
+
+    remaining: int
+    tokens: list[int]
+    written: list[bool]
+    last: int = 0
+
+
+class Talk:
+    """Conversations side by side on one engine, driven at random. `sampling`: parameters of all turns."""
+
+    def __init__(self, llm: LLM, seed: int, count: int, **sampling: Any) -> None:
+        self.turns: list[Turn] = []
+        self._llm = llm
+        self._sampling = sampling
+        self._choose = random.Random(seed)
+        systems = [self._say(length) for length in (5, 60, 200, 300)]
+        starts = [self._choose.choice(systems) + self._say(30) for _ in range(count)]
+        self._idle: list[Conversation] = []
+        self._waiting = [Conversation(self._choose.randint(2, 3), s, [False] * len(s)) for s in starts]
+        self._open: dict[str, Conversation] = {}
+
+    def run(self) -> list[Turn]:
+        """Let all conversations come to their end."""
+        engine, choose = self._llm.engine, self._choose
+        steps = 0
+        while self._waiting or self._idle or engine.has_work():
+            while self._waiting and len(self._idle) + len(self._open) < AT_ONCE:
+                self._idle.append(self._waiting.pop())
+            if self._idle and choose.random() < 0.6:
+                self._ask(self._idle.pop(choose.randrange(len(self._idle))))
+            if choose.random() < 0.03:
+                self._interfere()
+            for event in engine.step():
+                self._take(event)
+            steps += 1
+            if steps % 20 == 0:
+                engine._scheduler.check()
+        return self.turns
+
+    def _interfere(self) -> None:
+        """Abort a turn, or take a running row's pages away."""
+        scheduler, choose = self._llm.engine._scheduler, self._choose
+        if scheduler._running and choose.random() < 0.6:
+            scheduler._preempt(choose.choice(scheduler._running))
+        elif self._open:
+            name = choose.choice(list(self._open))
+            assert self._llm.engine.abort(name) is not None
+            self.turns[int(name)].aborted = True
+            self._close(name)
+
+    def _take(self, event: TokenEvent) -> None:
+        turn = self.turns[int(event.request_id)]
+        turn.prefix = event.prefix or turn.prefix
+        if event.token is not None:
+            turn.tokens.append(event.token)
+        if event.logprobs is not None:
+            turn.logprobs.append(event.logprobs.logprob)
+        if event.finish_reason is not None:
+            assert event.finish_reason == "length", event
+            self._close(event.request_id)
+
+    def _ask(self, conversation: Conversation) -> None:
+        """The next turn: something new, the last one again, or an edit anywhere in what was said."""
+        choose, number = self._choose, len(self.turns)
+        kind = choose.choice(["new", "new", "again", "edit"]) if conversation.last else "first"
+        length = conversation.last if kind == "again" else len(conversation.tokens)
+        if kind == "edit" or length > LONGEST:
+            length = choose.randint(1, min(length, LONGEST - 60))
+        del conversation.tokens[length:], conversation.written[length:]
+        said = self._say(choose.choice([1, 4, 40])) if kind in ("new", "edit") else []
+        conversation.tokens += said
+        conversation.written += [False] * len(said)
+        conversation.last = len(conversation.tokens)
+        params = SamplingParams(
+            temperature=choose.choice([0.0, 0.9]),
+            seed=number,
+            max_tokens=choose.choice([1, 4, 8, 32]),
+            ignore_eos=True,
+            repetition_penalty=choose.choice([1.0, 1.0, 1.3]),
+            **self._sampling,
+        )
+        self.turns.append(Turn(conversation.tokens[:], conversation.written[:], params))
+        self._open[str(number)] = conversation
+        self._llm.engine.add(make_request(self._llm.engine, str(number), self.turns[-1]))
+
+    def _close(self, name: str) -> None:
+        """A turn has ended: its answer becomes part of the conversation."""
+        conversation, turn = self._open.pop(name), self.turns[int(name)]
+        conversation.tokens += turn.tokens
+        conversation.written += [True] * len(turn.tokens)
+        conversation.remaining -= 1
+        if conversation.remaining:
+            self._idle.append(conversation)
+
+    def _say(self, length: int) -> list[int]:
+        """Some text of so many tokens."""
+        return ids_of(self._llm, " ".join(self._choose.choice(WORDS) for _ in range(length)) + " ", length)
+
+
+def make_request(engine: Engine, name: str, turn: Turn) -> Request:
+    """The request of a turn."""
+    return engine.request(name, np.array(turn.prompt, np.int32), turn.params)
+
+
+def alone(engine: Engine, turn: Turn) -> list[int]:
+    """What a turn says on an engine that runs nothing else."""
+    engine.add(make_request(engine, "alone", turn))
+    tokens = []
+    while engine.has_work():
+        tokens += [event.token for event in engine.step() if event.token is not None]
+    return tokens
+
+
+def cold_engine(llm: LLM) -> Engine:
+    """An engine without a prefix cache on the programs and the arena of another, which must be idle and is emptied."""
+    engine = llm.engine
+    llm.flush_cache()
+    limits = dataclasses.replace(engine.limits, prefix_cache=False)
+    return Engine(engine.model, limits, engine.layout, engine.runner, seed=0)
+
+
+def check_that_much_happened(llm: LLM, turns: list[Turn]) -> None:
+    """Hits of all kinds, evictions, preemptions, replays, aborts."""
+    stats = llm.cache_stats()
+    assert stats.cached_tokens > 0.1 * stats.prompt_tokens
+    assert stats.replayed_tokens > 0
+    assert stats.revived_tokens > 0, "no lost window was rebuilt"
+    assert stats.evictions > 10
+    assert stats.missed["evicted"] > 0
+    assert llm.stats().preemptions > 3
+    assert any(turn.aborted for turn in turns)
+    assert any(any(turn.written[: turn.hit]) for turn in turns), "no generated text was found in the cache"
+    assert any(turn.hit % PAGE for turn in turns), "no row started inside a page"
+
+
+def check_deterministic(llm: LLM, *, seed: int, count: int) -> None:
+    """Bit-identical tokens."""
+    turns = Talk(llm, seed, count).run()
+    check_that_much_happened(llm, turns)
+    engine = cold_engine(llm)
+    for turn in turns:
+        tokens = alone(engine, turn)
+        assert turn.tokens == tokens[: len(turn.tokens)]
+        assert turn.aborted or len(turn.tokens) == len(tokens)
+
+
+class Score(NamedTuple):
+    """What a cold run makes of a generated token: log probabilities of it and of the two likeliest."""
+
+    token: float
+    first: float
+    second: float
+
+
+def cold_scores(llm: LLM, turns: list[Turn]) -> list[list[Score]]:
+    """Score what turns have said, by one run over prompt and answer."""
+    texts = [turn.prompt + turn.tokens for turn in turns]
+    outputs = llm.generate(texts, temperature=0, max_tokens=1, prompt_logprobs=2, use_tqdm=False)
+    scores = []
+    for turn, output in zip(turns, outputs, strict=True):
+        assert output.prompt_logprobs is not None
+        rows = []
+        for token, table in zip(turn.tokens, output.prompt_logprobs[len(turn.prompt) :], strict=True):
+            assert table is not None
+            first, second = sorted((entry.logprob for entry in table.values()), reverse=True)[:2]
+            rows.append(Score(table[token].logprob, first, second))
+        scores.append(rows)
+    return scores
+
+
+def divergence(turns: list[Turn], scores: list[list[Score]]) -> float:
+    """KL(cached ‖ cold), estimated from the tokens said."""
+    cold = [score.token for row in scores for score in row]
+    assert len(cold) > 60
+    return k3([logprob for turn in turns for logprob in turn.logprobs], cold)
+
+
+def check_normal(cached: LLM, cold: LLM, *, seed: int, count: int) -> None:
+    """Log probabilities, greedy tokens and divergence of conversations in steps of any shape."""
+    cached.flush_cache()
+    turns = [turn for turn in Talk(cached, seed, count, logprobs=0).run() if turn.tokens]
+    check_that_much_happened(cached, turns)
+    scores = cold_scores(cold, turns)
+    ties = greedy = 0
+    for turn, row in zip(turns, scores, strict=True):
+        off = np.abs(np.array([score.token for score in row]) - turn.logprobs)
+        assert off.max() < TOLERANCE
+        if turn.params.temperature == 0 and turn.params.repetition_penalty == 1:
+            greedy += len(row)
+            for score in row:
+                ties += score.token < score.first
+                assert score.token == score.first or score.first - score.second < MARGIN
+    assert ties <= 0.001 * greedy
+    assert greedy > 60
+    by_kind: dict[str, list[int]] = {"prompt": [], "answer": []}
+    for index, turn in enumerate(turns):
+        if turn.hit:
+            by_kind["answer" if any(turn.written[: turn.hit]) else "prompt"].append(index)
+    for chosen in by_kind.values():
+        assert divergence([turns[i] for i in chosen], [scores[i] for i in chosen]) < 1e-6
+
+
+@pytest.fixture(scope="module")
+def same_shape() -> Iterator[LLM]:
+    """An engine whose steps all have one shape."""
+    with LLM("tiny", deterministic=True, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def cached() -> Iterator[LLM]:
+    """An engine as it is by default, but small."""
+    with LLM("tiny", **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def cold() -> Iterator[LLM]:
+    """An engine that keeps nothing and looks nothing up."""
+    with LLM("tiny", deterministic=True, prefix_cache=False, **OPTIONS) as llm:
+        yield llm
+
+
+def test_conversations_say_bit_for_bit_what_each_turn_says_alone(same_shape: LLM) -> None:
+    """Greedy and sampled, with and without penalties, in deterministic mode."""
+    check_deterministic(same_shape, seed=2, count=50)
+
+
+def test_conversations_have_the_probabilities_of_cold_runs(cached: LLM, cold: LLM) -> None:
+    """Log probabilities agree within 2e-4 and greedy tokens up to ties, in steps of any shape; the divergence is 0.
+
+    Apart for rows whose hit ends in a prompt, and for those whose hit has text that the model generated: KV that
+    decode steps have written.
+    """
+    check_normal(cached, cold, seed=2, count=50)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_a_hundred_conversations_say_what_each_turn_says_alone(same_shape: LLM, seed: int) -> None:
+    """A thousand, over all seeds."""
+    same_shape.flush_cache()
+    check_deterministic(same_shape, seed=seed, count=100)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(20, 30))
+def test_a_hundred_conversations_have_the_probabilities_of_cold_runs(cached: LLM, cold: LLM, seed: int) -> None:
+    """A thousand, over all seeds."""
+    check_normal(cached, cold, seed=seed, count=100)
+
+
+def ids_of(llm: LLM, text: str, length: int) -> list[int]:
+    """The first tokens of a text that is said again and again."""
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(text * length, add_special_tokens=False)[:length]
+    assert len(ids) == length
+    return [int(token) for token in ids]
+
+
+def test_penalties_count_the_tokens_that_a_cached_prefix_skips(same_shape: LLM) -> None:
+    """Tokens of a prompt, and of the text so far of a row that was preempted, are known although they are not run."""
+    engine = same_shape.engine
+    prompt = ids_of(same_shape, "Tom saw a big dog and the dog saw Tom. ", 90)
+    plain = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    first = Turn(prompt, [], plain)
+    first.tokens = alone(engine, first)
+    penalties: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": 1.5},
+    ]
+    turns = []
+    for number, penalty in enumerate([{}, *penalties, {"temperature": 0.9, **penalties[0]}]):
+        params = dataclasses.replace(plain, seed=number, **penalty)
+        turn = Turn(prompt + first.tokens + prompt[: 20 + number], [], params)
+        engine.add(make_request(engine, "again", turn))
+        while engine.has_work():
+            if len(turn.tokens) == 12 and engine._scheduler._running:
+                engine._scheduler._preempt(engine._scheduler._running[0])
+            for event in engine.step():
+                turn.prefix = event.prefix or turn.prefix
+                turn.tokens += [] if event.token is None else [event.token]
+        assert turn.hit >= len(prompt) + len(first.tokens) - PAGE
+        turns.append(turn)
+    assert all(turn.tokens != turns[0].tokens for turn in turns[1:]), "a penalty that changes nothing proves nothing"
+    reference = cold_engine(same_shape)
+    for turn in turns:
+        assert turn.tokens == alone(reference, turn)
+
+
+def ask(llm: LLM, prompt: list[int], salt: str = "", prompt_logprobs: int | None = None) -> RequestOutput:
+    """A greedy answer of 12 tokens."""
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+    (output,) = llm.generate([prompt], params, use_tqdm=False, cache_salt=salt)
+    assert output.prefix is not None
+    assert output.num_cached_tokens == output.prefix.cached_tokens
+    return output
+
+
+def test_what_an_output_says_about_its_prefix_is_what_was_run(cached: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second turn finds all that the first has run: its prompt and its answer without the last token."""
+    runner: Any = cached.engine.runner
+    launch, run = runner.launch, 0
+
+    def count(plan: StepPlan) -> object:
+        nonlocal run
+        run += plan.num_tokens
+        return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", count)
+    for length in range(24, 24 + PAGE + 1):
+        cached.flush_cache()
+        prompt = ids_of(cached, "A sad bird ran into the garden. ", length)
+        first = ask(cached, prompt)
+        assert first.prefix == PrefixHit(length, 0, 0, 0, "cold")
+        before = run
+        again = [*prompt, *first.outputs[0].token_ids, *prompt[:5]]
+        second = ask(cached, again)
+        known = length + 11
+        # One token more than whole pages is not worth a copy of the page.
+        found = known - 1 if known % PAGE == 1 else known
+        assert second.prefix == PrefixHit(len(again), found, found, 0, "cold")
+        assert run - before == len(again) - found + 11
+
+
+def test_nothing_is_said_to_be_cached_that_must_not_be_used(cached: LLM) -> None:
+    """Under another salt, with log probabilities of the prompt, after a flush; each for its own reason."""
+    prompt = ids_of(cached, "Mia went home because it was very big. ", 70)
+    text = ask(cached, prompt, "mine").outputs[0].token_ids
+    cases: list[tuple[str, int | None, int, MissReason]] = [
+        ("mine", None, 69, "cold"),
+        ("yours", None, 0, "salt"),
+        ("mine", 0, 0, "prompt logprobs"),
+    ]
+    for salt, prompt_logprobs, found, reason in cases:
+        output = ask(cached, prompt, salt, prompt_logprobs)
+        assert output.prefix == PrefixHit(70, found, found, 0, reason)
+        assert output.outputs[0].token_ids == text
+    cached.flush_cache()
+    assert ask(cached, prompt, "mine").prefix == PrefixHit(70, 0, 0, 0, "cold")

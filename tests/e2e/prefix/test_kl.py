@@ -1,0 +1,269 @@
+"""Text that was sampled behind cached KV diverges from the same text scored cold by 0: under 1e-6 nats a token.
+
+The gate of SGLang's tests (k3, tools/cases/divergence.py), for prefixes whose KV comes from prefill, from decode steps,
+and whose windows are rebuilt by replay. Scores of cold runs are prompt log probabilities, which never come from the
+cache. That the gate would see a fault is shown with faults: a page of zeros, a window that is off by one.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jaxtyping import Float, Int
+
+from benchmarks.quality.configurations import lose_local_pages
+from jswa.engine import PageRunner, PendingStep, StepRunner
+from jswa.llm import LLM
+from jswa.types import PrefixHit, RequestOutput, SamplingParams, StepLogprobs, StepPlan
+from tests.e2e.prefix.test_revival import FAMILIES, NIGHTLY
+from tests.parity.load import Fixture, load_fixture
+from tests.parity.weights import write_checkpoint
+from tests.support.oracles import quick_compiles
+from tools.cases.divergence import forced, forced_logprob, k3
+
+MOST, TOLERANCE = 1e-6, 2e-4  # docs/design.md §7
+# Conversations on `tiny` pass the gate in every run too: tests/e2e/prefix/test_conversations.py.
+ALWAYS = ("gpt_oss_base",)
+OTHERS = ["tiny", *(name for name in (*FAMILIES, *NIGHTLY) if name not in ALWAYS)]
+OPTIONS: dict[str, Any] = {
+    "max_num_seqs": 1,  # few programs to compile
+    "max_num_batched_tokens": 16,
+    "max_model_len": 2048,  # the arena has room for one such row: none of the texts is evicted
+    "kv_cache_memory_bytes": 1 << 25,
+    "block_size": 4,
+}
+# An arena is no larger than its rows need, and these need more for all texts to stay in the cache.
+LARGER: dict[str, dict[str, Any]] = {
+    "tiny": {"block_size": 16, "max_num_batched_tokens": 64, "max_model_len": 4096},
+    # no full layers:
+    **{name: {"max_num_seqs": 8} for name in ("mistral_w8", "phi3_base", "phimoe_base", "starcoder2_base")},
+}
+SAID, NEW = 22, 5  # tokens of an answer, and of what is asked next
+Tokens = list[int]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Text that was sampled behind a prompt, with what it took from the cache."""
+
+    prompt: Tokens
+    said: Tokens
+    logprobs: list[float]
+    prefix: PrefixHit
+
+    @property
+    def text(self) -> Tokens:
+        """Prompt and answer."""
+        return self.prompt + self.said
+
+
+@dataclass(frozen=True)
+class Family:
+    """An engine of a checkpoint, and a text that is longer than its windows."""
+
+    llm: LLM
+    tokens: Tokens
+
+    def prompts(self) -> list[Tokens]:
+        """Three texts that do not go on from each other."""
+        end = len(self.tokens) - 24
+        return [self.tokens[:end], self.tokens[3:end], self.tokens[7 : end + 8]]
+
+    def warm(self) -> list[Tokens]:
+        """Have the cache hold these texts and nothing else, by prefill."""
+        self.llm.flush_cache()
+        with quick_compiles():
+            self.llm.generate(self.prompts(), max_tokens=1, temperature=0, use_tqdm=False)
+        return self.prompts()
+
+
+@pytest.fixture(scope="module", params=[*ALWAYS, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)])
+def family(request: pytest.FixtureRequest) -> Iterator[Family]:
+    """One engine for all tests of a family."""
+    if request.param == "tiny":
+        with quick_compiles():
+            llm = LLM("tiny", **OPTIONS | LARGER["tiny"])
+        assert llm.tokenizer is not None
+        words = np.random.default_rng(0).choice(["the", "cat", "saw", "a", "big", "dog", "and", "ran"], 330)
+        tokens = llm.tokenizer.encode(" ".join(words.tolist()))[:330].tolist()
+    else:
+        fixture = load_fixture(request.param)
+        with tempfile.TemporaryDirectory() as folder:
+            llm = of_fixture(fixture, Path(folder), LARGER.get(request.param, {}))
+        tokens = fixture.tokens.tolist()
+    with llm:
+        if llm.engine.layout.local is None:
+            pytest.skip("no local layers, so no windows to lose")
+        yield Family(llm, tokens)
+
+
+def of_fixture(fixture: Fixture, folder: Path, options: Mapping[str, Any], **config: Any) -> LLM:
+    """An engine of a fixture's checkpoint, with options of its own and changes of its config."""
+    write_checkpoint(folder, {**fixture.config, **config}, fixture.tensors)
+    with quick_compiles():
+        return LLM(folder, **OPTIONS | dict(options))
+
+
+def sample(llm: LLM, prompts: Sequence[Tokens], seed: int) -> list[Sampled]:
+    """Two answers to each prompt, sampled as the model says."""
+    asked = [(prompt, seed + turn) for prompt in prompts for turn in range(2)]
+    params = [
+        SamplingParams(temperature=1.0, seed=one, max_tokens=SAID, ignore_eos=True, logprobs=0) for _, one in asked
+    ]
+    with quick_compiles():
+        outputs = llm.generate([prompt for prompt, _ in asked], params, use_tqdm=False)
+    return [sampled(output) for output in outputs]
+
+
+def sampled(output: RequestOutput) -> Sampled:
+    """The answer of a finished request."""
+    (said,) = output.outputs
+    assert said.logprobs is not None
+    assert output.prefix is not None
+    logprobs = [table[token].logprob for table, token in zip(said.logprobs, said.token_ids, strict=True)]
+    return Sampled(output.prompt_token_ids, said.token_ids, logprobs, output.prefix)
+
+
+def cold(llm: LLM, texts: Sequence[Tokens]) -> list[list[float]]:
+    """Log probabilities of all tokens of texts but the first, by runs that take nothing from the cache."""
+    with quick_compiles():
+        outputs = llm.generate(list(texts), temperature=0, max_tokens=1, prompt_logprobs=0, use_tqdm=False)
+    found = []
+    for text, output in zip(texts, outputs, strict=True):
+        assert output.num_cached_tokens == 0
+        assert output.prompt_logprobs is not None
+        pairs = zip(output.prompt_logprobs[1:], text[1:], strict=True)
+        found.append([table[token].logprob for table, token in pairs if table is not None])
+    return found
+
+
+def apart(llm: LLM, texts: Sequence[Sampled]) -> tuple[float, float]:
+    """k3 of sampled text from the cold runs of an engine, and the largest difference of two log probabilities."""
+    scores = [row[-len(one.said) :] for one, row in zip(texts, cold(llm, [t.text for t in texts]), strict=True)]
+    found: Float[np.ndarray, " T"] = np.concatenate([one.logprobs for one in texts])
+    expected: Float[np.ndarray, " T"] = np.concatenate(scores)
+    assert len(found) >= 100
+    return k3(found, expected), float(np.abs(found - expected).max())
+
+
+def check(llm: LLM, texts: Sequence[Sampled]) -> None:
+    """The gate."""
+    divergence, furthest = apart(llm, texts)
+    assert divergence < MOST
+    assert furthest < TOLERANCE
+
+
+def test_sampled_text_behind_any_hit_has_the_probabilities_of_a_cold_run(family: Family) -> None:
+    """Hits on prefill, hits on generated text, and hits whose windows are gone."""
+    llm, prompts = family.llm, family.warm()
+    first = sample(llm, prompts, seed=0)
+    assert all(one.prefix.cached_tokens > 0 for one in first)
+    check(llm, first)
+    follow_up = [one.text + family.tokens[:NEW] for one in first[::2]]
+    second = sample(llm, follow_up, seed=10)
+    for number, one in enumerate(second):
+        assert one.prefix.cached_tokens > len(prompts[number // 2]), "no generated text was found"
+    check(llm, second)
+    if llm.engine.layout.full is None:
+        return  # the texts would be lost with their windows
+    lose_local_pages(llm.engine)
+    third = sample(llm, follow_up, seed=20)
+    assert all(one.prefix.full_hit_tokens > len(prompts[number // 2]) for number, one in enumerate(third))
+    reach = llm.engine.layout.reach
+    assert reach is not None
+    assert reach.chunked or third[0].prefix.replayed_tokens > 0
+    check(llm, third)
+
+
+def test_a_given_text_behind_hits_has_the_probabilities_of_a_cold_run(family: Family) -> None:
+    """Teacher-forced, token by token: every request goes on from what the one before has left."""
+    llm, tokens = family.llm, np.array(family.tokens, np.int32)
+    family.warm()
+    found = []
+    for at in range(len(tokens) - 24, len(tokens)):
+        with quick_compiles():
+            (output,) = forced(llm, [tokens], [at])
+        assert output.num_cached_tokens > 0
+        found.append(forced_logprob(output))
+    (expected,) = cold(llm, [family.tokens])
+    assert k3(found, expected[-24:]) < MOST
+    assert np.abs(np.array(found) - expected[-24:]).max() < TOLERANCE
+
+
+def zero_page(llm: LLM, text: Tokens) -> None:
+    """Zeros in the cached local page before the last one of a text: in the window of whoever goes on from there."""
+    engine = llm.engine
+    runner, m = engine.runner, engine.layout.pages_per_block
+    assert isinstance(runner, PageRunner)
+    tree = engine._scheduler.cache.prefix.tree
+    path, length = tree.walk("", np.array(text, np.int32))
+    page = (len(text) - 1) // engine.layout.page_size - 1
+    block = int(tree.pages(path, length)[1][page])
+    assert block > 0
+    slots: Int[np.ndarray, " m"] = np.arange(block * m, (block + 1) * m, dtype=np.int32)
+    zeros = [np.zeros_like(lane) for lane in runner.read_slots(slots)]
+    runner.write_slots(slots, zeros, np.arange(m, dtype=np.int32))
+
+
+def test_the_gate_sees_a_page_of_zeros(family: Family) -> None:
+    """One in each window."""
+    for prompt in family.warm():
+        zero_page(family.llm, prompt)
+    texts = sample(family.llm, family.prompts(), seed=0)
+    assert all(one.prefix.cached_tokens > 0 for one in texts)
+    assert apart(family.llm, texts)[0] > 10 * MOST
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """A step that ran otherwise than it was planned."""
+
+    plan: StepPlan
+    pending: PendingStep
+
+    def tokens(self) -> Int[np.ndarray, " R"]:
+        """Of the step that ran."""
+        return self.pending.tokens()
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Of the step that ran."""
+        return self.pending.logprobs()
+
+
+class Blind:
+    """A runner whose rows see one position of their window less where they start on cached KV."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """As the runner's."""
+        less: Int[np.ndarray, " R"] = plan.local_lo + (plan.local_lo > 0).astype(np.int32)
+        return Launched(plan, self._runner.launch(dataclasses.replace(plan, local_lo=less)))
+
+
+def test_the_gate_sees_a_window_that_is_one_short(family: Family) -> None:
+    """At the first step behind a hit alone: from then on windows have moved beyond."""
+    engine, prompts = family.llm.engine, family.warm()
+    runner = engine.runner
+    engine.runner = Blind(runner)
+    texts = sample(family.llm, prompts, seed=0)
+    engine.runner = runner
+    assert all(one.prefix.cached_tokens > 0 for one in texts)
+    assert apart(family.llm, texts)[0] > MOST
+
+
+@pytest.mark.nightly
+def test_the_gate_sees_a_window_that_is_one_longer(tmp_path: Path) -> None:
+    """A model whose config says W + 1, against cold runs of the same weights with W."""
+    fixture = load_fixture("gpt_oss_base")
+    wrong = of_fixture(fixture, tmp_path / "wrong", {}, sliding_window=fixture.config["sliding_window"] + 1)
+    right = of_fixture(fixture, tmp_path / "right", {})
+    one = Family(wrong, fixture.tokens.tolist())
+    texts = sample(wrong, one.warm(), seed=0)
+    assert apart(right, texts)[0] > 10 * MOST

@@ -1,0 +1,354 @@
+"""Rows that start on cached KV, on the real paged step: their logits are those of a cold run, to the token.
+
+A row that finds full KV for n tokens starts at n where the window before n is cached, and otherwise at the start rule's
+position (docs/design.md §4); what it computes on the way to n is exact from there on and not before. Every page that
+nobody owns holds NaN throughout (tests/support/paged.py).
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jaxtyping import Float, Int
+
+from jswa.model.weights.load import load_checkpoint
+from jswa.types import StepPlan
+from tests.parity.load import load_fixture, names
+from tests.parity.weights import write_checkpoint
+from tests.support.oracles import random_params, small_model
+from tests.support.paged import FLOAT32, LENGTH, TOLERANCE, Device, Kind, Session, Span, Text, compare
+
+CHUNK = 24
+FAMILIES = {  # and page sizes
+    "mistral_w8": 4,
+    "mistral_layer_types": 4,
+    "gemma2_base": 16,
+    "gemma3_text_p6": 1,
+    "gpt_oss_base": 4,
+    "mimo_v2_flash_base": 4,
+    "llama4_text_every_second": 4,
+    "qwen3_layer_types": 8,
+    "gemma4_text_mix": 4,
+    "gemma3n_text_base": 4,
+    "cohere2_base": 8,
+}
+# One of every other family, with pages of 4.
+NIGHTLY = [name for name in names() if name.endswith("_base") and name not in FAMILIES]
+
+
+def branch(tokens: Int[np.ndarray, " T"], at: int, vocab: int, seed: int = 0) -> Int[np.ndarray, " T"]:
+    """A text that differs at every position from `at` on."""
+    other = tokens + np.random.default_rng(seed).integers(1, vocab, len(tokens))
+    return np.where(np.arange(len(tokens)) < at, tokens, other % vocab).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A tiny checkpoint on its device, and a text that transformers has scored."""
+
+    device: Device
+    tokens: Int[np.ndarray, " T"]
+    logits: Float[np.ndarray, "T V"]
+
+    @property
+    def replay(self) -> int:
+        """Tokens whose replay rebuilds a window: J·(W - 1)."""
+        reach, local = self.device.layout.reach, self.device.layout.local
+        assert reach is not None
+        assert local is not None
+        return local.num_layers * (reach.size - 1)
+
+    def revived_at(self, found: int) -> int:
+        """Where a row starts that has full KV for `found` tokens and no local KV."""
+        reach = self.device.layout.reach
+        assert reach is not None
+        return found // reach.size * reach.size if reach.chunked else max(0, found - self.replay)
+
+    def hit(self, found: int) -> int:
+        """Full KV that such a row takes, of `found` tokens: whole pages, unless it pays to copy the last one."""
+        page = self.device.layout.page_size
+        whole = found // page * page
+        return found if self.revived_at(found) - self.revived_at(whole) >= max(1, page // 8) else whole
+
+    def live_at(self, found: int) -> int:
+        """Where a row starts that has everything for `found` tokens: there, if that is worth a copy of the page."""
+        page = self.device.layout.page_size
+        return found if found % page >= max(1, page // 8) else found // page * page
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """Kinds of KV that the model has."""
+        return ["local"] if self.device.layout.full is None else ["full", "local"]
+
+    def branch(self, at: int, seed: int = 0) -> Int[np.ndarray, " T"]:
+        """A text that goes on differently from position `at` on, at every position."""
+        return branch(self.tokens, at, self.device.model.vocab_size, seed)
+
+    def probe(self, session: Session, text: Text) -> Span:
+        """The first step of a text whose prompt ends with its first new token; its logits are a cold run's."""
+        session.run(text, chunk=CHUNK)
+        found = session.logits[text.name]
+        assert found.keys() >= set(range(text.prompt - 1, text.length - 1))
+        compare(found, self.device.cold(text.tokens))
+        return session.spans[text.name][0]
+
+
+@pytest.fixture(
+    scope="module", params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)]
+)
+def family(request: pytest.FixtureRequest) -> Family:
+    """One device for all tests of a family."""
+    fixture = load_fixture(request.param)
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder), fixture.config, fixture.tensors)
+        model, params = load_checkpoint(Path(folder), FLOAT32)
+    if all(layer.attention.reach is None for layer in model.layers):
+        pytest.skip("no local layers, so no windows to lose")
+    device = Device(model.at_length(LENGTH), params, FAMILIES.get(request.param, 4), tokens=CHUNK, texts=12)
+    assert np.abs(device.cold(fixture.tokens) - fixture.logits).max() < TOLERANCE
+    return Family(device, fixture.tokens, fixture.logits)
+
+
+def lose_windows(session: Session) -> None:
+    """Take all local KV out of the cache; without full layers all but the last window, or the text would go too."""
+    retention = session.scheduler.cache.prefix.retention
+    windows = [window for node in retention.tree.nodes() for window in node.windows.values()]
+    if session.device.layout.full is None:
+        windows.remove(max(windows, key=lambda window: window.end))
+    for window in windows:
+        retention.drop_window(window)
+    lose_spare_pages(session)
+    assert session.device.layout.full is None or not session.scheduler.cache.pool.local_cached.any()
+
+
+def lose_spare_pages(session: Session) -> None:
+    """Take all local pages out of the cache that neither a window nor a row needs."""
+    retention, pool = session.scheduler.cache.prefix.retention, session.scheduler.cache.pool
+    spare = pool.local_cached & (pool.local_owners == 1)
+    for node in retention.tree.nodes():
+        for window in node.windows.values():
+            spare[window.blocks] = False
+    retention._free_blocks(np.flatnonzero(spare).astype(np.int32))
+    session.scheduler.check()
+
+
+def test_a_lost_window_is_rebuilt_where_the_start_rule_says(family: Family) -> None:
+    """All local KV is gone: the row starts J·(W - 1) before the end of its hit, or where the chunk begins."""
+    base = Session(family.device)
+    base.run(Text("first", family.tokens, 60))
+    compare(base.logits["first"], family.logits)
+    lose_windows(base)
+    revived = 0
+    for found in (58, 53, 47, family.replay + 1, 9, 5):
+        session, hit = base.fork(), family.hit(found)
+        span = family.probe(session, Text("second", family.branch(found), found + 1, found + 4))
+        assert span == (family.revived_at(hit), span.end, hit, family.revived_at(hit))
+        revived += span.start > 0
+        # What it has left in the cache serves those who go on from the first text, and from its own.
+        family.probe(session, Text("first again", family.tokens, found + 1, found + 3))
+        family.probe(session, Text("second again", family.branch(found), found + 3, found + 6))
+    assert revived >= 3
+
+
+def test_a_kept_window_lets_a_row_start_at_every_boundary(family: Family) -> None:
+    """W - 1, W, W + 1, page boundaries and inside of pages, where nothing local is cached but the prompt's window."""
+    reach, page = family.device.layout.reach, family.device.layout.page_size
+    assert reach is not None
+    size = reach.size
+    for found in sorted({1, size - 1, size, size + 1, 2 * size, 31, 32, 33, 2 * page, 3 * page + 2}):
+        session = Session(family.device)
+        # Of every second text the window has left the row before it ends.
+        session.run(Text("first", family.tokens, found, found + 1 + (found % 2) * (size + page)))
+        lose_spare_pages(session)
+        span = family.probe(session, Text("second", family.branch(found), found + 1, found + 3))
+        assert span.start == family.live_at(found)
+        assert span.local_lo == reach.first_visible(span.start)
+
+
+def test_texts_that_part_inside_a_page_leave_each_other_alone(family: Family) -> None:
+    """At every offset; the first text's KV keeps its bits, and so everyone who goes on from it gets the same."""
+    session = Session(family.device)
+    session.run(Text("first", family.tokens, 36, 38))
+    before = {kind: session.cached(family.tokens, kind) for kind in family.kinds}
+    for found in range(15, 34):
+        text = Text(f"second {found}", family.branch(found, seed=found), found + 1, found + 3)
+        assert family.probe(session, text).start == family.live_at(found)
+    family.probe(session, Text("first again", family.tokens, 36, 40))
+    for kind, (there, values) in before.items():
+        assert there.all()
+        there, now = session.cached(family.tokens, kind)
+        assert there.all()
+        assert np.array_equal(now[: len(values)], values)
+
+
+Edit = Callable[[StepPlan], StepPlan]
+
+
+def as_planned(plan: StepPlan) -> StepPlan:
+    """No change."""
+    return plan
+
+
+def later(plan: StepPlan) -> StepPlan:
+    """A row that starts one token later."""
+    return dataclasses.replace(plan, starts=plan.starts + 1, counts=plan.counts - 1, tokens=plan.tokens[1:])
+
+
+def blind(plan: StepPlan) -> StepPlan:
+    """A row whose local layers see one position less."""
+    return dataclasses.replace(plan, local_lo=plan.local_lo + 1)
+
+
+def later_and_blind(plan: StepPlan) -> StepPlan:
+    """A row that starts one token later, and whose local layers know about it."""
+    return blind(later(plan))
+
+
+def sees_more(plan: StepPlan) -> StepPlan:
+    """A row whose local layers see one position more."""
+    return dataclasses.replace(plan, local_lo=plan.local_lo - 1)
+
+
+def run_edited(
+    base: Session, text: Text, first: Edit, rest: Edit = as_planned, *, chunk: int = CHUNK, until: int = 0
+) -> Session:
+    """What becomes of a prompt whose plans are changed, the first of them and the others."""
+    session = base.fork()
+    session.scheduler.limits = dataclasses.replace(session.scheduler.limits, max_tokens=chunk)
+    session.add(text)
+    session.step(first)
+    while session.spans[text.name][-1].end < (until or text.prompt):
+        session.step(rest)
+    return session
+
+
+def test_a_replay_is_as_short_as_it_can_be(family: Family) -> None:
+    """NaN lies in all local KV below its start, and never shows at the end of the hit.
+
+    It shows where the row starts one token later. Where local layers see one token more it shows at the last position
+    of the replay and no further.
+    """
+    layout, replay = family.device.layout, family.replay
+    assert layout.reach is not None
+    # The replay begins inside a page, if it can: before it there is memory that the row holds and has not written.
+    inside = (n for n in range(58, 0, -1) if (n - replay) % layout.page_size or layout.page_size == 1)
+    found = 53 if layout.reach.chunked else next(inside)
+    session = Session(family.device)
+    session.run(Text("first", family.tokens, 60))
+    lose_windows(session)
+    text = Text("second", family.branch(found), found + 1, found + 4)
+    expected, start = family.device.cold(text.tokens), family.revived_at(found)
+    right = run_edited(session, text, as_planned)
+    assert right.spans["second"][0].start == start > 0
+    compare(right.logits["second"], expected)
+    assert np.isnan(run_edited(session, text, later).logits["second"][found]).all()
+    if start % layout.page_size:
+        begun = run_edited(session, text, as_planned, chunk=1, until=start + 1)
+        assert np.isnan(begun.local_kv("second", start - 1)).all()
+        wrong = run_edited(session, text, sees_more, sees_more, chunk=layout.reach.size - 1)
+        compare(wrong.logits["second"], expected)
+        assert np.isnan(wrong.replayed["second"][found - 1]).all()
+
+
+def test_a_live_start_reads_one_window_of_cached_kv(family: Family) -> None:
+    """NaN in the cached local KV before the window of the end of the hit never shows; in its first position it does."""
+    reach = family.device.layout.reach
+    assert reach is not None
+    for found in (30, 37):
+        session = Session(family.device)
+        session.run(Text("first", family.tokens, found, found + 2))
+        first = reach.first_visible(found)
+        session.taint(family.tokens, range(first))
+        text = Text("second", family.branch(found), found + 1, found + 3)
+        bad = session.fork()
+        assert family.probe(session, text).start == found
+        bad.taint(family.tokens, range(first, first + 1))
+        bad.run(text)
+        assert np.isnan(bad.logits["second"][found]).all()
+
+
+@pytest.mark.parametrize(("pattern", "window"), [("LF", 8), ("LLF", 8), ("FLL", 3)])
+def test_a_replay_one_token_shorter_gives_other_logits(pattern: str, window: int) -> None:
+    """Without NaN: the row starts one token later, and no layer sees what is not there."""
+    model = small_model(pattern, window=window)
+    device = Device(model, random_params(model), 4, tokens=CHUNK, texts=4)
+    tokens = np.random.default_rng(2).integers(0, model.vocab_size, LENGTH).astype(np.int32)
+    family = Family(device, tokens, device.cold(tokens))
+    session = Session(device)
+    session.run(Text("first", tokens, 60))
+    lose_windows(session)
+    for found in (58, 55):
+        text = Text("second", family.branch(found), found + 1)
+        expected = device.cold(text.tokens)[found]
+        right = run_edited(session, text, as_planned).logits["second"][found]
+        short = run_edited(session, text, later_and_blind, blind).logits["second"][found]
+        assert np.abs(right - expected).max() < TOLERANCE
+        assert np.abs(short - expected).max() > 5 * TOLERANCE
+
+
+def cut_short(running: Session, how: str) -> Session:
+    """A copy in which the one running row is aborted, preempted, or gets NaN in the local KV it computed last."""
+    session = running.fork()
+    (sequence,) = session.scheduler._running
+    if how == "aborted":
+        assert session.scheduler.abort("cut") is not None
+    elif how == "preempted":
+        session.scheduler._preempt(sequence)
+    else:
+        session.taint_row("cut", sequence.launched - 1)
+    session.run(chunk=CHUNK)
+    return session
+
+
+def check_cache(family: Family, session: Session, tokens: Int[np.ndarray, " T"], reference: Session) -> None:
+    """Assert that all the cache has of a text is what a cold run has computed."""
+    for kind in family.kinds:
+        there, found = session.cached(tokens, kind)
+        all_there, expected = reference.cached(tokens, kind)
+        assert all_there[: len(there)].all()
+        difference = np.abs(found - expected[: len(found)])[there].max(initial=0.0)
+        assert difference < TOLERANCE, f"{kind} KV of the cache is off by {difference}"
+
+
+def check_cut_rows(family: Family, *, chunk: int, stride: int) -> None:
+    """Cut a row short after each step of its replay, and while it decodes: all who come after start well."""
+    found, vocab = 50, family.device.model.vocab_size
+    running, reference = Session(family.device), Session(family.device)
+    running.run(Text("first", family.tokens, 60, 62))
+    lose_windows(running)
+    cut = Text("cut", family.branch(found), found + 3, found + 8)
+    reference.run(Text("cold", cut.tokens, LENGTH - 2, LENGTH - 1))
+    running.scheduler.limits = dataclasses.replace(running.scheduler.limits, max_tokens=chunk)
+    running.add(cut)
+    running.step()
+    steps = 0
+    while running.scheduler._sequences["cut"].launched < cut.length - 2:
+        for how in ("aborted", "preempted", "not finite"):
+            session = cut_short(running, how)
+            check_cache(family, session, cut.tokens, reference)
+            if how == "preempted":
+                assert session.scheduler.preemptions == 1
+                compare(session.logits["cut"], family.device.cold(cut.tokens))
+            nan = any(np.isnan(logits).all() for logits in session.logits["cut"].values())
+            assert nan == (how == "not finite")
+            for at in range(1 + 7 * steps % stride, cut.length - 1, stride):
+                probe = Text("probe", branch(cut.tokens, at, vocab, seed=at), at + 1, at + 3)
+                family.probe(session.fork(), probe)
+        running.step()
+        steps += 1
+    assert steps >= 3
+
+
+def test_a_replay_that_is_cut_short_leaves_nothing_that_is_not_exact(family: Family) -> None:
+    """By abort, preemption or NaN, at every chunk; probed at some of the boundaries below, in contents at all."""
+    check_cut_rows(family, chunk=6, stride=31)
+
+
+@pytest.mark.nightly
+def test_a_replay_that_is_cut_short_serves_every_boundary(family: Family) -> None:
+    """The same, probed at all boundaries."""
+    check_cut_rows(family, chunk=5, stride=1)

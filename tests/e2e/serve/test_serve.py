@@ -1,0 +1,258 @@
+"""`jswa serve tiny` as a process, from a folder that holds somebody else's `server`, and the openai package on it."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+import jswa
+from benchmarks.speed.load import Address
+from benchmarks.speed.serve_stress import beside_malformed
+from tests.support.server.fuzz import fuzz, narrowed
+from tests.support.server.processes import ROOT, Process, started
+
+STORY = "Once upon a time"
+ANSWER = "Theo was a quiet"  # five tokens of tiny's, to the message STORY
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
+STRANGER = "raise SystemExit('this is not the server of jswa')\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """Started by `python -m jswa serve` where `import server` finds a stranger."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "server.py").write_text(STRANGER)
+    (folder / "server").mkdir()
+    (folder / "server" / "__init__.py").write_text(STRANGER)
+    # Few shapes: every one of them is compiled three times over.
+    command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
+    with started(command, folder=folder, environ={"PYTHONPATH": str(ROOT), "JSWA_CHECK": "1"}) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server: Process) -> Iterator[openai.OpenAI]:
+    """The openai package's client."""
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def test_served_text_is_what_generate_gives(client: openai.OpenAI) -> None:
+    prompts = [STORY, "The cat", "One day"]
+    wanted = [output.outputs[0] for output in jswa.generate(prompts, use_tqdm=False, **GREEDY)]
+    found = client.completions.create(model="tiny", prompt=prompts, **GREEDY)
+    assert [choice.text for choice in found.choices] == [one.text for one in wanted]
+    assert [choice.finish_reason for choice in found.choices] == [one.finish_reason for one in wanted]
+    streamed = client.completions.create(model="tiny", prompt=STORY, stream=True, **GREEDY)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == wanted[0].text
+
+
+def test_every_call_of_the_package(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").object == "model"
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": [{"type": "text", "text": STORY}]}],
+        max_completion_tokens=5,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+        n=2,
+        extra_body={"top_k": 5, "ignore_eos": True},
+    )
+    first, second = (choice.message.content for choice in answer.choices)
+    assert first == second == ANSWER
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].logprobs is not None
+    assert len(answer.choices[0].logprobs.content or []) == 5
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 10
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens is not None
+
+
+def test_other_ways_to_call_it(server: Process, client: openai.OpenAI) -> None:
+    raw = client.completions.with_raw_response.create(
+        model="tiny", prompt=STORY, max_tokens=2, extra_headers={"x-request-id": "mine"}
+    )
+    assert raw.headers["x-request-id"] == "mine"
+    assert raw.parse().id == "cmpl-mine"
+    with client.completions.with_streaming_response.create(model="tiny", prompt=STORY, stream=True) as lines:
+        assert list(lines.iter_lines())[-2] == "data: [DONE]"
+
+    async def other() -> str:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as later:
+            stream = await later.completions.create(model="tiny", prompt=STORY, stream=True, **GREEDY)
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+    assert asyncio.run(other()) == client.completions.create(model="tiny", prompt=STORY, **GREEDY).choices[0].text
+    with (
+        openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0) as nobody,
+        pytest.raises(openai.APIConnectionError),
+    ):
+        nobody.models.list()
+
+
+def test_streams_of_the_package(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": STORY}],
+            max_tokens=5,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 5
+    assert chunks[-2].choices[0].finish_reason == "length"
+    with client.chat.completions.stream(
+        model="tiny", messages=[{"role": "user", "content": STORY}], temperature=0, stop="e"
+    ) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == ANSWER[: ANSWER.index("e")]
+
+
+def test_errors_of_the_package(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="tiny", prompt=STORY, temperature=-1)
+    assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 4096"):
+        client.completions.create(model="tiny", prompt=[5] * 4096)
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="other", prompt=STORY)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "a"}],
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        )
+
+
+def test_scores_are_those_of_the_engine(client: openai.OpenAI) -> None:
+    prompt = list(b"Once upon a time there was")
+    ids = [1, *(3 + byte for byte in prompt)]
+    (wanted,) = jswa.generate([ids], use_tqdm=False, temperature=0, max_tokens=1, prompt_logprobs=1, logprobs=1)
+    found = (
+        client.completions.create(
+            model="tiny", prompt=[ids], max_tokens=1, temperature=0, logprobs=1, echo=True, seed=1234
+        )
+        .choices[0]
+        .logprobs
+    )
+    assert found is not None
+    assert found.token_logprobs is not None
+    assert len(found.token_logprobs) == len(ids) + 1
+    assert found.token_logprobs[0] is None
+    for at, token in enumerate(ids[1:], start=1):
+        table = (wanted.prompt_logprobs or [])[at]
+        assert table is not None
+        assert found.token_logprobs[at] == pytest.approx(table[token].logprob, abs=2e-4)
+        tops: Any = (found.top_logprobs or [])[at]
+        assert max(tops.values()) >= found.token_logprobs[at]
+
+
+def test_a_prefix_that_came_before_is_cached(client: openai.OpenAI) -> None:
+    prompt = "A long time ago, in a small village, there was a dog who " * 4
+    for least in (0, 55):
+        usage = client.completions.create(model="tiny", prompt=prompt, max_tokens=1).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        assert (usage.prompt_tokens_details.cached_tokens or 0) >= least
+
+
+def test_clients_that_leave_and_bad_requests_harm_nobody(server: Process, client: openai.OpenAI) -> None:
+    wanted = client.completions.create(model="tiny", prompt=STORY, **GREEDY).choices[0].text
+
+    def good(_: int) -> str:
+        return str(client.completions.create(model="tiny", prompt=STORY, **GREEDY).choices[0].text)
+
+    def leaves(index: int) -> None:
+        body = {"prompt": STORY + " " * index, "max_tokens": 1500, "stream": True, "ignore_eos": True}
+        with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+            for _ in zip(range(3), response.iter_lines(), strict=False):
+                pass
+
+    def bad(index: int) -> int:
+        content = json.dumps({"prompt": [[index], "x"], "n": index})[: 5 + index]
+        headers = {"content-type": "application/json"}
+        return httpx2.post(server.url + "/v1/completions", content=content, headers=headers).status_code
+
+    with ThreadPoolExecutor(24) as pool:
+        texts = [pool.submit(good, index) for index in range(12)]
+        left = [pool.submit(leaves, index) for index in range(8)]
+        refused = [pool.submit(bad, index) for index in range(40)]
+        assert {one.result() for one in texts} == {wanted}
+        assert {one.result() for one in refused} == {400}
+        for one in left:
+            one.result()
+    load = httpx2.get(server.url + "/server_info").json()["load"]
+    assert (load["running"], load["waiting"], load["requests"]) == (0, 0, 0)
+    assert (load["full_pages"], load["local_pages"]) == (0, 0)
+
+
+@pytest.mark.nightly
+def test_requests_made_from_the_schema(tmp_path: Path) -> None:
+    """On the real engine, with short texts; `tests/unit/server/api/test_schema.py` asks a fake one."""
+    command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-model-len", "64", "--admin-api-key", "root"]
+    command += ["--warm-logprobs", "--max-num-seqs", "8"]
+    with started(command, environ={"JSWA_CHECK": "1"}) as server:
+        fuzz(server.url, narrowed(server.url, "tiny", tmp_path), 200, tmp_path, "root")
+        fuzz(server.url, server.url + "/openapi.json", 200, tmp_path, "root")
+        load = httpx2.get(server.url + "/server_info").json()["load"]
+        assert (load["requests"], load["full_pages"], load["local_pages"]) == (0, 0, 0)
+        assert server.process.poll() is None
+        metrics = httpx2.get(server.url + "/metrics").text
+        assert 'compilations_total{model_name="tiny",when="in_step"} 0.0' in metrics
+        assert "Traceback" not in "".join(server.log)
+
+
+@pytest.mark.parametrize("bodies", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_malformed_bodies_harm_no_stream(server: Process, bodies: int) -> None:
+    """32 streams give the text that each gives alone, and nothing is held in the end."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    found = asyncio.run(beside_malformed(Address(host, int(port), server.process.pid), bodies, 32))
+    assert found["good_texts"] >= 32
+    assert server.process.poll() is None
+
+
+def test_tokenizer_and_metrics_of_the_process(server: Process) -> None:
+    assert httpx2.post(server.url + "/tokenize", json={"prompt": "a"}).json()["tokens"] == [1, 71]
+    assert httpx2.get(server.url + "/tokenizer_info").json()["eos_token"] == "<eos>"
+    text = httpx2.get(server.url + "/metrics").text
+    assert 'jswa:num_requests_running{model_name="tiny"} 0.0' in text
+    assert 'jswa:prefix_cache_misses_total{model_name="tiny",reason="cold"}' in text
+
+
+def test_the_server_ships_where_no_stranger_can_be(tmp_path: Path) -> None:
+    """As a wheel lays it out, with a stranger beside jswa and another in the current folder."""
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    assert rules["targets"]["wheel"]["force-include"] == {"server": "jswa/_server"}
+    site = tmp_path / "site"
+    ignore = shutil.ignore_patterns("__pycache__", "assets")
+    shutil.copytree(ROOT / "jswa", site / "jswa", ignore=ignore)
+    shutil.copytree(ROOT / "server", site / "jswa" / "_server", ignore=ignore)
+    for folder in (site, tmp_path):
+        (folder / "server.py").write_text(STRANGER)
+    environ = {"PYTHONPATH": str(site), "PATH": ""}
+    command = [sys.executable, "-m", "jswa", "serve", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    assert "--max-queued-requests" in done.stdout
+    shutil.rmtree(site / "jswa" / "_server")
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "has no server" in done.stderr
+    assert "stranger" not in done.stderr

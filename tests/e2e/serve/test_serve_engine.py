@@ -1,0 +1,126 @@
+"""The server on the real engine in this process: an engine that fails is replaced, late programs stop nobody."""
+
+import gc
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from jswa.engine import Engine, PendingStep
+from jswa.llm import LLM, TINY
+from jswa.text.tokenizer import Tokenizer
+from jswa.types import StepPlan
+from server.core.service import Served
+from tests.support.server.harness import Client, serve, until
+
+PATH = "/v1/completions"
+GREEDY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0}
+
+
+def engines(breaks: threading.Event) -> Iterator[Engine]:
+    """Engines one after the other; the first one fails in a launch once `breaks` is set."""
+    options: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 512, "max_num_batched_tokens": 64}
+    options |= {"deterministic": True}  # one shape: few programs
+    llm = LLM("tiny", **options)
+    first = weakref.ref(llm.engine)
+    break_when(breaks, llm.engine)
+    yield llm.engine
+    llm.close()
+    gc.collect()
+    assert first() is None, "the memory of the engine that failed is needed"
+    llm = LLM("tiny", **options)
+    yield llm.engine
+
+
+def break_when(breaks: threading.Event, engine: Engine) -> None:
+    """Let launches fail once an event is set."""
+    launch = engine.runner.launch
+
+    def failing(plan: StepPlan) -> PendingStep:
+        if breaks.is_set():
+            raise RuntimeError("the device is gone")
+        return launch(plan)
+
+    engine.runner.launch = failing  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def breaks() -> threading.Event:
+    """Set: the engine fails."""
+    return threading.Event()
+
+
+@pytest.fixture(scope="module")
+def client(breaks: threading.Event) -> Iterator[Client]:
+    """A server that restarts its engine."""
+    with serve(Served(engines(breaks).__next__, Tokenizer.load(TINY)), restart_engine=True) as found:
+        found.http.timeout = httpx2.Timeout(120)
+        yield found
+
+
+def sample(client: Client, name: str) -> float:
+    """One number of /metrics."""
+    (line,) = [line for line in client.get("/metrics").text.splitlines() if line.startswith(f"jswa:{name} ")]
+    return float(line.rpartition(" ")[2])
+
+
+def test_the_first_log_probabilities_stop_nobody(client: Client) -> None:
+    times: list[float] = []
+
+    def read() -> None:
+        body = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "stream": True}
+        for _ in range(20):
+            with httpx2.stream("POST", client.url + PATH, json=body, timeout=60) as response:
+                times.extend(time.monotonic() for _ in response.iter_lines())
+            if done.is_set():
+                return
+
+    done = threading.Event()
+    reader = threading.Thread(target=read)
+    reader.start()
+    until(lambda: len(times) > 20)
+    begin = time.monotonic()
+    scored = client.complete(logprobs=2, echo=True, max_tokens=2)
+    took = time.monotonic() - begin
+    done.set()
+    reader.join()
+    assert len(scored["choices"][0]["logprobs"]["tokens"]) > 2
+    longest = max(after - before for before, after in itertools.pairwise(times))
+    assert longest < max(1.0, took / 3), f"a gap of {longest:.2f} s while programs were compiled for {took:.2f} s"
+    assert sample(client, 'compilations_total{model_name="fake",when="in_step"}') == 0
+    assert sample(client, 'compilations_total{model_name="fake",when="beside"}') == 2
+    for part in ("plan", "launch", "wait", "apply"):
+        assert sample(client, f'engine_step_seconds_total{{model_name="fake",part="{part}"}}') > 0
+    assert sample(client, 'kv_pages_slid_total{model_name="fake"}') > 0
+
+
+def test_an_engine_that_fails_is_replaced(client: Client, breaks: threading.Event) -> None:
+    wanted = client.complete(**GREEDY)["choices"][0]["text"]
+    errors: list[Any] = []
+
+    def ask(stream: bool) -> None:
+        body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": stream}
+        errors.append(httpx2.post(client.url + PATH, json=body, timeout=60))
+
+    threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+    for thread in threads:
+        thread.start()
+    until(lambda: client.get("/server_info").json()["load"]["running"] == 2)
+    breaks.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(response.status_code for response in errors) == [200, 500]
+    assert all('"code":"engine_dead"' in response.text for response in errors)
+    assert client.get("/health").status_code == 503
+    waits = client.refusal(PATH, GREEDY, 503)
+    assert waits["code"] == "engine_restarting"
+    until(lambda: client.get("/ready").status_code == 200, 120)
+    assert client.complete(**GREEDY)["choices"][0]["text"] == wanted
+    assert sample(client, 'engine_restarts_total{model_name="fake"}') == 1
+    load = client.get("/server_info").json()["load"]
+    assert (load["full_pages"], load["local_pages"]) == (0, 0)

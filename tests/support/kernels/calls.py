@@ -1,0 +1,176 @@
+"""Calls of paged attention made from cases: random pages, the call through an implementation, and what is right."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.attention.api import Implementation, paged_attention
+from pallas_kernels.attention.hopper import call as mosaic_attention
+from pallas_kernels.attention.hopper.plan import Shape, Tuning
+from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
+from tests.support import oracles
+from tests.support.kernels.device import hopper
+from tests.support.oracles import Row
+from tools.cases.attention import Case, RowSpec
+from tools.cases.attention_shapes import Arguments
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arrays of one call. Cells that no query of a row may see hold NaN: stale, unwritten, or somebody else's."""
+
+    q: Float[np.ndarray, "T H D"]
+    kv: Float[np.ndarray, "P S K p E"]
+    page_rows: Int[np.ndarray, "R N"]
+    rows: list[Row]
+
+
+def make_call(case: Case, specs: tuple[RowSpec, ...], seed: int = 0) -> Call:
+    """Random queries and keys; each row owns random pages, and its page row ends in a page full of NaN."""
+    rng = np.random.default_rng(seed)
+    heads, kv_heads, head_dim, v_dim = case.heads
+    rows = [_place(case, spec) for spec in specs]
+    used = [-(-row.end // case.page_size) - row.first_page if row.count else 0 for row in rows]
+    assert max(used) <= case.width
+    num_pages = 2 + len(rows) * case.width
+    ids = rng.permutation(np.arange(2, num_pages))
+    page_rows = np.ones((len(rows), case.width), np.int32)
+    row_size = case.row or head_dim + v_dim
+    kv = np.full((num_pages, case.slots, kv_heads, case.page_size, row_size), np.nan, np.float32)
+    kv[0] = 0.0
+    for index, row in enumerate(rows):
+        page_rows[index, : used[index]], ids = ids[: used[index]], ids[used[index] :]
+        seen = {key for position in range(row.start, row.end) for key in row.keys(position, case.window, case.chunk)}
+        for key in seen:
+            cell = page_rows[index, key // case.page_size - row.first_page], case.slot, slice(None)
+            kv[(*cell, key % case.page_size)] = rng.standard_normal(kv.shape[2::2])
+    q = rng.standard_normal((case.tokens, heads, head_dim)).astype(np.float32)
+    return Call(q, kv, page_rows, rows)
+
+
+def _place(case: Case, spec: RowSpec) -> Row:
+    if not spec.count:
+        return Row(0, 0)
+    row = Row(spec.start, spec.count, 0, spec.visible_from)
+    first = row.keys(row.start, case.window, case.chunk).start // case.page_size if case.pages_cut else 0
+    return Row(spec.start, spec.count, first, spec.visible_from)
+
+
+def expect(call: Call, case: Case) -> Float[np.ndarray, "tokens H V"]:
+    """What the oracle says of the arrays as they are stored."""
+    _, _, head_dim, v_dim = case.heads
+    types = (call.q, case.dtype), (call.kv, case.kv_dtype or case.dtype)
+    q, kv = (np.asarray(jnp.asarray(array, dtype).astype(jnp.float32)) for array, dtype in types)
+    if case.kv_scales is not None:
+        k_scales, v_scales = (np.array(scales, np.float32)[:, None] for scales in case.kv_scales)
+        kv = kv * np.where(np.arange(kv.shape[-1]) >= kv.shape[-1] - v_dim, v_scales, k_scales)[:, None]
+    return oracles.paged_attention(
+        q,
+        np.concatenate([kv[..., :head_dim], kv[..., -v_dim:]], axis=-1),  # side by side, also where they overlap
+        call.rows,
+        call.page_rows,
+        slot=case.slot,
+        scale=_scale(case),
+        window=case.window,
+        softcap=case.softcap,
+        chunk=case.chunk,
+        sinks=None if case.sinks is None else np.array(case.sinks),
+    )
+
+
+def run(
+    call: Call, case: Case, implementation: Implementation, tuning: Tuning | None = None
+) -> Float[np.ndarray, "T H V"]:
+    """The call through an implementation, in one program per case. See `hopper` for Hopper kernels."""
+    counts = np.array([row.count for row in call.rows], np.int32)
+    arrays = (
+        jnp.asarray(call.q, case.dtype),
+        jnp.asarray(call.kv, case.kv_dtype or case.dtype),
+        Rows(
+            jnp.array([row.start for row in call.rows], jnp.int32),
+            jnp.asarray(counts),
+            jnp.asarray(call.page_rows),
+            jnp.array([row.first_page for row in call.rows], jnp.int32),
+            jnp.array([row.visible_from for row in call.rows], jnp.int32),
+        ),
+        tiles_of(counts, case.tokens, case.tile),
+    )
+    if implementation != "mosaic":
+        out = _program(*arrays, case=case, implementation=implementation, tuning=None)
+        return np.asarray(out.astype(jnp.float32))
+    with hopper():
+        out = _program(*arrays, case=case, implementation=implementation, tuning=tuning)
+        return np.asarray(out.astype(jnp.float32))
+
+
+@partial(
+    jax.jit,
+    static_argnames=("case", "implementation", "tuning"),
+    compiler_options={"xla_backend_optimization_level": 0},
+)
+def _program(
+    q: Float[Array, "T H D"],
+    kv: Float[Array, "P S K p E"],
+    rows: Rows,
+    tiles: Tiles,
+    *,
+    case: Case,
+    implementation: Implementation,
+    tuning: Tuning | None,
+) -> Float[Array, "T H V"]:
+    attend = Attend(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
+    sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
+    if tuning is not None:
+        return mosaic_attention.paged_attention(
+            q, kv, rows, tiles, slot=case.slot, attend=attend, sinks=sinks, tuning=tuning
+        )
+    scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)
+    return paged_attention(
+        q,
+        kv,
+        rows,
+        tiles,
+        slot=case.slot,
+        attend=attend,
+        sinks=sinks,
+        kv_scales=scales,
+        implementation=implementation,
+    )
+
+
+def _scale(case: Case) -> float:
+    return 0.4 if case.heads[2] < 16 else case.heads[2] ** -0.5
+
+
+def token_rows(counts: Int[np.ndarray, " R"], tokens: int) -> Int[np.ndarray, " T"]:
+    """The row of each token; padding tokens belong to the last row."""
+    padding = np.full(tokens - counts.sum(), len(counts) - 1)
+    return np.concatenate([np.repeat(np.arange(len(counts)), counts), padding]).astype(np.int32)
+
+
+@partial(jax.jit, static_argnames="size")
+def _tiles(counts: Array, first_token: Array, token_row: Array, size: int) -> Tiles:
+    return tile_rows(counts, first_token, token_row, size)
+
+
+def tiles_of(counts: Int[np.ndarray, " R"], tokens: int, size: int) -> Tiles:
+    """`tile_rows` of rows that follow each other."""
+    first_token = (np.cumsum(counts) - counts).astype(np.int32)
+    tiles: Tiles = _tiles(counts, first_token, token_rows(counts, tokens), size)
+    return tiles
+
+
+def shape_of(given: Arguments) -> Shape:
+    """What the launch is planned from."""
+    shapes: list[Shape] = []
+
+    def plan(q: jax.Array, kv: jax.Array) -> jax.Array:
+        shapes.append(Shape.of(q, kv, given.rows, given.tiles, given.attend))
+        return q
+
+    jax.eval_shape(plan, given.q, given.kv)
+    return shapes[0]

@@ -1,0 +1,321 @@
+"""The paged step under a scheduler, without an engine: tokens are forced, logits and what led to them are kept.
+
+`Session` runs the real forward on an arena in which every page that nobody owns holds NaN, so a step that reads what a
+row does not own, or no longer owns, fails loudly. Between its steps a test may look at everything, and interfere.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jswa.architecture import ModelConfig
+from jswa.build import use_compilation_cache
+from jswa.cache.capacity import row_capacity
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.env import Switches
+from jswa.exec.buckets import Bucket, pick_bucket
+from jswa.exec.pack import PackSpec, pack, unpack
+from jswa.exec.programs.pages import enter_row, move_batches, padded_row
+from jswa.exec.programs.state import DeviceState, init_state
+from jswa.exec.programs.step import StepConfig, forward
+from jswa.exec.runner import compile_copy_pages
+from jswa.model.transformer import Params, bind
+from jswa.sched.scheduler import Scheduler
+from jswa.types import NOT_FINITE, Request, SamplingParams, StepPlan
+from tests.support.oracles import dense_attention, quick_compiles
+
+TOLERANCE = 2e-4  # docs/design.md §7
+LENGTH, ROWS, TOKENS = 64, 3, 48
+FLOAT32 = jnp.dtype("float32")
+Logits = dict[int, Float[np.ndarray, " V"]]  # by position
+Kind = Literal["full", "local"]
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """What one request may hold in the end: LENGTH tokens, of which the first `prompt` are its prompt.
+
+    It ends after `length` tokens, by its limit or, with `stops`, by an end token, which the host sees one step late.
+    """
+
+    name: str
+    tokens: Int[np.ndarray, " T"]
+    prompt: int
+    length: int = LENGTH
+    stops: bool = False
+
+    def request(self) -> Request:
+        """The request that becomes this text if every step samples the right token."""
+        stop_ids = frozenset({int(self.tokens[self.length - 1])}) if self.stops else frozenset[int]()
+        limit = LENGTH if self.stops else self.length
+        return Request(self.name, self.tokens[: self.prompt], GREEDY, stop_ids, (0, 0), limit)
+
+
+class Span(NamedTuple):
+    """What a row ran in one step, positions [start, end), and what it was told to leave to the cache."""
+
+    start: int
+    end: int
+    full_lo: int
+    local_lo: int
+
+
+class Device:
+    """The compiled forward of one model and page size, for steps of at most `tokens` tokens.
+
+    The arena has room for ROWS texts that run and for `texts` that are cached as a whole.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        params: Params,
+        page_size: int,
+        *,
+        tokens: int = TOKENS,
+        decode: bool = False,
+        texts: int = 0,
+        kv_dtype: jnp.dtype = FLOAT32,
+    ) -> None:
+        use_compilation_cache(Switches.read().compilation_cache)
+        self.model = model
+        self.params = params
+        self.kv_dtype = kv_dtype
+        self.layout = KVLayout.of(model, page_size)
+        limits = Limits(2 * LENGTH, ROWS, tokens, page_size, num_blocks=0)
+        slots = ROWS * self.layout.resident_slots(LENGTH) + self.layout.step_reserve_slots(tokens, ROWS)
+        pages = -(-LENGTH // page_size)
+        slots += texts * pages * (self.layout.pages_per_block + 1)
+        self.limits = dataclasses.replace(limits, num_blocks=2 + -(-slots // self.layout.pages_per_block))
+        state = self.empty_state()
+        self.buckets = tuple(Bucket(n, ROWS, decode=n == ROWS) for n in ([ROWS] if decode else []) + [tokens])
+        self.configs = {
+            b: StepConfig(model, self.layout, b, PackSpec.of(b, page_size=page_size, max_rows=ROWS))
+            for b in self.buckets
+        }
+        self.compiled = {b: self._compile(config, state) for b, config in self.configs.items()}
+        self.copy_pages = compile_copy_pages(self.layout, state)
+        self._dense: jax.stages.Compiled | None = None
+        self._cold: dict[bytes, Float[np.ndarray, "T V"]] = {}
+
+    def empty_state(self) -> DeviceState:
+        """The arena before the first step."""
+        return init_state(self.layout, self.limits, self.model.vocab_size, self.kv_dtype)
+
+    def cold(self, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, "T V"]:
+        """Logits of every position of a text of LENGTH tokens, by one dense forward without pages."""
+
+        def run(params: Params, tokens: Int[Array, " T"]) -> Float[Array, "T V"]:
+            decoder = bind(self.model, params)
+            return decoder.logits(decoder(tokens, jnp.arange(LENGTH), dense_attention(self.model)))
+
+        if self._dense is None:
+            with quick_compiles():
+                self._dense = jax.jit(run).lower(self.params, jnp.asarray(tokens)).compile()
+        key = tokens.tobytes()
+        if key not in self._cold:
+            self._cold[key] = np.asarray(self._dense(self.params, jnp.asarray(tokens)))
+        return self._cold[key]
+
+    def least_blocks(self, chunk: int) -> int:
+        """The fewest blocks in which one row of LENGTH tokens can always run."""
+        limits = dataclasses.replace(self.limits, max_tokens=chunk)
+        blocks = range(1, self.limits.num_blocks)
+        return next(
+            n + 1 for n in blocks if row_capacity(self.layout, limits, n * self.layout.pages_per_block) >= LENGTH
+        )
+
+    def _compile(self, config: StepConfig, state: DeviceState) -> jax.stages.Compiled:
+        def run(
+            params: Params, state: DeviceState, packed: Int[Array, " size"]
+        ) -> tuple[DeviceState, Float[Array, "R V"]]:
+            state, hidden, _ = forward(params, state, unpack(packed, config.pack), config=config, every=False)
+            return state, bind(config.model, params).logits(hidden)
+
+        packed = np.zeros(config.pack.size, np.int32)
+        with quick_compiles():
+            return jax.jit(run, donate_argnums=1).lower(self.params, state, packed).compile()
+
+
+class Session:
+    """Overlapped steps of at most `chunk` tokens on a device's arena, or on `num_blocks` blocks of it.
+
+    Attributes:
+        logits: of every chunk's last token, by text and position.
+        replayed: those within a replay: they become exact at its end, and are run for the local layers' sake alone.
+        spans: what each text's row ran, step by step.
+        moves: slots that were copied.
+    """
+
+    def __init__(self, device: Device, *, chunk: int | None = None, num_blocks: int | None = None) -> None:
+        self.device = device
+        limits = dataclasses.replace(
+            device.limits,
+            max_tokens=chunk or device.limits.max_tokens,
+            num_blocks=num_blocks or device.limits.num_blocks,
+        )
+        self.scheduler = Scheduler(device.layout, limits)
+        self.logits: dict[str, Logits] = {}
+        self.replayed: dict[str, Logits] = {}
+        self.spans: dict[str, list[Span]] = {}
+        self.moves = 0
+        self._texts: dict[str, Text] = {}
+        self._state = device.empty_state()
+        self._before: tuple[StepPlan, Int[np.ndarray, " R"]] | None = None
+
+    def fork(self) -> "Session":
+        """A copy that goes its own way."""
+        return copy.deepcopy(self, {id(self.device): self.device})
+
+    def add(self, text: Text) -> None:
+        """Queue a text."""
+        self.scheduler.add(text.request())
+        self._texts[text.name] = text
+        self.logits[text.name], self.replayed[text.name], self.spans[text.name] = {}, {}, []
+
+    def run(self, *texts: Text, chunk: int | None = None) -> None:
+        """Queue texts and run whatever there is to its end, in steps of at most `chunk` tokens from now on."""
+        if chunk is not None:
+            self.scheduler.limits = dataclasses.replace(self.scheduler.limits, max_tokens=chunk)
+        for text in texts:
+            self.add(text)
+        while self.scheduler.has_work():
+            self.step()
+
+    def step(self, edit: Callable[[StepPlan], StepPlan] | None = None) -> None:
+        """Plan and launch a step, changed by `edit`, then take in the tokens of the one before."""
+        if not self.scheduler.cache.moves:  # moves that no plan has carried yet still have to be read
+            self._poison()
+        plan = self.scheduler.plan()
+        now = None
+        if plan is not None:
+            names = {sequence.slot: name for name, sequence in self.scheduler._sequences.items() if sequence.lease}
+            self.moves += len(plan.moves)
+            run = plan if edit is None else edit(plan)
+            logits = self._launch(run)
+            tokens = self._record(run, logits, [self._texts[names[slot]] for slot in plan.slots.tolist()])
+            last = np.asarray(self._state["last_token"]).copy()
+            last[plan.slots[plan.samples != 0]] = np.maximum(tokens, 0)[plan.samples != 0]
+            self._state = DeviceState(**{**self._state, "last_token": jnp.asarray(last)})
+            now = plan, tokens
+        if self._before is not None:
+            self.scheduler.apply(*self._before)
+        self._before = now
+        self.scheduler.check()
+
+    def cached(
+        self, tokens: Int[np.ndarray, " T"], kind: Kind
+    ) -> tuple[Bool[np.ndarray, " n"], Float[np.ndarray, "n K E"]]:
+        """For the part of a text that the cache knows: positions with KV of this kind, and the KV of all layers."""
+        length, ids = self._cached_ids(tokens, kind)
+        page = np.arange(length) // self.device.layout.page_size
+        there: Bool[np.ndarray, " n"] = ids[page] != 0
+        offsets = np.arange(length) % self.device.layout.page_size
+        views = self._views(kind)
+        places = [place for place in self.device.layout.layers if place.kind == kind]
+        parts = [views[place.lane][ids[page], place.slot, :, offsets] for place in places]
+        return there, np.concatenate(parts, axis=1)
+
+    def local_kv(self, name: str, position: int) -> Float[np.ndarray, " X"]:
+        """What a row has as local KV of a position that its pages hold."""
+        block, offset = self._local_place(name, position)
+        places = [place for place in self.device.layout.layers if place.kind == "local"]
+        views = self._views("local")
+        return np.concatenate([views[place.lane][block, place.slot, :, offset].ravel() for place in places])
+
+    def taint(self, tokens: Int[np.ndarray, " T"], positions: range) -> None:
+        """NaN in the local KV that the cache has of these positions of a text."""
+        length, ids = self._cached_ids(tokens, "local")
+        page, offset = np.divmod(np.arange(positions.start, min(positions.stop, length)), self.device.layout.page_size)
+        self._taint(ids[page][ids[page] != 0], offset[ids[page] != 0])
+
+    def taint_row(self, name: str, position: int) -> None:
+        """NaN in a row's local KV of a position."""
+        block, offset = self._local_place(name, position)
+        self._taint(np.array([block]), np.array([offset]))
+
+    def check_zeros(self) -> None:
+        """Assert that the block of zeros is one."""
+        for lane in self._state["lanes"]:
+            assert not np.asarray(lane)[:, 0].any(), "the block of zeros was written"
+
+    def _local_place(self, name: str, position: int) -> tuple[int, int]:
+        lease = self.scheduler._sequences[name].lease
+        assert lease is not None
+        page, offset = divmod(position, self.device.layout.page_size)
+        assert lease.local.start <= page < lease.local.end
+        return int(lease.local.ids[page]), offset
+
+    def _taint(self, blocks: Int[np.ndarray, " n"], offsets: Int[np.ndarray, " n"]) -> None:
+        lanes = []
+        for view, lane in zip(self._views("local"), self._state["lanes"], strict=True):
+            view[blocks, :, :, offsets] = np.nan
+            lanes.append(jnp.asarray(view.reshape(lane.shape)))
+        self._state = DeviceState(**{**self._state, "lanes": lanes})
+
+    def _cached_ids(self, tokens: Int[np.ndarray, " T"], kind: Kind) -> tuple[int, Int[np.ndarray, " pages"]]:
+        tree = self.scheduler.cache.prefix.tree
+        path, length = tree.walk("", tokens)
+        return length, tree.pages(path, length)[kind == "local"]
+
+    def _views(self, kind: Kind) -> list[Float[np.ndarray, "pages S K p E"]]:
+        layout = self.device.layout
+        shape = layout.full if kind == "full" else layout.local
+        if shape is None:
+            return []
+        cells = (shape.slots, shape.num_kv_heads, layout.page_size, shape.row)
+        return [np.array(lane).reshape(-1, *cells) for lane in self._state["lanes"]]
+
+    def _launch(self, plan: StepPlan) -> Float[np.ndarray, "R V"]:
+        device, state = self.device, self._state
+        for moves in move_batches(plan.moves, device.limits.num_blocks * device.layout.pages_per_block):
+            state = device.copy_pages(state, jnp.asarray(moves))
+        for row in plan.table_rows:
+            state = enter_row(state, jnp.asarray(padded_row(row, device.limits.pages_per_row)))
+        bucket = pick_bucket(device.buckets, plan)
+        packed = jnp.asarray(pack(plan, device.configs[bucket].pack))
+        self._state, logits = device.compiled[bucket](device.params, state, packed)
+        return np.asarray(logits)
+
+    def _record(self, plan: StepPlan, logits: Float[np.ndarray, "R V"], texts: list[Text]) -> Int[np.ndarray, " R"]:
+        tokens = np.zeros(plan.num_rows, np.int32)
+        columns = (plan.starts, plan.starts + plan.counts, plan.full_lo, plan.local_lo)
+        spans = [Span(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+        for row, (text, span) in enumerate(zip(texts, spans, strict=True)):
+            self.spans[text.name].append(span)
+            kept = self.logits if span.end > span.full_lo else self.replayed
+            kept[text.name][span.end - 1] = logits[row]
+            tokens[row] = text.tokens[span.end] if span.end < LENGTH else 0
+            if not np.isfinite(logits[row]).all():
+                tokens[row] = NOT_FINITE
+        return tokens
+
+    def _poison(self) -> None:
+        """NaN in every page without an owner. The step in flight owned more, but this is the arena that it returned."""
+        layout, pool = self.device.layout, self.scheduler.cache.pool
+        free: Bool[np.ndarray, "blocks m"] = np.ones((self.device.limits.num_blocks, layout.pages_per_block), bool)
+        free[0] = False
+        free.reshape(-1)[np.flatnonzero(pool.full_owners)] = False
+        free[np.flatnonzero(pool.local_owners)] = False
+        lanes = []
+        for lane in self._state["lanes"]:
+            pages = np.array(lane).reshape(free.size, -1)
+            pages[free.reshape(-1)] = np.nan
+            lanes.append(jnp.asarray(pages.reshape(lane.shape)))
+        self._state = DeviceState(**{**self._state, "lanes": lanes})
+
+
+def compare(found: Logits, expected: Float[np.ndarray, "T V"]) -> None:
+    """Assert that logits are those of the same positions of `expected`."""
+    for position, logits in found.items():
+        difference = np.abs(logits - expected[position]).max()
+        assert difference < TOLERANCE, f"logits after position {position} are off by {difference}"

@@ -1,0 +1,177 @@
+"""An engine without a model, for tests of the server: token k of a text is a function of the prompt and k."""
+
+import time
+from collections.abc import Callable, Collection
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.prefix.stats import CacheStats, HitCounter
+from jswa.config import Limits
+from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, PromptTooLong
+from jswa.sched.constraint import make_constraint
+from jswa.sched.scheduler import SchedulerStats
+from jswa.sched.steplog import StepStats
+from jswa.types import ChoiceLogprobs, FinishReason, PrefixHit, Request, SamplingParams, TokenEvent
+
+Rule = Callable[[list[int], int], int | None]
+
+
+class FakeModel:
+    """A vocabulary."""
+
+    vocab_size = 259
+    eos_token_ids = (2,)
+
+
+def count_up(prompt: list[int], position: int) -> int:
+    """Letters in turn, from the one that the prompt's length gives."""
+    return 3 + 97 + (len(prompt) + position) % 26
+
+
+class FakeEngine:
+    """Runs up to `max_rows` requests, a token per step each. `steps_left` bounds its life."""
+
+    def __init__(
+        self, *, rule: Rule = count_up, max_rows: int = 8, max_model_len: int = 256, adapters: Collection[str] = ()
+    ) -> None:
+        self.model = FakeModel()
+        self.adapters = {name: f"digest of {name}" for name in adapters}
+        self.limits = Limits(max_model_len, max_rows, max_rows, 16, num_blocks=64)
+        self.rule = rule
+        self.steps = 0
+        self.steps_left: int | None = None
+        self.flushed = 0
+        self.delay = 0.0
+        self.prepare_delay = 0.0
+        self.prepared: list[SamplingParams] = []
+        self.seen: list[Request] = []
+        self.running: dict[str, list[int]] = {}
+        self.waiting: list[Request] = []
+        self._requests: dict[str, Request] = {}
+        self._hits = HitCounter()
+
+    def request(
+        self,
+        request_id: str,
+        prompt: Int[np.ndarray, " P"],
+        params: SamplingParams,
+        *,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+        lora: str | None = None,
+    ) -> Request:
+        """As the engine validates."""
+        if not len(prompt):
+            raise InvalidPrompt("prompt", "", "must have at least one token")
+        bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
+        if len(bad):
+            raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset((2,)))
+        longest = self.limits.max_model_len
+        return Request(
+            request_id,
+            prompt.astype(np.int32),
+            params,
+            stops,
+            key=(0, 0),
+            max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
+            priority=priority,
+            constraint=make_constraint(params, self.model.vocab_size, len(prompt), stops, bad_words),
+            cache_salt=cache_salt,
+            adapter=0 if lora is None else 1 + list(self.adapters).index(lora),
+        )
+
+    def add(self, request: Request) -> None:
+        """Queue it."""
+        if len(request.prompt) + 1 > self.limits.max_model_len:
+            raise PromptTooLong("prompt", f"{len(request.prompt)} tokens", "too long")
+        if request.request_id in self._requests:
+            raise EngineError(f"request id {request.request_id!r} is already running")
+        self.seen.append(request)
+        self._requests[request.request_id] = request
+        self.waiting.append(request)
+        self.waiting.sort(key=lambda r: r.priority)
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End it."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        self.running.pop(request_id, None)
+        self.waiting = [r for r in self.waiting if r is not request]
+        return TokenEvent(request_id, None, "abort")
+
+    def has_work(self) -> bool:
+        """Whether anything is unfinished."""
+        return bool(self._requests)
+
+    def step(self) -> list[TokenEvent]:
+        """A token for each row."""
+        time.sleep(self.delay)
+        self.steps += 1
+        if self.steps_left is not None:
+            self.steps_left -= 1
+            if self.steps_left < 0:
+                raise EngineError("killed by a test")
+        while self.waiting and len(self.running) < self.limits.max_rows:
+            self.running[self.waiting.pop(0).request_id] = []
+        return [self._next(request_id) for request_id in list(self.running)]
+
+    def _next(self, request_id: str) -> TokenEvent:
+        request, text = self._requests[request_id], self.running[request_id]
+        prompt = request.prompt.tolist()
+        token = self.rule(prompt, len(text))
+        hit = PrefixHit(len(prompt), len(prompt) // 2, len(prompt) // 2, 0, "salt") if not text else None
+        reason: FinishReason | None = None
+        if token is None:
+            reason = "error"
+        else:
+            text.append(token)
+            if token in request.stop_ids:
+                reason = "stop"
+            elif len(prompt) + len(text) >= request.max_length:
+                reason = "length"
+        if reason is not None:
+            del self.running[request_id]
+            del self._requests[request_id]
+        params = request.params
+        want = params.logprobs if params.logprobs is not None else params.prompt_logprobs
+        logprobs = None if want is None or token is None else _logprobs(token, 20)
+        of_prompt = None
+        if params.prompt_logprobs is not None and hit is not None:
+            of_prompt = [_logprobs(t, 20) for t in prompt[1:]]
+        stop = token if reason == "stop" and token in params.stop_token_ids else None
+        return TokenEvent(request_id, token, reason, stop, logprobs, of_prompt, 0.0 if hit else None, hit)
+
+    def stats(self) -> SchedulerStats:
+        """Rows; a page each."""
+        rows = len(self.running)
+        return SchedulerStats(rows, len(self.waiting), rows, rows, 0, 63 - rows, 63, 0)
+
+    def cache_stats(self) -> CacheStats:
+        """Nothing much."""
+        return CacheStats(0, 10, 5, 5, 0, 0, {"cold": 3, "salt": 2}, 0, 0, 0, 0, 0, 0)
+
+    def step_stats(self) -> StepStats:
+        """Steps, and little else."""
+        return StepStats(self.steps, compiled_beside=len(self.prepared))
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Take a while."""
+        time.sleep(self.prepare_delay)
+        self.prepared.append(params)
+
+    def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
+        """Keep them, for tests to call."""
+        self.lose, self.leave = lost, leaving
+
+    def flush_cache(self) -> None:
+        """Count it."""
+        self.flushed += 1
+
+
+def _logprobs(token: int, top: int) -> ChoiceLogprobs:
+    others = [t for t in range(100, 130) if t != token][: top - 1]
+    return ChoiceLogprobs(token, -0.25, 1, [token, *others], [-0.25, *(-1.0 - i for i in range(len(others)))])

@@ -1,0 +1,131 @@
+"""A server with a fake engine on a free port of loopback, in a thread of this process."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvicorn
+from starlette.types import ASGIApp
+
+from jswa.text.chat_template import ChatTemplate
+from jswa.text.tokenizer import Tokenizer
+from server.core.service import Served, Service
+from server.http.app import create_app
+from server.http.process import HeaderLimit, Server
+from server.options import ServeConfig
+from tests.support.server.fake_engine import FakeEngine
+
+BYTES = Path(__file__).parent / "bytes"  # a tokenizer with one token per byte: id = byte + 3
+
+
+class Client:
+    """A server to talk to."""
+
+    engine: FakeEngine  # where it has a fake one
+
+    def __init__(self, service: Service, url: str, headers: Mapping[str, str]) -> None:
+        self.service = service
+        self.url = url
+        self.http = httpx2.Client(base_url=url, headers=dict(headers), timeout=20)
+
+    def post(self, path: str, body: object = None, **more: Any) -> httpx2.Response:
+        """Send JSON."""
+        return self.http.post(path, json=body, **more)
+
+    def get(self, path: str, **more: Any) -> httpx2.Response:
+        """Fetch."""
+        return self.http.get(path, **more)
+
+    def complete(self, **body: Any) -> Any:
+        """A completion that works."""
+        response = self.post("/v1/completions", {"prompt": "abc", "max_tokens": 4, **body})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def refusal(self, path: str, body: object, status: int = 400) -> Any:
+        """The error of a request that must be refused."""
+        response = self.post(path, body)
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert "/work" not in error["message"]
+        assert "Traceback" not in error["message"]
+        return error
+
+    def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """The events of a stream, parsed; checks how they are framed."""
+        response = self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.content.endswith(b"\n\n")
+        found: list[Any] = []
+        for block in response.content.decode().removesuffix("\n\n").split("\n\n"):
+            if block.startswith(":"):
+                continue
+            assert block.startswith("data: ")
+            assert "\n" not in block
+            data = block.removeprefix("data: ")
+            found.append(data if data == "[DONE]" else json.loads(data))
+        return found
+
+
+@contextmanager
+def serving(
+    engine: FakeEngine | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    template: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    **options: Any,
+) -> Iterator[Client]:
+    """A server with a fake engine and these options; `wrap`: what stands before its application."""
+    engine = engine or FakeEngine()
+    tokenizer = tokenizer or Tokenizer.load(BYTES)
+    chat = None if template is None else ChatTemplate({"default": template}, {"eos_token": "<eos>"})
+    with serve(Served(lambda: engine, tokenizer, chat, defaults or {}), headers, wrap=wrap, **options) as client:
+        client.engine = engine
+        yield client
+
+
+@contextmanager
+def serve(
+    served: Served,
+    headers: Mapping[str, str] | None = None,
+    *,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    **options: Any,
+) -> Iterator[Client]:
+    """A server with these options."""
+    service = Service(served, ServeConfig(**{"served_model_name": ("fake", "alias"), "port": 0, **options}))
+    settings = uvicorn.Config(wrap(create_app(service)), port=0, http=HeaderLimit, log_config=None, access_log=False)
+    server = Server(settings)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        client = Client(service, f"http://127.0.0.1:{port}", headers or {})
+        try:
+            yield client
+        finally:
+            client.http.close()
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait for something to come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.005)

@@ -1,0 +1,251 @@
+"""A program with eight CPU devices, which the other tests must not have: engines of one tiny model on 1 to 8 of them.
+
+    python -m tests.support.shared_model FOLDER NAME DEVICES…
+    python -m tests.support.shared_model FOLDER NAME placed
+
+A name is a family, or a family and a form, as in llama+lora. Writes a random checkpoint, with enough heads, below
+FOLDER, asks the same of an engine on each number of devices, and prints what came out as JSON; or checks how parameters
+are placed. Run by test_tensor_parallel.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jswa.errors import CacheFileError
+from jswa.exec.mesh import make_mesh
+from jswa.llm import LLM
+from jswa.model.hf.config import parse_config
+from jswa.model.hf.weights import sources
+from jswa.model.partition import cut_of
+from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
+from jswa.model.weights.place import Placement
+from jswa.storage.convert import convert
+from tests.e2e.model.test_kv_scales import grown
+from tests.parity.cases.case import F, S
+from tests.parity.load import FIXTURES
+from tests.parity.weights import random_weights, write_checkpoint
+from tests.support.adapters import DENSE, random_lora
+from tests.support.oracles import quick_compiles
+from tests.support.quantized import mxfp4, write
+from tools.aot.programs import collectives
+
+# What differs from the fixture of that name: eight query heads, few layers, and sizes that eight divides.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama_gqa", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    "gemma3": ("gemma3_text_p6", {"num_key_value_heads": 8, "num_hidden_layers": 3, "layer_types": [S, S, F]}),
+    "gpt_oss": ("gpt_oss_base", {"num_local_experts": 8}),
+    "mimo_v2_flash": (
+        "mimo_v2_flash_base",
+        {
+            "num_key_value_heads": 2,
+            "swa_num_key_value_heads": 4,
+            "num_hidden_layers": 3,
+            "layer_types": [F, S, S],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "llama4": (
+        "llama4_text_base",
+        {
+            "num_local_experts": 8,
+            "num_hidden_layers": 3,
+            "layer_types": ["chunked_attention", F, "chunked_attention"],
+            "no_rope_layers": [1, 0, 1],
+            "moe_layers": [0, 2],
+        },
+    ),
+}
+# How the engine holds it, by form.
+FORMS: dict[str, dict[str, Any]] = {
+    "": {},
+    "int8": {"quantization": "int8"},
+    "fp8": {"quantization": "fp8"},
+    "mxfp4": {},
+    "lora": {},
+    "kv": {"kv_cache_dtype": "fp8"},
+}
+OPTIONS: dict[str, Any] = {
+    "max_model_len": 96,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 16,
+    "block_size": 4,
+    "kv_cache_memory_bytes": 1 << 21,
+    "deterministic": True,  # one program
+}
+ASKED: dict[str, Any] = {"ignore_eos": True, "use_tqdm": False}
+
+
+def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
+    """A folder of the model, and its vocabulary."""
+    family, _, form = name.partition("+")
+    fixture, changes = MODELS[family]
+    raw = json.loads((FIXTURES / fixture / "config.json").read_text()) | {"num_attention_heads": 8} | changes
+    raw = {key: value for key, value in raw.items() if value is not None}
+    if form == "mxfp4":
+        raw["intermediate_size"] = 64
+    model = parse_config(raw)
+    shapes = {part.key: part.shape for source in sources(model).values() for part in source.parts}
+    means = {key: 1.0 for key in shapes if "norm" in key and "gemma" not in name}
+    tensors, where = random_weights(shapes, means, 3), folder / name
+    if form == "kv":
+        tensors = grown(model, tensors)
+    if form == "mxfp4":
+        write(where, {**raw, "quantization_config": {"quant_method": "mxfp4"}}, packed(tensors))
+        return where, raw["vocab_size"]
+    write_checkpoint(where, raw, tensors)
+    if form == "lora":
+        random_lora(tensors, DENSE, 4, 7).write(where / "adapter")
+    return where, raw["vocab_size"]
+
+
+def packed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts of 4 bits in place of those there."""
+    rng, out = np.random.default_rng(11), {}
+    for key, tensor in tensors.items():
+        if tensor.ndim == 3:
+            experts, inner, outer = tensor.shape
+            blocks, scales, _ = mxfp4(rng, (experts, outer, inner))
+            out[f"{key}_blocks"] = blocks.reshape(*scales.shape, -1)
+            out[f"{key}_scales"] = scales
+        else:
+            out[key] = tensor
+    return out
+
+
+def load(model: Path, devices: int, **more: Any) -> LLM:
+    """As the form in its name has it."""
+    form = model.name.partition("+")[2]
+    adapters = {"lora_modules": {"one": model / "adapter"}} if form == "lora" else {}
+    return LLM(model, tensor_parallel_size=devices, **adapters, **FORMS[form], **OPTIONS, **more)
+
+
+def ask(llm: LLM, vocab: int) -> dict[str, Any]:
+    """Cold, again on the prefix cache, with the windows gone; prompt log probabilities; and draws of all kinds."""
+    asked = {**ASKED, "lora": next(iter(llm.engine.adapters), None)}
+    text = np.random.default_rng(5).integers(3, vocab, 60).tolist()
+    prompts = [text[:40], text[:23] + text[30:37], text[7:20]]
+    turns: list[Any] = []
+    for turn in ("cold", "cached", "revived"):
+        if turn == "revived":
+            lose_windows(llm)
+        outputs = llm.generate(prompts, temperature=0, max_tokens=10, logprobs=2, **asked)
+        turns.append([greedy(output) for output in outputs])
+    stats = llm.cache_stats()
+    scored = llm.generate(text, temperature=0, max_tokens=1, prompt_logprobs=1, **asked)[0].prompt_logprobs
+    assert scored is not None
+    drawn = [
+        list(llm.generate(text[:n], max_tokens=8, seed=n, **asked, **given)[0].outputs[0].token_ids)
+        for n, given in (
+            (20, {"temperature": 1.0}),
+            (21, {"temperature": 1.0, "top_k": 7}),
+            (22, {"temperature": 1.5, "top_p": 0.7}),
+            (23, {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.05}),
+            (24, {"temperature": 0.8, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.3}),
+            (25, {"temperature": 0, "logit_bias": {5: -100.0, 77: 4.0}}),
+            (26, {"temperature": 1.0, "allowed_token_ids": [4, 11, 13, 50, 95]}),
+        )
+    ]
+    return {
+        "turns": turns,
+        "cached": stats.cached_tokens,
+        "revived": stats.revived_tokens,
+        "prompt": [[one[t].logprob for t in sorted(one)] for one in scored if one is not None],
+        "drawn": drawn,
+    }
+
+
+def greedy(output: Any) -> list[list[float]]:
+    """Of each token: itself, its log probability, and how far behind the next best one is."""
+    (found,) = output.outputs
+    rows = []
+    for token, table in zip(found.token_ids, found.logprobs, strict=True):
+        best = sorted((one.logprob for one in table.values()), reverse=True)
+        rows.append([token, table[token].logprob, best[0] - best[1]])
+    return rows
+
+
+def lose_windows(llm: LLM) -> None:
+    """Take all local KV out of the cache, where the model has full layers that keep the texts."""
+    retention = llm.engine._scheduler.cache.prefix.retention
+    if llm.engine.layout.full is None or llm.engine.layout.local is None:
+        return
+    for window in [window for node in retention.tree.nodes() for window in node.windows.values()]:
+        retention.drop_window(window)
+    pool = llm.engine._scheduler.cache.pool
+    retention._free_blocks(np.flatnonzero(pool.local_cached & (pool.local_owners == 1)).astype(np.int32))
+
+
+def saved(llm: LLM, folder: Path, devices: int) -> dict[str, Any]:
+    """Save the cache, load it again into the empty one, and be refused that of another number of devices."""
+    lora = next(iter(llm.engine.adapters), None)
+    texts = llm.save_cache(folder / f"cache {devices}", lora=lora)
+    llm.flush_cache()
+    loaded = llm.load_cache(folder / f"cache {devices}", lora=lora)
+    refused = ""
+    if devices > 1:
+        try:
+            llm.load_cache(folder / "cache 1", lora=lora)
+        except CacheFileError as error:
+            refused = str(error)
+    return {"saved": texts, "loaded": loaded, "refused": refused}
+
+
+def check_placed(folder: Path, name: str, devices: int) -> None:
+    """Assert that each device has its runs of what one device has, bit for bit; rounded and converted ones too."""
+    source, _ = checkpoint(name, folder)
+    convert(source, folder / "converted", "float32", "int8")
+    mesh, float32 = make_mesh(devices), jnp.dtype("float32")
+    for where, mode in ((source, "none"), (source, "int8"), (source, "fp8"), (folder / "converted", "auto")):
+        quantization: Any = mode
+        model, whole = load_checkpoint(where, float32, quantization=quantization)
+        _, shared = load_checkpoint(where, float32, quantization=quantization, mesh=mesh)
+        _, random = dummy_checkpoint(where, float32, 0, quantization=quantization, mesh=mesh)
+        assert shared.keys() == whole.keys()
+        for key, value in whole.items():
+            cut = cut_of(key, value.shape, model, devices)
+            assert mode == "auto" or random[key].shape == shared[key].shape
+            assert random.get(key, shared[key]).sharding == shared[key].sharding
+            for number, part in enumerate(Placement(model, mesh).parts(shared[key])):
+                expected = np.asarray(value)
+                if cut is not None:
+                    runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.runs[number]]
+                    expected = np.concatenate(runs, axis=cut.axis) if runs else np.zeros_like(expected)
+                assert np.array_equal(np.asarray(part), expected), f"{key} on device {number}"
+
+
+def main(folder: Path, name: str, counts: list[int]) -> None:
+    """Print a JSON object by number of devices."""
+    found = {}
+    model, vocab = checkpoint(name, folder)
+    for devices in counts:
+        with quick_compiles():
+            llm = load(model, devices)
+            facts = ask(llm, vocab)
+        runner: Any = llm.engine.runner
+        held = {name: value.addressable_shards[0].data.nbytes for name, value in runner.params.items()}
+        program = next(iter(runner.compiled.values()))
+        found[devices] = {
+            **facts,
+            **saved(llm, folder, devices),
+            "parameters": sum(held.values()),
+            "block": llm.engine.layout.block_bytes(4),
+            "lane": [list(runner.state["lanes"][0].shape), len(runner.state["lanes"][0].devices())],
+            "layers": len(llm.engine.model.layers),
+            "collectives": collectives(program.as_text()),
+        }
+        llm.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 8)  # type: ignore[no-untyped-call]
+    if sys.argv[3:] == ["placed"]:
+        check_placed(Path(sys.argv[1]), sys.argv[2], 8)
+    else:
+        main(Path(sys.argv[1]), sys.argv[2], [int(number) for number in sys.argv[3:]])

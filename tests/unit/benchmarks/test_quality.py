@@ -1,0 +1,113 @@
+"""`benchmarks.quality.run` without a model: what counts as a tie, a difference, and as a configuration that ran."""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.quality.configurations import Answer, Evidence, Outcome
+from benchmarks.quality.report import markdown
+from benchmarks.quality.run import CONFIGURATIONS, as_json, bits_per_token, compare, missing, problems, rows_of
+from jswa.commands.evaluate import Question
+from jswa.commands.task_sets import Item
+from jswa.types import SamplingParams
+
+IDS = np.arange(6, dtype=np.int32)
+KEY = Question(Item("key", 512, "What?", (), "7", "exact", {}, 3), IDS, SamplingParams())
+TEXT = Question(Item("text", None, "abcd", (), "", "bits", {}, 1), IDS, SamplingParams())
+COLD = Answer([7, 8, 2], "7", [], [0.5, 1e-3, 2.0])
+SCORED = Answer([], "", [-1.0, -2.0, -1.5, -0.5, -1.0], [])
+
+
+def outcome(name: str, *answers: tuple[Question, Answer], **evidence: Any) -> Outcome:
+    """A configuration that gave these answers."""
+    return Outcome(name, dict(answers), Evidence(**evidence))
+
+
+def compared(tokens: list[int]) -> Outcome:
+    """One that said these tokens where the cold run said `COLD`'s."""
+    found = outcome("batched", (KEY, Answer(tokens, "8", [], [])), most_rows=2)
+    compare(found, outcome("cold", (KEY, COLD)))
+    return found
+
+
+def test_equal_tokens_are_no_difference() -> None:
+    """And every token counts."""
+    found = compared([7, 8, 2])
+    assert (found.compared, found.ties, found.differences) == (3, 0, [])
+
+
+def test_the_margin_of_the_first_token_that_differs_decides() -> None:
+    """1e-3 at the second token is a tie, whatever follows; 0.5 at the first and a text that ends early are none."""
+    assert (compared([7, 9, 9]).ties, compared([7, 9, 9]).differences) == (1, [])
+    where = {"task": "key", "line": 3, "distance": 512}
+    (first,) = compared([9, 8, 2]).differences
+    assert {name: first[name] for name in where} == where
+    assert (first["token"], first["margin"], first["text"], first["cold_text"]) == (0, 0.5, "8", "7")
+    assert compared([7, 8]).differences[0]["token"] == 2
+    assert compared([7, 8, 2, 5]).differences[0]["margin"] is None
+    assert any("'token': 0" in line for line in problems([compared([9, 8, 2])]))
+
+
+def test_too_many_ties_are_a_problem() -> None:
+    """One in a thousand tokens is the most."""
+    found = compared([7, 9, 9])
+    found.compared = 999
+    assert "1 ties in 999 tokens" in problems([found])[0]
+    found.compared = 1000
+    assert problems([found]) == []
+
+
+@pytest.mark.parametrize(("off", "good"), [(1e-4, True), (3e-4, False), (float("nan"), False)])
+def test_log_probabilities_are_compared_from_the_end(off: float, good: bool) -> None:
+    """Those of the last tokens, where only these were scored."""
+    found = outcome("revived", (TEXT, Answer([], "", [-0.5 + off, -1.0], [])))
+    compare(found, outcome("cold", (TEXT, SCORED)))
+    assert (found.differences == []) == good
+    assert bits_per_token(outcome("cold", (TEXT, SCORED)), 2) == pytest.approx(0.75 / np.log(2))
+    assert rows_of(found) == []
+    (row,) = rows_of(outcome("cold", (TEXT, SCORED)))
+    assert row.bits_per_byte == pytest.approx(6 / 4 / np.log(2))
+
+
+GOOD: dict[str, dict[str, int]] = {
+    "cold": {"most_rows": 1},
+    "prefix-cached": {"hits": 1},
+    "revived": {"revivals": 1, "replayed_tokens": 9},
+    "chunked 16": {"chunks": 1, "most_tokens": 16},
+    "chunked 64": {"chunks": 1, "most_tokens": 20},
+    "chunked 512": {"chunks": 2, "most_tokens": 512},
+    "batched": {"most_rows": 2},
+    "preempted": {"preemptions": 1},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_configuration_must_have_come_about(name: str) -> None:
+    """It shows what makes it one; without any of it, it is a problem."""
+    assert missing(outcome(name, **GOOD[name])) is None
+    for gone in GOOD[name].keys() - {"most_tokens"}:
+        lacking = outcome(name, **{**GOOD[name], gone: 0})
+        assert "must show" in str(missing(lacking))
+        assert len(problems([lacking])) == 1
+    worse = {"cold": {"chunks": 1}, "chunked 16": {"most_tokens": 17}}
+    if name in worse:
+        assert missing(outcome(name, **{**GOOD[name], **worse[name]})) is not None
+
+
+def test_the_report_names_every_configuration() -> None:
+    """In Markdown, from what is written as JSON."""
+    outcomes = [outcome(name, (KEY, COLD), (TEXT, SCORED), **GOOD[name]) for name in CONFIGURATIONS]
+    outcomes[1].answers[TEXT] = dataclasses.replace(SCORED, logprobs=[-1.0])
+    for one in outcomes:
+        compare(one, outcomes[0])
+    head = {"model": "tiny", "limit": 3, "too_long": 1, "problems": problems(outcomes)}
+    result = json.loads(json.dumps(as_json(outcomes, 1, head), allow_nan=False))
+    text = markdown(result)
+    assert "0 problems" in text
+    for name in CONFIGURATIONS:
+        assert f"| {name} | " in text
+    assert "| key | 512 | 1 | " + " | ".join(["100.0%"] * 8) + " |" in text
+    assert "| text | – | 1 | 2.16404 bits/byte | – | 2.16404" in text

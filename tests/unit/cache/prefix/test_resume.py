@@ -1,0 +1,67 @@
+"""The start rule against its words (jswa/cache/prefix/resume.py)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jswa.architecture import Reach
+from jswa.cache.prefix.resume import last_live_boundary, replay_length, resume
+from tests.support.fakes import make_layout
+
+SHAPES = [(1, Reach(1)), (1, Reach(5)), (4, Reach(3)), (4, Reach(9)), (4, Reach(4, chunked=True)), (2, Reach(6, True))]
+
+
+def seen(reach: Reach, boundary: int) -> range:
+    """Positions before `boundary` that a query there sees."""
+    first = boundary // reach.size * reach.size if reach.chunked else boundary - reach.size + 1
+    return range(max(0, first), boundary)
+
+
+@given(st.sampled_from(SHAPES), st.lists(st.booleans(), min_size=1, max_size=30), st.data())
+def test_the_last_live_boundary_is_the_largest_whose_window_is_there(
+    shape: tuple[int, Reach], live: list[bool], data: st.DataObject
+) -> None:
+    """Every position that a query there sees lies on a page that is there; no later boundary has that."""
+    page, reach = shape
+    length = data.draw(st.integers(0, page * len(live)))
+    found = last_live_boundary(reach, page, length, np.array(live))
+    alive = [b for b in range(length + 1) if all(live[position // page] for position in seen(reach, b))]
+    assert found == max(alive)
+
+
+@given(st.sampled_from(SHAPES), st.integers(1, 4), st.lists(st.booleans(), min_size=1, max_size=40), st.data())
+def test_a_row_starts_at_the_largest_of_three(
+    shape: tuple[int, Reach], layers: int, live: list[bool], data: st.DataObject
+) -> None:
+    """The last live boundary, the replay of J·(W - 1) tokens, a chunk's boundary; and what it may see and share."""
+    page, reach = shape
+    layout = make_layout(page, reach, num_full=1, num_local=layers)
+    length = data.draw(st.integers(0, page * len(live)))
+    at = resume(layout, length, np.array(live))
+    boundary = last_live_boundary(reach, page, length, np.array(live))
+    revived = 0 if reach.chunked else max(0, length - layers * (reach.size - 1))
+    assert at.start == max(boundary, revived)
+    assert at.full_to == length
+    if at.start == boundary:
+        assert list(range(at.local_lo, at.live_to)) == list(seen(reach, boundary))
+        assert at.local_lo - page < at.exact_from <= at.local_lo
+    else:
+        assert at.local_lo == at.live_to == at.start
+        assert at.exact_from == length - (reach.size - 1), "the window of the last token, and no more, is exact"
+
+
+@pytest.mark.parametrize(
+    ("layers", "window", "tokens"), [(12, 128, 1_524), (39, 128, 4_953), (52, 1_024, 53_196), (50, 1_024, 51_150)]
+)
+def test_a_replay_is_as_long_as_the_cone(layers: int, window: int, tokens: int) -> None:
+    """gpt-oss-20b, MiMo-V2-Flash, gemma-3-27b, gemma-4-31B: J·(W - 1), however long the prefix."""
+    layout = make_layout(64, Reach(window), num_full=1, num_local=layers)
+    assert replay_length(layout) == tokens
+    assert resume(layout, 100_000, np.zeros(2_000, bool)).start == 100_000 - tokens
+
+
+def test_without_local_layers_a_row_starts_where_full_kv_ends() -> None:
+    """There is no window to lose."""
+    layout = make_layout(16, None, num_full=2, num_local=0)
+    assert resume(layout, 37, np.zeros(3, bool)).start == 37

@@ -1,0 +1,123 @@
+"""The first host's messages arrive in order; who is gone is noticed, and who is no host is not let in."""
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from jswa.cluster.channel import SECRET_BYTES, Sender, accept, connect, listen, messages, say_leaving
+from jswa.errors import ConfigError, HostLost
+
+SECRET = b"s" * SECRET_BYTES
+
+
+class Losses:
+    """What was said to be lost."""
+
+    def __init__(self) -> None:
+        self.found: queue.Queue[HostLost] = queue.Queue()
+
+    def __call__(self, error: HostLost) -> None:
+        self.found.put(error)
+
+    def wait(self) -> str:
+        return str(self.found.get(timeout=10))
+
+
+@contextmanager
+def hosts(nodes: int, losses: Losses, leaving: Losses | None = None) -> Iterator[tuple[Sender, list[socket.socket]]]:
+    server = listen()
+    port = server.getsockname()[1]
+    # They come in any order.
+    peers = {rank: connect("127.0.0.1", port, rank, SECRET, 10.0) for rank in reversed(range(1, nodes))}
+    sender = Sender(accept(server, nodes, SECRET, 10.0), losses, leaving or losses)
+    try:
+        yield sender, [peers[rank] for rank in range(1, nodes)]
+    finally:
+        sender.close()
+        for peer in peers.values():
+            peer.close()
+
+
+def send_for_ever(sender: Sender) -> None:
+    while True:
+        sender.send(b"x" * 1000)
+
+
+def test_all_get_all_messages_in_order() -> None:
+    sent = [bytes([number % 256]) * (number * 997) for number in range(1, 60)]
+    losses = Losses()
+    with hosts(3, losses) as (sender, peers):
+        found: list[list[bytes]] = [[], []]
+        threads = [threading.Thread(target=lambda i=i: found[i].extend(messages(peers[i], losses))) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for message in sent:
+            sender.send(message)
+        sender.close()
+        for thread in threads:
+            thread.join(10)
+    assert found == [sent, sent]
+    assert losses.found.empty()
+
+
+def test_a_lost_follower_is_named_once() -> None:
+    losses = Losses()
+    with hosts(3, losses) as (sender, peers):
+        peers[1].close()
+        assert losses.wait() == "host 2 (127.0.0.1) is gone, and its part of the model with it"
+        assert str(sender.lost).startswith("host 2")
+        with pytest.raises(HostLost, match="host 2"):
+            send_for_ever(sender)
+        sender.close()
+        assert losses.found.empty()
+
+
+def test_who_is_told_to_end_says_so_and_stays() -> None:
+    losses, leaving = Losses(), Losses()
+    with hosts(3, losses, leaving) as (sender, peers):
+        say_leaving(peers[1])
+        assert leaving.wait() == "host 2 (127.0.0.1) has been told to end"
+        told = messages(peers[1], losses)
+        sender.send(b"one")
+        assert next(told) == b"one"
+        assert losses.found.empty()
+        peers[0].close()
+        assert losses.wait().startswith("host 1 (127.0.0.1) is gone")
+
+
+def test_a_lost_first_host_is_no_end() -> None:
+    losses, got = Losses(), []
+    with hosts(2, Losses()) as (sender, peers):
+        told = messages(peers[0], losses)
+        sender.send(b"one")
+        got.append(next(told))
+        sender._peers[0].shutdown(socket.SHUT_RDWR)  # as the system does for a process that ends
+        assert "host 0 (127.0.0.1) is gone" in losses.wait()
+    assert got == [b"one"]
+
+
+def test_strangers_are_not_let_in() -> None:
+    server = listen()
+    port = server.getsockname()[1]
+    stranger = connect("127.0.0.1", port, 1, b"t" * SECRET_BYTES, 10.0)
+    again = connect("127.0.0.1", port, 0, SECRET, 10.0)  # there is one already
+    host = connect("127.0.0.1", port, 1, SECRET, 10.0)
+    (peer,) = accept(server, 2, SECRET, 10.0)
+    assert peer.getpeername()[1] == host.getsockname()[1]
+    assert stranger.recv(1) == again.recv(1) == b""
+    for each in (stranger, again, host, peer):
+        each.close()
+
+
+def test_who_does_not_come_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nnodes = 3: hosts \[1, 2\] have not come in 0\.05 s"):
+        accept(listen(), 3, SECRET, 0.05)
+    server = listen()
+    port = server.getsockname()[1]
+    server.close()
+    with pytest.raises(ConfigError, match=rf"dist_init_addr = '127.0.0.1': port {port} of it cannot be reached"):
+        connect("127.0.0.1", port, 1, SECRET, 0.05)

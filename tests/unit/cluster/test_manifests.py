@@ -1,0 +1,240 @@
+"""The manifests of docs/deploy: options, metrics and probes that are there, and what custom resources may hold.
+
+Kubernetes' own schemas are checked by `make scale-test` (tests/scale/test_manifests.py): they are 100 MB.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+from cyclopts import App
+
+from jswa.cluster.rank import find_place
+from jswa.env import NAMES as SWITCHES
+from server import cli
+from server.cluster.replicas import NAMES as OPTIONS
+from server.cluster.replicas import Options, read_options
+from server.http.auth import OPEN
+from server.options import ServeConfig
+from tests.support.server.harness import serving
+from tests.support.server.processes import ROOT
+
+DEPLOY = ROOT / "docs" / "deploy"
+FILES = sorted(DEPLOY.glob("*.yaml"))
+RAY = "ray-serve.yaml"  # is no manifest, but Ray's
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(file.read_text(encoding="utf-8")) if document]
+
+
+def find(value: Any, key: str) -> Iterator[Any]:
+    """All values under a key, however deep."""
+    if isinstance(value, dict):
+        if key in value:
+            yield value[key]
+        for one in value.values():
+            yield from find(one, key)
+    elif isinstance(value, list):
+        for one in value:
+            yield from find(one, key)
+
+
+def pods() -> list[tuple[str, dict[str, Any]]]:
+    """Pods that run `jswa`, with their file."""
+    found = [(file.name, spec) for file in FILES for document in documents(file) for spec in find(document, "spec")]
+    return [
+        (name, spec) for name, spec in found if any(c.get("command") == ["jswa"] for c in spec.get("containers", ()))
+    ]
+
+
+def parsed(args: list[str]) -> tuple[str, ServeConfig, Any]:
+    """What `jswa serve` makes of arguments."""
+    app = App(name="jswa serve")
+    app.default(cli.serve)
+    assert args[0] == "serve"
+    _, bound, _ = app.parse_args(args[1:], exit_on_error=False, print_error=False)
+    return bound.args[0], bound.kwargs["server"], bound.kwargs.get("engine")
+
+
+@pytest.mark.parametrize(("file", "spec"), pods(), ids=lambda value: str(value)[:24])
+def test_pods_run_what_is_there(file: str, spec: dict[str, Any]) -> None:
+    (container,) = spec["containers"]
+    model, server, engine = parsed(container["args"])
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert any(model.startswith(f"{mount}/") for mount in mounts)
+    for variable in container["env"]:
+        name = variable["name"]
+        assert name in SWITCHES or name.removeprefix("JSWA_").lower() in OPTIONS
+    ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+    probes = [container[name] for name in ("startupProbe", "livenessProbe", "readinessProbe") if name in container]
+    assert all(probe["httpGet"]["path"] in OPEN for probe in probes), "others ask for a key"
+    assert all(ports[probe["httpGet"]["port"]] == server.port for probe in probes)
+    # A host without probes follows another one, and drains as long as that one does.
+    slept = sum(find(container, "seconds")) if probes else 10
+    assert slept > 0
+    assert spec["terminationGracePeriodSeconds"] >= slept + server.shutdown_timeout + 10
+    gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+    assert gpus == (1 if engine is None else engine.tensor_parallel_size // engine.nnodes)
+
+
+def test_a_group_of_hosts_finds_itself() -> None:
+    (group,) = [one for one in documents(DEPLOY / "leaderworkerset.yaml") if one["kind"] == "LeaderWorkerSet"]
+    template = group["spec"]["leaderWorkerTemplate"]
+    leader, worker = (template[f"{kind}Template"]["spec"]["containers"][0] for kind in ("leader", "worker"))
+    assert leader["args"] == worker["args"]
+    assert leader["env"] == worker["env"]
+    _, _, engine = parsed(leader["args"])
+    told = {"LWS_GROUP_SIZE": str(template["size"]), "LWS_LEADER_ADDRESS": "leader.example"}
+    places = [find_place(engine, {**told, "LWS_WORKER_INDEX": str(rank)}) for rank in range(template["size"])]
+    assert [place.rank for place in places if place is not None] == list(range(template["size"]))
+    (port,) = {place.port for place in places if place is not None}
+    assert port in [one["containerPort"] for one in leader["ports"]]
+
+
+def test_metrics_are_there() -> None:
+    with serving() as client:
+        shown = set(re.findall(r"^(jswa:\w+)", client.get("/metrics").text, re.MULTILINE))
+        client.complete()
+        shown |= set(re.findall(r"^(jswa:\w+)", client.get("/metrics").text, re.MULTILINE))
+    asked = {name for file in FILES for name in re.findall(r"jswa:[a-z]\w+", file.read_text())}
+    assert asked <= shown
+    assert len(asked) >= 6
+
+
+def ray_configs() -> list[dict[str, Any]]:
+    (service,) = documents(DEPLOY / "ray-service.yaml")
+    return [documents(DEPLOY / RAY)[0], yaml.safe_load(service["spec"]["serveConfigV2"])]
+
+
+def test_ray_gets_options_that_are_there() -> None:
+    alone, in_service = ray_configs()
+    assert alone == in_service, "the same application twice"
+    (application,) = alone["applications"]
+    options: Options = read_options(application["args"])
+    assert options.server.served_model_name == ("model",)
+    (service,) = documents(DEPLOY / "ray-service.yaml")
+    (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert group["maxReplicas"] >= options.replicas.most
+    (spec,) = find(group, "spec")
+    assert spec["terminationGracePeriodSeconds"] >= options.server.shutdown_timeout + 10
+    limits = spec["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == options.replicas.num_gpus
+
+
+def closed(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    """An object with these properties and no others."""
+    return {
+        "type": "object", "properties": properties, "required": required or [], "additionalProperties": False,
+    }  # fmt: skip
+
+
+TEXT, WHOLE, ANY = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "object"}
+POD = closed(["spec"], metadata=ANY, spec=ANY)  # by Kubernetes' schema, in tests/scale
+LABELS = {"type": "object", "additionalProperties": TEXT}
+SECRET = closed(["name", "key"], name=TEXT, key=TEXT, optional={"type": "boolean"})
+# The parts in use of what the custom resource definitions say.
+CUSTOM = {
+    # kubernetes-sigs/lws, config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml, August 2026
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): closed(
+        ["leaderWorkerTemplate"],
+        replicas=WHOLE,
+        leaderWorkerTemplate=closed(
+            ["workerTemplate"],
+            size=WHOLE,
+            restartPolicy={"enum": ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+            leaderTemplate=POD,
+            workerTemplate=POD,
+        ),
+        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+    ),
+    # prometheus-operator, example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml and …rules.yaml
+    ("monitoring.coreos.com/v1", "PodMonitor"): closed(
+        ["podMetricsEndpoints", "selector"],
+        selector=closed(
+            matchLabels=LABELS,
+            matchExpressions={
+                "type": "array",
+                "items": closed(
+                    ["key", "operator"],
+                    key=TEXT,
+                    operator={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
+                    values={"type": "array", "items": TEXT},
+                ),
+            },
+        ),
+        podMetricsEndpoints={
+            "type": "array",
+            "items": closed(
+                port=TEXT,
+                path=TEXT,
+                interval={"type": "string", "pattern": r"^\d+(ms|s|m|h)$"},
+                authorization=closed(type=TEXT, credentials=SECRET),
+            ),
+        },
+    ),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): closed(
+        groups={
+            "type": "array",
+            "items": closed(
+                ["name"],
+                name=TEXT,
+                rules={
+                    "type": "array",
+                    "items": closed(
+                        ["expr"],
+                        alert=TEXT,
+                        expr=TEXT,
+                        **{"for": {"type": "string", "pattern": r"^\d+(ms|s|m|h)$"}},
+                        labels=LABELS,
+                        annotations=LABELS,
+                    ),
+                },
+            ),
+        }
+    ),
+    # ray-project/kuberay, helm-chart/kuberay-operator/crds/ray.io_rayservices.yaml
+    ("ray.io/v1", "RayService"): closed(
+        serveConfigV2=TEXT,
+        rayClusterConfig=closed(
+            ["headGroupSpec"],
+            rayVersion=TEXT,
+            enableInTreeAutoscaling={"type": "boolean"},
+            headGroupSpec=closed(["template"], rayStartParams=LABELS, template=POD),
+            workerGroupSpecs={
+                "type": "array",
+                "items": closed(
+                    ["groupName", "template"],
+                    groupName=TEXT,
+                    replicas=WHOLE,
+                    minReplicas=WHOLE,
+                    maxReplicas=WHOLE,
+                    rayStartParams=LABELS,
+                    template=POD,
+                ),
+            },
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.name != RAY], ids=lambda file: file.stem)
+def test_custom_resources_hold_what_they_may(file: Path) -> None:
+    for document in documents(file):
+        schema = CUSTOM.get((document["apiVersion"], document["kind"]))
+        if schema is not None:
+            whole = closed(
+                ["metadata", "spec"], apiVersion=TEXT, kind=TEXT, metadata=closed(["name"], name=TEXT), spec=schema
+            )
+            jsonschema_rs.validate(whole, document)
+
+
+def test_the_check_of_custom_resources_can_fail() -> None:
+    (group, _) = documents(DEPLOY / "leaderworkerset.yaml")
+    group["spec"]["leaderWorkerTemplate"]["restartPolicy"] = "Always"
+    with pytest.raises(jsonschema_rs.ValidationError):
+        jsonschema_rs.validate(CUSTOM["leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"], group["spec"])

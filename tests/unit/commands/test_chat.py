@@ -1,0 +1,54 @@
+"""`jswa chat` on a model that repeats what was said."""
+
+import io
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from jswa.commands.chat import talk, typed
+from jswa.types import SamplingParams
+
+
+class Parrot:
+    """Answers with the last message, word by word."""
+
+    def __init__(self) -> None:
+        self.heard: list[list[dict[str, str]]] = []
+
+    def chat(self, messages: Any, sampling_params: SamplingParams, *, stream: bool, lora: str | None) -> Iterator[Any]:
+        assert stream
+        assert lora == "wise"
+        self.heard.append(list(messages))
+        for word in messages[-1]["content"].split():
+            new = SimpleNamespace(text=f"{word} ", token_ids=[1])
+            yield SimpleNamespace(outputs=[new], prompt_token_ids=[1, 2, 3], num_cached_tokens=2)
+
+
+def test_each_turn_is_answered_on_all_before_it() -> None:
+    parrot, out, notes = Parrot(), io.StringIO(), io.StringIO()
+    counted: list[int] = []
+    talk(
+        parrot,
+        ["Hello you", "Bye"],
+        SamplingParams(),
+        system="Be kind.",
+        lora="wise",
+        echo=True,
+        stats=True,
+        count=counted.extend,
+        out=out,
+        notes=notes,
+    )
+    assert out.getvalue() == "> Hello you\nHello you \n\n> Bye\nBye \n\n"
+    assert notes.getvalue().count("[3 tokens in, 2 cached;") == 2
+    assert len(counted) == 3
+    assert [[message["role"] for message in heard] for heard in parrot.heard] == [
+        ["system", "user"],
+        ["system", "user", "assistant", "user"],
+    ]
+    assert parrot.heard[1][2]["content"] == "Hello you "
+
+
+def test_lines_end_with_the_input(monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\n  \ntwo\n"))
+    assert list(typed()) == ["one", "two"]

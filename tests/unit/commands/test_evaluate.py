@@ -1,0 +1,80 @@
+"""`jswa eval` without a model: intervals, sums, tables."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jswa.commands.evaluate import Question, Row, Scored, score, summarise, table, wilson
+from jswa.commands.task_sets import Item
+from jswa.errors import GenerationError
+from jswa.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
+
+
+def item(task: str, distance: int | None, score: str = "exact", prompt: str = "What?") -> Item:
+    """One of a task."""
+    return Item(task, distance, prompt, (), "7", score, {}, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("correct", "count"), [(0, 1), (0, 10), (1, 3), (8, 10), (10, 10), (97, 100), (500, 1000)])
+def test_intervals_end_where_a_score_test_would_refuse(correct: int, count: int) -> None:
+    """At either end p of the interval the share that was seen is 1.96 standard deviations, those of p, away."""
+    share = correct / count
+    low, high = wilson(correct, count)
+    assert 0 <= low <= share <= high <= 1
+    for p in (low, high):
+        if 0 < p < 1:
+            assert abs(share - p) / math.sqrt(p * (1 - p) / count) == pytest.approx(1.959964, rel=1e-9)
+    assert (low == 0) == (correct == 0)
+    assert (high == 1) == (correct == count)
+
+
+def test_no_items_say_nothing() -> None:
+    """Any share is possible."""
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_rows_are_by_task_and_distance() -> None:
+    """Tasks as they come, distances ascending; bits are summed before they are divided; what is too long is counted."""
+    far, near = item("key", 512), item("key", 32)
+    texts = [item("text", None, "bits", "abcd"), item("text", None, "bits", "é" * 6)]
+    scored = [Scored(far, "7", 1, True, None), Scored(near, "8", 1, False, None), Scored(far, "8", 1, False, None)]
+    scored += [Scored(text, "", 0, None, bits) for text, bits in zip(texts, (4.0, 28.0), strict=True)]
+    rows = summarise(scored, [far, item("key", 2048), item("other", None)])
+    assert [(row.task, row.distance, row.count, row.too_long, row.correct) for row in rows] == [
+        ("key", 32, 1, 0, 0), ("key", 512, 2, 1, 1), ("key", 2048, 0, 1, None),
+        ("text", None, 2, 0, None), ("other", None, 0, 1, None),
+    ]  # fmt: skip
+    assert rows[3].bits_per_byte == 32.0 / 16
+    assert rows[1].accuracy == 0.5
+    assert (rows[1].low, rows[1].high) == wilson(1, 2)
+
+
+def test_the_table_shows_them() -> None:
+    """A line each, without numbers that there are not."""
+    lines = table([Row("key", 512, 4, 1, 3, 0.301, 0.954), Row("text", None, 2, 0, bits_per_byte=math.pi)])
+    assert lines[1].split() == ["key", "512", "4", "75.0%", "right", "30.1%", "to", "95.4%", "1", "too", "long"]
+    assert lines[2].split() == ["text", "-", "2", "3.1416", "bits/byte"]
+    assert table([Row("key", 512, 0, 3)])[1].split() == ["key", "512", "0", "-", "3", "too", "long"]
+
+
+def finished(ids: list[int], text: str) -> RequestOutput:
+    """A request that has ended, with a log probability of -ln 4 for each token of its prompt."""
+    said = CompletionOutput(0, text, [5, 6], finish_reason="stop")
+    tables: list[dict[int, Logprob] | None] = [None, *({token: Logprob(-2 * math.log(2))} for token in ids[1:])]
+    return RequestOutput("0", None, ids, [said], finished=True, prompt_logprobs=tables)
+
+
+def test_a_finished_request_is_scored() -> None:
+    """By its text, or by the log probabilities of its prompt; one that failed is no wrong answer."""
+    ids, params = np.array([1, 2, 3], np.int32), SamplingParams()
+    output = finished([1, 2, 3], " 7\n8")
+    right = score(Question(item("key", 32), ids, params), output)
+    assert (right.correct, right.bits, right.tokens, right.num_bytes) == (True, None, 2, 0)
+    assert score(Question(item("key", 32), ids, params), finished([1], "78")).correct is False
+    text = score(Question(item("text", None, "bits", "é"), ids, params), output)
+    assert (text.correct, text.num_bytes) == (None, 2)
+    assert text.bits == pytest.approx(4.0)
+    output.error = GenerationError("no next token")
+    with pytest.raises(GenerationError):
+        score(Question(item("key", 32), ids, params), output)

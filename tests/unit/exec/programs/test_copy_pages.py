@@ -1,0 +1,95 @@
+"""`copy_pages` against NumPy: pages move, full tables follow, everything else stays."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.exec.programs.pages import WIDTH, copy_pages, move_batches
+from jswa.exec.programs.state import DeviceState, init_state
+from tests.support.fakes import share
+from tests.support.oracles import small_model
+
+NUM_BLOCKS = 20
+PATTERNS = ["LLFLLF", "F", "LLLLLF"]  # two full pages a block in two lanes; one; five
+_programs: dict[str, tuple[KVLayout, Any]] = {}
+
+
+def program(pattern: str) -> tuple[KVLayout, Any]:
+    """The layout and its compiled program."""
+    if pattern not in _programs:
+        layout = KVLayout.of(small_model(pattern), 2)
+        _programs[pattern] = layout, jax.jit(partial(copy_pages, layout=layout))
+    return _programs[pattern]
+
+
+def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
+    """A state of which every cell is different."""
+    limits = Limits(24, 4, 8, page_size=2, num_blocks=NUM_BLOCKS)
+    state = init_state(layout, limits, 61, jnp.dtype("float32"))
+    pages = NUM_BLOCKS * layout.pages_per_block
+    shape = state["full_table"].shape
+    return DeviceState(
+        lanes=[jnp.asarray(rng.standard_normal(lane.shape), jnp.float32) for lane in state["lanes"]],
+        full_table=jnp.asarray(rng.integers(0, pages, shape), jnp.int32),
+        local_table=jnp.asarray(rng.integers(0, NUM_BLOCKS, shape), jnp.int32),
+        last_token=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
+        extras=state["extras"],
+    )
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@share(4)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_batch_of_moves_copies_pages_and_renames_them(pattern: str, seed: int) -> None:
+    """Sources are copied to targets in every lane and renamed in the full table; nothing else changes."""
+    layout, run = program(pattern)
+    rng = np.random.default_rng(seed)
+    state = make_state(layout, rng)
+    pages = NUM_BLOCKS * layout.pages_per_block
+    count = int(rng.integers(0, min(WIDTH, (pages - 1) // 2) + 1))
+    chosen = rng.permutation(np.arange(1, pages))[: 2 * count].reshape(2, count)
+    moves = np.tile(pages + np.arange(WIDTH, dtype=np.int32), (3, 1))
+    renames = rng.integers(0, 2, count)
+    moves[:2, :count], moves[2, :count] = chosen, np.where(renames, chosen[1], chosen[0])
+    after = run(state, moves)
+    for lane, copied in zip(state["lanes"], after["lanes"], strict=True):
+        expected = np.array(lane).reshape(pages, -1)
+        expected[chosen[1]] = expected[chosen[0]]
+        np.testing.assert_array_equal(np.asarray(copied), expected.reshape(lane.shape))
+    renamed = dict(chosen.T[renames == 1].tolist())
+    table = [[renamed.get(page, page) for page in row] for row in np.asarray(state["full_table"]).tolist()]
+    np.testing.assert_array_equal(after["full_table"], table)
+    np.testing.assert_array_equal(after["local_table"], state["local_table"])
+    np.testing.assert_array_equal(after["last_token"], state["last_token"])
+
+
+@share(4)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_moves_of_any_length_end_as_if_made_one_by_one(seed: int) -> None:
+    """Cut into batches, chains of moves (a page that moves twice, a place that is filled again) keep their order."""
+    layout, run = program("LLFLLF")
+    rng = np.random.default_rng(seed)
+    state = make_state(layout, rng)
+    pages = NUM_BLOCKS * layout.pages_per_block
+    pairs = [rng.choice(np.arange(1, pages), 2, replace=False) for _ in range(int(rng.integers(1, 50)))]
+    moves = np.concatenate([np.array(pairs, np.int32), rng.integers(0, 2, (len(pairs), 1), np.int32)], axis=1)
+    expected = [np.array(lane).reshape(pages, -1) for lane in state["lanes"]]
+    table = np.array(state["full_table"])
+    for source, target, renames in moves.tolist():
+        for lane in expected:
+            lane[target] = lane[source]
+        if renames:
+            table[table == source] = target
+    for batch in move_batches(moves, pages):
+        state = run(state, batch)
+    for moved, wanted in zip(state["lanes"], expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(moved).reshape(pages, -1), wanted)
+    np.testing.assert_array_equal(state["full_table"], table)

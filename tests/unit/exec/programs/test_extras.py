@@ -1,0 +1,252 @@
+"""Penalties, biases, masks and log probabilities on the device, against NumPy in float64."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import Bool, Float, Int
+
+from jswa.exec.programs import sampling
+from jswa.exec.programs.extras import Extras, count_tokens, init_extras, seen_counts, set_mask, set_place
+from jswa.exec.programs.sampling import Sampling
+from jswa.types import MAX_LOGPROBS
+from tests.support import oracles
+from tests.support.fakes import NO_PLACE, sampling_columns, share
+
+VOCAB, ROWS, PLACES = 37, 8, 4  # 37 tokens: the second word of a mask is not full
+WORDS = -(-VOCAB // 32)
+
+_count, _set_place, _set_mask = jax.jit(count_tokens), jax.jit(set_place), jax.jit(set_mask)
+_sample = jax.jit(
+    lambda logits, positions, columns, extras: sampling.sample(logits, positions, Sampling.of(columns), extras)
+)
+
+
+@jax.jit
+def _constrain(logits: Any, columns: Any, extras: Any) -> Any:
+    rows = Sampling.of(columns)
+    return sampling._constrain(logits, rows, extras, rows.extras < PLACES)
+
+
+_keep = jax.jit(lambda scaled, columns: sampling._keep(scaled, Sampling.of(columns)))
+
+
+def bits_of(allowed: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:
+    """Bit t % 32 of word t // 32, one at a time."""
+    words = [0] * WORDS
+    for token in np.flatnonzero(allowed).tolist():
+        words[token // 32] |= 1 << (token % 32)
+    return np.array(words, np.uint32).view(np.int32)
+
+
+def choice_of(values: Any, rng: np.random.Generator) -> Float[np.ndarray, " R"]:
+    """One of the values per row, as the device gets it."""
+    return np.asarray(rng.choice(values, ROWS), np.float32)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Random rows, most of them with a place, and tables that were filled token by token."""
+
+    logits: Float[np.ndarray, "R V"]
+    place: Int[np.ndarray, " R"]
+    temperature: Float[np.ndarray, " R"]
+    repetition: Float[np.ndarray, " R"]
+    presence: Float[np.ndarray, " R"]
+    frequency: Float[np.ndarray, " R"]
+    bias: Float[np.ndarray, "E V"]
+    allowed: Bool[np.ndarray, "E V"]
+    prompts: list[list[int]]
+    texts: list[list[int]]
+    skipped: list[int]  # tokens of prompt and text whose KV is cached
+
+    @staticmethod
+    def make(seed: int) -> "Batch":
+        """Prompts and texts share some tokens; every place allows at least one token."""
+        rng = np.random.default_rng(seed)
+        allowed = rng.random((PLACES, VOCAB)) < rng.choice([0.1, 0.5, 0.97], (PLACES, 1))
+        allowed[np.arange(PLACES), rng.integers(0, VOCAB, PLACES)] = True
+        place = np.full(ROWS, NO_PLACE)
+        place[rng.permutation(ROWS)[:PLACES]] = rng.permutation(PLACES)
+        return Batch(
+            logits=(3 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32),
+            place=place,
+            temperature=choice_of([0.0, 0.5, 1.0, 2.0], rng),
+            repetition=choice_of([0.5, 1.0, 1.3, 4.0], rng),
+            presence=choice_of([-2.0, 0.0, 0.7, 2.0], rng),
+            frequency=choice_of([-1.0, 0.0, 0.3, 2.0], rng),
+            bias=np.where(rng.random((PLACES, VOCAB)) < 0.2, rng.uniform(-9, 9, (PLACES, VOCAB)), 0).astype(np.float32),
+            allowed=allowed,
+            prompts=[rng.integers(0, VOCAB, rng.integers(1, 12)).tolist() for _ in range(PLACES)],
+            texts=[rng.integers(0, VOCAB // 2, rng.integers(0, 12)).tolist() for _ in range(PLACES)],
+            skipped=rng.integers(0, 24, PLACES).tolist(),
+        )
+
+    def columns(self, **more: Any) -> Int[np.ndarray, "R C"]:
+        """Packed parameters."""
+        names = ("temperature", "repetition", "presence", "frequency")
+        return sampling_columns(ROWS, extras=self.place, **{name: getattr(self, name) for name in names}, **more)
+
+    def extras(self) -> Extras:
+        """The tables of these rows."""
+        extras = init_extras(PLACES, VOCAB)
+        for place in range(PLACES):
+            prompt, text = self.prompts[place], self.texts[place]
+            skipped = np.array([*prompt, *text][: self.skipped[place]], np.int32)
+            seen = seen_counts(skipped, len(prompt), VOCAB)
+            extras = _set_place(extras, jnp.int32(place), bits_of(self.allowed[place]), self.bias[place], seen)
+        parts = []
+        for place in range(PLACES):
+            tokens_of = [(place, t, False) for t in self.prompts[place]] + [(place, t, True) for t in self.texts[place]]
+            parts += tokens_of[self.skipped[place] :]
+        parts += [(PLACES, 0, False)] * (PLACES * 24 - len(parts))  # padding, and one compiled shape
+        places, tokens, generated = (np.array(column) for column in zip(*parts, strict=True))
+        filled: Extras = _count(extras, tokens.astype(np.int32), places.astype(np.int32), generated)
+        return filled
+
+    def expected(self, row: int) -> Float[np.ndarray, " V"]:
+        """What the row's logits should become, token by token."""
+        place = int(self.place[row])
+        out: Float[np.ndarray, " V"] = self.logits[row].astype(np.float64)
+        if place == NO_PLACE:
+            return out
+        prompt, text = self.prompts[place], self.texts[place]
+        for token in range(VOCAB):
+            out[token] += float(self.bias[place, token])
+            if token in prompt or token in text:
+                factor = float(self.repetition[row])
+                out[token] = out[token] / factor if out[token] > 0 else out[token] * factor
+            out[token] -= float(self.frequency[row]) * text.count(token)
+            out[token] -= float(self.presence[row]) * (token in text)
+            if not self.allowed[place, token]:
+                out[token] = -np.inf
+        return out
+
+
+@share(2)
+@given(st.integers(0, 2**32 - 1))
+def test_constrained_logits_are_what_float64_says_and_other_rows_stay_bit_for_bit(seed: int) -> None:
+    """The bias, then repetition by prompt and text, presence and frequency by text alone, then the mask."""
+    batch = Batch.make(seed)
+    found = np.asarray(_constrain(batch.logits, batch.columns(), batch.extras()))
+    for row in range(ROWS):
+        expected = batch.expected(row)
+        assert ((found[row] == -np.inf) == (expected == -np.inf)).all()
+        finite = np.isfinite(expected)
+        np.testing.assert_allclose(found[row][finite], expected[finite], rtol=1e-5, atol=1e-5)
+    plain = batch.place == NO_PLACE
+    assert found[plain].tobytes() == batch.logits[plain].tobytes()
+
+
+@share(2)
+@given(st.integers(0, 2**32 - 1))
+def test_tokens_respect_the_constraints_and_rows_without_any_draw_as_if_alone(seed: int) -> None:
+    """Greedy is the largest constrained logit, a draw is allowed, and a plain row cannot tell who is beside it."""
+    batch = Batch.make(seed)
+    positions, keys = np.arange(ROWS, dtype=np.int32), np.arange(ROWS) + seed % 1000
+    tokens = np.asarray(_sample(batch.logits, positions, batch.columns(key_low=keys), batch.extras()))
+    plain_columns = sampling_columns(ROWS, temperature=batch.temperature, key_low=keys)
+    alone = np.asarray(_sample(batch.logits, positions, plain_columns, init_extras(PLACES, VOCAB)))
+    for row, token in enumerate(tokens.tolist()):
+        expected = batch.expected(row)
+        if batch.place[row] == NO_PLACE:
+            assert token == alone[row]
+        elif batch.temperature[row] == 0:
+            assert expected[token] >= expected.max() - 1e-4
+        assert expected[token] > -np.inf
+
+
+def kept_by_sorting(
+    scaled: Float[np.ndarray, " V"], min_p: float, top_k: int, top_p: float, slack: float
+) -> Bool[np.ndarray, " V"]:
+    """min_p first, then top-k, then top-p of what is left; with min_p and top_p off by `slack`."""
+    share = np.exp(scaled.astype(np.float64) - scaled.max())
+    first: Bool[np.ndarray, " V"] = share >= min(min_p * (1 - slack), 1.0)
+    left = np.where(first, scaled, -np.inf).astype(np.float32)
+    wanted = min(top_p + slack, 1.0) if top_p < 1 else top_p
+    return np.asarray(first & oracles.kept_tokens(left, top_k, wanted))
+
+
+@share(2)
+@given(st.integers(0, 2**32 - 1))
+def test_min_p_keeps_tokens_near_the_most_likely_one_before_top_k_and_top_p(seed: int) -> None:
+    """p ≥ min_p · p_max after temperature; bisection keeps what sorting keeps, but for roundings at the thresholds."""
+    rng = np.random.default_rng(seed)
+    logits = (3 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32)
+    scaled = (logits - logits.max(axis=-1, keepdims=True)) / choice_of([0.3, 1.0, 3.0], rng)[:, None]
+    min_p, top_p = choice_of([0.0, 1e-6, 0.02, 0.1, 0.5, 1.0], rng), choice_of([0.3, 0.8, 0.95, 1.0, 1.0], rng)
+    top_k = rng.choice([0, 0, 1, 4, 20], ROWS).astype(np.int32)
+    kept = np.asarray(_keep(scaled, sampling_columns(ROWS, min_p=min_p, top_k=top_k, top_p=top_p)))
+    for row in range(ROWS):
+        limits = float(min_p[row]), int(top_k[row]), float(top_p[row])
+        low, high = (kept_by_sorting(scaled[row], *limits, slack) for slack in (-1e-5, 1e-5))
+        assert (kept[row] >= low).all(), f"row {row} lacks a token"
+        assert (kept[row] <= high).all(), f"row {row} keeps too much"
+        assert kept[row, logits[row].argmax()]
+
+
+@pytest.mark.parametrize("min_p", [0.3, 1.0])
+def test_draws_stay_within_min_p_after_temperature(min_p: float) -> None:
+    """Through `sample` itself, at every position: only tokens that are likely enough, and all of them."""
+    logits = np.zeros((64, VOCAB), np.float32) - 20
+    logits[:, 30:34] = [2.0, 2.0, 1.0, -2.0]  # after temperature 2: shares 1, 1, 0.61, 0.14
+    columns = sampling_columns(64, temperature=2.0, min_p=min_p, key_low=7)
+    tokens = _sample(logits, np.arange(64, dtype=np.int32), columns, init_extras(PLACES, VOCAB))
+    assert set(np.asarray(tokens).tolist()) == ({30, 31, 32} if min_p < 1 else {30, 31})
+
+
+def test_counting_drops_padding_and_tells_prompt_from_text() -> None:
+    """Places past the end are dropped; a token of the prompt is not counted; repeats in one step add up."""
+    extras = init_extras(2, VOCAB)
+    places = np.array([0, 0, 0, 1, 1, 1, 2, 2, NO_PLACE], np.int32)
+    tokens = np.array([3, 3, 5, 3, 36, 36, 7, 8, 9], np.int32)
+    generated = np.array([False, False, True, False, True, True, True, False, True])
+    extras = _count(_count(extras, tokens, places, generated), tokens, places, generated)
+    counts, in_prompt = np.zeros((2, VOCAB), int), np.zeros((2, VOCAB), bool)
+    counts[0, 5], counts[1, 36] = 2, 4
+    in_prompt[:, 3] = True
+    assert (np.asarray(extras["counts"]) == counts).all()
+    assert (np.asarray(extras["in_prompt"]) == in_prompt).all()
+
+
+def test_a_new_row_finds_its_place_empty_and_a_new_mask_leaves_the_counts() -> None:
+    """set_place forgets what was counted, in this place alone; set_mask changes the mask alone."""
+    batch = Batch.make(0)
+    before = batch.extras()
+    bias, mask = np.full(VOCAB, 2.5, np.float32), np.array([5, 1], np.int32)
+    after = _set_place(before, jnp.int32(1), mask, bias, np.zeros(VOCAB, np.int32))
+    others = np.arange(PLACES) != 1
+    assert not np.asarray(after["counts"])[1].any()
+    assert not np.asarray(after["in_prompt"])[1].any()
+    assert (np.asarray(after["bias"])[1] == bias).all()
+    assert (np.asarray(after["mask"])[1] == mask).all()
+    for name in ("counts", "in_prompt", "bias", "mask"):
+        assert (np.asarray(after[name])[others] == np.asarray(before[name])[others]).all()
+    changed = np.asarray(_set_mask(before["mask"], jnp.int32(2), mask))
+    assert (changed[2] == mask).all()
+    assert (np.delete(changed, 2, 0) == np.delete(np.asarray(before["mask"]), 2, 0)).all()
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, MAX_LOGPROBS - 3])
+def test_logprobs_are_the_log_softmax_with_rank_and_most_likely_tokens(vocab: int) -> None:
+    """A rank counts the tokens that are more likely, so ties share one; a small vocabulary is listed whole."""
+    rng = np.random.default_rng(5)
+    logits = (2 * rng.standard_normal((ROWS, vocab))).astype(np.float32)
+    logits[0, :5] = 9.0
+    chosen = rng.integers(0, vocab, ROWS).astype(np.int32)
+    chosen[0] = 3
+    found = sampling.logprob_rows(jnp.asarray(logits), jnp.asarray(chosen))
+    wide = logits.astype(np.float64)
+    expected = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    own = expected[np.arange(ROWS), chosen]
+    order = np.argsort(-wide, axis=-1, kind="stable")[:, :MAX_LOGPROBS]
+    np.testing.assert_allclose(np.asarray(found.chosen), own, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(found.values), np.take_along_axis(expected, order, 1), atol=1e-5)
+    assert (np.asarray(found.rank) == (wide > wide[np.arange(ROWS), chosen][:, None]).sum(axis=-1) + 1).all()
+    assert (np.asarray(found.ids) == order).all()
+    assert np.asarray(found.rank)[0] == 1

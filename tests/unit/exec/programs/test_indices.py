@@ -1,0 +1,169 @@
+"""`step_indices` and the device state: where tokens are written and what rows read, against loops over tokens."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import Inputs, PackSpec, pack, unpack
+from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.indices import StepIndices, step_indices
+from jswa.exec.programs.state import DeviceState, init_state, state_bytes, state_shapes
+from jswa.types import StepPlan
+from tests.support.fakes import sampling_columns, share
+from tests.support.oracles import small_model
+
+MAX_ROWS, MAX_LEN = 6, 96
+MIXED, DECODE = Bucket(40, 4, decode=False), Bucket(4, 4, decode=True)
+CASES = [("LLF", 9, 4, MIXED), ("LLF", 9, 4, DECODE), ("F", 1, 16, MIXED), ("LL", 1, 1, MIXED), ("LF", 200, 4, MIXED)]
+
+
+def make_plan(rows: list[tuple[int, int, int, int]]) -> StepPlan:
+    """A plan of rows (slot, start, count, local_lo), without tokens that mean anything."""
+    slots, starts, counts, local_lo = (np.array(x, np.int32) for x in zip(*rows, strict=True))
+    return StepPlan(
+        slots=slots,
+        starts=starts,
+        counts=counts,
+        full_lo=np.zeros(len(rows), np.int32),
+        local_lo=local_lo,
+        samples=np.ones(len(rows), np.int32),
+        tokens=np.zeros(counts.sum(), np.int32),
+        sampling=sampling_columns(len(rows)),
+        full_pages=np.zeros((0, 3), np.int32),
+        local_pages=np.zeros((0, 3), np.int32),
+        moves=np.zeros((0, 3), np.int32),
+    )
+
+
+class Program:
+    """`step_indices` of one layout and bucket, compiled once, over tables in which every entry is different."""
+
+    def __init__(self, pattern: str, window: int, page_size: int, bucket: Bucket) -> None:
+        self.layout = KVLayout.of(small_model(pattern, window=window), page_size)
+        self.limits = Limits(MAX_LEN, MAX_ROWS, bucket.tokens, page_size, num_blocks=700)
+        self.bucket = bucket
+        self.spec = PackSpec.of(bucket, page_size=page_size, max_rows=MAX_ROWS)
+        width = self.limits.pages_per_row
+        ids = np.random.default_rng(0).permutation(np.arange(1, 700))[: MAX_ROWS * width].astype(np.int32)
+        self.table = ids.reshape(MAX_ROWS, width)
+        self.state = DeviceState(
+            lanes=init_state(self.layout, self.limits, 61, jnp.dtype("float32"))["lanes"],
+            full_table=jnp.asarray(self.table),
+            local_table=jnp.asarray(self.table[::-1].copy()),
+            last_token=jnp.zeros(MAX_ROWS, jnp.int32),
+            extras=init_extras(2, 61),
+        )
+        self._compiled = jax.jit(partial(step_indices, layout=self.layout, bucket=bucket))
+
+    def __call__(self, plan: StepPlan) -> StepIndices:
+        """Indices as numpy arrays."""
+        inputs: Inputs = unpack(pack(plan, self.spec), self.spec)
+        indices: StepIndices = jax.tree.map(np.asarray, self._compiled(inputs, self.state))
+        return indices
+
+
+_programs: dict[tuple[Any, ...], Program] = {}
+
+
+def check_kind(program: Program, kind: Any, plan: StepPlan, table: np.ndarray, *, window: int | None) -> None:
+    """`KindIndices`, as numpy arrays, against what each token and row must have."""
+    page = program.limits.page_size
+    num_pages = program.limits.num_blocks * (program.layout.pages_per_block if window is None else 1)
+    token = 0
+    for row in range(plan.num_rows):
+        slot, start, count = (int(x[row]) for x in (plan.slots, plan.starts, plan.counts))
+        for position in range(start, start + count):
+            assert kind.write_pages[token] == table[slot, position // page]
+            assert kind.write_offsets[token] == position % page
+            token += 1
+        first = int(kind.rows.first_page[row])
+        oldest = 0 if window is None else max(0, start - window + 1)
+        assert first == oldest // page
+        pages = kind.rows.page_rows[row]
+        for position in range(oldest, start + count):
+            assert pages[position // page - first] == table[slot, position // page]
+        assert (kind.rows.starts[row], kind.rows.counts[row]) == (start, count)
+        assert kind.rows.visible_from[row] == (0 if window is None else plan.local_lo[row])
+    assert (kind.write_pages[token:] >= num_pages).all(), "a padding token is written"
+    cells = list(zip(kind.write_pages.tolist(), kind.write_offsets.tolist(), strict=True))
+    assert len(set(cells)) == len(cells), "unique_indices is promised to the scatter"
+    assert (kind.rows.counts[plan.num_rows :] == 0).all()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@share(4)
+@given(data=st.data())
+def test_every_token_is_written_to_and_read_from_its_own_page(case: tuple[Any, ...], data: st.DataObject) -> None:
+    """Write cells, page rows cut to the window, positions and last tokens, for any rows that fit the bucket."""
+    program = _programs.setdefault(case, Program(*case))
+    bucket = program.bucket
+    slots = data.draw(st.permutations(range(MAX_ROWS)))[: data.draw(st.integers(1, bucket.rows))]
+    rows, left = [], bucket.tokens
+    for index, slot in enumerate(slots):
+        others = len(slots) - index - 1
+        count = 1 if bucket.decode else data.draw(st.integers(1, left - others))
+        start = data.draw(st.integers(0, MAX_LEN - count))
+        rows.append((slot, start, count, data.draw(st.integers(0, start))))
+        left -= count
+    plan = make_plan(rows)
+    found = program(plan)
+
+    positions = np.concatenate([np.arange(start, start + count) for _, start, count, _ in rows])
+    np.testing.assert_array_equal(found.positions[: plan.num_tokens], positions)
+    np.testing.assert_array_equal(found.token_slots[: plan.num_tokens], np.repeat(plan.slots, plan.counts))
+    np.testing.assert_array_equal(found.last_tokens[: plan.num_rows], np.cumsum(plan.counts) - 1)
+    assert ((found.positions >= 0) & (found.positions < MAX_LEN)).all()
+    window = program.layout.reach.size if program.layout.reach else None
+    assert (found.full is not None, found.local is not None) == (program.layout.full is not None, window is not None)
+    if found.full is not None:
+        check_kind(program, found.full, plan, program.table, window=None)
+    if found.local is not None:
+        check_kind(program, found.local, plan, program.table[::-1], window=window)
+    assert {
+        leaf.dtype
+        for leaf in jax.tree.leaves((found.positions, found.token_rows, found.tiles, found.full, found.local))
+    } == {np.dtype("int32")}
+    np.testing.assert_array_equal(found.real, np.arange(len(found.real)) < plan.num_tokens)
+    np.testing.assert_array_equal(found.token_rows[: plan.num_tokens], np.repeat(np.arange(plan.num_rows), plan.counts))
+
+
+@pytest.mark.parametrize(("page_size", "window"), [(4, 9), (16, 64), (1, 3)])
+def test_local_page_rows_do_not_grow_with_the_context(page_size: int, window: int) -> None:
+    """Width ⌈(W − 1 + chunk) / p⌉ + 1, or the whole table where that is narrower."""
+    layout = KVLayout.of(small_model("LF", window=window), page_size)
+    for bucket in (MIXED, DECODE):
+        for max_len in (64, 4_096):
+            limits = Limits(max_len, MAX_ROWS, bucket.tokens, page_size, num_blocks=9)
+            spec = PackSpec.of(bucket, page_size=page_size, max_rows=MAX_ROWS)
+            found = jax.eval_shape(
+                lambda packed, state: step_indices(unpack(packed, spec), state, layout=layout, bucket=bucket),  # noqa: B023
+                jnp.zeros(spec.size, jnp.int32),
+                state_shapes(layout, limits, 61, jnp.dtype("float32")),
+            )
+            wanted = -(-(window - 1 + (1 if bucket.decode else bucket.tokens)) // page_size) + 1
+            assert found.local.rows.page_rows.shape == (bucket.rows, min(wanted, limits.pages_per_row))
+            assert found.full.rows.page_rows.shape == (bucket.rows, limits.pages_per_row)
+
+
+def test_a_new_state_is_zero_and_as_large_as_its_shapes_say() -> None:
+    """Block 0 and every table start at zero; `state_shapes` allocates nothing and says the same."""
+    layout, limits = KVLayout.of(small_model("LLLF"), 4), Limits(30, 5, 16, page_size=4, num_blocks=7)
+    state = init_state(layout, limits, 61, jnp.dtype("bfloat16"))
+    shapes = state_shapes(layout, limits, 61, jnp.dtype("bfloat16"))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
+    tables = {name: leaf for name, leaf in state.items() if name != "extras"}
+    assert not any(np.asarray(leaf).astype(np.float32).any() for leaf in jax.tree.leaves(tables))
+    assert (np.asarray(state["extras"]["mask"]) == -1).all(), "a mask forbids tokens that nobody forbade"
+    assert [lane.shape for lane in state["lanes"]] == [(1, 7, layout.block_elems)]
+    assert state["full_table"].shape == state["local_table"].shape == (5, 8)
+    extras = 5 * (61 * 9 + 2 * 4)
+    assert state_bytes(state) == state_bytes(shapes) == 7 * layout.block_bytes(2) + 4 * (2 * 5 * 8 + 5) + extras

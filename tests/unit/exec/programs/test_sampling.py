@@ -1,0 +1,233 @@
+"""Sampling inside the step: what is kept, what is drawn, and that no row can tell who its neighbours are."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import Bool, Float, Int
+
+from jswa.exec.programs import sampling
+from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.sampling import Sampling
+from jswa.types import NOT_FINITE
+from tests.support import oracles
+from tests.support.fakes import sampling_columns
+
+VOCAB, ROWS, MANY = 37, 8, 512
+_sample = jax.jit(
+    lambda logits, positions, columns, extras: sampling.sample(logits, positions, Sampling.of(columns), extras)
+)
+_keep = jax.jit(lambda scaled, columns: sampling._keep(scaled, Sampling.of(columns)))
+_EXTRAS = init_extras(2, VOCAB)
+
+
+def run(
+    logits: Float[np.ndarray, "R V"],
+    *,
+    temperature: float | list[float] = 1.0,
+    top_k: int | list[int] = 0,
+    top_p: float | list[float] = 1.0,
+    min_p: float | list[float] = 0.0,
+    positions: int | Int[np.ndarray, " R"] = 5,
+    seeds: int | Int[np.ndarray, " R"] = 0,
+) -> list[int]:
+    """`sample`; a parameter given once holds for every row."""
+    rows = len(logits)
+    columns = sampling_columns(rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, key_low=seeds)
+    tokens = _sample(logits, np.broadcast_to(positions, rows).astype(np.int32), columns, _EXTRAS)
+    out: list[int] = np.asarray(tokens).tolist()
+    return out
+
+
+def make_logits(kind: str, rng: np.random.Generator) -> Float[np.ndarray, " V"]:
+    """A row of logits of a certain shape."""
+    noise = rng.standard_normal(VOCAB)
+    shapes = {
+        "wide": 3 * noise,
+        "flat": np.zeros(VOCAB),
+        "ties": rng.integers(-2, 3, VOCAB),
+        "peaked": np.where(np.arange(VOCAB) == rng.integers(VOCAB), 30.0, noise),
+        "two": np.where(rng.permutation(VOCAB) < 2, 20.0, -20.0),
+        "huge": 1e30 * noise,
+        "far below zero": noise - 5e4,
+    }
+    return shapes[kind].astype(np.float32)
+
+
+def scale(logits: Float[np.ndarray, "R V"], temperature: Float[np.ndarray, " R"]) -> Float[np.ndarray, "R V"]:
+    """Logits after temperature, in float32, the largest at 0."""
+    return np.asarray((logits - logits.max(axis=-1, keepdims=True)) / temperature[:, None])
+
+
+KINDS = ("wide", "flat", "ties", "peaked", "two", "huge", "far below zero")
+TEMPERATURES = (1e-4, 0.1, 0.7, 1.0, 3.0, 100.0)
+TOP_KS = (0, 0, 1, 2, 5, VOCAB - 1, VOCAB, VOCAB + 1, 2**31 - 1)
+TOP_PS = (1e-30, 1e-6, 0.1, 0.25, 0.5, 0.9, 0.95, 0.999, 1.0 - 2**-24, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Random rows."""
+
+    logits: Float[np.ndarray, "R V"]
+    temperature: Float[np.ndarray, " R"]
+    top_k: Int[np.ndarray, " R"]
+    top_p: Float[np.ndarray, " R"]
+
+    @staticmethod
+    def make(seed: int) -> "Batch":
+        """Logits of any shape with parameters of any size."""
+        rng = np.random.default_rng(seed)
+        return Batch(
+            np.stack([make_logits(kind, rng) for kind in rng.choice(KINDS, ROWS)]),
+            rng.choice(TEMPERATURES, ROWS).astype(np.float32),
+            rng.choice(TOP_KS, ROWS).astype(np.int32),
+            np.where(rng.random(ROWS) < 0.5, rng.choice(TOP_PS, ROWS), rng.random(ROWS) + 1e-3).astype(np.float32),
+        )
+
+    @property
+    def scaled(self) -> Float[np.ndarray, "R V"]:
+        """Logits after temperature."""
+        return scale(self.logits, self.temperature)
+
+    def kept(self, row: int, slack: float) -> Bool[np.ndarray, " V"]:
+        """What a row keeps if top_p were off by `slack`."""
+        wanted = float(self.top_p[row])
+        wanted = min(wanted + slack, 1.0) if wanted < 1 else wanted
+        return oracles.kept_tokens(self.scaled[row], int(self.top_k[row]), wanted)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_kept_tokens_are_the_top_k_and_then_the_nucleus(seed: int) -> None:
+    """Bisection over float bits keeps what sorting in float64 keeps, but for sums that are a rounding from top_p."""
+    batch = Batch.make(seed)
+    kept: Bool[np.ndarray, "R V"] = np.asarray(
+        _keep(batch.scaled, sampling_columns(ROWS, top_k=batch.top_k, top_p=batch.top_p))
+    )
+    for row in range(ROWS):
+        assert (kept[row] >= batch.kept(row, -1e-6)).all(), f"row {row} lacks a token"
+        assert (kept[row] <= batch.kept(row, 1e-6)).all(), f"row {row} keeps too much"
+        assert kept[row, batch.logits[row].argmax()]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_draws_stay_within_the_kept_tokens(seed: int) -> None:
+    """Through `sample` itself: temperature, then top-k, then top-p; greedy rows take the first largest logit."""
+    batch, rng = Batch.make(seed), np.random.default_rng(seed)
+    greedy = rng.random(ROWS) < 0.3
+    temperature = np.where(greedy, 0.0, batch.temperature).tolist()
+    seeds = rng.integers(0, 2**32, ROWS)
+    tokens = run(
+        batch.logits, temperature=temperature, top_k=batch.top_k.tolist(), top_p=batch.top_p.tolist(), seeds=seeds
+    )
+    for row, token in enumerate(tokens):
+        assert token == batch.logits[row].argmax() if greedy[row] else batch.kept(row, 1e-6)[token]
+
+
+@pytest.mark.parametrize("top_p", [1e-45, 1e-39, 5e-324])
+def test_the_smallest_top_p_keeps_the_most_likely_token(top_p: float) -> None:
+    """A top_p that float32 cannot tell from zero is a nucleus of one token, not of none."""
+    logits = np.zeros((ROWS, VOCAB), np.float32)
+    logits[:, 11] = 2.0
+    assert run(logits, top_p=top_p) == [11] * ROWS
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-40, 1e-45])
+def test_the_smallest_temperature_takes_the_largest_logit(temperature: float) -> None:
+    """Nothing overflows into NaN on the way to greedy."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((ROWS, VOCAB)).astype(np.float32)
+    assert run(logits, temperature=temperature) == logits.argmax(axis=-1).tolist()
+    assert run(logits, temperature=temperature, top_p=0.5, top_k=3) == logits.argmax(axis=-1).tolist()
+
+
+def test_a_row_draws_the_same_in_any_company() -> None:
+    """Token = f(logits, key, position, own parameters): bit-equal for other rows, order, padding and batch sizes."""
+    rng = np.random.default_rng(1)
+    logits = (2 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32)
+    temperature, top_k, top_p = [1.0, 0.7, 2.0, 0.0] * 2, [0, 5, 0, 0, 3, 0, 9, 0], [1, 1, 0.9, 1, 0.8, 1, 0.7, 1]
+    positions, seeds = np.arange(10, 10 + ROWS), np.arange(ROWS)
+
+    def tokens_of(order: list[int], extra: int = 0) -> list[int]:
+        """Tokens of these rows run together, with `extra` rows of garbage behind them."""
+        pick = order + [0] * extra
+        rows = logits[pick]
+        rows[len(order) :] = np.nan
+        return run(
+            rows,
+            temperature=[temperature[i] for i in pick],
+            top_k=[top_k[i] for i in pick],
+            top_p=[top_p[i] for i in pick],
+            positions=positions[pick],
+            seeds=seeds[pick],
+        )[: len(order)]
+
+    together = tokens_of(list(range(ROWS)))
+    shuffled = rng.permutation(ROWS).tolist()
+    assert tokens_of(shuffled) == [together[i] for i in shuffled]
+    assert [tokens_of([i])[0] for i in range(ROWS)] == together
+    assert tokens_of([3, 1], extra=1) == [together[3], together[1]]
+    assert tokens_of([0, 5, 3]) == [together[i] for i in (0, 5, 3)], "rows without limits, beside a greedy one"
+    assert tokens_of([3, 7, 3]) == [together[i] for i in (3, 7, 3)], "greedy rows alone"
+
+
+def test_a_draw_depends_on_key_and_position() -> None:
+    """The same key at the same position draws the same token; another position or key draws anew."""
+    flat = np.zeros((MANY, VOCAB), np.float32)
+    assert len(set(run(flat, positions=9, seeds=4))) == 1
+    by_position = run(flat, positions=np.arange(MANY), seeds=4)
+    by_key = run(flat, positions=9, seeds=np.arange(MANY))
+    assert set(by_position) == set(by_key) == set(range(VOCAB))
+    assert by_position != by_key
+    assert run(flat, positions=np.arange(MANY), seeds=5) != by_position
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 4, 1.0), (1.0, 0, 0.75), (1.0, 5, 0.8)]
+)
+def test_draws_are_as_frequent_as_their_probability(temperature: float, top_k: int, top_p: float) -> None:
+    """Chi-square of 16,384 draws with fixed keys, at a bound that a right sampler passes but for one in 10^9."""
+    seeds = 32
+    draws = seeds * MANY
+    logits = np.full(VOCAB, -30.0, np.float32)
+    logits[:8] = [1.5, 1.0, 0.2, 0.0, -0.4, -1.0, -2.0, -9.0]
+    rows, positions = np.tile(logits, (MANY, 1)), np.arange(MANY)
+    tokens: list[int] = []
+    for seed in range(seeds):
+        parameters = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        tokens += run(rows, positions=positions, seeds=seed, **parameters)  # type: ignore[arg-type]
+    scaled = scale(logits[None], np.array([temperature], np.float32))[0]
+    kept = oracles.kept_tokens(scaled, top_k, top_p)
+    weight = np.where(kept, np.exp(scaled.astype(np.float64)), 0.0)
+    expected = draws * weight / weight.sum()
+    found = np.bincount(tokens, minlength=len(logits))
+    assert found[~kept].sum() == 0
+    common = expected > 5
+    chi_square = float(((found - expected)[common] ** 2 / expected[common]).sum())
+    assert chi_square < 60, f"found {found}, expected {expected.round()}"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_fails_alone(bad: float, temperature: float) -> None:
+    """NOT_FINITE for the row that holds NaN or infinity; every other row keeps its token."""
+    rng = np.random.default_rng(2)
+    logits = rng.standard_normal((ROWS, VOCAB)).astype(np.float32)
+    parameters = partial(run, temperature=temperature, top_p=0.9, seeds=np.arange(ROWS))
+    good = parameters(logits)
+    logits[3, 7] = bad
+    assert parameters(logits) == [*good[:3], NOT_FINITE, *good[4:]]
+
+
+def test_temperature_zero_ignores_top_k_and_top_p() -> None:
+    """Greedy is the largest logit, the first of several, whatever else is asked for."""
+    logits = np.zeros((ROWS, VOCAB), np.float32)
+    logits[0, [4, 9]] = 3.0
+    greedy = [4] + [0] * (ROWS - 1)
+    assert run(logits, temperature=0.0, top_k=2, top_p=0.1) == greedy
+    assert run(logits, temperature=[0.0] * 4 + [1.0] * 4, top_k=2, top_p=0.1)[:4] == greedy[:4]
+    assert run(logits, temperature=0.0) == greedy

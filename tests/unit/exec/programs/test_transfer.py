@@ -1,0 +1,107 @@
+"""Pages to the host and back against NumPy (jswa/exec/programs/transfer.py)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.exec.programs.state import DeviceState, init_state
+from jswa.exec.programs.transfer import (
+    WIDTH,
+    clear_stale,
+    compile_read_slots,
+    compile_write_slots,
+    gather,
+    slot_batch,
+    slot_shapes,
+)
+from tests.support.oracles import small_model
+
+NUM_BLOCKS = 40
+PATTERNS = ["LLFLLF", "F", "LLLLLF", "LL"]  # two full pages a block in two lanes; one; five; no full layers
+
+
+def make_state(pattern: str, dtype: str = "float32") -> tuple[KVLayout, DeviceState]:
+    """A state whose lanes are random."""
+    layout, rng = KVLayout.of(small_model(pattern), 2), np.random.default_rng(0)
+    limits = Limits(24, 4, 8, page_size=2, num_blocks=NUM_BLOCKS)
+    state = init_state(layout, limits, 61, jnp.dtype(dtype))
+    lanes = [jnp.asarray(rng.standard_normal(lane.shape), lane.dtype) for lane in state["lanes"]]
+    return layout, {**state, "lanes": lanes}
+
+
+def slots_of(layout: KVLayout, state: DeviceState) -> list[np.ndarray]:
+    """Copies of all slots of each lane."""
+    return [np.array(lane).reshape(NUM_BLOCKS * layout.pages_per_block, -1) for lane in state["lanes"]]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("count", [0, 1, WIDTH, 2 * WIDTH + 3])
+def test_slots_are_read_in_order_in_any_number(pattern: str, count: int) -> None:
+    """Batches of one width, the last padded; in bfloat16 too."""
+    layout, state = make_state(pattern, "bfloat16" if count % 2 else "float32")
+    program, num_slots = compile_read_slots(layout, state), NUM_BLOCKS * layout.pages_per_block
+    ids = np.random.default_rng(1).integers(0, num_slots, count)
+    launched = []
+
+    def read(batch: np.ndarray) -> Any:
+        launched.append(batch)
+        return program(state, batch)
+
+    out = gather(read, ids, num_slots, slot_shapes(layout, state))
+    assert len(launched) == -(-count // WIDTH)
+    for lane, expected in zip(out, slots_of(layout, state), strict=True):
+        assert lane.dtype == expected.dtype
+        np.testing.assert_array_equal(lane, expected[ids])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_written_slots_change_and_nothing_else(pattern: str) -> None:
+    """Padding is dropped; the arena stays in place."""
+    layout, state = make_state(pattern)
+    program, num_slots = compile_write_slots(layout, state), NUM_BLOCKS * layout.pages_per_block
+    rng = np.random.default_rng(2)
+    ids = rng.permutation(num_slots)[:20]
+    contents = [rng.standard_normal(shape.shape).astype(np.float32) for shape in slot_shapes(layout, state)]
+    expected = slots_of(layout, state)
+    for lane, new in zip(expected, contents, strict=True):
+        lane[ids] = new[:20]
+    table = np.array(state["full_table"])
+    after = program(state, slot_batch(ids, num_slots), contents)
+    assert all(lane.is_deleted() for lane in state["lanes"]), "the state was copied"
+    for got, wanted in zip(slots_of(layout, after), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(after["full_table"], table)
+    memory = program.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < jax.tree.leaves(after["lanes"])[0].nbytes, "a lane is copied"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_what_no_layer_reads_is_zeroed(pattern: str) -> None:
+    """Tokens beyond a page's text, and the slots of a local page that no layer has; the rest stays."""
+    layout, state = make_state(pattern)
+    m, p = layout.pages_per_block, layout.page_size
+    full = np.array([2, 1, 2] if layout.full else [], np.int64)
+    local = np.array([1, 2] if layout.local else [], np.int64)
+    before = [lane[: len(full) + m * len(local)] + 1.0 for lane in slots_of(layout, state)]
+    contents = [lane.copy() for lane in before]
+    clear_stale(contents, layout, full, local)
+    for number, (lane, old) in enumerate(zip(contents, before, strict=True)):
+        if layout.full is not None:
+            pages, were = (a[:3].reshape(3, layout.full.num_kv_heads, p, -1) for a in (lane, old))
+            np.testing.assert_array_equal(pages[[0, 2]], were[[0, 2]])
+            np.testing.assert_array_equal(pages[1, :, 0], were[1, :, 0])
+            assert not pages[1, :, 1].any()
+        if layout.local is not None:
+            shape = (2, layout.local.slots, layout.local.num_kv_heads, p, -1)
+            new, was = (a[len(full) :].reshape(shape) for a in (lane, old))
+            slots = [layer.slot for layer in layout.layers if layer.kind == "local" and layer.lane == number]
+            np.testing.assert_array_equal(new[1, slots], was[1, slots])
+            np.testing.assert_array_equal(new[0, slots, :, 0], was[0, slots, :, 0])
+            assert not new[0, :, :, 1].any()
+            assert not np.delete(new, slots, axis=1).any()

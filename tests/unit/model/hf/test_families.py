@@ -1,0 +1,171 @@
+"""Families as a whole: every one has fixtures, what is stored in other ways, what is refused, what is left unread."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jswa.architecture import ModelConfig
+from jswa.cache.layout import KVLayout
+from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.model.hf.assemble import assemble
+from jswa.model.hf.config import parse_config
+from jswa.model.hf.families import FAMILIES
+from jswa.model.hf.gemma4 import unfolded
+from jswa.model.hf.weights import Fold, Part, Source, sources, unused
+from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
+from tests.parity.load import Fixture, load_fixture, names
+from tests.parity.weights import Tensor, write_checkpoint
+from tests.support.oracles import dense_logits, quick_compiles
+
+FLOAT32 = jnp.dtype("float32")
+K_EQ_V = ("gemma4_text_dense", "gemma4_text_mix", "gemma4_text_moe")
+
+
+def test_every_family_has_fixtures() -> None:
+    """An adapter without a fixture has never met transformers."""
+    met = {parse_config(load_fixture(name).config).family for name in names()}
+    assert set(FAMILIES) - met == set()
+
+
+@pytest.mark.parametrize("name", K_EQ_V)
+def test_folded_keys_give_the_same_logits_with_less_kv(name: str, tmp_path: Path) -> None:
+    """K = V layers store V and the rotated part of K: the rest of K is the rest of V, and its weight is in q's norm."""
+    fixture = load_fixture(name)
+    write_checkpoint(tmp_path, fixture.config, fixture.tensors)
+    model, params = load_checkpoint(tmp_path, FLOAT32)
+    whole, whole_params = load_checkpoint(tmp_path, FLOAT32, adapt=unfolded)
+    tied = [layer.attention for layer in model.layers if layer.attention.keys_as_values]
+    assert tied
+    assert all(a.folded_keys for a in tied)
+    rows = [KVLayout.of(one, 4).full for one in (model, whole)]
+    assert rows[0] is not None
+    assert rows[1] is not None
+    turned = {2 * len(a.rope.inv_freq) for a in tied if a.rope is not None}
+    assert turned == {rows[0].row - rows[0].v_head_dim} != {rows[1].row - rows[1].v_head_dim}
+    with quick_compiles():
+        found = dense_logits(model, params, fixture.tokens)
+        np.testing.assert_allclose(found, dense_logits(whole, whole_params, fixture.tokens), atol=2e-5)
+    np.testing.assert_allclose(found, fixture.logits, atol=5e-5)
+
+
+def test_folding_is_the_order_of_the_docstring() -> None:
+    """Heads of 8 with 4 rotated numbers: pairs (0, 4) and (1, 5)."""
+    x = np.arange(16.0)[:, None]
+    part = (Part("x", (16, 1)),)
+    first, last = np.empty_like(x), np.empty_like(x)
+    for out, before in ((first, True), (last, False)):
+        assemble(Source(part, "rows", folds=(Fold(8, 4, first=before),)), out, lambda _, begin, end: x[begin:end])
+    assert first[:8, 0].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert last[8:, 0].tolist() == [10, 11, 14, 15, 8, 9, 12, 13]
+
+
+def _shared() -> tuple[Fixture, ModelConfig]:
+    fixture = load_fixture("gemma4_text_base")
+    return fixture, parse_config(fixture.config)
+
+
+def test_layers_that_share_kv_own_none() -> None:
+    """No parameters for keys and values, no slot in the arena; each reads the last owner of its own kind."""
+    _, model = _shared()
+    layout, tail = KVLayout.of(model, 4), model.layers[model.tail :]
+    assert tail
+    owners = model.layers[: model.tail]
+    for index, layer in enumerate(model.layers):
+        source = layer.attention.kv_from
+        if source is None:
+            continue
+        assert layer.attention.kind == model.layers[source].attention.kind
+        assert all(one.attention.kind != layer.attention.kind for one in owners[source + 1 :])
+        assert layout.layers[index] == layout.layers[source]
+    kinds = (layout.full, layout.local)
+    assert sum(kind.num_layers for kind in kinds if kind is not None) == len(owners)
+
+
+def test_kv_of_sharing_layers_in_a_checkpoint_is_not_read(tmp_path: Path) -> None:
+    """Repositories ship keys and values of all layers; those of sharing layers may hold anything."""
+    fixture, model = _shared()
+    extra: dict[str, Tensor] = {}
+    for index in range(model.tail, len(model.layers)):
+        for name in ("k_proj", "v_proj", "k_norm"):
+            extra[f"model.layers.{index}.self_attn.{name}.weight"] = np.full((3,), np.nan, np.float32)
+    assert unused(model, [*fixture.tensors, *extra]) == set(extra)
+    write_checkpoint(tmp_path, fixture.config, {**fixture.tensors, **extra})
+    _, params = load_checkpoint(tmp_path, FLOAT32)
+    assert all(np.isfinite(value).all() for value in params.values())
+
+
+def test_a_projection_saved_in_slices_is_put_together(tmp_path: Path) -> None:
+    """MiMo-V2.5: q, k and v of each of four ranks side by side, in one tensor."""
+    fixture = load_fixture("mimo_v2_flash_base")
+    config = {**fixture.config, "num_attention_heads": 8, "num_key_value_heads": 4, "swa_num_key_value_heads": 8}
+    model = parse_config(config)
+    rng = np.random.default_rng(0)
+    parts = [part for source in sources(model).values() for part in source.parts]
+    tensors = {part.key: rng.standard_normal(part.shape).astype(np.float32) for part in parts}
+    write_checkpoint(tmp_path / "plain", config, tensors)
+    for index in range(len(model.layers)):
+        prefix = f"model.layers.{index}.self_attn"
+        split = [np.split(tensors.pop(f"{prefix}.{name}_proj.weight"), 4) for name in "qkv"]
+        tensors[f"{prefix}.qkv_proj.weight"] = np.concatenate([x for rank in zip(*split, strict=True) for x in rank])
+    write_checkpoint(tmp_path / "fused", {**config, "model_type": "mimo_v2"}, tensors)
+    (_, plain), (_, fused) = (load_checkpoint(tmp_path / name, FLOAT32) for name in ("plain", "fused"))
+    assert plain.keys() == fused.keys()
+    for name, value in plain.items():
+        np.testing.assert_array_equal(value, fused[name])
+
+
+def test_long_rope_is_chosen_by_the_length_of_the_engine() -> None:
+    """One set of factors for all texts: the long one where some text may be longer than the original length."""
+    model = parse_config(load_fixture("phi3_long").config)
+    (rope,) = {layer.attention.rope for layer in model.layers}
+    assert rope is not None
+    assert rope.original == 32
+    short, long = (model.at_length(length).layers[0].attention.rope for length in (32, 33))
+    assert long == rope.beyond
+    assert short == dataclasses.replace(rope, original=None, beyond=None)
+    assert short != long
+
+
+@pytest.mark.parametrize("family", ["lfm3", "inkling", "deepseek_v4", "zaya", "dots3_note", "muse_spark", "nemotron_h"])
+def test_other_blocks_are_refused_by_name(family: str) -> None:
+    """Named, with what they need, also as the text part of another model."""
+    for config in ({"model_type": family}, {"model_type": "some_vlm", "text_config": {"model_type": family}}):
+        with pytest.raises(UnsupportedModel, match=f"{family}.*not implemented"):
+            parse_config(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("gemma4_text_base", {"num_kv_shared_layers": 6}, "num_kv_shared_layers"),
+        ("gemma4_text_base", {"layer_types": ["sliding_attention"] * 6}, "no full_attention layer"),
+        ("gemma3n_text_base", {"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern"),
+        ("gemma3n_text_base", {"altup_active_idx": 4}, "altup_active_idx"),
+        ("phi3_long", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor"),
+        ("cohere2_base", {"use_qk_norm": True}, "use_qk_norm"),
+        ("dots1_base", {"scoring_func": "softmax"}, "scoring_func"),
+        ("granite_swa_base", {"layer_rope_theta": [1e4]}, "layer_rope_theta"),
+        ("laguna_base", {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer"),
+        ("olmo3_base", {"sliding_window": 0}, "sliding_window"),
+    ],
+)
+def test_configs_that_make_no_sense_are_named(name: str, changes: dict[str, Any], named: str) -> None:
+    """CheckpointError or UnsupportedModel with the key."""
+    with pytest.raises((CheckpointError, UnsupportedModel), match=named):
+        parse_config({**load_fixture(name).config, **changes})
+
+
+@pytest.mark.parametrize("name", ["gemma4_text_mix", "gemma3n_text_base", "cohere2_moe_base", "beam_base"])
+def test_dummy_weights_give_finite_logits(name: str, tmp_path: Path) -> None:
+    """`load_format="dummy"`: factors are 1, so that activations neither vanish nor grow."""
+    fixture = load_fixture(name)
+    write_checkpoint(tmp_path, fixture.config, {})
+    model, params = dummy_checkpoint(tmp_path, FLOAT32, 0)
+    with quick_compiles():
+        logits = dense_logits(model, params, fixture.tokens[:5])
+    assert np.isfinite(logits).all()
+    assert 0.01 < logits.std() < 100

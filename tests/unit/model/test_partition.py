@@ -1,0 +1,137 @@
+"""How models are cut: each number of a parameter on the device that needs it, and clear errors for what cannot be."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jswa.architecture import MlpConfig, ModelConfig, MoeConfig, Norm, RouterConfig
+from jswa.cache.layout import KVLayout
+from jswa.errors import ConfigError
+from jswa.model.partition import Cut, cut_of, part_of
+from tests.support.fakes import make_layer, make_model
+
+D, D_V, HIDDEN, EXPERTS = 6, 4, 24, 8
+
+
+def model_of(heads: int, kv_heads: int, **changes: Any) -> ModelConfig:
+    """A dense layer, and one of experts with a shared one."""
+    mlp = MlpConfig(HIDDEN, "silu", bias=True)
+    moe = MoeConfig(EXPERTS, 2, HIDDEN, "silu", RouterConfig("softmax"), shared=mlp)
+    layer = make_layer(None, (heads, D, D_V))
+    attention = dataclasses.replace(layer.attention, num_heads=heads, num_kv_heads=kv_heads, **changes)
+    layers = [dataclasses.replace(layer, attention=attention, mlp=one) for one in (mlp, moe)]
+    return dataclasses.replace(make_model(*layers), vocab_size=96)
+
+
+def held(cut: Cut | None, whole: np.ndarray, device: int) -> np.ndarray:
+    """A device's part."""
+    assert cut is not None
+    return np.concatenate([np.take(whole, range(*run), axis=cut.axis) for run in cut.runs[device]], axis=cut.axis)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "devices"), [(8, 8, 4), (8, 4, 4), (8, 2, 4), (8, 1, 8), (16, 4, 8)])
+def test_query_heads_come_with_the_kv_heads_that_they_read(heads: int, kv_heads: int, devices: int) -> None:
+    """Columns of q, k and v are named (which, head, number); the part's own grouping finds the same heads."""
+    model = model_of(heads, kv_heads)
+    part = part_of(model, devices).layers[0].attention
+    names = [("q", h, i) for h in range(heads) for i in range(D)]
+    names += [("k", h, i) for h in range(kv_heads) for i in range(D)]
+    names += [("v", h, i) for h in range(kv_heads) for i in range(D_V)]
+    whole = np.arange(len(names))[None].repeat(3, axis=0)
+    cut = cut_of("layers.0.attention.qkv", whole.shape, model, devices)
+    seen = []
+    for device in range(devices):
+        own = [names[column] for column in held(cut, whole, device)[0]]
+        q, k = part.num_heads * D, part.num_kv_heads * D
+        queries, keys, values = own[:q:D], own[q : q + k : D], own[q + k :: D_V]
+        assert len(own) == q + k + part.num_kv_heads * D_V
+        for index, (_, head, _) in enumerate(queries):
+            group = index // (part.num_heads // part.num_kv_heads)
+            assert keys[group][1] == values[group][1] == head // (heads // kv_heads)
+        seen += [head for _, head, _ in queries]
+    assert seen == list(range(heads))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "axis"),
+    [
+        ("embed", (96, 5), 0),
+        ("lm_head", (5, 96), -1),
+        ("layers.0.attention.out", (8 * D_V, 5), -2),
+        ("layers.0.attention.out.values", (8 * D_V, 5), -2),
+        ("layers.0.attention.out.lora_a", (8 * D_V, 3), -2),
+        ("layers.0.mlp.down", (HIDDEN, 5), -2),
+        ("layers.1.mlp.shared.down", (HIDDEN, 5), -2),
+        ("layers.1.mlp.gate_up", (EXPERTS, 5, 2 * HIDDEN), 0),
+        ("layers.1.mlp.down.words", (EXPERTS, 2, 2, 4, 128), 0),
+        ("layers.1.mlp.down_bias", (EXPERTS, 5), 0),
+    ],
+)
+def test_shares_are_equal_and_in_order(name: str, shape: tuple[int, ...], axis: int) -> None:
+    """Together they are the whole."""
+    cut = cut_of(name, shape, model_of(8, 4), 4)
+    assert cut is not None
+    assert cut.axis == axis
+    whole = np.arange(np.prod(shape)).reshape(shape)
+    parts = [held(cut, whole, device) for device in range(4)]
+    assert np.array_equal(np.concatenate(parts, axis=axis), whole)
+    assert len({part.shape for part in parts}) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.0.mlp.gate_up", "layers.0.mlp.gate_up.scales", "layers.1.mlp.shared.gate_up.lora_b"]
+)
+def test_gates_come_with_their_ups(name: str) -> None:
+    """Each device has the same numbers of both halves."""
+    shape = (2 * HIDDEN,) if name.endswith("scales") else (5, 2 * HIDDEN)
+    cut = cut_of(name, shape, model_of(8, 4), 4)
+    for device in range(4):
+        own = held(cut, np.broadcast_to(np.arange(2 * HIDDEN), shape), device)
+        gates, ups = np.split(own, 2, axis=-1)
+        assert np.array_equal(gates + HIDDEN, ups)
+
+
+def test_a_bias_behind_a_sum_is_added_once() -> None:
+    """By the first device."""
+    cut = cut_of("layers.0.mlp.down_bias", (5,), model_of(8, 4), 4)
+    assert cut == Cut(-1, (((0, 5),), (), (), ()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("final_norm.weight", "layers.0.pre_attn.weight", "layers.0.attention.q_norm.weight", "layers.1.mlp.router"),
+        *("layers.0.attention.out.scales", "layers.0.attention.qkv.lora_a", "layers.0.attention.qkv.lora_owner"),
+        *("layers.0.attention.out.lora_b", "layers.1.mlp.shared_gate", "layers.1.mlp.selection_bias"),
+    ],
+)
+def test_the_rest_is_on_every_device(name: str) -> None:
+    """Norms, routers, and what is of the side that is whole."""
+    assert cut_of(name, (8, 8), model_of(8, 4), 4) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (model_of(6, 6), "num_attention_heads = 6"),
+        (model_of(12, 6), "num_key_value_heads = 6"),
+        (dataclasses.replace(model_of(8, 4), vocab_size=97), "vocab_size = 97"),
+        (model_of(8, 8, qk_norm=Norm(1e-6), qk_norm_all_heads=True), "all heads"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(model: ModelConfig, message: str) -> None:
+    """The error names the option, its value, and what it must fit."""
+    with pytest.raises(ConfigError, match=message) as raised:
+        part_of(model, 4)
+    assert raised.value.field == "tensor_parallel_size"
+    assert raised.value.value == 4
+
+
+def test_the_arena_is_that_of_one_device() -> None:
+    """Half the KV heads are half the bytes; a head is never less than one."""
+    model = model_of(8, 4)
+    sizes = [KVLayout.of(part_of(model, devices), 4).block_bytes(2) for devices in (1, 2, 4, 8)]
+    assert [sizes[0] // size for size in sizes] == [1, 2, 4, 4]
+    assert part_of(model, 1) is model

@@ -1,0 +1,171 @@
+"""`paged_attention`, `write_kv` and `tile_rows` against plain NumPy: ragged rows, pages, windows, chunks and sinks."""
+
+import inspect
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _pytest.mark.structures import ParameterSet
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
+
+from pallas_kernels.attention.api import Implementation, paged_attention, write_kv
+from pallas_kernels.attention.rows import Attend
+from tests.support.kernels.calls import Call, expect, make_call, run, tiles_of, token_rows
+from tests.support.oracles import Row
+from tools.cases.attention import CASES, CHUNKS, MIXED, Case, RowSpec
+from tools.cases.attention_fp8 import FP8, FP8_CASES
+
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+
+
+def served() -> list[ParameterSet]:
+    """Each case with each implementation that serves it. Interpreting a Hopper kernel takes seconds."""
+    out = []
+    for case in (*CASES, *FP8_CASES):
+        for implementation in get_args(Implementation):
+            if implementation == "triton":
+                continue  # test_triton_attention
+            if implementation != "mosaic" or case.for_mosaic:
+                slow = implementation == "mosaic" and not case.quick
+                marks = [pytest.mark.nightly] if slow else []
+                out.append(pytest.param(case, implementation, id=f"{implementation}: {case.name}", marks=marks))
+    return out
+
+
+@pytest.mark.parametrize(("case", "implementation"), served())
+def test_a_token_attends_to_exactly_the_keys_it_may_see(case: Case, implementation: Implementation) -> None:
+    """The result is the softmax over visible keys; NaN everywhere else never shows; two calls give equal bits."""
+    for rows in case.rows:
+        padded = rows + (RowSpec(0, 0),) * (max(map(len, case.rows)) - len(rows))
+        call = make_call(case, padded)
+        out, expected = run(call, case, implementation), expect(call, case)
+        np.testing.assert_allclose(out[: len(expected)], expected, rtol=0, atol=TOLERANCE[case.dtype])
+        assert np.isfinite(out[len(expected) :]).all(), "padding tokens must give finite garbage"
+        np.testing.assert_array_equal(run(call, case, implementation), out)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_a_row_does_not_see_how_its_neighbours_are_cut(implementation: Implementation) -> None:
+    """A row's result does not depend, within rounding, on the other rows of the step."""
+    case = next(case for case in CASES if case.name == "window 47 = 3p - 1, softcap")
+    call = make_call(case, MIXED)
+    together = run(call, case, implementation)
+    alone = [row if index == 1 else Row(0, 0) for index, row in enumerate(call.rows)]
+    q = np.roll(call.q, -call.rows[0].count, axis=0)
+    separate = run(Call(q, call.kv, call.page_rows, alone), case, implementation)
+    np.testing.assert_allclose(separate[:33], together[1:34], rtol=0, atol=1e-6)
+
+
+def test_an_unknown_implementation_is_an_error() -> None:
+    """A name never stands for another implementation."""
+    case = CASES[0]
+    call = make_call(case, CHUNKS)
+    with pytest.raises(TypeCheckError, match="cuda"):  # the hook sees it first: see below
+        run(call, case, "cuda")  # type: ignore[arg-type]
+    known = r"must be one of \['mosaic', 'reference', 'triton', 'xla'\]"
+    with pytest.raises(ValueError, match=f"implementation = 'cuda': {known}"):
+        inspect.unwrap(paged_attention)(call.q, call.kv, None, None, slot=0, attend=Attend(1.0), implementation="cuda")
+
+
+def test_query_heads_that_are_no_multiple_of_kv_heads_are_an_error() -> None:
+    """5 query heads over 2 KV heads have no groups."""
+    case = CASES[0]
+    call = make_call(case, CHUNKS)
+    wrong = Call(np.concatenate([call.q, call.q[:, :1]], axis=1), call.kv, call.page_rows, call.rows)
+    with pytest.raises(ValueError, match=r"query heads \(5\) must be a multiple of KV heads \(2\)"):
+        run(wrong, case, "xla")
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 6])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kv_of_a_token_lands_in_its_cell_and_nowhere_else(tokens: int, dtype: str) -> None:
+    """K and V lie side by side at (page, slot, head, offset), cast to the arena's type; tokens past the end vanish."""
+    rng = np.random.default_rng(tokens)
+    num_pages, slots, heads, page_size, head_dim, v_head_dim = 5, 3, 2, 4, 8, 6
+    before = rng.standard_normal((num_pages, slots, heads, page_size, head_dim + v_head_dim)).astype(np.float32)
+    before = np.asarray(jnp.asarray(before, dtype).astype(jnp.float32))
+    k = rng.standard_normal((tokens, heads, head_dim)).astype(np.float32)
+    v = rng.standard_normal((tokens, heads, v_head_dim)).astype(np.float32)
+    cells = rng.permutation(num_pages * page_size)[:tokens]
+    pages, offsets = (cells // page_size).astype(np.int32), (cells % page_size).astype(np.int32)
+    for dropped in (False, True):
+        expected = before.copy()
+        if dropped:
+            pages[-1] = num_pages + tokens
+        for token in range(tokens - dropped):
+            cell = np.concatenate([k[token], v[token]], axis=-1)
+            expected[pages[token], 1, :, offsets[token]] = np.asarray(jnp.asarray(cell, dtype).astype(jnp.float32))
+        arena = jnp.asarray(before, dtype)
+        out = jax.jit(partial(write_kv, slot=1))(arena, np.concatenate([k, v], axis=-1), pages=pages, offsets=offsets)
+        assert out.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(out.astype(jnp.float32)), expected)
+
+
+@pytest.mark.parametrize("v_dim", [6, 10])
+def test_8_bit_pages_hold_what_numbers_are_of_their_scale(v_dim: int) -> None:
+    """Rounded to three bits, cut at ±448 instead of NaN; V's scale where K and V overlap (10 of 14 are V)."""
+    rng = np.random.default_rng(v_dim)
+    scales = np.array([[0.5, 2.0], [0.01, 8.0]], np.float32)
+    values = (rng.standard_normal((5, 2, 14)) * [[[1]], [[10]], [[1e4]], [[1e-3]], [[0]]]).astype(np.float32)
+    columns = np.where(np.arange(14) >= 14 - v_dim, scales[1][:, None], scales[0][:, None])
+    pages, offsets = np.array([0, 2, 1, 2, 9], np.int32), np.array([3, 0, 1, 2, 0], np.int32)
+    arena = jnp.zeros((3, 1, 2, 4, 14), FP8)
+    cells = {"pages": jnp.asarray(pages), "offsets": jnp.asarray(offsets)}
+    out = write_kv(arena, jnp.asarray(values), **cells, slot=0, kv_scales=jnp.asarray(scales), v_dim=v_dim)
+    assert out.dtype == FP8
+    stored = np.asarray(out.astype(jnp.float32))[pages[:4], 0, :, offsets[:4]]
+    wanted = np.clip(values[:4] / columns, -448, 448)
+    np.testing.assert_allclose(stored, wanted, rtol=2**-4, atol=2**-10)
+    assert np.abs(wanted).max() == np.abs(stored).max() == 448
+
+
+def test_scales_are_for_8_bit_pages() -> None:
+    """No implementation would apply them elsewhere, and without V's size nobody knows which number is whose."""
+    case = CASES[0]
+    with pytest.raises(ValueError, match="kv_scales are for 8-bit pages, and these are float32"):
+        run(make_call(case, CHUNKS), replace(case, kv_scales=((1.0, 1.0), (1.0, 1.0))), "xla")
+    ones, token = jnp.ones((2, 2), jnp.float32), jnp.zeros(3, jnp.int32)
+    values = jnp.zeros((3, 2, 14), jnp.float32)
+    for dtype, message in (
+        ("bfloat16", "kv_scales are for 8-bit pages, and these are bfloat16"),
+        (FP8, "v_dim = None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_kv(jnp.zeros((3, 1, 2, 4, 14), dtype), values, pages=token, offsets=token, slot=0, kv_scales=ones)
+
+
+@given(st.data())
+def test_every_token_has_one_place_in_a_tile_of_its_own_row(data: st.DataObject) -> None:
+    """Tiles cut each row from its first token, in order, without mixing rows; `place` inverts `tokens`."""
+    num_rows, tokens, size = data.draw(st.sampled_from([(1, 1, 1), (1, 9, 4), (4, 4, 1), (5, 40, 8), (3, 33, 32)]))
+    counts = np.zeros(num_rows, np.int32)
+    for index in range(num_rows):
+        most = tokens - int(counts.sum()) if size > 1 else 1
+        counts[index] = data.draw(st.integers(0, most))
+    tiles: Any = jax.tree.map(np.asarray, tiles_of(counts, tokens, size))
+    owner, first = token_rows(counts, tokens), np.cumsum(counts) - counts
+
+    places = []
+    for token in range(int(counts.sum())):
+        tile, lane = divmod(int(tiles.place[token]), size)
+        places.append((tile, lane))
+        assert tiles.tokens[tile, lane] == token
+        assert tiles.row[tile] == owner[token]
+        assert first[owner[token]] + tiles.offset[tile] + lane == token
+    assert len(set(places)) == len(places)
+
+    live = [tile for tile in range(len(tiles.row)) if tiles.offset[tile] < counts[tiles.row[tile]]]
+    assert sorted({tile for tile, _ in places}) == live, "a tile is live exactly when it holds a token"
+    expected = [(row, offset) for row in range(num_rows) for offset in range(0, int(counts[row]), size)]
+    assert [(tiles.row[tile], tiles.offset[tile]) for tile in live] == expected
+    for tile in live:
+        row = tiles.row[tile]
+        assert set(owner[tiles.tokens[tile]]) == {row}, "a tile reaches into another row"
+    assert ((tiles.tokens >= 0) & (tiles.tokens < tokens)).all()
+    assert ((tiles.place >= 0) & (tiles.place < tiles.tokens.size)).all()

@@ -1,0 +1,99 @@
+"""`grouped_matmul` and `group_rows` against plain NumPy: experts of any number of rows, biases, activations."""
+
+from typing import get_args
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _pytest.mark.structures import ParameterSet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.experts.api import Implementation, grouped_matmul
+from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
+from tests.support.kernels.grouped_calls import expect, make_call, run
+from tools.cases.experts import CASES, Case
+
+# Rounding of the result, of a product before its bias and of both halves before the activation.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 8e-3}
+
+
+def served() -> list[ParameterSet]:
+    """Each case with each implementation that serves it. Interpreting a Hopper kernel takes seconds."""
+    out = []
+    for case in CASES:
+        for implementation in get_args(Implementation):
+            if implementation != "mosaic" or case.for_mosaic:
+                slow = implementation == "mosaic" and not case.quick
+                marks = [pytest.mark.nightly] if slow else []
+                out.append(pytest.param(case, implementation, id=f"{implementation}: {case.name}", marks=marks))
+    return out
+
+
+@pytest.mark.parametrize(("case", "implementation"), served())
+def test_a_row_is_multiplied_by_its_experts_matrix(case: Case, implementation: Implementation) -> None:
+    """NaN in rows of nobody and in experts without rows never shows; two calls give equal bits."""
+    call = make_call(case)
+    out, expected = run(call, case, implementation), expect(call, case)
+    np.testing.assert_allclose(
+        out[call.owned], expected[call.owned], rtol=TOLERANCE[case.dtype], atol=TOLERANCE[case.dtype]
+    )
+    np.testing.assert_array_equal(run(call, case, implementation)[call.owned], out[call.owned])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla", "mosaic"])
+def test_nan_in_one_row_stays_there(implementation: Implementation) -> None:
+    """Whoever shares its tile, or comes next."""
+    case = Case("", (3, 9), 64, 64, dtype="bfloat16")
+    call = make_call(case)
+    clean = run(call, case, implementation)
+    object.__setattr__(call, "x", call.x.at[jnp.array([1, 16])].set(jnp.nan))
+    dirty = run(call, case, implementation)
+    rows = call.owned & ~np.isin(np.arange(len(clean)), [1, 16])
+    np.testing.assert_array_equal(dirty[rows], clean[rows])
+    assert np.isnan(dirty[[1, 16]]).all()
+
+
+def test_an_unknown_implementation_is_an_error() -> None:
+    """Never another one."""
+    call = make_call(CASES[1])
+    with pytest.raises(ValueError, match="implementation = 'cuda': must be one of"):
+        grouped_matmul.__wrapped__(call.x, call.weights, call.groups, implementation="cuda")  # type: ignore[attr-defined]
+
+
+@given(data=st.data(), shape=st.sampled_from([(1, 1, 4), (2, 3, 5), (40, 2, 9), (90, 4, 16)]))
+@settings(max_examples=25)
+def test_pairs_sorted_by_expert(data: st.DataObject, shape: tuple[int, int, int]) -> None:
+    """Each pair has a row of its own in its expert's group, in order; groups are aligned and fit the static bound."""
+    tokens, top_k, experts = shape
+    favourites = data.draw(st.lists(st.integers(0, experts - 1), min_size=1, max_size=experts))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
+    chosen = rng.choice(favourites, (tokens, top_k)).astype(np.int32)
+    (starts, sizes), rows, pair_of = group_rows(jnp.asarray(chosen), experts)
+    check(chosen, Groups(starts, sizes), np.asarray(rows), np.asarray(pair_of), experts)
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(256, 3), (257, 8), (1700, 256)])
+def test_pairs_beyond_one_block(tokens: int, experts: int) -> None:
+    """Pairs are compared block by block."""
+    chosen = np.random.default_rng(tokens).integers(0, experts, (tokens, 2)).astype(np.int32)
+    groups, rows, pair_of = group_rows(jnp.asarray(chosen), experts)
+    check(chosen, groups, np.asarray(rows), np.asarray(pair_of), experts)
+
+
+def check(chosen: np.ndarray, groups: Groups, rows: np.ndarray, pair_of: np.ndarray, experts: int) -> None:
+    """What `group_rows` promises."""
+    starts, sizes = (np.asarray(part) for part in groups)
+    pairs = chosen.reshape(-1)
+    assert sizes.tolist() == np.bincount(pairs, minlength=experts).tolist()
+    assert (starts % ALIGN == 0).all()
+    ends = starts + -(-sizes // ALIGN) * ALIGN
+    assert (starts[1:] >= ends[:-1]).all()
+    assert ends[-1] <= len(pair_of) == row_count(len(pairs), experts)
+    assert len(pair_of) % ALIGN == 0
+    expected = np.empty(len(pairs), np.int64)
+    for expert in range(experts):
+        mine = np.flatnonzero(pairs == expert)
+        expected[mine] = starts[expert] + np.arange(len(mine))
+    assert rows.reshape(-1).tolist() == expected.tolist()
+    assert pair_of[expected].tolist() == list(range(len(pairs)))

@@ -1,0 +1,117 @@
+"""From sampling parameters to biases and masks (jswa/sched/constraint.py)."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import Bool, Int
+
+from jswa.errors import InvalidSampling
+from jswa.sched.constraint import make_constraint
+from jswa.types import Constraint, SamplingParams
+
+PROMPT = 5
+
+
+def constraint_of(
+    vocab: int, *, stop_ids: frozenset[int] = frozenset(), bad_words: tuple[tuple[int, ...], ...] = (), **params: Any
+) -> Constraint:
+    """The constraint of a request that has one."""
+    found = make_constraint(SamplingParams(**params), vocab, PROMPT, stop_ids, bad_words)
+    assert found is not None
+    return found
+
+
+def allowed_in(mask: Int[np.ndarray, " words"], vocab: int) -> Bool[np.ndarray, " V"]:
+    """The tokens of a mask, bit by bit, and nothing past the vocabulary."""
+    assert mask.dtype == np.int32
+    assert len(mask) == -(-vocab // 32)
+    bits = [bool(int(mask[token // 32]) & 0xFFFFFFFF & (1 << (token % 32))) for token in range(32 * len(mask))]
+    assert not any(bits[vocab:])
+    return np.array(bits[:vocab])
+
+
+def test_a_request_without_extras_has_no_constraint() -> None:
+    """Temperature, its limits, stop tokens and log probabilities cost no place."""
+    params = SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, stop_token_ids=[3], logprobs=2)
+    assert make_constraint(params, 40, PROMPT, frozenset({3}), ()) is None
+    assert make_constraint(SamplingParams(logit_bias={}), 40, PROMPT, frozenset(), ()) is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"repetition_penalty": 1.1}, {"presence_penalty": -0.5}, {"frequency_penalty": 0.5}, {"logit_bias": {3: 1.0}}],
+)
+def test_a_penalty_or_a_bias_alone_allows_every_token(params: dict[str, Any]) -> None:
+    """The constraint is there, and its masks are full."""
+    found = constraint_of(33, stop_ids=frozenset({2}), **params)
+    assert allowed_in(found.mask, 33).all()
+    assert allowed_in(found.early_mask, 33).all()
+    assert found.bias.nonzero()[0].tolist() == list(params.get("logit_bias", ()))
+
+
+@given(st.data())
+def test_masks_are_what_is_allowed_less_bad_tokens_and_early_stop_tokens(data: st.DataObject) -> None:
+    """Bit by bit, for vocabularies around the size of a word; longer bad words stay out of the mask."""
+    vocab = data.draw(st.integers(1, 70))
+    ids = st.integers(0, vocab - 1)
+    allowed = data.draw(st.none() | st.lists(ids, min_size=1))
+    words = tuple(data.draw(st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=4)))
+    stops = frozenset(data.draw(st.lists(st.integers(0, vocab + 40), max_size=3)))
+    minimum = data.draw(st.integers(0, 3))
+    bias = data.draw(st.dictionaries(ids, st.floats(-100, 100, width=32), max_size=3))
+    banned = {word[0] for word in words if len(word) == 1}
+    late = {token for token in range(vocab) if allowed is None or token in allowed} - banned
+    early = late - stops if minimum else late
+    params = SamplingParams(
+        presence_penalty=0.5, allowed_token_ids=allowed, min_tokens=minimum, logit_bias=bias, bad_words=["unused"]
+    )
+    if not late or not early:
+        with pytest.raises(InvalidSampling) as caught:
+            make_constraint(params, vocab, PROMPT, stops, words)
+        assert caught.value.field == ("min_tokens" if late else "allowed_token_ids")
+        return
+    found = make_constraint(params, vocab, PROMPT, stops, words)
+    assert found is not None
+    assert set(np.flatnonzero(allowed_in(found.mask, vocab)).tolist()) == late
+    assert set(np.flatnonzero(allowed_in(found.early_mask, vocab)).tolist()) == early
+    assert found.min_length == PROMPT + minimum
+    assert found.bad_words == tuple(word for word in words if len(word) > 1)
+    assert found.bias.dtype == np.float32
+    assert found.bias.tolist() == [bias.get(token, 0.0) for token in range(vocab)]
+
+
+@pytest.mark.parametrize("vocab", [31, 32, 33])
+@pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids"])
+def test_an_id_outside_the_vocabulary_is_refused_by_name(name: str, vocab: int) -> None:
+    """The last id is accepted, the one after it is not."""
+
+    def value(token: int) -> Any:
+        return {token: 1.0} if name == "logit_bias" else [0, token]
+
+    constraint_of(vocab, **{name: value(vocab - 1)})
+    with pytest.raises(InvalidSampling) as caught:
+        constraint_of(vocab, **{name: value(vocab)})
+    assert (caught.value.field, caught.value.value) == (name, vocab)
+    assert str(vocab) in str(caught.value)
+
+
+def test_nothing_left_to_generate_is_refused_by_name() -> None:
+    """Bad words that take every allowed token; stop tokens that are all that min_tokens would allow."""
+    with pytest.raises(InvalidSampling) as caught:
+        constraint_of(8, allowed_token_ids=[3, 4], bad_words=((3,), (4,)))
+    assert caught.value.field == "allowed_token_ids"
+    with pytest.raises(InvalidSampling) as caught:
+        constraint_of(8, allowed_token_ids=[3, 4], min_tokens=1, stop_ids=frozenset({3, 4}))
+    assert caught.value.field == "min_tokens"
+    assert constraint_of(8, allowed_token_ids=[3, 4], stop_ids=frozenset({3, 4})).bad_words == ()
+
+
+def test_bad_words_that_only_the_tokenizer_has_are_left_out() -> None:
+    """A tokenizer may know more ids than the model: those are never generated, and the others still are bad."""
+    found = constraint_of(40, bad_words=((3,), (40,), (5, 41), (5, 6)))
+    assert np.flatnonzero(~allowed_in(found.mask, 40)).tolist() == [3]
+    assert found.bad_words == ((5, 6),)
+    assert make_constraint(SamplingParams(), 40, PROMPT, frozenset(), ((99,),)) is None

@@ -1,0 +1,132 @@
+"""Tokenization and what operators look at."""
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.http import limits
+from server.options import ServeConfig
+from tests.support.server.harness import Client, serving
+from tests.support.server.processes import ROOT
+
+
+def test_tokenize_and_back(shared: Client) -> None:
+    found = shared.post("/tokenize", {"prompt": "ab", "return_token_strs": True}).json()
+    assert found == {"count": 3, "max_model_len": 256, "tokens": [1, 100, 101], "token_strs": ["<bos>", "a", "b"]}
+    assert shared.post("/tokenize", {"prompt": "ab", "add_special_tokens": False}).json()["tokens"] == [100, 101]
+    chat = {"messages": [{"role": "user", "content": "ab"}]}
+    assert shared.post("/tokenize", chat).json()["tokens"] == [100, 101]
+    assert shared.post("/detokenize", {"tokens": [1, 100, 101]}).json() == {"prompt": "<bos>ab"}
+    assert shared.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
+    most = shared.post("/detokenize", {"tokens": [100] * limits.MAX_DETOKENIZED}).json()["prompt"]
+    assert most == "a" * limits.MAX_DETOKENIZED
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"role": "x"}]}, "messages[0].role"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "chat_template": "x"}, "chat_template"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [1, "a"]}, "tokens[1]"),
+        ("/detokenize", {"tokens": [259]}, "tokens"),
+        ("/detokenize", {"tokens": [1] * (limits.MAX_DETOKENIZED + 1)}, "tokens"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_tokens_that_cannot_be(shared: Client, path: str, body: object, param: str) -> None:
+    assert shared.refusal(path, body)["param"] == param
+
+
+def test_tokenizer_info(shared: Client) -> None:
+    found = shared.get("/tokenizer_info").json()
+    assert (found["bos_token"], found["eos_token"], found["pad_token"]) == ("<bos>", "<eos>", "<pad>")
+    assert "messages" in found["chat_template"]
+
+
+def scrape(client: Client) -> dict[str, float]:
+    text = client.get("/metrics").text
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    return {
+        sample.name
+        + "".join(f",{v}" for k, v in sorted(sample.labels.items()) if k not in ("model_name", "le")): sample.value
+        for sample in samples
+        if not sample.name.endswith("_bucket")
+    }
+
+
+def test_metrics_count() -> None:
+    with serving() as client:
+        client.complete(n=2, max_tokens=3)
+        client.events("/v1/completions", {"prompt": "abc", "max_tokens": 5})
+        found = scrape(client)
+        assert found["jswa:generation_tokens_total"] == 11
+        assert found["jswa:prompt_tokens_total"] == 8
+        assert found["jswa:request_success_total,length"] == 3
+        assert found["jswa:time_to_first_token_seconds_count"] == 2
+        assert found["jswa:inter_token_latency_seconds_count"] == 2 * 2 + 4
+        assert found["jswa:e2e_request_latency_seconds_count"] == 2
+        assert found["jswa:num_requests_running"] == 0
+        assert found["jswa:kv_slots,free"] == 63
+        assert found["jswa:prefix_cache_misses_total,cold"] == 5
+        assert found["jswa:engine_steps_total"] > 7
+
+
+def test_metrics_under_vllms_names() -> None:
+    with serving(metrics_prefix="vllm") as client:
+        found = scrape(client)
+        wanted = """num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total
+            prefix_cache_hits_total num_preemptions_total prompt_tokens_total generation_tokens_total
+            time_to_first_token_seconds_count inter_token_latency_seconds_count e2e_request_latency_seconds_count
+            request_queue_time_seconds_count request_prefill_time_seconds_count request_decode_time_seconds_count
+            request_prompt_tokens_count request_generation_tokens_count"""
+        assert {f"vllm:{name}" for name in wanted.split()} <= set(found)
+
+
+def test_server_info_has_no_secrets() -> None:
+    with serving(
+        api_key=("secret-key",), admin_api_key="root-key", headers={"Authorization": "Bearer secret-key"}
+    ) as c:
+        response = c.get("/server_info")
+        found = response.json()
+        assert found["engine"]["max_model_len"] == 256
+        assert found["load"]["running"] == 0
+        assert not re.search("secret|root-key|/work|/tmp", response.text)
+
+
+def test_clients_never_learn_of_other_tenants() -> None:
+    with serving() as client:  # the fake engine's reason for every miss is "salt"
+        texts = [client.post("/v1/completions", {"prompt": "a", "stream": s}).text for s in (False, True)]
+        texts += [client.get(path).text for path in ("/metrics", "/server_info")]
+        assert not any('"salt"' in text for text in texts)
+        assert client.get("/server_info").json()["prefix_cache"]["missed"] == {"cold": 5}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": -1}, {"port": 65536}, {"max_body_size": 0}, {"max_queued_requests": 0}, {"max_queued_tokens": 0},
+        {"request_timeout": -1}, {"render_timeout": 0}, {"keep_alive": float("nan")}, {"api_key": ("",)},
+        {"api_key": ("a",), "admin_api_key": "a"}, {"ssl_keyfile": "a"},
+        {"api_key": ("a", "b"), "api_key_weight": (1.0,)}, {"api_key": ("a",), "api_key_weight": (0.0,)},
+        {"api_key": ("a", "a")}, {"step_timeout": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_cannot_be(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options)).replace("ssl_keyfile", "ssl_certfile").split("_")[0]):
+        ServeConfig(**options)  # type: ignore[arg-type]
+
+
+def test_every_limit_is_documented() -> None:
+    rows = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8").partition("## Limits")[2]
+    for name, value in vars(limits).items():
+        if name.isupper():
+            assert re.search(rf"\b{value}\b", rows), name

@@ -1,0 +1,27 @@
+"""The schema at /openapi.json, and requests made from it."""
+
+from pathlib import Path
+
+from tests.support.server.fuzz import fuzz, narrowed
+from tests.support.server.harness import serving
+
+
+def test_requests_made_from_the_schema(tmp_path: Path) -> None:
+    with serving(template="{% for m in messages %}{{ m.content }}{% endfor %}", admin_api_key="root") as client:
+        fuzz(client.url, client.url + "/openapi.json", 20, tmp_path, "root")
+        before = len(client.engine.seen)
+        fuzz(client.url, narrowed(client.url, "fake", tmp_path), 20, tmp_path, "root")
+        assert len(client.engine.seen) > before + 100, "hardly any request was a good one"
+        assert not client.service.jobs
+        assert not client.engine.has_work()
+        assert client.service.admission.texts == 0
+
+
+def test_statuses_are_documented() -> None:
+    with serving() as client:
+        schema = client.get("/openapi.json").json()
+    assert "422" not in str(schema["paths"])
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        responses = schema["paths"][path]["post"]["responses"]
+        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert set(responses) == {"200", "400", "401", "404", "413", "429", "500", "503", "504"}

@@ -1,0 +1,356 @@
+"""The engine's thread: events arrive in order, aborts free rows at once, and its death is told to everyone."""
+
+import asyncio
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jswa.errors import HostLost, InvalidPrompt
+from jswa.types import Request, SamplingParams, TokenEvent
+from server.core.bridge import Bridge
+from server.http.errors import ApiError
+from tests.support.server.fake_engine import FakeEngine, count_up
+
+Inbox = asyncio.Queue[TokenEvent | ApiError]
+
+
+@asynccontextmanager
+async def running(
+    engine: FakeEngine, on_death: Callable[[], None] = lambda: None, **options: Any
+) -> AsyncIterator[Bridge]:
+    bridge = Bridge(engine, on_death, **options)
+    del engine
+    bridge.start()
+    try:
+        yield bridge
+    finally:
+        await bridge.close()
+
+
+def ask(engine: FakeEngine, name: str, *, length: int = 3, tokens: int = 5) -> Request:
+    return engine.request(name, np.arange(3, 3 + length), SamplingParams(max_tokens=tokens))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        await asyncio.sleep(0.001)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 20))
+
+
+def test_each_request_gets_its_events_in_order() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        async with running(engine) as bridge:
+            inboxes: list[Inbox] = [asyncio.Queue() for _ in range(20)]
+            for i, inbox in enumerate(inboxes):
+                bridge.submit([ask(engine, str(i), length=i + 1)], inbox.put_nowait)
+            for i, inbox in enumerate(inboxes):
+                got = [await inbox.get() for _ in range(5)]
+                assert [e.token for e in got if isinstance(e, TokenEvent)] == [
+                    count_up([0] * (i + 1), k) for k in range(5)
+                ]
+                assert isinstance(got[-1], TokenEvent)
+                assert got[-1].finish_reason == "length"
+            assert bridge.active == 0
+
+    run(test)
+
+
+def test_a_lost_host_ends_all_requests_though_the_step_goes_on() -> None:
+    async def test() -> None:
+        engine, died, go_on = FakeEngine(), asyncio.Event(), threading.Event()
+
+        def stuck() -> list[TokenEvent]:
+            go_on.wait(10)
+            return []
+
+        engine.step = stuck  # type: ignore[method-assign]
+        async with running(engine, died.set) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "a")], inbox.put_nowait)
+            await asyncio.sleep(0.02)  # the thread is in its step
+            threading.Thread(target=engine.lose, args=(HostLost("host 1 is gone"),)).start()
+            error = await inbox.get()
+            assert isinstance(error, ApiError)
+            assert error.status == 500
+            await died.wait()
+            assert bridge.state == "dead"
+            go_on.set()
+
+    run(test)
+
+
+def test_a_host_that_is_told_to_end_is_passed_on() -> None:
+    async def test() -> None:
+        engine, left = FakeEngine(), asyncio.Event()
+        async with running(engine, on_leaving=left.set) as bridge:
+            threading.Thread(target=engine.leave, args=(HostLost("host 1 has been told to end"),)).start()
+            await left.wait()
+            assert bridge.state == "up"
+
+    run(test)
+
+
+def test_an_idle_engine_is_not_stepped() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        async with running(engine) as bridge:
+            await asyncio.sleep(0.05)
+            assert bridge.steps == 0
+            assert await bridge.call(lambda e: e.stats().running) == 0
+
+    run(test)
+
+
+def test_an_abort_frees_the_row_within_two_steps() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.delay = 0.005
+        async with running(engine) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "a", tokens=200)], inbox.put_nowait)
+            await inbox.get()
+            bridge.abort(["a", "never heard of"])
+            before = engine.steps
+            await until(lambda: not engine.running)
+            assert engine.steps - before <= 2
+            while not inbox.empty():
+                event = inbox.get_nowait()
+                assert isinstance(event, TokenEvent)
+                assert event.finish_reason is None, "who has left is told nothing more"
+
+    run(test)
+
+
+def test_an_abort_by_others_is_told() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.delay = 0.005
+        async with running(engine) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "a", tokens=200)], inbox.put_nowait)
+            await inbox.get()
+            bridge.abort(["a"], tell=True)
+            while not isinstance(event := await inbox.get(), TokenEvent) or event.finish_reason is None:
+                pass
+            assert event.finish_reason == "abort"
+            assert bridge.active == 0
+
+    run(test)
+
+
+def test_what_the_engine_refuses_ends_that_request_alone() -> None:
+    async def test() -> None:
+        engine = FakeEngine(max_model_len=10)
+        async with running(engine) as bridge:
+            bad: Inbox = asyncio.Queue()
+            good: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "bad", length=10)], bad.put_nowait)
+            bridge.submit([ask(engine, "good", tokens=1)], good.put_nowait)
+            error = await bad.get()
+            assert isinstance(error, ApiError)
+            assert (error.status, error.code) == (400, "context_length_exceeded")
+            assert isinstance(await good.get(), TokenEvent)
+            assert bridge.state == "up"
+
+    run(test)
+
+
+def test_calls_run_in_the_engines_thread_and_bring_errors_back() -> None:
+    async def test() -> None:
+        async with running(FakeEngine()) as bridge:
+            assert await bridge.call(lambda _: threading.current_thread().name) == "engine"
+
+            def refuse(_: object) -> None:
+                raise InvalidPrompt("prompt", 1, "no")
+
+            with pytest.raises(InvalidPrompt):
+                await bridge.call(refuse)
+            assert bridge.state == "up"
+
+    run(test)
+
+
+def test_when_the_engine_dies_everyone_is_told() -> None:
+    async def test() -> None:
+        engine, died = FakeEngine(max_rows=1), asyncio.Event()
+        engine.steps_left = 3
+        async with running(engine, died.set) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "a", tokens=100), ask(engine, "waits", tokens=100)], inbox.put_nowait)
+            got = [await inbox.get() for _ in range(5)]
+            assert [isinstance(one, ApiError) for one in got] == [False] * 3 + [True] * 2
+            assert [one.status for one in got if isinstance(one, ApiError)] == [500, 500]
+            await died.wait()
+            assert bridge.state == "dead"
+            with pytest.raises(ApiError, match="engine has failed"):
+                bridge.submit([ask(engine, "b")], inbox.put_nowait)
+            with pytest.raises(ApiError, match="engine has failed"):
+                await bridge.call(lambda e: e.stats())
+
+    run(test)
+
+
+def test_calls_that_wait_fail_when_the_engine_dies() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.steps_left, engine.delay = 0, 0.05
+        async with running(engine) as bridge:
+            bridge.submit([ask(engine, "a")], lambda _: None)
+            await asyncio.sleep(0.02)
+            with pytest.raises(ApiError, match="engine has failed"):
+                await bridge.call(lambda e: e.stats())
+
+    run(test)
+
+
+def test_an_engine_that_dies_is_built_anew_and_what_waited_for_it_is_not_run() -> None:
+    async def test() -> None:
+        engine, second = FakeEngine(max_rows=1), FakeEngine()
+        gone = weakref.ref(engine)
+        engine.steps_left = 3
+
+        def rebuild() -> FakeEngine:
+            assert gone() is None, "the failed engine must be let go of before another one is built"
+            time.sleep(0.05)
+            return second
+
+        request = ask(engine, "a", tokens=100)
+        async with running(engine, rebuild=rebuild) as bridge:
+            del engine
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([request], inbox.put_nowait)
+            got = [await inbox.get() for _ in range(4)]
+            error = got[-1]
+            assert isinstance(error, ApiError)
+            assert (error.status, error.code) == (500, "engine_dead")
+            del got, error
+            with pytest.raises(ApiError) as refused:
+                bridge.submit([request], inbox.put_nowait)
+            assert (refused.value.status, refused.value.code) == (503, "engine_restarting")
+            with pytest.raises(ApiError, match="started anew"):
+                await bridge.call(lambda e: e.stats())
+            await until(lambda: bridge.state == "up")
+            assert bridge.engine is second
+            assert bridge.restarts == 1
+            assert not second.seen, "nothing of before is run"
+            bridge.submit([ask(second, "b")], inbox.put_nowait)
+            tokens = [await inbox.get() for _ in range(5)]
+            assert all(isinstance(event, TokenEvent) for event in tokens)
+            assert bridge.active == 0
+
+    run(test)
+
+
+def test_what_is_submitted_while_the_engine_dies_gets_an_error() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.steps_left, engine.delay = 0, 0.05
+        second = FakeEngine()
+        async with running(engine, rebuild=lambda: second) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "a")], inbox.put_nowait)
+            await asyncio.sleep(0.02)
+            bridge.submit([ask(engine, "b")], inbox.put_nowait)  # lies in the inbox when the step fails
+            call = asyncio.ensure_future(bridge.call(lambda e: e.stats()))
+            assert [isinstance(await inbox.get(), ApiError) for _ in range(2)] == [True, True]
+            with pytest.raises(ApiError, match="engine has failed"):
+                await call
+            await until(lambda: bridge.state == "up")
+            assert not second.seen
+
+    run(test)
+
+
+@pytest.mark.parametrize("cause", ["it fails again and again", "it cannot be built"])
+def test_an_engine_that_stays_dead(cause: str) -> None:
+    async def test() -> None:
+        built, died = 0, asyncio.Event()
+
+        def rebuild() -> FakeEngine:
+            nonlocal built
+            if cause == "it cannot be built":
+                raise MemoryError("no memory")
+            built += 1
+            return failing()
+
+        def failing() -> FakeEngine:
+            engine = FakeEngine()
+            engine.steps_left = 0
+            return engine
+
+        async with running(failing(), died.set, rebuild=rebuild) as bridge:
+            while not died.is_set():
+                with contextlib.suppress(ApiError):
+                    bridge.submit([ask(FakeEngine(), "a")], lambda _: None)
+                await asyncio.sleep(0.001)
+            assert bridge.state == "dead"
+            assert built == (3 if cause == "it fails again and again" else 0)
+
+    run(test)
+
+
+def test_a_step_that_does_not_end_is_death() -> None:
+    async def test() -> None:
+        engine, died = FakeEngine(), asyncio.Event()
+        engine.delay = 1.0
+        async with running(engine, died.set, step_timeout=0.1) as bridge:
+            await asyncio.sleep(0.3)
+            assert bridge.failure is None, "an engine without work is not stuck"
+            inbox: Inbox = asyncio.Queue()
+            begin = time.monotonic()
+            bridge.submit([ask(engine, "a", tokens=100)], inbox.put_nowait)
+            assert isinstance(await inbox.get(), ApiError)
+            assert time.monotonic() - begin < 0.6
+            assert bridge.state == "dead"
+            assert died.is_set()
+
+    run(test)
+
+
+def test_programs_are_compiled_beside_the_steps() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.delay, engine.prepare_delay = 0.002, 0.3
+        async with running(engine) as bridge:
+            bridge.submit([ask(engine, "a", tokens=200)], lambda _: None)
+            await until(lambda: engine.steps > 0)
+            before = engine.steps
+            wanted = SamplingParams(logprobs=1)
+            await asyncio.gather(*(bridge.prepare(wanted) for _ in range(50)))
+            assert engine.steps > before + 30, "the others go on"
+            await bridge.prepare(SamplingParams())
+            assert engine.prepared == [wanted], "once is enough"
+            await bridge.prepare(SamplingParams(prompt_logprobs=1))
+            assert len(engine.prepared) == 2
+
+    run(test)
+
+
+def test_the_engine_waits_for_an_event_loop_that_is_behind() -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        async with running(engine) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "a", tokens=200)], inbox.put_nowait)
+            await inbox.get()
+            before = engine.steps
+            time.sleep(0.3)  # the loop is busy; the fake engine could run all 200 steps meanwhile
+            assert engine.steps - before <= 5
+            while not isinstance(event := await inbox.get(), TokenEvent) or event.finish_reason is None:
+                pass
+            assert engine.steps >= 200
+
+    run(test)

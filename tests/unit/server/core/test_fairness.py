@@ -1,0 +1,124 @@
+"""Turns and shares of API keys."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+from server.core.fairness import Admission, Turns
+from server.http.errors import ApiError
+from tests.support.server.fake_engine import FakeEngine
+from tests.support.server.harness import serving, until
+
+
+def serve_all(turns: Turns, waiting: list[tuple[int, str]], count: int) -> list[str]:
+    """Who is served, when one text after the other runs."""
+    served = []
+    for _ in range(count):
+        start, key = min(waiting)
+        waiting.remove((start, key))
+        turns.runs(start)
+        served.append(key)
+    return served
+
+
+def test_one_tenant_keeps_the_order_of_arrival() -> None:
+    turns = Turns({None: 1.0})
+    assert turns.take(None, [5, 6, 7]) == [0, 0, 0]
+
+
+def test_who_asks_for_much_waits_for_himself_alone() -> None:
+    turns = Turns({"hog": 1.0, "other": 1.0})
+    waiting = [(start, "hog") for start in turns.take("hog", [10] * 100)]
+    assert serve_all(turns, waiting, 50) == ["hog"] * 50
+    waiting += [(start, "other") for start in turns.take("other", [10] * 20)]
+    served = Counter(serve_all(turns, waiting, 20))
+    assert abs(served["hog"] - served["other"]) <= 1
+
+
+def test_turns_follow_weights_and_tokens() -> None:
+    turns = Turns({"a": 3.0, "b": 1.0})
+    waiting = [(start, key) for key in ("a", "b") for start in turns.take(key, [10] * 400)]
+    served = Counter(serve_all(turns, waiting, 200))
+    assert served["a"] == pytest.approx(3 * served["b"], rel=0.05)
+    turns = Turns({"long": 1.0, "short": 1.0})
+    waiting = [(start, "long") for start in turns.take("long", [100] * 400)]
+    waiting += [(start, "short") for start in turns.take("short", [10] * 400)]
+    served = Counter(serve_all(turns, waiting, 220))
+    assert served["short"] == pytest.approx(10 * served["long"], rel=0.1)
+
+
+def test_who_was_idle_gains_nothing() -> None:
+    turns = Turns({"a": 1.0, "b": 1.0})
+    waiting = [(start, "a") for start in turns.take("a", [10] * 200)]
+    serve_all(turns, waiting, 100)
+    waiting += [(start, "b") for start in turns.take("b", [10] * 100)]
+    served = Counter(serve_all(turns, waiting, 40))
+    assert served["b"] <= 21, "not the hundred turns that it let pass"
+
+
+def test_generated_tokens_count() -> None:
+    turns = Turns({"a": 1.0, "b": 1.0})
+    turns.take("a", [10])
+    turns.take("b", [10])
+    turns.charge("a", 500)
+    assert turns.take("a", [1])[0] > turns.take("b", [1])[0]
+
+
+def test_half_of_the_queue_is_kept_by_weight() -> None:
+    queue = Admission(100, 10_000, {"a": 3.0, "b": 1.0})
+    for _ in range(87):  # of the half that is kept, an eighth of all is b's
+        queue.enter("a", 1, 1)
+    with pytest.raises(ApiError) as full:
+        queue.enter("a", 1, 1)
+    assert full.value.status == 429
+    queue.enter("b", 12, 12)
+    with pytest.raises(ApiError):
+        queue.enter("b", 2, 2)
+    queue.leave("a", 87, 87)
+    queue.leave("b", 12, 12)
+    assert (queue.texts, queue.tokens, queue.refused) == (0, 0, 2)
+    queue.enter("b", 62, 62)  # the half that is anybody's, and its own
+    with pytest.raises(ApiError):
+        queue.enter("b", 1, 1)
+
+
+def test_one_tenant_has_all_of_the_queue() -> None:
+    queue = Admission(10, 100)
+    queue.enter(None, 10, 10)
+    with pytest.raises(ApiError):
+        queue.enter(None, 1, 0)
+    queue.leave(None, 10, 10)
+    queue.enter(None, 1, 100)
+    with pytest.raises(ApiError):
+        queue.enter(None, 1, 1)
+    queue.leave(None, 1, 100)
+    queue.enter(None, 11, 1_000)  # an empty queue takes any one request
+    assert (queue.texts, queue.tokens, queue.refused) == (11, 1_000, 2)
+
+
+def test_over_http_a_flood_of_one_key_does_not_stop_another() -> None:
+    engine = FakeEngine(max_rows=2)
+    engine.delay = 0.002
+    with serving(engine, api_key=("hog", "other")) as client:
+        body = {"prompt": "abc", "max_tokens": 20, "n": 100}
+        flood = threading.Thread(
+            target=client.post, args=("/v1/completions", body), kwargs={"headers": {"Authorization": "Bearer hog"}}
+        )
+        flood.start()
+        until(lambda: len(engine.waiting) > 90)
+        for _ in range(3):
+            client.post("/v1/completions", {**body, "n": 1}, headers={"Authorization": "Bearer other"})
+        assert len(engine.waiting) > 70, "the other one waited for a few turns, not for all"
+        flood.join()
+        assert client.service.admission.texts == 0
+
+
+def test_with_several_keys_nobody_goes_first() -> None:
+    with serving(api_key=("a", "b"), headers={"Authorization": "Bearer a"}) as client:
+        assert client.refusal("/v1/completions", {"prompt": "a", "priority": -1})["param"] == "priority"
+        client.complete(priority=3)
+        assert client.engine.seen[-1].priority >> 80 == 3
+    with serving(api_key=("a",), headers={"Authorization": "Bearer a"}) as client:
+        client.complete(priority=-1)
+        assert client.engine.seen[-1].priority >> 80 == -1

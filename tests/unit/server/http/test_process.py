@@ -1,0 +1,153 @@
+"""The life of the process, with a fake engine: signals, deaths, exit statuses, logs."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.server.harness import until
+from tests.support.server.processes import Process, started
+
+SCRIPT = str(Path(__file__).parents[3] / "support" / "server" / "fake_process.py")
+ROOT = str(Path(__file__).parents[4])
+PATH = "/v1/completions"
+
+
+@contextmanager
+def serving(engine: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Process]:
+    with started([SCRIPT, json.dumps(engine or {}), json.dumps(options)], environ={"PYTHONPATH": ROOT}) as process:
+        yield process
+
+
+class Stream(threading.Thread):
+    """A stream that is read in a thread."""
+
+    def __init__(self, url: str, tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.text = ""
+        self._url = url
+        self._tokens = tokens
+        self.start()
+        until(lambda: "data:" in self.text)
+
+    def run(self) -> None:
+        body = {"prompt": "abc", "max_tokens": self._tokens, "stream": True}
+        with httpx2.stream("POST", self._url + PATH, json=body, timeout=20) as response:
+            for piece in response.iter_text():
+                self.text += piece
+
+
+def test_on_sigterm_requests_drain_and_new_ones_are_refused() -> None:
+    with serving({"delay": 0.01}) as server:
+        stream = Stream(server.url, 150)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: httpx2.get(server.url + "/ready").status_code == 503)
+        assert httpx2.get(server.url + "/health").status_code == 200
+        refused = httpx2.post(server.url + PATH, json={"prompt": "a"})
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        stream.join(20)
+        assert stream.text.count("data:") == 151
+        assert '"finish_reason":"length"' in stream.text
+        assert stream.text.endswith("data: [DONE]\n\n")
+        assert server.wait() == 0
+
+
+def test_what_does_not_finish_in_time_is_aborted() -> None:
+    with serving({"delay": 0.01}, shutdown_timeout=0.3) as server:
+        stream = Stream(server.url, 50_000)
+        server.process.send_signal(signal.SIGTERM)
+        stream.join(10)
+        assert '"finish_reason":"abort"' in stream.text
+        assert server.wait() == 0
+
+
+def test_a_second_sigterm_does_not_wait() -> None:
+    with serving({"delay": 0.01}) as server:
+        stream = Stream(server.url, 50_000)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: httpx2.get(server.url + "/ready").status_code == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(5) == 0
+        stream.join(5)
+
+
+def test_when_the_engine_dies_the_process_exits_with_1() -> None:
+    with serving({"delay": 0.01, "steps_left": 5}) as server:
+        response = httpx2.post(server.url + PATH, json={"prompt": "a", "max_tokens": 100}, timeout=10)
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "engine_dead"
+        assert httpx2.get(server.url + "/health").status_code == 503
+        assert server.wait(10) == 1
+        assert "killed by a test" in "".join(server.log)
+
+
+def test_an_engine_that_dies_is_restarted_in_place() -> None:
+    with serving({"delay": 0.01, "steps_left": 30}, restart_engine=True) as server:
+        body = {"prompt": "a", "max_tokens": 100}
+        assert httpx2.post(server.url + PATH, json=body, timeout=10).status_code == 500
+        until(lambda: httpx2.get(server.url + "/ready").status_code == 200)
+        assert httpx2.get(server.url + "/health").status_code == 200
+        short = httpx2.post(server.url + PATH, json={**body, "max_tokens": 4}, timeout=10)
+        assert short.json()["usage"]["completion_tokens"] == 4
+        assert 'engine_restarts_total{model_name="fake"} 1.0' in httpx2.get(server.url + "/metrics").text
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(5) == 0
+
+
+def test_a_process_with_a_stuck_engine_ends() -> None:
+    with serving({"delay": 1000}, step_timeout=0.2) as server:
+        response = httpx2.post(server.url + PATH, json={"prompt": "a"}, timeout=10)
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_dead")
+        assert httpx2.get(server.url + "/health").status_code == 503
+        assert server.wait(10) == 1
+        assert "the engine is stuck" in "".join(server.log)
+
+
+def test_a_process_that_compiles_ends_at_once() -> None:
+    with serving({"prepare_delay": 1000}, shutdown_timeout=0) as server:
+        with pytest.raises(httpx2.TimeoutException):
+            httpx2.post(server.url + PATH, json={"prompt": "a", "logprobs": 1}, timeout=0.5)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+
+
+def test_a_request_that_waits_for_programs_is_drained() -> None:
+    with serving({"prepare_delay": 1.0}) as server, ThreadPoolExecutor(1) as pool:
+        body = {"prompt": "a", "logprobs": 1, "max_tokens": 2}
+        reply = pool.submit(httpx2.post, server.url + PATH, json=body, timeout=20)
+        until(lambda: httpx2.get(server.url + "/server_info").json()["load"]["requests"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert reply.result().json()["usage"]["completion_tokens"] == 2
+        assert server.wait(10) == 0
+
+
+def test_an_idle_server_stops_at_once() -> None:
+    with serving() as server:
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait(5) == 0
+
+
+def test_logs_are_json_lines_with_request_ids() -> None:
+    with serving(log_format="json") as server:
+        httpx2.post(server.url + PATH, json={"prompt": "a", "max_tokens": 3}, headers={"x-request-id": "me"})
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(5) == 0
+        lines = [json.loads(line) for line in server.log]
+        (line,) = [line for line in lines if line.get("request_id") == "me"]
+        assert (line["prompt_tokens"], line["completion_tokens"], line["finish_reasons"]) == (2, 3, "length")
+        assert line["total_s"] >= line["first_token_s"] >= 0
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with serving() as server:
+        port = int(server.url.rpartition(":")[2])
+        with pytest.raises(AssertionError, match="address already in use"), serving(port=port):
+            pass

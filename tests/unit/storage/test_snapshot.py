@@ -1,0 +1,347 @@
+"""Trees of cached text taken as arrays and entered again (jswa/storage/snapshot.py, restore.py)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from jaxtyping import Int
+
+from jswa.architecture import Reach
+from jswa.cache.manager import CacheManager, Move
+from jswa.config import Limits
+from jswa.storage.restore import Restored, restore
+from jswa.storage.snapshot import Snapshot, Taken, check, origins, take
+from tests.support.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
+
+VOCAB = 5  # texts part often, and inside pages
+SHAPES = [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 9)] + [
+    (4, Reach(4, chunked=True)),
+    (4, Reach(12, chunked=True)),
+]
+MODEL = TextModel(VOCAB)
+
+
+def make_loop(layers: tuple[int, int], shape: tuple[int, Reach], blocks: int) -> Loop:
+    """A scheduler and a fake device of their own."""
+    layout = make_layout(shape[0], shape[1], num_full=layers[0], num_local=layers[1])
+    return Loop(layout, Limits(60, 4, 12, shape[0], num_blocks=1 + blocks), MODEL)
+
+
+class Traffic:
+    """Requests of random texts that share beginnings, each checked against what it says alone."""
+
+    def __init__(self, loop: Loop, rng: np.random.Generator, texts: list[list[int]] | None = None) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.texts = texts if texts is not None else []
+        self.sent = 0
+
+    def prompt(self) -> list[int]:
+        """New text, or part of an earlier one with an end of its own."""
+        start: list[int] = []
+        if self.texts and self.rng.random() < 0.8:
+            text = self.texts[self.rng.integers(len(self.texts))]
+            start = text[: self.rng.integers(len(text) + 1)]
+        end: list[int] = self.rng.integers(0, VOCAB, self.rng.integers(1, 25)).tolist()
+        return (start + end)[:50]
+
+    def send(self, count: int, *, drain: bool = True) -> None:
+        """Run so many requests, to their end or for a few steps only."""
+        for _ in range(count):
+            prompt = self.prompt()
+            length = min(len(prompt) + int(self.rng.integers(1, 12)), 60)
+            if len(prompt) + 1 > self.loop.scheduler.capacity:
+                continue
+            self.loop.scheduler.add(make_request(f"r{self.sent}", prompt, length=length))
+            self.sent += 1
+            tokens, _ = MODEL.generate(prompt, (), min(length, self.loop.scheduler.capacity))
+            self.texts.append(prompt + tokens)
+            for _ in range(int(self.rng.integers(0, 4))):
+                self.step()
+        while drain and self.loop.scheduler.has_work():
+            self.step()
+
+    def step(self) -> None:
+        """One step, whose tokens must be those of some text, with all laws checked."""
+        self.loop.step()
+        self.loop.scheduler.check()
+
+
+def memory(loop: Loop) -> list[Int[np.ndarray, "slots p"]]:
+    """All that the fake device has, by slot."""
+    return [loop.runner._full, loop.runner._local, loop.runner._level]
+
+
+def read(loop: Loop, slots: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, "n p"]]:
+    """What the fake device has in these slots."""
+    return [array[origins(loop.scheduler.cache.moves, slots)] for array in memory(loop)]
+
+
+def load(loop: Loop, taken: Taken, contents: list[Int[np.ndarray, "n p"]], salt: str = "") -> Restored:
+    """Enter a snapshot, with its contents, into the tree of another loop."""
+    cache = loop.scheduler.cache
+    check(taken.snapshot, loop.runner.layout, VOCAB)
+    done = restore(cache, salt, taken.snapshot)
+    loop.runner._move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
+    for array, saved in zip(memory(loop), contents, strict=True):
+        array[done.slots] = saved[done.rows]
+    loop.scheduler.check()
+    return done
+
+
+def resumes(cache: CacheManager, prompts: list[list[int]], salt: str = "") -> list[Any]:
+    """Where rows with these prompts would start, and whether texts part there."""
+    matches = [cache.match(salt, np.array(prompt, np.int32), len(prompt) - 1) for prompt in prompts]
+    return [(match.resume, match.branch, len(match.full), len(match.local)) for match in matches]
+
+
+def assert_no_worse(after: list[Any], before: list[Any], page: int) -> None:
+    """As many whole pages are found as before; of one in which texts part now, part may be lost."""
+    assert all(new[0].full_to >= old[0].full_to // page * page for new, old in zip(after, before, strict=True))
+
+
+shapes = given(
+    layers=st.sampled_from(list(LAYOUTS.values())),
+    shape=st.sampled_from(SHAPES),
+    blocks=st.integers(8, 200),
+    seed=st.integers(0, 2**32 - 1),
+)
+
+
+@share(20)
+@shapes
+def test_a_cache_that_was_taken_and_entered_again_serves_the_same(
+    layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
+) -> None:
+    """Every prompt starts where it would have started, on the same memory; tokens come out as without a cache."""
+    rng = np.random.default_rng(seed)
+    first, second = make_loop(layers, shape, blocks), make_loop(layers, shape, blocks)
+    traffic = Traffic(first, rng)
+    traffic.send(12)
+    taken = take(first.scheduler.cache.prefix, "")
+    first.scheduler.check()
+    done = load(second, taken, read(first, taken.slots))
+    assert done.tokens == taken.tokens
+    assert sorted(done.rows.tolist()) == list(range(len(taken.slots))), "saved pages were left out"
+    prompts = [*traffic.texts, *(traffic.prompt() for _ in range(20))]
+    before, after = (resumes(loop.scheduler.cache, prompts) for loop in (first, second))
+    # Edges that went on in other ways once are one edge now: a page in their middle is found from above again.
+    lone = any(len(node.children) == 1 for node in first.scheduler.cache.prefix.tree.nodes() if node.parent)
+    assert lone or after == before
+    assert all(new[0].start >= old[0].start for new, old in zip(after, before, strict=True))
+    event(f"the same: {after == before}")
+    again = take(second.scheduler.cache.prefix, "")
+    assert again.tokens == taken.tokens
+    assert len(again.slots) == len(taken.slots)
+    assert sorted(again.snapshot.window_end.tolist()) == sorted(taken.snapshot.window_end.tolist())
+    event(f"windows: {min(len(again.snapshot.window_end), 5)}, edges: {min(len(again.snapshot.parent), 5)}")
+    Traffic(second, rng, traffic.texts).send(8)
+    event(f"cached: {second.scheduler.cache.stats().cached_tokens > 0}")
+
+
+@share(20)
+@shapes
+def test_a_cache_taken_while_rows_run_is_right(
+    layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
+) -> None:
+    """Published pages only, below their published ends; and it is entered among running rows as well."""
+    rng = np.random.default_rng(seed)
+    first, second = make_loop(layers, shape, blocks), make_loop(layers, shape, blocks)
+    traffic, other = Traffic(first, rng), Traffic(second, rng)
+    traffic.send(10, drain=False)
+    other.texts = list(traffic.texts)
+    other.send(5, drain=False)
+    taken = take(first.scheduler.cache.prefix, "")
+    contents = read(first, taken.slots)
+    before = resumes(second.scheduler.cache, traffic.texts)
+    load(second, taken, contents)
+    after = resumes(second.scheduler.cache, traffic.texts)
+    assert_no_worse(after, before, shape[0])
+    event(f"helped: {after != before}")
+    other.send(5, drain=False)
+    load(second, taken, contents)
+    other.send(5)
+    traffic.send(3)
+
+
+@share(20)
+@shapes
+def test_what_does_not_fit_is_left_out(
+    layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
+) -> None:
+    """A smaller arena, in part full already: nothing is evicted, the rest is what the snapshot says."""
+    rng = np.random.default_rng(seed)
+    first, second = make_loop(layers, shape, 200), make_loop(layers, shape, blocks // 4 + 4)
+    traffic, other = Traffic(first, rng), Traffic(second, rng)
+    traffic.send(12)
+    other.send(2)
+    cache = second.scheduler.cache
+    held, kept = other.texts[:], resumes(cache, other.texts)
+    evictions, free = cache.stats().evictions, cache.pool.free_slots
+    taken = take(first.scheduler.cache.prefix, "")
+    done = load(second, taken, read(first, taken.slots))
+    assert cache.stats().evictions == evictions
+    assert_no_worse(resumes(cache, held), kept, shape[0])
+    assert done.tokens <= taken.tokens
+    assert len(done.slots) <= free
+    event(f"restored: {4 * done.tokens // max(taken.tokens, 1)} quarters")
+    other.texts += traffic.texts
+    other.send(8)
+
+
+def test_the_branch_used_last_is_the_one_that_stays() -> None:
+    """Room for the common beginning and one of three ends."""
+    shape = (4, Reach(5))
+    first = make_loop((1, 1), shape, 100)
+    common = [1] * 16
+    for end in ([2] * 20, [3] * 20, [4] * 20):
+        first.scheduler.add(make_request(f"r{end[0]}", common + end, length=37))
+        while first.scheduler.has_work():
+            first.step()
+    hot = np.array(common + [3] * 20, np.int32)
+    lease = first.scheduler.cache.open_at(first.scheduler.cache.match("", hot, 35), "", 36)
+    assert lease is not None
+    first.scheduler.cache.close(lease)
+    taken = take(first.scheduler.cache.prefix, "")
+    second = make_loop((1, 1), shape, 15)
+    load(second, taken, read(first, taken.slots))
+    found = resumes(second.scheduler.cache, [common + [end] * 20 for end in (2, 3, 4)])
+    assert [match[0].full_to for match in found] == [16, 35, 16]
+    assert found[1] == resumes(first.scheduler.cache, [common + [3] * 20])[0]
+
+
+def test_salts_are_taken_and_entered_apart() -> None:
+    """Nothing of another salt is in a snapshot, and nobody else finds what was entered."""
+    first, second = (make_loop((1, 1), (4, Reach(5)), 60) for _ in range(2))
+    for salt, prompt in (("a", [1] * 20), ("b", [2] * 20)):
+        request = dataclasses.replace(make_request(salt, prompt, length=24), cache_salt=salt)
+        first.scheduler.add(request)
+    while first.scheduler.has_work():
+        first.step()
+    prefix = first.scheduler.cache.prefix
+    assert take(prefix, "").tokens == 0
+    taken = take(prefix, "a")
+    assert set(taken.snapshot.tokens[:20].tolist()) == {1}
+    assert load(second, taken, read(first, taken.slots), salt="c").tokens == taken.tokens
+    cache = second.scheduler.cache
+    assert resumes(cache, [[1] * 20], "c")[0][0].full_to == 19
+    assert resumes(cache, [[1] * 20], "a")[0][0].full_to == 0
+    cache.flush()
+    assert load(second, take(prefix, ""), [np.zeros((0, 4), np.int64)] * 3).tokens == 0
+    assert not cache.prefix.tree.roots
+
+
+def test_ages_and_uses_come_back() -> None:
+    """What was used often and lately is still told from the rest."""
+    first, second = (make_loop((1, 1), (4, Reach(5)), 100) for _ in range(2))
+    Traffic(first, np.random.default_rng(3)).send(15)
+
+    def seen(loop: Loop) -> set[tuple[Any, ...]]:
+        prefix, out = loop.scheduler.cache.prefix, set()
+        for node in prefix.tree.nodes():
+            path: list[int] = []
+            above = node.parent
+            while above is not None:
+                path, above = [*above.tokens.tolist(), *path], above.parent
+            path += node.tokens.tolist()
+            if not node.children:
+                out.add(("leaf", *path, prefix.retention.clock - node.last, node.hits))
+            for end, w in node.windows.items():
+                out.add(("window", *path[:end], w.branch, prefix.retention.clock - w.last, w.hits))
+        return out
+
+    taken = take(first.scheduler.cache.prefix, "")
+    load(second, taken, read(first, taken.slots))
+    assert len(seen(first)) > 10
+    assert seen(second) == seen(first)
+
+
+def test_moves_that_have_not_run_are_looked_through() -> None:
+    """A page that moved twice is still where it came from; one that was copied is at both places."""
+    moves = [Move(1, 20, rename=True), Move(20, 25, rename=True), Move(2, 1, rename=False)]
+    assert origins(moves, np.array([25, 1, 2, 7], np.int32)).tolist() == [1, 2, 2, 7]
+
+
+def changed(name: str, change: Callable[[Any], Any]) -> Any:
+    """A parameter: a column that is not what it should be."""
+    return pytest.param(name, change, id=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        changed("parent", lambda a: a + 1),
+        changed("parent", lambda a: np.where(a < 0, -2, a)),
+        changed("length", lambda a: a + 1),
+        changed("length", lambda a: -a),
+        changed("length", lambda a: np.roll(a, 1)),
+        changed("age", lambda a: a - 2**40),
+        changed("hits", lambda a: a + 2**62),
+        changed("tokens", lambda a: a + VOCAB),
+        changed("tokens", lambda a: a - 2**30),
+        changed("tokens", lambda a: a[1:]),
+        changed("local", lambda a: a[1:]),
+        changed("window_edge", lambda a: a + 1000),
+        changed("window_edge", lambda a: a - 1000),
+        changed("window_end", lambda a: a + 1000),
+        changed("window_end", lambda a: -a),
+    ],
+)
+def test_a_snapshot_that_nobody_can_have_taken_is_refused(name: str, change: Callable[[Any], Any]) -> None:
+    """Out of range, out of order or of the wrong length."""
+    loop = make_loop((1, 1), (4, Reach(5)), 100)
+    Traffic(loop, np.random.default_rng(3)).send(15)
+    snapshot = take(loop.scheduler.cache.prefix, "").snapshot
+    layout = loop.runner.layout
+    check(snapshot, layout, VOCAB)
+    with pytest.raises(ValueError, match=" "):
+        check(dataclasses.replace(snapshot, **{name: change(getattr(snapshot, name))}), layout, VOCAB)
+
+
+@share(2)
+@given(data=st.data(), layers=st.sampled_from(list(LAYOUTS.values())), shape=st.sampled_from(SHAPES))
+def test_any_snapshot_that_passes_the_check_leaves_the_laws_whole(
+    data: st.DataObject, layers: tuple[int, int], shape: tuple[int, Reach]
+) -> None:
+    """Edges that repeat each other, windows with holes, pages of nobody: entered as far as they make sense."""
+    loop, p = make_loop(layers, shape, data.draw(st.integers(4, 60))), shape[0]
+    Traffic(loop, np.random.default_rng(0)).send(data.draw(st.integers(0, 3)), drain=data.draw(st.booleans()))
+    count = data.draw(st.integers(0, 6))
+    parent: list[int] = []
+    length: list[int] = []
+    for edge in range(count):
+        whole = [i for i in range(edge) if length[i] % p == 0]
+        parent.append(data.draw(st.sampled_from([-1, *whole])))
+        length.append(data.draw(st.integers(1, 14)))
+    entries = sum(-(-n // p) for n in length)
+    bits = st.lists(st.booleans(), min_size=entries, max_size=entries)
+    tokens = data.draw(st.lists(st.integers(0, 1), min_size=sum(length), max_size=sum(length)))
+    windows = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=5)) if count else []
+    ages = np.array([data.draw(st.integers(0, 9)) for _ in range(count)], np.int64)
+    snapshot = Snapshot(
+        np.array(parent, np.int64),
+        np.array(length, np.int64),
+        ages,
+        ages,
+        np.array(tokens, np.int32),
+        np.array(data.draw(bits), bool) & (layers[1] > 0),
+        np.array([edge for edge, _ in windows], np.int64),
+        np.array([end for _, end in windows], np.int64),
+        np.array([end % 2 for _, end in windows], bool),
+        np.array([end for _, end in windows], np.int64),
+        np.array([edge for edge, _ in windows], np.int64),
+    )
+    cache = loop.scheduler.cache
+    try:
+        check(snapshot, loop.runner.layout, VOCAB)
+    except ValueError:
+        event("refused")
+        return
+    done = restore(cache, "", snapshot)
+    loop.scheduler.check()
+    assert len(set(done.slots.tolist())) == len(done.slots)
+    event(f"entered: {done.tokens > 0}")

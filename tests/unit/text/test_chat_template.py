@@ -1,0 +1,176 @@
+"""Chat templates: read from where checkpoints keep them, rendered in a sandbox."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jswa.errors import CheckpointError, InvalidPrompt
+from jswa.text.chat_template import ChatTemplate
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}\n<assistant>{% endif %}{% if mood %}[{{ mood }}]{% endif %}"
+)
+MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+def folder(path: Path, template: object, *, own_file: bool = False, **files: object) -> Path:
+    """A checkpoint folder with a chat template; `files` are JSON by name."""
+    config: dict[str, Any] = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    if own_file:
+        (path / "chat_template.jinja").write_text(str(template))
+    elif template is not None:
+        config["chat_template"] = template
+    for name, content in {"tokenizer_config": config, **files}.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+def load(path: Path) -> ChatTemplate:
+    """The template of a folder that has one."""
+    template = ChatTemplate.load(path)
+    assert template is not None
+    return template
+
+
+@pytest.mark.parametrize("own_file", [False, True])
+def test_a_template_is_found_where_checkpoints_keep_it(tmp_path: Path, own_file: bool) -> None:
+    """In a file of its own, or in tokenizer_config.json; special tokens may be objects."""
+    template = load(folder(tmp_path, TEMPLATE, own_file=own_file))
+    assert template.render(MESSAGES[:1]) == "<s><user>Hi<assistant>"
+    assert template.render(MESSAGES[:1], add_generation_prompt=False) == "<s><user>Hi"
+    assert template.render(MESSAGES[:1], mood="calm") == "<s><user>Hi<assistant>[calm]"
+
+
+def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
+    """chat_template.jinja, then tokenizer_config.json, then chat_template.json of old processors."""
+    folder(tmp_path, None, chat_template={"chat_template": "processor"})
+    assert load(tmp_path).render(MESSAGES) == "processor"
+    folder(tmp_path, "config", chat_template={"chat_template": "processor"})
+    assert load(tmp_path).render(MESSAGES) == "config"
+    (tmp_path / "chat_template.jinja").write_text("file", encoding="utf-8")
+    assert load(tmp_path).render(MESSAGES) == "file"
+
+
+def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+    """Some checkpoints ship a list by name: with tools the one for tools, and any other by its name."""
+    templates = [
+        {"name": "tool_use", "template": "{{ tools | length }} tools"},
+        {"name": "default", "template": TEMPLATE},
+        {"name": "rag", "template": "{{ documents[0].text }}"},
+    ]
+    template = load(folder(tmp_path, templates))
+    assert template.render(MESSAGES[:1], add_generation_prompt=False) == "<s><user>Hi"
+    assert template.render(MESSAGES, tools=[{"name": "f"}]) == "1 tools"
+    assert template.render(MESSAGES, chat_template="rag", documents=[{"text": "x"}]) == "x"
+    assert template.render(MESSAGES, chat_template="{{ eos_token }}") == "</s>"
+
+
+def test_more_templates_may_lie_in_a_folder(tmp_path: Path) -> None:
+    """additional_chat_templates/NAME.jinja, beside or instead of those of the config."""
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools!")
+    template = load(folder(tmp_path, {"default": "plain", "tool_use": "old"}))
+    assert template.render(MESSAGES) == "plain"
+    assert template.render(MESSAGES, tools=[]) == "tools!"
+    with pytest.raises(InvalidPrompt, match=r"chat_template = None.*templates tool_use"):
+        load(folder(tmp_path, None)).render(MESSAGES)
+
+
+def test_the_last_message_can_be_continued(tmp_path: Path) -> None:
+    """The prompt ends with the message itself."""
+    text = load(folder(tmp_path, TEMPLATE)).render(MESSAGES, continue_final_message=True)
+    assert text.endswith("<assistant>Hello")
+
+
+def test_a_checkpoint_without_template_has_none(tmp_path: Path) -> None:
+    """Nothing is made up in its place; the caller may give one."""
+    assert ChatTemplate.load(tmp_path) is None
+    assert ChatTemplate({}, {}).render(MESSAGES, chat_template="{{ messages | length }}") == "2"
+    with pytest.raises(InvalidPrompt, match="no template"):
+        ChatTemplate({}, {}).render(MESSAGES)
+
+
+def test_keys_that_are_null_count_as_absent(tmp_path: Path) -> None:
+    """Clients send `content: null` beside tool calls; templates ask whether the key is there."""
+    text = "{% for m in messages %}{{ 'none' if m.content is undefined else m.content }};{% endfor %}"
+    assert load(folder(tmp_path, text)).render([{**MESSAGES[0], "content": None}, MESSAGES[1]]) == "none;Hello;"
+
+
+@pytest.mark.parametrize("messages", [[], [{"content": "no role"}], ["text"], "text"])
+def test_messages_of_another_shape_are_refused(tmp_path: Path, messages: list[dict[str, str]]) -> None:
+    """InvalidPrompt names the field."""
+    with pytest.raises(InvalidPrompt, match="messages"):
+        load(folder(tmp_path, TEMPLATE)).render(messages)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content.__class__.__mro__ }}",
+        "{{ messages[0].__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id') }}",
+        "{{ namespace(__class__=1) }}",
+        "{{ messages.append(messages[0]) }}",
+        "{{ raise_exception('no') }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 1 // 0 }}",
+        "{{ nothing.at.all }}",
+        "{{ messages[0].content + 1 }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_what_the_sandbox_or_the_template_refuses_is_a_bad_prompt(tmp_path: Path, template: str) -> None:
+    """No way out of the sandbox, and no crash."""
+    with pytest.raises(InvalidPrompt, match="messages"):
+        load(folder(tmp_path, template)).render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''['__class__'] | attr('__mro__') }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ messages | map(attribute='__class__') | join }}",
+    ],
+)
+def test_what_lies_outside_the_sandbox_reads_as_nothing(tmp_path: Path, template: str) -> None:
+    """Where jinja2 does not refuse, there is nothing to see."""
+    assert load(folder(tmp_path, template)).render(MESSAGES) == ""
+
+
+def test_a_template_that_is_no_jinja_is_the_checkpoints_fault(tmp_path: Path) -> None:
+    """Unless the caller gave it; the line is named."""
+    template = load(folder(tmp_path, "\n\n{% x"))
+    with pytest.raises(CheckpointError, match="line 3"):
+        template.render(MESSAGES)
+    with pytest.raises(InvalidPrompt, match=r"chat_template = '\{\{'.*line 1"):
+        template.render(MESSAGES, chat_template="{{")
+
+
+def test_tools_must_be_schemas(tmp_path: Path) -> None:
+    """InvalidPrompt names the field."""
+    with pytest.raises(InvalidPrompt, match="tools"):
+        load(folder(tmp_path, TEMPLATE)).render(MESSAGES, tools=["f"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("template", [5, [{"name": "default"}], ["text"], {"default": None}])
+def test_templates_of_another_shape_are_refused(tmp_path: Path, template: object) -> None:
+    """CheckpointError, at load, names the file."""
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template"):
+        ChatTemplate.load(folder(tmp_path, template))
+
+
+def test_a_corrupt_tokenizer_config_is_refused(tmp_path: Path) -> None:
+    """CheckpointError, at load."""
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(CheckpointError):
+        ChatTemplate.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja"):
+        ChatTemplate.load(tmp_path)

@@ -1,0 +1,165 @@
+"""The model in the box: its checkpoint is what its card says, and the script that makes it runs."""
+
+import itertools
+import json
+import random
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jswa.architecture import ModelConfig, Reach
+from jswa.llm import TINY
+from jswa.model.hf.config import parse_config
+from jswa.model.transformer import Params
+from jswa.model.weights.load import load_checkpoint
+from jswa.text.chat_template import ChatTemplate
+from jswa.text.tokenizer import Tokenizer
+from tools.tiny import rows, scores, sets, stories, tasks, tokenizer
+from tools.tiny.attention import without_full_layers
+from tools.tiny.checkpoint import CHAT_TEMPLATE, WINDOW, config_json, torch_tensors
+from tools.tiny.prose import alice
+from tools.tiny.tokenizer import BOS, END_OF_TURN, EOS, PAD, SPECIAL, VOCAB_SIZE
+
+FLOAT32 = jnp.dtype(jnp.float32)
+TEXTS = ["Once upon a time", "", " two  spaces \n\ttab", "Grüße, 世界! 🐈‍⬛ e\u0301", "\x00\x7f\u0080\uffff"]
+SOME = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hi."}]
+
+Model = tuple[ModelConfig, Params]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_checkpoint(TINY, FLOAT32)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Tokenizer:
+    loaded = Tokenizer.load(TINY)
+    assert loaded is not None
+    return loaded
+
+
+def test_checkpoint_is_the_model_that_the_script_describes(model: Model) -> None:
+    config, params = model
+    assert config == parse_config(config_json(), eos_token_id=[EOS, END_OF_TURN])
+    assert [layer.attention.reach for layer in config.layers] == 2 * [Reach(WINDOW), Reach(WINDOW), None]
+    assert config.tie_embeddings
+    assert 1_000_000 < sum(x.size for x in params.values()) < 4_000_000
+    assert sum(path.stat().st_size for path in TINY.iterdir()) < 8_000_000
+
+
+def test_writing_inverts_loading(model: Model) -> None:
+    stored, again = load_file(TINY / "model.safetensors"), torch_tensors(*model, "bfloat16")
+    assert stored.keys() == again.keys()
+    for name, value in stored.items():
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
+
+
+def test_tokenizer_is_what_its_script_trains(shipped: Tokenizer) -> None:
+    assert json.loads(shipped.backend.to_str()) == json.loads(tokenizer.shared().to_str())
+    assert shipped.vocab_size == VOCAB_SIZE
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_any_text_survives(shipped: Tokenizer, text: str) -> None:
+    ids = shipped.encode(text).tolist()
+    assert ids[0] == BOS
+    assert shipped.decode([*ids, EOS]) == text
+
+
+def test_digits_are_tokens_of_their_own(shipped: Tokenizer) -> None:
+    assert len(shipped.encode("12345").tolist()) == 6
+    assert shipped.decode([BOS, PAD], skip_special_tokens=False) == SPECIAL[BOS] + SPECIAL[PAD]
+
+
+def test_chat_template_writes_what_was_trained_on() -> None:
+    template = ChatTemplate.load(TINY)
+    assert template is not None
+    assert template.sources == {"default": CHAT_TEMPLATE}
+    document = tasks.asked("Hello!", "Hi.")
+    assert template.render(SOME, add_generation_prompt=False) == SPECIAL[BOS] + tasks.text_of(document)
+    assert template.render(SOME[:1]) == SPECIAL[BOS] + tasks.text_of(document[:4])
+    assert tasks.messages_of(document) == SOME
+
+
+def test_response_template_reads_the_answer_back() -> None:
+    parse = pytest.importorskip("transformers.utils.chat_parsing").parse_response
+    stored = json.loads((TINY / "tokenizer_config.json").read_text(encoding="utf-8"))
+    prefix = "<bos><|user|>Hello!<|end|><|assistant|>"
+    found = parse("Hi.<|end|>", stored["response_template"], prefix=prefix)
+    assert found == SOME[1]
+
+
+@pytest.mark.parametrize(
+    ("task", "distance", "least"),
+    [("passkey", 32, 0.95), ("passkey", 512, 0.95), ("kv", 512, 0.9), ("chat", 512, 0.9), ("json", 0, 0.9)],
+)
+def test_tiny_remembers(model: Model, task: str, distance: int, least: float) -> None:
+    assert scores.accuracy(*model, scores.examples(task, distance, 40)) >= least
+
+
+def test_what_it_remembers_comes_through_the_full_layers(model: Model) -> None:
+    config, params = model
+    masked = without_full_layers(config, WINDOW)
+    assert scores.accuracy(masked, params, scores.examples("passkey", 512, 40)) <= 0.2
+
+
+def test_held_out_stories_are_expected(model: Model) -> None:
+    assert scores.bits_per_byte(*model, scores.held_out_stories(8)) < 0.25
+
+
+def test_scores_tell_a_wrong_answer(model: Model) -> None:
+    ids, answer = scores.examples("passkey", 32, 1)[0]
+    ids[answer[1]] += 1
+    assert scores.accuracy(*model, [(ids, answer)]) == 0
+
+
+def test_stories_are_seeded_and_short_enough() -> None:
+    first, second = (list(itertools.islice(stories.stories(7), 300)) for _ in range(2))
+    assert first == second
+    assert all(250 <= len(text) <= 900 and text.isascii() for text in first)
+    assert not any(mark in text for text in first for mark in ("{", "}", "  ", " a a", " a o"))
+
+
+def test_story_names_its_cast() -> None:
+    slots = stories.cast(random.Random(0))
+    assert slots["name"] != slots["friend"]
+    assert slots["A_thing"][0] == "A"
+
+
+def test_documents_are_encoded_as_their_text_is() -> None:
+    rng, filler = random.Random(3), rows.Filler(4, 100)
+    for _ in range(100):
+        document = rows.document(rng, filler, 300)
+        ids, weights = rows.tokens_of(document)
+        assert ids == tokenizer.shared().encode(tasks.text_of(document), add_special_tokens=False).ids
+        assert len(ids) == len(weights)
+        assert max(weights) > 0
+
+
+@pytest.mark.parametrize("distance", [32, 512])
+def test_recall_sets_have_their_distance(shipped: Tokenizer, distance: int) -> None:
+    """Between key and question there are as many tokens as the set says, and at most a sentence more."""
+    lines = (sets.OUT / "passkey.jsonl").read_text(encoding="utf-8").splitlines()
+    items = [item for item in map(json.loads, lines) if item["distance"] == distance]
+    assert len(items) >= 40
+    for item in items:
+        content = item["messages"][0]["content"]
+        between = content[content.index(item["answer"]) + 5 : content.rindex(". ")]
+        assert distance - 16 <= len(shipped.encode(between).tolist()) <= distance + 60
+        assert content.count(item["answer"]) == 1
+
+
+def test_sets_are_those_that_the_script_makes() -> None:
+    made = {name: "".join(json.dumps(line) + "\n" for line in lines) for name, lines in sets.sets().items()}
+    assert made == {path.stem: path.read_text(encoding="utf-8") for path in sets.OUT.glob("*.jsonl")}
+
+
+def test_sums_of_the_sets_are_not_trained_on() -> None:
+    rng = random.Random(0)
+    trained = {tasks.arithmetic(rng)[0] for _ in range(20_000)}
+    held_out = {tasks.arithmetic(rng, held_out=True)[0] for _ in range(200)}
+    assert not trained & held_out
+    assert not set(alice(held_out=True)) & set(alice(held_out=False))

@@ -1,0 +1,54 @@
+"""Shapes of `paged_attention`'s arguments for a layer of `layer_specs`: to lower, compile, or fill with numbers."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Sharding
+
+from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from tools.cases.attention_layers import Layer
+
+
+class Arguments(NamedTuple):
+    """Arrays without values, in `paged_attention`'s order, and what is static."""
+
+    q: jax.ShapeDtypeStruct
+    kv: jax.ShapeDtypeStruct
+    rows: Rows
+    tiles: Tiles
+    sinks: jax.ShapeDtypeStruct | None
+    slot: int
+    attend: Attend
+
+
+def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
+    """All rows have their own pages, as many as the window or the context takes."""
+    heads, kv_heads, head_dim, v_dim = layer.heads
+    count = layer.count or layer.tile
+    tokens, columns = layer.batch * count, page_columns(layer)
+    tiles = layer.batch if count <= layer.tile else tokens // layer.tile + layer.batch
+
+    def array(*shape: int, dtype: str = "int32") -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+    per_row = array(layer.batch)
+    row = layer.row or head_dim + v_dim
+    return Arguments(
+        array(tokens, heads, head_dim, dtype=layer.dtype),
+        array(
+            1 + layer.batch * columns, layer.slots, kv_heads, layer.page_size, row, dtype=layer.kv_dtype or layer.dtype
+        ),
+        Rows(per_row, per_row, array(layer.batch, columns), per_row, per_row),
+        Tiles(array(tiles), array(tiles), array(tiles, layer.tile), array(tokens)),
+        array(heads, dtype=layer.dtype) if layer.sinks else None,
+        slot=layer.slots - 1,
+        attend=Attend(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim),
+    )
+
+
+def page_columns(layer: Layer) -> int:
+    """Pages of a row's table: of the whole context, or of what a local layer keeps."""
+    if layer.window is None and layer.chunk is None:
+        return -(-layer.context // layer.page_size)
+    reach = layer.window or layer.chunk or 0
+    return -(-(reach - 1 + (layer.count or layer.tile)) // layer.page_size) + 1

@@ -1,0 +1,47 @@
+"""Shapes of `grouped_matmul`'s arguments for a layer of `specs`: to lower, compile, or fill with numbers."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+from jax.sharding import Sharding
+
+from pallas_kernels.experts.glu import Glu
+from pallas_kernels.experts.groups import Groups, row_count
+from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Tiles
+from tools.cases.experts import Layer
+
+Matrix = Literal["up", "down"]
+MATRICES: tuple[Matrix, ...] = ("up", "down")
+
+
+class Arguments(NamedTuple):
+    """Arrays without values, and what is static."""
+
+    x: jax.ShapeDtypeStruct
+    weights: jax.ShapeDtypeStruct | Mxfp4Tiles
+    groups: Groups
+    bias: jax.ShapeDtypeStruct | None
+    gated: Glu | None
+
+
+def arguments(layer: Layer, matrix: Matrix, tokens: int, sharding: Sharding | None = None) -> Arguments:
+    """Of the first matrix (gates and ups) or the second, in a step of so many tokens, in bfloat16."""
+
+    def array(*shape: int, dtype: str = "bfloat16") -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+    experts, inputs = layer.experts, layer.d_model if matrix == "up" else layer.hidden
+    columns = 2 * layer.hidden if matrix == "up" else layer.d_model
+    return Arguments(
+        array(row_count(tokens * layer.top_k, experts), inputs),
+        _tiles(array, experts, inputs, columns) if layer.packed else array(experts, inputs, columns),
+        Groups(array(experts, dtype="int32"), array(experts, dtype="int32")),
+        array(experts, columns) if layer.bias else None,
+        layer.gated if matrix == "up" else None,
+    )
+
+
+def _tiles(array: Callable[..., Any], experts: int, inputs: int, columns: int) -> Mxfp4Tiles:
+    tiles = experts, columns // TILE, inputs // TILE
+    return Mxfp4Tiles(array(*tiles, 4, 128, dtype="int32"), array(*tiles, TILE, dtype="int16"))
