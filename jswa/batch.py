@@ -10,18 +10,10 @@ from tqdm import tqdm
 
 from jswa.engine import Engine
 from jswa.errors import GenerationError, RequestError
+from jswa.plan import ChoiceLogprobs, TokenEvent
 from jswa.text.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
 from jswa.text.tokenizer import StopStrings, StreamDecoder, Tokenizer
-from jswa.types import (
-    ChoiceLogprobs,
-    CompletionOutput,
-    FinishReason,
-    Logprob,
-    RequestMetrics,
-    RequestOutput,
-    SamplingParams,
-    TokenEvent,
-)
+from jswa.types import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, SamplingParams
 
 
 class Host(Protocol):

@@ -20,6 +20,7 @@ from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, Inv
 from jswa.exec.programs.transfer import clear_stale
 from jswa.lora import root_key
 from jswa.model.transformer import Params
+from jswa.plan import Logprobs, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.scheduler import Scheduler, SchedulerStats
 from jswa.sched.steplog import StepLog, StepStats
@@ -27,7 +28,7 @@ from jswa.storage import persist
 from jswa.storage.planfile import write_step
 from jswa.storage.restore import restore
 from jswa.storage.snapshot import origins, take
-from jswa.types import Logprobs, Request, SamplingParams, StepLogprobs, StepPlan, TokenEvent
+from jswa.types import SamplingParams
 
 _log = logging.getLogger("jswa")
 

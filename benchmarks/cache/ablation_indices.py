@@ -46,8 +46,9 @@ from jswa.exec.runner import Runner, jit_step
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.load import random_params
+from jswa.plan import Request
 from jswa.sched.scheduler import Scheduler
-from jswa.types import Request, SamplingParams
+from jswa.types import SamplingParams
 from tests.e2e.model.test_step_programs import integer_gathers
 
 FLOAT32 = jnp.dtype("float32")

@@ -13,8 +13,9 @@ from jaxtyping import Int
 from benchmarks.cache.traces import TraceRequest
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
+from jswa.plan import Request, StepPlan
 from jswa.sched.scheduler import Scheduler
-from jswa.types import PrefixHit, Request, SamplingParams, StepPlan
+from jswa.types import PrefixHit, SamplingParams
 
 
 class Cache(Protocol):

@@ -32,7 +32,7 @@ from jswa.config import EngineConfig
 from jswa.exec.runner import Runner
 from jswa.exec.sizing import claim_memory
 from jswa.llm import LLM
-from jswa.types import FROM_DEVICE, StepPlan, TableRow
+from jswa.plan import FROM_DEVICE, StepPlan, TableRow
 from tests.support.fakes import sampling_columns
 from tools.cases.hub_configs import CONFIGS
 

@@ -14,8 +14,9 @@ from jswa.cache.capacity import peak_slots
 from jswa.commands.evaluate import Question, prompt_logprobs
 from jswa.engine import Engine, PendingStep, StepRunner
 from jswa.llm import LLM
+from jswa.plan import StepPlan
 from jswa.sched.sequence import Sequence as Row
-from jswa.types import RequestOutput, StepPlan
+from jswa.types import RequestOutput
 from tools.cases.divergence import forced, forced_logprob
 
 AT_ONCE = 16

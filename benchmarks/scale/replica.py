@@ -19,10 +19,11 @@ from benchmarks.cache.traces import TraceRequest
 from benchmarks.scale.step_time import StepTime
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
+from jswa.plan import Request, StepPlan
 from jswa.sched.draft import lease_of
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
-from jswa.types import PrefixHit, Request, SamplingParams, StepPlan
+from jswa.types import PrefixHit, SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
 _MOST_SKIPPED = 128

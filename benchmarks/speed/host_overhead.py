@@ -21,8 +21,9 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack
+from jswa.plan import Request, StepPlan
 from jswa.sched.scheduler import Scheduler
-from jswa.types import Request, SamplingParams, StepPlan
+from jswa.types import SamplingParams
 
 STEPS = 300
 

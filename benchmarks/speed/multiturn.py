@@ -29,7 +29,8 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.llm import LLM
-from jswa.types import PrefixHit, SamplingParams, StepLogprobs, StepPlan
+from jswa.plan import StepLogprobs, StepPlan
+from jswa.types import PrefixHit, SamplingParams
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
 SAMPLE_EVERY = 20  # steps between two looks at the pages

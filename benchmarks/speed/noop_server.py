@@ -17,8 +17,8 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.llm import TINY
+from jswa.plan import StepPlan
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import StepPlan
 from server.core.service import Served
 from server.http.process import run, set_up_logging
 from server.options import ServeConfig

@@ -23,7 +23,8 @@ from jaxtyping import Int
 
 from jswa.engine import Engine, PendingStep, StepRunner
 from jswa.llm import LLM
-from jswa.types import SamplingParams, StepLogprobs, StepPlan
+from jswa.plan import StepLogprobs, StepPlan
+from jswa.types import SamplingParams
 from tools.cases.hub_configs import CONFIGS
 
 FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_s")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jswa.config import Limits
 from jswa.errors import EngineError
-from jswa.types import StepPlan
+from jswa.plan import StepPlan
 
 
 @dataclass(frozen=True, order=True)

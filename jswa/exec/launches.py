@@ -12,7 +12,7 @@ from jaxtyping import Int, Shaped
 from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.extras import seen_counts
 from jswa.exec.programs.pages import move_batches, padded_row
-from jswa.types import StepPlan
+from jswa.plan import StepPlan
 
 COPY_PAGES, ENTER_ROW, SET_PLACE, SET_MASK, PREPARE, STEP = range(6)  # STEP and beyond: the steps, in their order
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.exec.buckets import Bucket
-from jswa.types import SAMPLING, StepPlan
+from jswa.plan import SAMPLING, StepPlan
 
 COLUMNS = ("slot", "start", "count", "full_lo", "local_lo", "samples", *SAMPLING)
 

@@ -22,7 +22,7 @@ from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
 from jswa.model.low_rank import has_adapters
 from jswa.model.transformer import Params
-from jswa.types import Logprobs
+from jswa.plan import Logprobs
 
 _log = logging.getLogger("jswa")
 _CPU_ARENA_BYTES = 4 * 2**30

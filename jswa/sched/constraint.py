@@ -4,7 +4,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jswa.errors import InvalidSampling
-from jswa.types import Constraint, SamplingParams
+from jswa.plan import Constraint
+from jswa.types import SamplingParams
 
 
 def make_constraint(

@@ -9,9 +9,9 @@ from jaxtyping import Int
 from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import Move
 from jswa.errors import EngineError
+from jswa.plan import FROM_DEVICE, ExtrasEntry, Logprobs, StepPlan, TableRow
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence
-from jswa.types import FROM_DEVICE, ExtrasEntry, Logprobs, StepPlan, TableRow
 
 
 @dataclass

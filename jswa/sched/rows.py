@@ -3,8 +3,8 @@
 import numpy as np
 from jaxtyping import Int
 
+from jswa.plan import SAMPLING, Constraint, ExtrasEntry, Request
 from jswa.sched.sequence import Sequence
-from jswa.types import SAMPLING, Constraint, ExtrasEntry, Request
 
 
 class RowTable:

@@ -22,19 +22,11 @@ from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.radix import common_prefix
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
+from jswa.plan import NOT_FINITE, LogprobTable, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.draft import Draft, lease_of, make_plan
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
-from jswa.types import (
-    NOT_FINITE,
-    FinishReason,
-    LogprobTable,
-    PrefixHit,
-    Request,
-    StepLogprobs,
-    StepPlan,
-    TokenEvent,
-)
+from jswa.types import FinishReason, PrefixHit
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.lease import NEVER, Lease
-from jswa.types import ChoiceLogprobs, PrefixHit, Request
+from jswa.plan import ChoiceLogprobs, Request
+from jswa.types import PrefixHit
 
 
 class Status(enum.Enum):

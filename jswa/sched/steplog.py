@@ -4,8 +4,8 @@ import logging
 import time
 from dataclasses import dataclass
 
+from jswa.plan import StepPlan
 from jswa.sched.scheduler import Scheduler
-from jswa.types import StepPlan
 
 _log = logging.getLogger("jswa")
 _LOG_EVERY = 200  # steps

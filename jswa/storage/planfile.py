@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError
-from jswa.types import ExtrasEntry, StepPlan, TableRow
+from jswa.plan import ExtrasEntry, StepPlan, TableRow
 
 
 def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jswa.types import ChoiceLogprobs
+from jswa.plan import ChoiceLogprobs
 
 from ..core.request import Delta, Job
 from ..core.service import Service, service_of

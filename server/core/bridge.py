@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from jswa.errors import JswaError
-from jswa.types import Request, SamplingParams, TokenEvent
+from jswa.plan import Request, TokenEvent
+from jswa.types import SamplingParams
 
 from ..http.errors import ApiError, engine_dead, engine_restarting
 from .engine_protocol import EngineLike

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jswa.errors import RequestError
+from jswa.plan import ChoiceLogprobs, Request, TokenEvent
 from jswa.text.inputs import bad_word_ids
 from jswa.text.tokenizer import StopStrings, StreamDecoder, Tokenizer
-from jswa.types import ChoiceLogprobs, FinishReason, Request, SamplingParams, TokenEvent
+from jswa.types import FinishReason, SamplingParams
 
 from ..http.errors import ApiError, invalid
 from ..text.prompts import Prompt

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from jswa.plan import ChoiceLogprobs
 from jswa.text.tokenizer import StreamDecoder, Tokenizer
-from jswa.types import ChoiceLogprobs
 
 from .prompts import Prompt
 

@@ -19,8 +19,9 @@ from jswa.architecture import Reach
 from jswa.cache.capacity import peak_slots
 from jswa.config import Limits
 from jswa.errors import PromptTooLong
+from jswa.plan import StepPlan, TokenEvent
 from jswa.sched.sequence import Sequence, Status
-from jswa.types import FinishReason, StepPlan, TokenEvent
+from jswa.types import FinishReason
 from tests.support.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
 
 SHAPES = {  # page sizes and what local layers see

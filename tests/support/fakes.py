@@ -13,19 +13,10 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
+from jswa.plan import FROM_DEVICE, NOT_FINITE, SAMPLING, Request, StepPlan, TableRow, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row
-from jswa.types import (
-    FROM_DEVICE,
-    NOT_FINITE,
-    SAMPLING,
-    FinishReason,
-    Request,
-    SamplingParams,
-    StepPlan,
-    TableRow,
-    TokenEvent,
-)
+from jswa.types import FinishReason, SamplingParams
 
 NO_PLACE = 2**30  # of the extras tables
 POISON = -1  # KV memory that nobody may read

@@ -28,8 +28,9 @@ from jswa.exec.programs.state import DeviceState, init_state
 from jswa.exec.programs.step import StepConfig, forward
 from jswa.exec.runner import compile_copy_pages
 from jswa.model.transformer import Params, bind
+from jswa.plan import NOT_FINITE, Request, StepPlan
 from jswa.sched.scheduler import Scheduler
-from jswa.types import NOT_FINITE, Request, SamplingParams, StepPlan
+from jswa.types import SamplingParams
 from tests.support.oracles import dense_attention, quick_compiles
 
 TOLERANCE = 2e-4  # docs/design.md §7

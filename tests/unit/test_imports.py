@@ -10,6 +10,7 @@ import jswa
 NO_JAX = [
     "jswa",
     "jswa.types",
+    "jswa.plan",
     "jswa.config",
     "jswa.model.partition",
     "jswa.errors",

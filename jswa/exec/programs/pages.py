@@ -8,7 +8,7 @@ from jaxtyping import Array, Int
 
 from jswa.cache.layout import KVLayout
 from jswa.exec.programs.state import DeviceState
-from jswa.types import TableRow
+from jswa.plan import TableRow
 
 WIDTH = 32  # moves per launch
 

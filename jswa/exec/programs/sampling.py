@@ -25,13 +25,14 @@ from jswa.model.across import (
     picked,
     total,
 )
-from jswa.types import MAX_LOGPROBS, NOT_FINITE, SAMPLING
+from jswa.plan import NOT_FINITE, SAMPLING
+from jswa.types import MAX_LOGPROBS
 
 _TINY = 2.0**-126  # smallest normal float32
 
 
 class Sampling(NamedTuple):
-    """Sampling parameters by row, [R] each; `keys` [R, 2]. The columns of `types.SAMPLING`."""
+    """Sampling parameters by row, [R] each; `keys` [R, 2]. The columns of `plan.SAMPLING`."""
 
     temperature: Float[Array, " R"]
     top_k: Int[Array, " R"]

@@ -18,7 +18,7 @@ from jswa.exec.programs.sampling import LogprobRows, Sampling, logprob_rows, sam
 from jswa.exec.programs.state import DeviceState
 from jswa.model.transformer import Params, bind
 from jswa.model.weights.kv_scales import scales_of
-from jswa.types import FROM_DEVICE, SAMPLING, Logprobs
+from jswa.plan import FROM_DEVICE, SAMPLING, Logprobs
 from pallas_kernels.attention.api import paged_attention, tile_tokens, write_kv
 from pallas_kernels.attention.rows import Attend
 

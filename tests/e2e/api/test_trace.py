@@ -12,8 +12,9 @@ import pytest
 from jswa.commands.trace import replay
 from jswa.errors import CheckpointError
 from jswa.llm import LLM, TINY
+from jswa.plan import StepPlan
 from jswa.storage.planfile import read
-from jswa.types import SamplingParams, StepPlan
+from jswa.types import SamplingParams
 from tests.support.oracles import quick_compiles
 
 # One shape for all steps: one program to compile, and tokens that do not depend on how steps are cut.

@@ -19,7 +19,8 @@ from jswa.exec import runner as runner_module
 from jswa.exec.buckets import Bucket
 from jswa.exec.runner import Runner
 from jswa.model.weights.load import load_checkpoint
-from jswa.types import SamplingParams, StepPlan
+from jswa.plan import StepPlan
+from jswa.types import SamplingParams
 from tests.parity.load import Fixture, load_fixture, names
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import dense_logits, quick_compiles, small_engine_parts

@@ -22,8 +22,9 @@ from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig, step
 from jswa.exec.runner import Pending, Runner, compile_copy_pages
 from jswa.model.transformer import param_shapes
+from jswa.plan import Logprobs, Request, StepPlan
 from jswa.sched.scheduler import Scheduler
-from jswa.types import Logprobs, Request, SamplingParams, StepPlan
+from jswa.types import SamplingParams
 from tests.support.oracles import small_engine_parts, small_model
 
 FLOAT32 = jnp.dtype("float32")

@@ -15,7 +15,8 @@ import pytest
 
 from jswa.engine import Engine
 from jswa.llm import LLM
-from jswa.types import MissReason, PrefixHit, Request, RequestOutput, SamplingParams, StepPlan, TokenEvent
+from jswa.plan import Request, StepPlan, TokenEvent
+from jswa.types import MissReason, PrefixHit, RequestOutput, SamplingParams
 from tools.cases.divergence import k3
 
 OPTIONS: dict[str, Any] = {

@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from benchmarks.quality.configurations import lose_local_pages
 from jswa.engine import PageRunner, PendingStep, StepRunner
 from jswa.llm import LLM
-from jswa.types import PrefixHit, RequestOutput, SamplingParams, StepLogprobs, StepPlan
+from jswa.plan import StepLogprobs, StepPlan
+from jswa.types import PrefixHit, RequestOutput, SamplingParams
 from tests.e2e.prefix.test_revival import FAMILIES, NIGHTLY
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint

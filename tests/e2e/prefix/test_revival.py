@@ -16,7 +16,7 @@ import pytest
 from jaxtyping import Float, Int
 
 from jswa.model.weights.load import load_checkpoint
-from jswa.types import StepPlan
+from jswa.plan import StepPlan
 from tests.parity.load import load_fixture, names
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import random_params, small_model

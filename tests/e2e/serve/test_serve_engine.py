@@ -13,8 +13,8 @@ import pytest
 
 from jswa.engine import Engine, PendingStep
 from jswa.llm import LLM, TINY
+from jswa.plan import StepPlan
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import StepPlan
 from server.core.service import Served
 from tests.support.server.harness import Client, serve, until
 

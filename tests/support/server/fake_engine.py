@@ -9,10 +9,11 @@ from jaxtyping import Int
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.config import Limits
 from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, PromptTooLong
+from jswa.plan import ChoiceLogprobs, Request, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.scheduler import SchedulerStats
 from jswa.sched.steplog import StepStats
-from jswa.types import ChoiceLogprobs, FinishReason, PrefixHit, Request, SamplingParams, TokenEvent
+from jswa.types import FinishReason, PrefixHit, SamplingParams
 
 Rule = Callable[[list[int], int], int | None]
 

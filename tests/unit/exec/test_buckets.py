@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jswa.config import Limits
 from jswa.errors import EngineError
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
-from jswa.types import StepPlan
+from jswa.plan import StepPlan
 from tests.support.fakes import sampling_columns
 
 

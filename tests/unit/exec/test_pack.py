@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import COLUMNS, PackSpec, pack, unpack
-from jswa.types import FROM_DEVICE, SAMPLING, StepPlan
+from jswa.plan import FROM_DEVICE, SAMPLING, StepPlan
 
 MAX_ROWS = 7
 

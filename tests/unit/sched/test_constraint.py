@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Int
 
 from jswa.errors import InvalidSampling
+from jswa.plan import Constraint
 from jswa.sched.constraint import make_constraint
-from jswa.types import Constraint, SamplingParams
+from jswa.types import SamplingParams
 
 PROMPT = 5
 

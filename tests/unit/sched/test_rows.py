@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from jswa.cache.lease import Lease
 from jswa.config import Limits
+from jswa.plan import SAMPLING, ExtrasEntry, Request, StepPlan
 from jswa.sched.constraint import make_constraint
 from jswa.sched.rows import RowTable
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
-from jswa.types import SAMPLING, ExtrasEntry, Request, SamplingParams, StepPlan
+from jswa.types import SamplingParams
 from tests.support.fakes import make_layout
 
 VOCAB = 40

@@ -8,9 +8,9 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.manager import Move
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
+from jswa.plan import FROM_DEVICE, NOT_FINITE, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
-from jswa.types import FROM_DEVICE, NOT_FINITE, TokenEvent
 from tests.support.fakes import Loop, TextModel, make_layout, make_request
 
 FULL = make_layout(4, None, num_full=1, num_local=0)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from jswa.exec.programs import sampling
 from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import Sampling
-from jswa.types import NOT_FINITE
+from jswa.plan import NOT_FINITE
 from tests.support import oracles
 from tests.support.fakes import sampling_columns
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from jswa.errors import HostLost, InvalidPrompt
-from jswa.types import Request, SamplingParams, TokenEvent
+from jswa.plan import Request, TokenEvent
+from jswa.types import SamplingParams
 from server.core.bridge import Bridge
 from server.http.errors import ApiError
 from tests.support.server.fake_engine import FakeEngine, count_up
