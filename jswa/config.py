@@ -1,13 +1,16 @@
 """What the user asks for (`EngineConfig`) and what the engine runs with (`Limits`). No jax here; lengths in tokens."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
-from jswa.lora import adapter_folders
+
+_MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
+_MAX_ADAPTER_NAME = 128  # characters
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,12 @@ class EngineConfig:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
-        adapter_folders(self.lora_modules)
+        _adapter_folders(self.lora_modules)
 
     @property
     def adapters(self) -> dict[str, Path]:
         """Folders of LoRA adapters by name."""
-        return adapter_folders(self.lora_modules)
+        return _adapter_folders(self.lora_modules)
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -157,3 +160,22 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _adapter_folders(modules: Sequence[str]) -> dict[str, Path]:
+    """Folders of LoRA adapters by name, in order, from `name=folder` entries. Raises ConfigError."""
+    if not isinstance(modules, tuple) or not all(isinstance(module, str) for module in modules):
+        raise ConfigError("lora_modules", modules, "must be a mapping of names to folders, or name=folder for each")
+    if len(modules) > _MAX_ADAPTERS:
+        raise ConfigError("lora_modules", f"{len(modules)} adapters", f"must be at most {_MAX_ADAPTERS}")
+    folders: dict[str, Path] = {}
+    for module in modules:
+        name, _, folder = module.partition("=")
+        if not name or not folder:
+            raise ConfigError("lora_modules", module, "must be name=folder")
+        if len(name) > _MAX_ADAPTER_NAME or not name.isprintable() or name != name.strip():
+            raise ConfigError("lora_modules", module, f"the name must be 1 to {_MAX_ADAPTER_NAME} printable characters")
+        if name in folders:
+            raise ConfigError("lora_modules", module, f"{name!r} is given twice")
+        folders[name] = Path(folder)
+    return folders

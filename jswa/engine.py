@@ -12,13 +12,13 @@ from jaxtyping import Int, Shaped
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
+from jswa.cache.prefix.radix import root_key
 from jswa.cache.prefix.stats import CacheStats
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
 from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.exec.programs.transfer import clear_stale
-from jswa.lora import root_key
 from jswa.model.transformer import Params
 from jswa.plan import Logprobs, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint

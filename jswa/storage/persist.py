@@ -22,8 +22,8 @@ from jaxtyping import Shaped
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
+from jswa.cache.prefix.radix import root_key
 from jswa.errors import CacheFileError
-from jswa.lora import root_key
 from jswa.model.low_rank import without_adapters
 from jswa.model.transformer import Params
 from jswa.storage.folders import write_folder

@@ -1,4 +1,4 @@
-"""Names of adapters, and roots of the prefix cache (jswa/lora.py)."""
+"""Names of adapters, and roots of the prefix cache (jswa/config.py, jswa/cache/prefix/radix.py)."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jswa.cache.prefix.radix import root_key
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
-from jswa.lora import root_key
 from jswa.text.inputs import engine_config
 
 SALTS = st.text(st.sampled_from("\0ab/"), max_size=6)

@@ -329,6 +329,17 @@ class RadixTree:
         self.local_node[node.local[node.local != NONE]] = node
 
 
+def root_key(salt: str, digest: str | None) -> str:
+    """Return the key of the tree for a request's cache salt and the digest of its LoRA adapter's weights.
+
+    Different pairs have different keys, whatever the salt contains. Without an adapter the key is the salt itself,
+    unless the salt starts with a NUL character.
+    """
+    if digest is not None:
+        return f"\0{digest}\0{salt}"
+    return f"\0{salt}" if salt.startswith("\0") else salt
+
+
 def common_prefix(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " m"]) -> int:
     """Leading tokens that two texts share."""
     length = min(len(a), len(b))
