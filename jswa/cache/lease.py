@@ -6,13 +6,11 @@ local                               [ slid, unpublished )[ the window ………�
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
 
-if TYPE_CHECKING:
-    from jswa.cache.prefix.radix import Node
+from jswa.cache.prefix.radix import Cursor
 
 NEVER = 2**62
 
@@ -60,11 +58,10 @@ class Lease:
         local_lo: first position whose local KV the row can see.
         exact_from: first position whose local KV is that of a cold run; older local pages are never shared.
         salt: of the request; prefixes are shared within one salt only.
-        node, published: where in the prefix tree the row's published text ends, in tokens, page aligned.
+        cursor: how far the row's text is in the prefix tree.
         boundaries: positions, ascending, whose windows stay in the cache once the row has published them; the last is
             the end of what it knew when it started.
         branch: the one of them at which texts part; 0: none.
-        apart: the tree has other pages for the row's text: it publishes the rest at its end only.
     """
 
     width: int
@@ -75,11 +72,9 @@ class Lease:
     local_lo: int = 0
     exact_from: int = 0
     salt: str = ""
-    node: "Node | None" = None
-    published: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
     boundaries: list[int] = field(default_factory=list)
     branch: int = 0
-    apart: bool = False
     full: PageRun = field(init=False)
     local: PageRun = field(init=False)
 

@@ -144,10 +144,10 @@ class CacheManager:
             return
         end = lease.boundaries[-1]
         upto = end if computed >= end else computed // self.layout.page_size * self.layout.page_size
-        if not lease.apart:
+        if not lease.cursor.detached:
             self.prefix.publish(lease, tokens, upto)
             self.prefix.keep_windows(lease)
-        if computed >= end or lease.apart:
+        if computed >= end or lease.cursor.detached:
             lease.boundaries.clear()
         waiting_from = upto // self.layout.page_size if lease.boundaries else lease.local.start
         self._free_slid(lease, min(lease.local.start, waiting_from))
@@ -222,10 +222,10 @@ class CacheManager:
                 assert lease.slides_at > length, "a page has left the window and is still held"
                 assert len(lease.local.held) <= layout.window_pages(length) + 1
             if self._sharing:
-                assert lease.node is not None
-                assert lease in lease.node.leases
-                whole = lease.published // layout.page_size if layout.full and not lease.apart else 0
-                path = self.prefix.tree.page_ids(lease.node, "full", 0, whole)
+                assert lease.cursor.node is not None
+                assert lease.cursor in lease.cursor.node.cursors
+                whole = lease.cursor.published // layout.page_size if layout.full and not lease.cursor.detached else 0
+                path = self.prefix.tree.page_ids(lease.cursor.node, "full", 0, whole)
                 assert np.array_equal(path, lease.full.ids[:whole]), "published pages are not those of the tree"
 
     def _check_owners(self) -> None:
@@ -323,7 +323,7 @@ class CacheManager:
         self._free_local(lease.local.ids[lease.kept : lease.local.end])
         self._waiting.pop(lease, None)
         self._leases.pop(lease)
-        self.prefix.leave(lease)
+        self.prefix.detach(lease.cursor)
 
     def _slides_at(self, local_start: int) -> int:
         """Launched length at which page `local_start` has left every later query's window."""

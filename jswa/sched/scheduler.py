@@ -259,7 +259,7 @@ class Scheduler:
         tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
         for other in self._running:
             lease = lease_of(other)
-            if lease.boundaries and not lease.apart and lease.salt == sequence.request.cache_salt:
+            if lease.boundaries and not lease.cursor.detached and lease.salt == sequence.request.cache_salt:
                 common = common_prefix(tokens, other.tokens[: lease.boundaries[-1]])
                 if common - common % self.layout.page_size > found:
                     return True

@@ -162,8 +162,20 @@ class Edges(NamedTuple):
         return Edges(end - length, end, np.cumsum(length) - length, np.cumsum(count) - count, count)
 
     def tokens(self, snapshot: Snapshot, edge: int) -> Int[np.ndarray, " n"]:
-        """The tokens of an edge."""
+        """Return the tokens of an edge."""
         return snapshot.tokens[self.text[edge] :][: snapshot.length[edge]]
+
+    def entries(self, edge: int) -> slice:
+        """Return the entries of an edge."""
+        return slice(int(self.first[edge]), int(self.first[edge] + self.pages[edge]))
+
+    def text_to(self, snapshot: Snapshot, edge: int) -> Int[np.ndarray, " n"]:
+        """Return the text from position 0 to the end of an edge."""
+        parts = []
+        while edge >= 0:
+            parts.append(self.tokens(snapshot, edge))
+            edge = int(snapshot.parent[edge])
+        return np.concatenate(parts[::-1])
 
 
 def _held_until(tree: RadixTree, node: Node) -> int:

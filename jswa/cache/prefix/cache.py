@@ -13,7 +13,7 @@ from jaxtyping import Int
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.radix import NONE, Node, RadixTree, common_prefix
+from jswa.cache.prefix.radix import NONE, Cursor, Node, RadixTree, common_prefix
 from jswa.cache.prefix.resume import COLD, Resume, resume
 from jswa.cache.prefix.retention import Retention
 from jswa.types import MissReason
@@ -94,21 +94,21 @@ class PrefixCache:
                 retention.touch(window)
         node = match.path[-1] if match.path else self.tree.root(lease.salt)
         # From where it starts: pages that it runs again may fill holes.
-        self._settle(lease, node, match.resume.start // self._page * self._page)
+        self.attach(lease.cursor, node, match.resume.start // self._page * self._page)
 
     def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], upto: int, *, final: bool = False) -> None:
         """Take the text of a row into the tree, from where it was published to `upto`.
 
         `upto` is page aligned, or the end of the prompt, or `final`, the end of the row. Where the tree has other full
-        pages for the text the row keeps `apart`: only its end is published, with the row's own pages freed.
+        pages for the text the cursor is detached: only the row's end is published, with its own pages freed.
         """
-        assert lease.node is not None
-        node, at = lease.node, lease.published
+        node, at = lease.cursor.node, lease.cursor.published
+        assert node is not None
         while at < upto:
             agree = common_prefix(node.tokens[at - node.start :], tokens[at:upto])
             if agree:
                 if not final and (own := self._own_until(node, lease, at, at + agree)) < at + agree:
-                    lease.apart, at = True, own
+                    lease.cursor.detached, at = True, own
                     break
                 self._adopt(node, lease, at, at + agree)
                 at += agree
@@ -120,22 +120,27 @@ class PrefixCache:
                 node, at = self._append(node, lease, tokens[at:upto]), upto
             else:
                 node = child
-        self._settle(lease, node, at)
+        self.attach(lease.cursor, node, at)
 
     def keep_windows(self, lease: Lease) -> None:
         """Keep the windows of the lease's boundaries as far as it is published."""
-        assert lease.node is not None
-        while lease.boundaries and lease.boundaries[0] <= lease.published:
+        cursor = lease.cursor
+        assert cursor.node is not None
+        while lease.boundaries and lease.boundaries[0] <= cursor.published:
             end = lease.boundaries.pop(0)
-            self.retention.add_window(lease.node, end, branch=end == lease.branch)
+            self.retention.add_window(cursor.node, end, branch=end == lease.branch)
 
     def supersede(self, lease: Lease, keep: tuple[int, ...], interval: int | None) -> None:
         """A turn has ended: windows of earlier ones on its way, where no other row has started, become spare."""
-        node = lease.node
+        node = lease.cursor.node
         while node is not None:
             for end, window in list(node.windows.items()):
                 regular = interval is not None and end % interval == 0
-                if end <= lease.published and end not in keep and not (window.branch or window.hits > 1 or regular):
+                if (
+                    end <= lease.cursor.published
+                    and end not in keep
+                    and not (window.branch or window.hits > 1 or regular)
+                ):
                     self.retention.drop_window(window)
             node = node.parent
 
@@ -157,12 +162,12 @@ class PrefixCache:
                 self._remove(child)
             self.retention.trim(root)
 
-    def leave(self, lease: Lease) -> None:
-        """The lease ends: what it held in place may go."""
-        node = lease.node
+    def detach(self, cursor: Cursor) -> None:
+        """A row ends: edges without pages that its cursor kept in the tree go."""
+        node = cursor.node
         if node is not None:
-            node.leases.discard(lease)
-            lease.node = None
+            node.cursors.discard(cursor)
+            cursor.node = None
             self.retention.trim(node)
 
     def check(self) -> None:
@@ -179,22 +184,22 @@ class PrefixCache:
         assert above is not None
         aligned = above.end // self._page * self._page
         for node in reversed(nodes):
-            for lease in list(node.leases):
-                lease.apart = True
-                self._settle(lease, above, min(aligned, lease.published))
+            for cursor in list(node.cursors):
+                cursor.detached = True
+                self.attach(cursor, above, min(aligned, cursor.published))
             self.retention.clear(node, 0)
             self.tree.candidates.leave(node)
         self.tree.detach(top)
         self.retention.trim(above)
 
-    def _settle(self, lease: Lease, node: Node, at: int) -> None:
-        """Note that the lease is published up to `at`, which lies on the way to the end of `node`."""
-        while node.parent is not None and at <= node.start:
+    def attach(self, cursor: Cursor, node: Node, published: int) -> None:
+        """Move a cursor to position `published` on the path from the root to the end of `node`."""
+        while node.parent is not None and published <= node.start:
             node = node.parent
-        if lease.node is not None:
-            lease.node.leases.discard(lease)
-        lease.node, lease.published = node, at
-        node.leases.add(lease)
+        if cursor.node is not None:
+            cursor.node.cursors.discard(cursor)
+        cursor.node, cursor.published = node, published
+        node.cursors.add(cursor)
 
     def _own_until(self, node: Node, lease: Lease, at: int, to: int) -> int:
         """First position in [at, to) of an edge whose whole page is not the lease's own; `to` where all are."""
@@ -215,7 +220,8 @@ class PrefixCache:
         low, high = self._exact_pages(lease, max(node.start, at) // self._page, to // self._page)
         if low < high:
             ids = lease.local.ids[low:high]
-            missing = np.flatnonzero((node.local[low - base : high - base] == NONE) & ~self.pool.local_cached[ids])
+            hole = node.local[low - base : high - base] == NONE
+            missing = np.flatnonzero(hole & (ids != NONE) & ~self.pool.local_cached[ids])
             if len(missing):
                 self.tree.adopt_local(node, missing + (low - base), ids[missing])
 
@@ -230,7 +236,7 @@ class PrefixCache:
         if low < high:
             local[low - first : high - first] = lease.local.ids[low:high]
         if end % p and node.parent is not None and not node.children:
-            if lease.node is node and lease.published == end and node.local[-1] == lease.local.ids[first]:
+            if lease.cursor.node is node and lease.cursor.published == end and node.local[-1] == lease.local.ids[first]:
                 # The lease's own page, filled since then; it may have left the lease's window.
                 local[0] = node.local[-1]
             self.retention.replace_partial(node, first, int(local[0]))

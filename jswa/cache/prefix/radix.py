@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import Lease
 from jswa.cache.pool import PagePool
 
 NONE = 0  # block 0 is never handed out
@@ -46,6 +45,21 @@ class Window:
 
 
 @dataclass(eq=False, slots=True)
+class Cursor:
+    """How far a running row's text is in the tree; each edge knows the cursors that stand on it.
+
+    Attributes:
+        node: the edge that holds the last published token, or a root; None: the row publishes nothing.
+        published: tokens of the row that are in the tree, page aligned until the row ends.
+        detached: the tree has other pages for the row's text, or has lost them: the row publishes at its end only.
+    """
+
+    node: "Node | None" = None
+    published: int = 0
+    detached: bool = False
+
+
+@dataclass(eq=False, slots=True)
 class Node:
     """An edge of the tree, or the root of one (no tokens). `last`, `hits`, `index` and `value` as in `Window`."""
 
@@ -61,7 +75,7 @@ class Node:
     value: float = -1.0
     children: dict[int, "Node"] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
-    leases: set[Lease] = field(default_factory=set)
+    cursors: set[Cursor] = field(default_factory=set)
 
     @property
     def end(self) -> int:
@@ -183,10 +197,10 @@ class RadixTree:
         for end in [end for end in node.windows if end <= at]:
             window = upper.windows[end] = node.windows.pop(end)
             window.node = upper
-        for lease in [lease for lease in node.leases if lease.published <= at]:
-            node.leases.remove(lease)
-            upper.leases.add(lease)
-            lease.node = upper
+        for cursor in [cursor for cursor in node.cursors if cursor.published <= at]:
+            node.cursors.remove(cursor)
+            upper.cursors.add(cursor)
+            cursor.node = upper
         return upper
 
     def append(
@@ -271,9 +285,13 @@ class RadixTree:
             node.full[node.full == source] = target
             self.full_node[source], self.full_node[target] = None, node
 
-    def nodes(self) -> Iterator[Node]:
-        """All edges and roots, parents first."""
-        stack = list(self.roots.values())
+    def num_tokens(self, salt: str) -> int:
+        """Return the tokens of text in the tree of a salt."""
+        return sum(len(node.tokens) for node in self.nodes(salt))
+
+    def nodes(self, salt: str | None = None) -> Iterator[Node]:
+        """All edges and roots, parents first; of one salt's tree if it is given."""
+        stack = list(self.roots.values()) if salt is None else [self.roots[salt]] if salt in self.roots else []
         while stack:
             node = stack.pop()
             yield node
@@ -286,22 +304,22 @@ class RadixTree:
             assert len(node.full) == len(node.local) == -(-node.end // p) - node.start // p, "an edge lacks entries"
             for token, child in node.children.items():
                 assert (child.parent, child.start, int(child.tokens[0])) == (node, node.end, token)
-            for lease in node.leases:
-                assert lease.node is node
-                assert node.start < lease.published <= node.end or node.parent is None
+            for cursor in node.cursors:
+                assert cursor.node is node
+                assert node.start < cursor.published <= node.end or node.parent is None
             for end, window in node.windows.items():
                 assert (window.node, window.end) == (node, end)
                 assert node.start < end <= node.end
             is_leaf = node.parent is not None and not node.children
             assert (node.index >= 0) == is_leaf, "a leaf is no candidate for eviction, or something else is"
             if node.parent is None:
-                assert node.children or node.leases, "an empty root"
+                assert node.children or node.cursors, "an empty root"
                 continue
             assert len(node.tokens), "an edge without tokens"
             if self.layout.full is not None:
                 entries = node.full if node.end % p == 0 else node.full[:-1]
                 assert np.all(entries != NONE), "an edge has a hole in its full pages"
-            if is_leaf and not node.leases:
+            if is_leaf and not node.cursors:
                 last = node.full[-1] if self.layout.full is not None else node.local[-1]
                 assert last != NONE, "a leaf ends in nothing"
         for name, owner, cached in (

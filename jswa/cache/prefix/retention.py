@@ -51,8 +51,14 @@ class Retention:
         self._random = random.Random(0)
         self._ghosts: dict[tuple[str, int, bytes], None] = {}
 
-    def add_window(self, tail: Node, end: int, *, branch: bool = False) -> None:
-        """Keep the window of a query at `end`, on the way to the end of `tail`, if all its pages are there."""
+    def add_window(
+        self, tail: Node, end: int, *, branch: bool = False, last_use: int | None = None, hits: int = 0
+    ) -> None:
+        """Keep the window of a query at `end`, on the path to the end of `tail`, if all its pages are there.
+
+        `last_use` and `hits` as `last` and `hits` of `Window`; by default the window counts as used now, by nobody.
+        """
+        last_use = self.clock if last_use is None else last_use
         if self._reach is None:
             return
         p = self.tree.page_size
@@ -69,12 +75,12 @@ class Retention:
         window = node.windows.get(end)
         if window is not None:
             window.branch |= branch
-            window.last = self.clock
+            window.last = max(window.last, last_use)
             return
         self._uses[blocks] += 1
         for block in blocks.tolist():
             self._forget(block)
-        window = node.windows[end] = Window(end, node, blocks, branch, self.clock)
+        window = node.windows[end] = Window(end, node, blocks, branch, last_use, hits)
         self.tree.candidates.enter(window)
         self._changed(node)
 
@@ -164,7 +170,7 @@ class Retention:
             ids = node.full if self.tree.layout.full is not None else node.local
             held = len(ids) if len(ids) and ids[-1] != NONE else int(np.flatnonzero(ids).max(initial=-1)) + 1
             end = min(node.end, (node.start // p + held) * p) if held else node.start
-            end = max([end, *(lease.published for lease in node.leases)])
+            end = max([end, *(cursor.published for cursor in node.cursors)])
             if end > node.start:
                 if end < node.end:
                     # In a model without full layers nothing but holes is cut; with them a page shared with edges
@@ -177,7 +183,7 @@ class Retention:
                 self.drop_window(window)
             self.tree.remove(node)
             node = node.parent
-        if node.parent is None and not node.children and not node.leases and node.salt in self.tree.roots:
+        if node.parent is None and not node.children and not node.cursors and node.salt in self.tree.roots:
             self.tree.remove(node)
 
     def was_evicted(self, salt: str, tokens: Int[np.ndarray, " T"], at: int) -> bool:
@@ -250,7 +256,7 @@ class Retention:
         items, draw = self.tree.candidates.items, self._random.random
         sample = [items[int(draw() * len(items))] for _ in range(_SAMPLE)] if len(items) > _SAMPLE else items
         # Edges in which rows stand seldom have anything to give: they are looked at only where nothing else has.
-        free = [item for item in sample if isinstance(item, Window) or not item.leases]
+        free = [item for item in sample if isinstance(item, Window) or not item.cursors]
         for picked in (free, items):
             for _, index in sorted((self._score(item), item.index) for item in picked):
                 # What is known of an item may be older than the rows that hold its pages now.
