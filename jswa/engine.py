@@ -1,14 +1,11 @@
 """The engine: a scheduler and a runner, one step in flight. No policy and no arrays of its own."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
-import jax
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
@@ -17,20 +14,13 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
-from jswa.errors import ConfigError, EngineError, FieldError, InvalidPrompt, InvalidToken, JswaError, RequestError
-from jswa.exec.programs.transfer import clear_stale
-from jswa.model.transformer import Params
+from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.plan import Logprobs, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.scheduler import Scheduler, SchedulerStats
 from jswa.sched.steplog import StepLog, StepStats
-from jswa.storage import persist
 from jswa.storage.planfile import write_step
-from jswa.storage.restore import restore
-from jswa.storage.snapshot import origins, take
 from jswa.types import SamplingParams
-
-_log = logging.getLogger("jswa")
 
 
 @runtime_checkable
@@ -72,32 +62,6 @@ class CompilingRunner(StepRunner, Protocol):
         ...
 
 
-@runtime_checkable
-class PageRunner(StepRunner, Protocol):
-    """What saving and loading the cache needs of it, besides. Slots are of 1/m block; contents are by lane."""
-
-    params: Params
-
-    @property
-    def kv_dtype(self) -> np.dtype:
-        """Of the KV arena."""
-        ...
-
-    def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
-        """Carry out moves of pages outside of a plan."""
-        ...
-
-    def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Shaped[np.ndarray, "n elems"]]:
-        """The contents of slots, as the last launched step leaves them."""
-        ...
-
-    def write_slots(
-        self, ids: Int[np.ndarray, " n"], contents: list[Shaped[np.ndarray, "m elems"]], rows: Int[np.ndarray, " n"]
-    ) -> None:
-        """Overwrite each slot with a row of the contents, before the next step."""
-        ...
-
-
 class Engine:
     """Runs requests. One thread drives it: `add`, then `step` while `has_work`.
 
@@ -124,14 +88,19 @@ class Engine:
         self.layout = layout
         self.runner = runner
         self.adapters = dict(adapters or {})
-        self._hosts = hosts
+        self.hosts = hosts
         self._scheduler = Scheduler(layout, limits)
         self._pending: PendingStep | None = None
         self._seed = seed
         self._requests = 0
         self._switches = switches or Switches()
-        self._trace = trace
+        self.trace = trace
         self._log = StepLog()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, with the cache manager and its laws."""
+        return self._scheduler
 
     def request(
         self,
@@ -159,7 +128,7 @@ class Engine:
         bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
         if len(bad):
             raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
-        index, root = self._adapter(lora, cache_salt)
+        index, root = self.adapter_root(lora, cache_salt)
         self._requests += 1
         seed = params.seed
         if seed is None:
@@ -181,8 +150,8 @@ class Engine:
             adapter=index,
         )
 
-    def _adapter(self, lora: str | None, salt: str) -> tuple[int, str]:
-        """The index of an adapter, and the root of its texts in the prefix cache. Raises RequestError."""
+    def adapter_root(self, lora: str | None, salt: str) -> tuple[int, str]:
+        """Return the index of a LoRA adapter and the key of its tree in the prefix cache. Raises RequestError."""
         if lora is None:
             return 0, root_key(salt, None)
         if lora not in self.adapters:
@@ -226,8 +195,8 @@ class Engine:
         begin = time.perf_counter()
         tokens = step.tokens()
         there = time.perf_counter()
-        if self._trace is not None:
-            write_step(self._trace, step.plan, tokens)
+        if self.trace is not None:
+            write_step(self.trace, step.plan, tokens)
         events = self._scheduler.apply(step.plan, tokens, step.logprobs())
         self._log.taken(step.plan, len(events), begin, there, time.perf_counter())
         self._log.tell(self._scheduler)
@@ -254,13 +223,13 @@ class Engine:
             lost: it is gone: a step that waits for it never returns.
             leaving: it has been told to end, and goes on until this engine is closed.
         """
-        if self._hosts is not None:
-            self._hosts.when_lost(lost, leaving)
+        if self.hosts is not None:
+            self.hosts.when_lost(lost, leaving)
 
     def close(self) -> None:
         """Let go of the other hosts, where there are any: the engine cannot be used any more. Closing twice is fine."""
-        if self._hosts is not None:
-            self._hosts.leave()
+        if self.hosts is not None:
+            self.hosts.leave()
 
     def step_stats(self) -> StepStats:
         """What the steps so far have done and taken."""
@@ -279,71 +248,3 @@ class Engine:
     def flush_cache(self) -> None:
         """Empty the prefix cache; rows that run keep what they hold."""
         self._scheduler.cache.flush()
-
-    def save_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
-        """Write what the prefix cache holds of a salt and adapter to a folder, for engines that start later.
-
-        Returns its tokens.
-
-        Between any two steps: of requests that run it takes what the cache has by now. A cache that is at `path` is
-        replaced when the new one is complete. Takes host memory for one copy of what is saved. Raises CacheFileError,
-        and ConfigError where the engine has no prefix cache.
-        """
-        runner, cache, p = self._page_runner(cache_salt), self._scheduler.cache, self.layout.page_size
-        taken = take(cache.prefix, self._adapter(lora, cache_salt)[1])
-        contents = runner.read_slots(origins(cache.moves, taken.slots))
-        filled, local = taken.snapshot.filled(p), taken.snapshot.local
-        clear_stale(contents, self.layout, filled[: len(filled) if self.layout.full else 0], filled[local])
-        persist.save(path, taken.snapshot, contents, self._cache_identity(runner, cache_salt, lora))
-        return taken.tokens
-
-    def load_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
-        """Go on with a saved cache: enter what the cache of this salt and adapter lacks; returns the tokens entered.
-
-        Between any two steps. Nothing is evicted: where memory is short, texts used longest ago are left out. Raises
-        CacheFileError, and changes nothing, where the cache is missing, torn, or of another model, weights, adapter,
-        dtype, block_size, salt or version; ConfigError where the engine has no prefix cache.
-        """
-        runner, cache = self._page_runner(cache_salt), self._scheduler.cache
-        root = self._adapter(lora, cache_salt)[1]
-        wanted = self._cache_identity(runner, cache_salt, lora)
-        snapshot, contents = persist.load(path, wanted, self.layout, runner.kv_dtype, self.model.vocab_size)
-        if self._trace is not None:
-            _log.warning("a cache was loaded: the plans in %s cannot be replayed", self._switches.dump_plans)
-        done = restore(cache, root, snapshot)
-        try:
-            # Pages that were in the way move before anything is written in their place.
-            runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
-            runner.write_slots(done.slots, contents, done.rows)
-        except BaseException:
-            cache.flush()  # it would hold pages without their contents
-            raise
-        return done.tokens
-
-    def _page_runner(self, salt: str) -> PageRunner:
-        if not isinstance(salt, str):
-            raise FieldError("cache_salt", salt, "must be a string")
-        if not self.limits.prefix_cache:
-            raise ConfigError("prefix_cache", False, "must be True to save or load the cache")
-        if self._hosts is not None:
-            nodes = self._hosts.place.nodes
-            raise ConfigError("nnodes", nodes, "must be 1 to save or load the cache: no host has the pages of others")
-        if not isinstance(self.runner, PageRunner):
-            raise EngineError(f"{type(self.runner).__name__} cannot read and write pages")
-        return self.runner
-
-    def _cache_identity(self, runner: PageRunner, salt: str, lora: str | None = None) -> persist.Identity:
-        limits = self.limits
-        # Bits depend on the shape of the step too, and on who compiled it.
-        bits = (
-            f"{limits.max_rows} rows, {limits.max_tokens} tokens, jax {jax.__version__}, {jax.devices()[0].device_kind}"
-        )
-        return persist.identity(
-            self.model,
-            runner.params,
-            self.layout,
-            runner.kv_dtype,
-            salt,
-            deterministic=bits if limits.one_bucket else "",
-            adapter="" if lora is None else self.adapters[lora],
-        )

@@ -15,6 +15,7 @@ from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import CheckpointError, EngineError, InvalidPrompt
 from jswa.sched.scheduler import SchedulerStats
+from jswa.storage.cache_store import load_cache, save_cache
 from jswa.text.chat_template import ChatTemplate, Message
 from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
 from jswa.text.tokenizer import Tokenizer
@@ -90,7 +91,7 @@ class LLM:
         when the new one is complete; anything else there is left alone. Requests may be under way. Takes host memory
         for one copy. Raises CacheFileError, and ConfigError where the LLM has no prefix cache.
         """
-        return self.engine.save_cache(path, cache_salt, lora)
+        return save_cache(self.engine, path, cache_salt, lora)
 
     def load_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
         """Enter a saved cache beside what the prefix cache of this salt and adapter holds; returns the tokens entered.
@@ -99,7 +100,7 @@ class LLM:
         reason, and changes nothing, where the cache is missing, torn, or of another model, weights, dtype, block_size,
         salt or version; ConfigError where the LLM has no prefix cache. Load only what you would run.
         """
-        return self.engine.load_cache(path, cache_salt, lora)
+        return load_cache(self.engine, path, cache_salt, lora)
 
     @overload
     def generate(

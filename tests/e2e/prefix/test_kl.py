@@ -17,9 +17,10 @@ import pytest
 from jaxtyping import Float, Int
 
 from benchmarks.quality.configurations import lose_local_pages
-from jswa.engine import PageRunner, PendingStep, StepRunner
+from jswa.engine import PendingStep, StepRunner
 from jswa.llm import LLM
 from jswa.plan import StepLogprobs, StepPlan
+from jswa.storage.cache_store import PageRunner
 from jswa.types import PrefixHit, RequestOutput, SamplingParams
 from tests.e2e.prefix.test_revival import FAMILIES, NIGHTLY
 from tests.parity.load import Fixture, load_fixture

@@ -17,6 +17,7 @@ import jswa
 from jswa.cache.layout import KVLayout
 from jswa.llm import LLM
 from jswa.storage import folders, persist
+from jswa.storage.cache_store import cache_identity
 from jswa.storage.snapshot import take
 from tests.support.oracles import small_model
 
@@ -68,7 +69,7 @@ def turn(model: LLM, text: str, **more: Any) -> str:
 def identity_of(model: LLM, salt: str = "") -> persist.Identity:
     """What a cache must say to be this engine's."""
     runner: Any = model.engine.runner
-    return model.engine._cache_identity(runner, salt)
+    return cache_identity(model.engine, runner, salt)
 
 
 def read(model: LLM, path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:

@@ -11,12 +11,12 @@ import pytest
 
 import jswa.storage.convert
 from jswa.commands.cli import app
-from jswa.engine import PageRunner
 from jswa.errors import CheckpointError, ConfigError
 from jswa.llm import LLM, TINY
 from jswa.model.weights.converted import MANIFEST
 from jswa.model.weights.hold import Mode
 from jswa.model.weights.load import load_checkpoint
+from jswa.storage.cache_store import PageRunner
 from jswa.storage.convert import convert
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
