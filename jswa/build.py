@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.cluster.hosts import Hosts, join
-from jswa.cluster.rank import find_place
+from jswa.cluster.rank import find_member
 from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.engine import Engine
 from jswa.env import Switches
@@ -53,11 +53,11 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     switches = Switches.read()
     use_compilation_cache(switches.compilation_cache)
     claim_memory(options.gpu_memory_utilization)
-    place = find_place(options, os.environ)
-    hosts = None if place is None else join(place, _what_runs(folder, options))
+    member = find_member(options, os.environ)
+    hosts = None if member is None else join(member, _what_runs(folder, options))
     try:
         model, limits, layout, runner, adapters = _build(folder, options, hosts)
-        if hosts is not None and hosts.place.rank:
+        if hosts is not None and hosts.member.rank:
             _follow(runner, hosts)
     except Exception:
         if hosts is not None:
@@ -82,16 +82,16 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     if trace is not None:
         weakref.finalize(engine, trace.close)
     if hosts is not None:
-        weakref.finalize(engine, hosts.leave)
+        weakref.finalize(engine, hosts.close)
     return engine
 
 
 def _follow(runner: Runner, hosts: Hosts) -> Never:
     """Run what the first host launches, and end with it."""
-    _log.info("host %d is ready", hosts.place.rank)
+    _log.info("host %d is ready", hosts.member.rank)
     with hosts.outlive_signal():
-        runner.follow(hosts.told())
-    hosts.leave()
+        runner.follow(hosts.received())
+    hosts.close()
     raise SystemExit(0)
 
 
@@ -125,8 +125,10 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
         if hosts is not None:
             memory = hosts.least(memory // _MIB) * _MIB
     limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize, on_gpu=on_gpu)
-    tell = hosts.tell if hosts is not None and not hosts.place.rank else None
-    runner = Runner(part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype, tell=tell)
+    broadcast = hosts.broadcast if hosts is not None and not hosts.member.rank else None
+    runner = Runner(
+        part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype, broadcast=broadcast
+    )
     return Built(model, limits, layout, runner, adapters.digests)
 
 

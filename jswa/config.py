@@ -122,7 +122,7 @@ class Limits:
     prefix_cache_interval: int | None = None
 
     @property
-    def extras_places(self) -> int:
+    def max_extras(self) -> int:
         """Rows that may have penalties, biases or masks at the same time."""
         return min(self.max_rows, 32)
 

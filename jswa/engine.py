@@ -181,15 +181,15 @@ class Engine:
         before, self._pending = self._pending, launched
         if launched is None and before is None and self._scheduler.has_work():
             raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self.stats()}")
-        events = self._take(before)
+        events = self._apply(before)
         if not self._switches.overlap:
             self._pending = None
-            events += self._take(launched)
+            events += self._apply(launched)
         if self._switches.check:
             self._scheduler.check()
         return events
 
-    def _take(self, step: PendingStep | None) -> list[TokenEvent]:
+    def _apply(self, step: PendingStep | None) -> list[TokenEvent]:
         if step is None:
             return []
         begin = time.perf_counter()
@@ -198,8 +198,8 @@ class Engine:
         if self.trace is not None:
             write_step(self.trace, step.plan, tokens)
         events = self._scheduler.apply(step.plan, tokens, step.logprobs())
-        self._log.taken(step.plan, len(events), begin, there, time.perf_counter())
-        self._log.tell(self._scheduler)
+        self._log.applied(step.plan, len(events), begin, there, time.perf_counter())
+        self._log.log_when_due(self._scheduler)
         return events
 
     def prepare(self, params: SamplingParams) -> None:
@@ -229,7 +229,7 @@ class Engine:
     def close(self) -> None:
         """Let go of the other hosts, where there are any: the engine cannot be used any more. Closing twice is fine."""
         if self.hosts is not None:
-            self.hosts.leave()
+            self.hosts.close()
 
     def step_stats(self) -> StepStats:
         """What the steps so far have done and taken."""

@@ -118,7 +118,7 @@ class ExtrasEntry(NamedTuple):
     `skipped`: the tokens that the row will not run because their KV is cached, prompt first.
     """
 
-    place: int
+    extras_id: int
     mask: Int[np.ndarray, " words"]
     bias: Float[np.ndarray, " V"] | None = None
     skipped: Int[np.ndarray, " S"] = np.zeros(0, np.int32)
@@ -128,7 +128,7 @@ class ExtrasEntry(NamedTuple):
 class TableRow(NamedTuple):
     """The pages of a row that starts on cached ones: ids from page position 0, and from `first_local`."""
 
-    slot: int
+    row_id: int
     full: Int[np.ndarray, " F"]
     first_local: int
     local: Int[np.ndarray, " L"]
@@ -148,9 +148,9 @@ class StepPlan:
     R rows, T tokens. Row i runs positions [starts[i], starts[i] + counts[i]); its tokens follow those of row i - 1.
 
     Attributes:
-        slots: the row's place in the device state (page tables, last token), held for the row's life.
-        full_lo: first position whose full KV the row writes; that of positions before comes from the cache.
-        local_lo: first position that the row's local layers may see.
+        row_ids: the row's place in the device state (page tables, last token), held for the row's life.
+        full_write_from: first position whose full KV the row writes; that of positions before comes from the cache.
+        local_visible_from: first position that the row's local layers may see.
         samples: whether the row's last position yields a token (a chunk inside a prompt does not).
         tokens: ids to run; FROM_DEVICE for a row whose token the previous step sampled.
         sampling: sampling parameters by row, columns `SAMPLING`, floats as their bits.
@@ -164,11 +164,11 @@ class StepPlan:
         adapters: index of the row's LoRA adapter; 0: none.
     """
 
-    slots: Int[np.ndarray, " R"]
+    row_ids: Int[np.ndarray, " R"]
     starts: Int[np.ndarray, " R"]
     counts: Int[np.ndarray, " R"]
-    full_lo: Int[np.ndarray, " R"]
-    local_lo: Int[np.ndarray, " R"]
+    full_write_from: Int[np.ndarray, " R"]
+    local_visible_from: Int[np.ndarray, " R"]
     samples: Int[np.ndarray, " R"]
     tokens: Int[np.ndarray, " T"]
     sampling: Int[np.ndarray, "R C"]
@@ -184,7 +184,7 @@ class StepPlan:
     @property
     def num_rows(self) -> int:
         """Rows of the step."""
-        return len(self.slots)
+        return len(self.row_ids)
 
     @property
     def num_tokens(self) -> int:

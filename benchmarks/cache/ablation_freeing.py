@@ -67,7 +67,7 @@ def keep_while_decoding(cache: CacheManager) -> None:
     def kept(lease: Lease, launched: int) -> None:
         slide(lease, min(launched, known[lease]))
         if launched >= known[lease]:
-            lease.slides_at = NEVER  # so that the scheduler does not ask at every step
+            lease.next_slide = NEVER  # so that the scheduler does not ask at every step
 
     cache.open_at, cache.slide = opened, kept  # type: ignore[method-assign]
 

@@ -77,11 +77,11 @@ def plan_of(texts: Sequence[Text], at: int, count: int, *, begin: bool) -> StepP
     rows, none = len(texts), np.zeros((0, 3), np.int32)
     known = begin or count > 1
     return StepPlan(
-        slots=np.array([text.slot for text in texts], np.int32),
+        row_ids=np.array([text.slot for text in texts], np.int32),
         starts=np.array([text.length + at for text in texts], np.int32),
         counts=np.full(rows, count, np.int32),
-        full_lo=np.zeros(rows, np.int32),
-        local_lo=np.zeros(rows, np.int32),
+        full_write_from=np.zeros(rows, np.int32),
+        local_visible_from=np.zeros(rows, np.int32),
         samples=np.ones(rows, np.int32),
         tokens=np.arange(rows * count, dtype=np.int32) % 97 + 3 if known else np.full(rows, FROM_DEVICE, np.int32),
         sampling=sampling_columns(rows),

@@ -182,7 +182,7 @@ def _steady(replica: Replica) -> int:
         return 0
     steps = _MOST_SKIPPED
     for sequence in rows:
-        if sequence.in_flight != 1 or sequence.launched != sequence.num_known or lease_of(sequence).boundaries:
+        if sequence.in_flight != 1 or sequence.launched != sequence.num_known or lease_of(sequence).window_ends:
             return 0
         steps = min(steps, sequence.limit - 1 - sequence.num_known)
     layout = scheduler.layout
@@ -260,19 +260,19 @@ def _move_pages(scheduler: Scheduler, steps: int) -> None:
     for row, sequence in enumerate(scheduler._running):
         lease = lease_of(sequence)
         events.append((lease.covered - sequence.launched, 0, row))
-        events.append((lease.slides_at - sequence.launched - 1, 1, row))
+        events.append((lease.next_slide - sequence.launched - 1, 1, row))
     heapq.heapify(events)
     settled = -1
     while events and events[0][0] < steps:
         step, slides, row = heapq.heappop(events)
         if step != settled:
-            cache.settle()
+            cache.compact()
             settled = step
         sequence = scheduler._running[row]
         lease, length = lease_of(sequence), sequence.launched + step + 1
         if slides:
             cache.slide(lease, length)
-            heapq.heappush(events, (lease.slides_at - sequence.launched - 1, 1, row))
+            heapq.heappush(events, (lease.next_slide - sequence.launched - 1, 1, row))
         else:
             assert cache.grow(lease, length), "a run was begun without room for its pages"
             heapq.heappush(events, (step + page, 0, row))

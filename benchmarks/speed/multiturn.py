@@ -45,7 +45,7 @@ class AnsweredStep:
     def tokens(self) -> Int[np.ndarray, " R"]:
         """The same for the same slot and position."""
         ends = self.plan.starts + self.plan.counts
-        out: Int[np.ndarray, " R"] = (ends * 7919 + self.plan.slots * 104_729) % 50_000 + 10
+        out: Int[np.ndarray, " R"] = (ends * 7919 + self.plan.row_ids * 104_729) % 50_000 + 10
         return out
 
     def logprobs(self) -> StepLogprobs | None:

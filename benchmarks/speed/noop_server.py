@@ -30,7 +30,7 @@ class Letters(AnsweredStep):
 
     def tokens(self) -> Int[np.ndarray, " R"]:
         """The same for the same slot and position."""
-        letters: Int[np.ndarray, " R"] = (self.plan.starts + self.plan.counts + self.plan.slots) % 26 + 100
+        letters: Int[np.ndarray, " R"] = (self.plan.starts + self.plan.counts + self.plan.row_ids) % 26 + 100
         return letters
 
 

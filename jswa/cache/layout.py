@@ -26,7 +26,7 @@ class KindLayout:
     num_kv_heads: int
     row: int
     v_head_dim: int
-    slots: int
+    layers_per_page: int
     pages_per_block: int
 
     @property
@@ -36,12 +36,12 @@ class KindLayout:
 
 
 @dataclass(frozen=True)
-class LayerSlot:
+class LayerKV:
     """Where the KV that one layer reads lies, its own or another's. `slot` is 0 for full layers."""
 
     kind: AttentionKind
     lane: int
-    slot: int
+    index: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class KVLayout:
     reach: Reach | None
     full: KindLayout | None
     local: KindLayout | None
-    layers: tuple[LayerSlot, ...]
+    layers: tuple[LayerKV, ...]
     devices: int = field(default=1, repr=False)
 
     @property
@@ -127,15 +127,15 @@ class KVLayout:
             num_lanes=lanes,
             block_elems=page_size * token_elems,
             reach=reach,
-            full=_kind(full, slots=1, pages_per_block=token_elems // elems["full"]) if full else None,
-            local=_kind(local, slots=token_elems // elems["local"], pages_per_block=1) if local else None,
+            full=_kind(full, layers_per_page=1, pages_per_block=token_elems // elems["full"]) if full else None,
+            local=_kind(local, layers_per_page=token_elems // elems["local"], pages_per_block=1) if local else None,
             layers=_place(attention, local_per_lane),
             devices=model.devices,
         )
 
 
-def _place(attention: list[AttentionConfig], local_per_lane: int) -> tuple[LayerSlot, ...]:
-    placed: list[LayerSlot] = []
+def _place(attention: list[AttentionConfig], local_per_lane: int) -> tuple[LayerKV, ...]:
+    placed: list[LayerKV] = []
     counts = {"full": 0, "local": 0}
     for layer in attention:
         if layer.kv_from is not None:
@@ -143,8 +143,8 @@ def _place(attention: list[AttentionConfig], local_per_lane: int) -> tuple[Layer
             continue
         index = counts[layer.kind]
         counts[layer.kind] += 1
-        lane, slot = (index, 0) if layer.kind == "full" else divmod(index, local_per_lane)
-        placed.append(LayerSlot(layer.kind, lane, slot))
+        lane, inner = (index, 0) if layer.kind == "full" else divmod(index, local_per_lane)
+        placed.append(LayerKV(layer.kind, lane, inner))
     return tuple(placed)
 
 
@@ -152,14 +152,14 @@ def _elems(layer: AttentionConfig) -> int:
     return layer.num_kv_heads * (layer.kept_head_dim + layer.v_head_dim)
 
 
-def _kind(layers: list[AttentionConfig], *, slots: int, pages_per_block: int) -> KindLayout:
+def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_block: int) -> KindLayout:
     first = layers[0]
     return KindLayout(
         len(layers),
         first.num_kv_heads,
         row=first.kept_head_dim + first.v_head_dim,
         v_head_dim=first.v_head_dim,
-        slots=slots,
+        layers_per_page=layers_per_page,
         pages_per_block=pages_per_block,
     )
 

@@ -1,6 +1,6 @@
-"""The pages one sequence holds.
+"""The pages that one sequence holds.
 
-position  0           exact_from    local.kept·p     local.start·p          end·p
+page      0           exact_from    unpublished_from      local.start            end
 full      [ every page from 0, at first those of the prefix cache ……………… full.end )
 local                               [ slid, unpublished )[ the window ………… local.end )
 """
@@ -17,9 +17,9 @@ NEVER = 2**62
 
 @dataclass(eq=False)
 class PageRun:
-    """Pages at the absolute page positions [start, end); `ids` elsewhere are stale, as in the device's tables.
+    """Page ids of the page positions [start, end). Entries of `ids` outside of that range are stale.
 
-    The device's table agrees below `sent`; pages from there on go out with the next plan.
+    The device's page table has the entries below `sent`; the next plan uploads the others.
     """
 
     ids: Int[np.ndarray, " width"]
@@ -29,16 +29,16 @@ class PageRun:
 
     @property
     def held(self) -> Int[np.ndarray, " n"]:
-        """Ids of the pages held, in order."""
+        """Ids of the pages held, in order of position."""
         return self.ids[self.start : self.end]
 
     def extend(self, ids: Int[np.ndarray, " n"]) -> None:
-        """Hold these pages next."""
+        """Append pages to the run."""
         self.ids[self.end : self.end + len(ids)] = ids
         self.end += len(ids)
 
-    def take_unsent(self) -> tuple[range, Int[np.ndarray, " n"]]:
-        """Page positions and ids that the device does not have yet; they count as sent from now on."""
+    def pop_unsent(self) -> tuple[range, Int[np.ndarray, " n"]]:
+        """Return positions and ids of the pages that the device does not have yet, and mark them as sent."""
         positions = range(self.sent, self.end)
         self.sent = self.end
         return positions, self.ids[positions.start : positions.stop]
@@ -46,35 +46,36 @@ class PageRun:
 
 @dataclass(eq=False)
 class Lease:
-    """Pages of one sequence; the manager alone changes it.
+    """Pages of one sequence. Only the cache manager changes it.
 
     Attributes:
-        width: of the page tables.
-        covered: positions below this have pages.
-        slides_at: launched length at which the next local page leaves.
-        kept: local pages in [kept, local.start) have left the window and wait to be published; the manager takes
-            them back when memory is short.
-        full_lo: positions below this have their full KV from the cache: the row must not write it again.
-        local_lo: first position whose local KV the row can see.
-        exact_from: first position whose local KV is that of a cold run; older local pages are never shared.
-        salt: of the request; prefixes are shared within one salt only.
+        width: pages of a page table.
+        covered: the lease has pages for every position below this one.
+        next_slide: launched length at which the next local page leaves the window.
+        unpublished_from: local pages in [unpublished_from, local.start) have left the window and wait to be published.
+            The manager takes them back when memory is short.
+        full_write_from: first position whose full KV the row writes. The KV of earlier positions is shared with the
+            prefix cache.
+        local_visible_from: first position whose local KV the row may read.
+        exact_from: first position whose local KV equals that of a cold run. Earlier local pages are never shared.
+        salt: key of the request's tree (`root_key`); prefixes are shared within one tree only.
         cursor: how far the row's text is in the prefix tree.
-        boundaries: positions, ascending, whose windows stay in the cache once the row has published them; the last is
-            the end of what it knew when it started.
-        branch: the one of them at which texts part; 0: none.
+        window_ends: ascending positions whose windows the cache keeps once the row has published them. The last one is
+            the end of the tokens that were known when the row started; an empty list means that it has been reached.
+        branch_at: the window end at which the row's text diverges from cached text; 0 if it does not.
     """
 
     width: int
     covered: int = 0
-    slides_at: int = NEVER
-    kept: int = 0
-    full_lo: int = 0
-    local_lo: int = 0
+    next_slide: int = NEVER
+    unpublished_from: int = 0
+    full_write_from: int = 0
+    local_visible_from: int = 0
     exact_from: int = 0
     salt: str = ""
     cursor: Cursor = field(default_factory=Cursor)
-    boundaries: list[int] = field(default_factory=list)
-    branch: int = 0
+    window_ends: list[int] = field(default_factory=list)
+    branch_at: int = 0
     full: PageRun = field(init=False)
     local: PageRun = field(init=False)
 
@@ -85,4 +86,4 @@ class Lease:
     @property
     def slid(self) -> Int[np.ndarray, " n"]:
         """Ids of the local pages that have left the window and wait to be published."""
-        return self.local.ids[self.kept : self.local.start]
+        return self.local.ids[self.unpublished_from : self.local.start]

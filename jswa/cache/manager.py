@@ -1,9 +1,9 @@
-"""Gives pages to sequences and takes them back: the one place where leases, prefix cache and pool change together.
+"""Leases pages to sequences: the only module that changes leases, prefix cache and pool together.
 
-Local pages slide in one place (`slide`), by one frontier on *launched* tokens (steps handed to the device, never
-planned ones): whole pages older than max(0, launched - (W - 1)) leave the window, and with chunked layers all pages
-of earlier chunks. With or without the prefix cache it is the same code. Pages of a prompt wait (`Lease.kept`) until
-its tokens have come back and the cache has taken them over; they are the first to go where memory is short.
+`slide` alone moves windows, by one frontier on *launched* tokens (of steps handed to the device, never of planned
+steps): whole pages older than max(0, launched - (W - 1)) leave the window, and with chunked layers all pages of earlier
+chunks. The code is the same with and without the prefix cache. Pages of a prompt wait (`Lease.unpublished_from`) until
+their tokens have come back and the cache has published them; if memory is short, they are freed first.
 
 A page that leaves a lease may be handed out at once although the step that last used it may still run: the next step
 consumes the arrays which that step produces, so the order is a data dependence and needs no guard. A row that ended at
@@ -89,22 +89,26 @@ class CacheManager:
         """
         lease = Lease(self._width, salt=salt)
         at, p = match.resume, self.layout.page_size
-        lease.full_lo, lease.local_lo, lease.exact_from = at.full_to, at.local_lo, at.exact_from
+        lease.full_write_from, lease.local_visible_from, lease.exact_from = (
+            at.full_to,
+            at.local_visible_from,
+            at.exact_from,
+        )
         lease.full.extend(match.full)
         if self.layout.reach is not None:
-            lease.kept = lease.local.start = lease.local.end = lease.local.sent = at.local_lo // p
+            lease.unpublished_from = lease.local.start = lease.local.end = lease.local.sent = at.local_visible_from // p
             lease.local.extend(match.local)
         self.pool.retain_full(match.full)
         self.pool.retain_local(match.local)
-        self.prefix.retention.take(match.local)
+        self.prefix.retention.pin(match.local)
         self._leases[lease] = None
         if not self._copy_last(lease, match):
             self._release(lease)
             return None
-        lease.slides_at = self._slides_at(lease.local.start)
+        lease.next_slide = self._next_slide(lease.local.start)
         if self._sharing:
             self.prefix.start(lease, match)
-            self._set_boundaries(lease, match, length)
+            self._set_window_ends(lease, match, length)
         return lease
 
     def grow(self, lease: Lease, length: int) -> bool:
@@ -132,24 +136,24 @@ class CacheManager:
         if frontier > lease.local.start:
             self.slid_pages += frontier - lease.local.start
             lease.local.start = frontier
-            lease.slides_at = self._slides_at(frontier)
-            if lease.boundaries:
+            lease.next_slide = self._next_slide(frontier)
+            if lease.window_ends:
                 self._waiting[lease] = None
             else:
                 self._free_slid(lease, frontier)
 
     def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], computed: int) -> None:
         """A prompt has been computed so far: share what is whole, and at its end what is there. In decode: nothing."""
-        if not lease.boundaries:
+        if not lease.window_ends:
             return
-        end = lease.boundaries[-1]
+        end = lease.window_ends[-1]
         upto = end if computed >= end else computed // self.layout.page_size * self.layout.page_size
         if not lease.cursor.detached:
             self.prefix.publish(lease, tokens, upto)
             self.prefix.keep_windows(lease)
         if computed >= end or lease.cursor.detached:
-            lease.boundaries.clear()
-        waiting_from = upto // self.layout.page_size if lease.boundaries else lease.local.start
+            lease.window_ends.clear()
+        waiting_from = upto // self.layout.page_size if lease.window_ends else lease.local.start
         self._free_slid(lease, min(lease.local.start, waiting_from))
 
     def close(self, lease: Lease, tokens: Int[np.ndarray, " T"] = _NO_TOKENS, *, turn: tuple[int, ...] = ()) -> None:
@@ -160,10 +164,10 @@ class CacheManager:
         """
         if self._sharing and len(tokens):
             self.prefix.publish(lease, tokens, len(tokens), final=True)
-            lease.boundaries = [b for b in lease.boundaries if b < len(tokens)] + [len(tokens)]
+            lease.window_ends = [b for b in lease.window_ends if b < len(tokens)] + [len(tokens)]
             self.prefix.keep_windows(lease)
             # The window in which the turn began stays too: who edits the last message starts there.
-            self.prefix.supersede(lease, (lease.full_lo, *turn, len(tokens)), self._interval)
+            self.prefix.supersede(lease, (lease.full_write_from, *turn, len(tokens)), self._interval)
         self._release(lease)
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> None:
@@ -193,9 +197,9 @@ class CacheManager:
         """Arena slots of everything the lease needs."""
         return len(lease.full.held) + self.layout.pages_per_block * len(lease.local.held)
 
-    def settle(self) -> None:
+    def compact(self) -> None:
         """Bound the pool's holes; called once per plan."""
-        self.pool.settle()
+        self.pool.compact()
         self._follow_moves()
 
     def drain_moves(self) -> list[Move]:
@@ -212,14 +216,14 @@ class CacheManager:
         self._check_owners()
         for lease, length in seen.items():
             pages = -(-length // layout.page_size)
-            shared = -(-lease.full_lo // layout.page_size)
+            shared = -(-lease.full_write_from // layout.page_size)
             assert lease.covered == pages * layout.page_size, "pages end before or after the launched length"
             assert lease.full.end == (max(pages, shared) if layout.full else 0), "full pages differ from the length"
-            assert (lease in self._waiting) == (lease.kept < lease.local.start)
+            assert (lease in self._waiting) == (lease.unpublished_from < lease.local.start)
             if layout.reach is not None:
-                first = max(layout.reach.first_visible(length), lease.local_lo) // layout.page_size
+                first = max(layout.reach.first_visible(length), lease.local_visible_from) // layout.page_size
                 assert (lease.local.start, lease.local.end) == (first, pages), "local pages are not exactly the window"
-                assert lease.slides_at > length, "a page has left the window and is still held"
+                assert lease.next_slide > length, "a page has left the window and is still held"
                 assert len(lease.local.held) <= layout.window_pages(length) + 1
             if self._sharing:
                 assert lease.cursor.node is not None
@@ -233,7 +237,7 @@ class CacheManager:
             owners = np.zeros(len(getattr(self.pool, f"{kind}_owners")), np.int32)
             for lease in self._leases:
                 run = getattr(lease, kind)
-                held = run.ids[(lease.kept if kind == "local" else 0) : run.end]
+                held = run.ids[(lease.unpublished_from if kind == "local" else 0) : run.end]
                 assert len(held) == len(np.unique(held)), "a lease holds a page twice"
                 owners[held] += 1
             owners += getattr(self.pool, f"{kind}_cached")
@@ -243,7 +247,7 @@ class CacheManager:
 
     def _copied_local(self, match: Match) -> int:
         """Whether the row writes to the last of the local pages it starts from, and so needs a copy."""
-        return int(len(match.local) > 0 and match.resume.live_to % self.layout.page_size > 0)
+        return int(len(match.local) > 0 and match.resume.boundary % self.layout.page_size > 0)
 
     def _copy_last(self, lease: Lease, match: Match) -> bool:
         """Put copies in place of pages that the row will write to, or return False."""
@@ -267,15 +271,15 @@ class CacheManager:
             self.pool.free_full(source)
         return True
 
-    def _set_boundaries(self, lease: Lease, match: Match, length: int) -> None:
+    def _set_window_ends(self, lease: Lease, match: Match, length: int) -> None:
         """Where the row's windows are to stay: where texts part, at intervals, at the end of its known tokens."""
         found = match.resume.full_to
         if length <= found:
             return
         step = self._interval
         regular = range(found // step * step + step, length, step) if step is not None else ()
-        lease.boundaries = [*([found] if match.branch and found else []), *regular, length]
-        lease.branch = found if match.branch else 0
+        lease.window_ends = [*([found] if match.branch and found else []), *regular, length]
+        lease.branch_at = found if match.branch else 0
 
     def _make_room(self, slots: int) -> bool:
         """Have so many free slots, by what costs least; False, and no change, where there are too few."""
@@ -296,7 +300,7 @@ class CacheManager:
     def _first_needed(self, lease: Lease) -> int:
         """First page position of the windows that are to stay in the cache."""
         assert self.layout.reach is not None
-        return self.layout.reach.first_visible(lease.boundaries[0]) // self.layout.page_size
+        return self.layout.reach.first_visible(lease.window_ends[0]) // self.layout.page_size
 
     def _idle_pages(self) -> int:
         """Local pages that wait to be published and that no other row holds."""
@@ -308,24 +312,24 @@ class CacheManager:
         return idle
 
     def _free_slid(self, lease: Lease, upto: int) -> None:
-        if upto > lease.kept:
-            self._free_local(lease.local.ids[lease.kept : upto])
-            lease.kept = upto
-        if lease.kept >= lease.local.start:
+        if upto > lease.unpublished_from:
+            self._free_local(lease.local.ids[lease.unpublished_from : upto])
+            lease.unpublished_from = upto
+        if lease.unpublished_from >= lease.local.start:
             self._waiting.pop(lease, None)
 
     def _free_local(self, ids: Int[np.ndarray, " n"]) -> None:
         self.pool.free_local(ids)
-        self.prefix.retention.give(ids)
+        self.prefix.retention.unpin(ids)
 
     def _release(self, lease: Lease) -> None:
         self.pool.free_full(lease.full.held)
-        self._free_local(lease.local.ids[lease.kept : lease.local.end])
+        self._free_local(lease.local.ids[lease.unpublished_from : lease.local.end])
         self._waiting.pop(lease, None)
         self._leases.pop(lease)
         self.prefix.detach(lease.cursor)
 
-    def _slides_at(self, local_start: int) -> int:
+    def _next_slide(self, local_start: int) -> int:
         """Launched length at which page `local_start` has left every later query's window."""
         if self.layout.reach is None:
             return NEVER

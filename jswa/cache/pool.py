@@ -98,7 +98,7 @@ class PagePool:
             self._relist(block, 0, m)
             pages.extend(range(block * m, block * m + m))
         while len(pages) < count:
-            pages.append(self._take_hole())
+            pages.append(self._fill_hole())
         self.num_full += count
         ids = np.array(pages, np.int32)
         self.full_owners[ids] = 1
@@ -175,7 +175,7 @@ class PagePool:
             self.num_full -= len(pages)
         return owners, len(pages)
 
-    def settle(self) -> None:
+    def compact(self) -> None:
         """Compact until holes are at most 2 % of the pool, so that no step has to move many pages at once."""
         bound = max(self.pages_per_block, int(MAX_HOLES * self.total_slots) + 1)
         while self.holes >= bound:
@@ -214,7 +214,7 @@ class PagePool:
         self._state[block] = _FULL
         return block
 
-    def _take_hole(self) -> int:
+    def _fill_hole(self) -> int:
         """One page from the fullest partly used block (so that emptier ones may drain), else from a fresh block."""
         listed = next((s for s in reversed(self._partial) if s), None)
         block = next(reversed(listed)) if listed else self._open_block()
@@ -249,7 +249,7 @@ class PagePool:
         # Off the lists while its pages leave, so that they do not move within the block.
         del listed[block]
         self.holes -= m - live
-        targets = [self._take_hole() for _ in sources]
+        targets = [self._fill_hole() for _ in sources]
         self.moves += zip(sources, targets, strict=True)
         for table in (self.full_owners, self.full_cached):
             table[targets] = table[sources]

@@ -5,7 +5,7 @@ would then launch a step before the one before it has ended.
 
 A connection that ends without the word `_END` is a lost host. A process that ends closes it at once; where a machine is
 gone, or the network, the system's probes find out within `SILENCE` seconds. The others say one thing only: that they
-have been told to end (`say_leaving`).
+have been told to end (`say_terminating`).
 """
 
 import contextlib
@@ -84,12 +84,12 @@ class Sender:
     Args:
         peers: their connections, in their order.
         on_lost: is called once, in a thread of its own, when one is lost; may be replaced.
-        on_leaving: likewise, for each that has been told to end.
+        on_terminating: likewise, for each that has been told to end.
     """
 
-    def __init__(self, peers: list[socket.socket], on_lost: Lost, on_leaving: Lost) -> None:
+    def __init__(self, peers: list[socket.socket], on_lost: Lost, on_terminating: Lost) -> None:
         self.on_lost = on_lost
-        self.on_leaving = on_leaving
+        self.on_terminating = on_terminating
         self.lost: HostLost | None = None
         self._peers = peers
         self._names = [_name(rank, peer) for rank, peer in enumerate(peers, 1)]
@@ -139,7 +139,7 @@ class Sender:
                     self.lost = HostLost(f"{key.data} is gone, and its part of the model with it")
                     self.on_lost(self.lost)
                     break
-                self.on_leaving(HostLost(f"{key.data} has been told to end"))
+                self.on_terminating(HostLost(f"{key.data} has been told to end"))
         os.close(woken)
 
 
@@ -151,7 +151,7 @@ def _says(peer: socket.socket) -> bool:
         return False
 
 
-def say_leaving(peer: socket.socket) -> None:
+def say_terminating(peer: socket.socket) -> None:
     """Tell the first host that this one has been told to end; it is the first one that ends both."""
     with contextlib.suppress(OSError):  # it is gone, and that is seen elsewhere
         peer.sendall(b"!")

@@ -22,8 +22,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jswa.cluster.channel import SECRET_BYTES, SILENCE, Sender, accept, connect, listen, messages, say_leaving
-from jswa.cluster.rank import Place
+from jswa.cluster.channel import SECRET_BYTES, SILENCE, Sender, accept, connect, listen, messages, say_terminating
+from jswa.cluster.rank import Member
 from jswa.errors import ConfigError, HostLost
 
 _log = logging.getLogger("jswa")
@@ -32,26 +32,26 @@ _LEAVE_SECONDS = 15
 
 
 class Hosts:
-    """This process's place among several, from `join` to `leave`. One per process: jax can be joined once only."""
+    """This process's member among several, from `join` to `leave`. One per process: jax can be joined once only."""
 
-    def __init__(self, place: Place, sender: Sender | None, peer: socket.socket | None) -> None:
-        self.place = place
+    def __init__(self, member: Member, sender: Sender | None, peer: socket.socket | None) -> None:
+        self.member = member
         self._sender = sender
         self._peer = peer
-        self._left = False
-        self._told = iter(()) if peer is None else messages(peer, self._lost)
+        self._closed = False
+        self._received = iter(()) if peer is None else messages(peer, self._lost)
 
-    def tell(self, message: bytes) -> None:
+    def broadcast(self, message: bytes) -> None:
         """Tell all others; the first host's. Raises HostLost."""
         assert self._sender is not None
         self._sender.send(message)
 
-    def told(self) -> Iterator[bytes]:
+    def received(self) -> Iterator[bytes]:
         """What the first host tells, to its end; the others'. The process ends where that host is lost."""
-        return self._told
+        return self._received
 
     def _lost(self, error: HostLost) -> None:
-        if not self._left:
+        if not self._closed:
             end_process(error)
 
     @contextmanager
@@ -71,7 +71,7 @@ class Hosts:
             restore()
             if number == signal.SIGTERM:  # an interrupt goes to all by itself
                 assert self._peer is not None
-                say_leaving(self._peer)
+                say_terminating(self._peer)
 
         for number in before:
             signal.signal(number, wait)
@@ -81,27 +81,27 @@ class Hosts:
             restore()
 
     def when_lost(self, lost: Callable[[HostLost], None], leaving: Callable[[HostLost], None]) -> None:
-        """Have these called, in a thread of their own, in place of the process's end; the first host's.
+        """Have these called, in a thread of their own, in member of the process's end; the first host's.
 
         Args:
             lost: a host is gone, and a step may wait for it for ever.
             leaving: a host has been told to end. It goes on until this one ends.
         """
         if self._sender is not None:
-            self._sender.on_lost, self._sender.on_leaving = lost, leaving
+            self._sender.on_lost, self._sender.on_terminating = lost, leaving
 
     def least(self, mebibytes: int) -> int:
         """The least of what all hosts say."""
         return int(multihost_utils.process_allgather(np.array(mebibytes, np.int32)).min())
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """The end: the first host says so to the others. Leaving twice is fine.
 
         Where one is lost it is the process's end too: jax would wait for who is gone, and then abort.
         """
-        if self._left:
+        if self._closed:
             return
-        self._left = True
+        self._closed = True
         if self._sender is not None:
             self._sender.close()
             if self._sender.lost is not None:
@@ -112,7 +112,7 @@ class Hosts:
 
     def abandon(self) -> None:
         """After an error here: the others see a loss at once, and this process will not wait for them at its end."""
-        self._left = True
+        self._closed = True
         if self._sender is not None:
             self._sender.close(end=False)
         if self._peer is not None:
@@ -121,45 +121,45 @@ class Hosts:
         atexit.register(_end_now)
 
 
-def join(place: Place, what: str) -> Hosts:
+def join(member: Member, what: str) -> Hosts:
     """Wait for all hosts, and see that they are to run the same. Before anything else asks jax for its devices.
 
     Raises ConfigError: where one says something else of `what` it runs, on all of them.
     """
     if jax.distributed.is_initialized():
-        raise ConfigError("nnodes", place.nodes, "this process has joined other hosts before, and can do so once only")
-    _log.info("host %d of %d: waiting for the others at %s", place.rank, place.nodes, place.address)
+        raise ConfigError("nnodes", member.nodes, "this process has joined other hosts before, and can do so once only")
+    _log.info("host %d of %d: waiting for the others at %s", member.rank, member.nodes, member.address)
     try:
         jax.distributed.initialize(
-            place.address,
-            place.nodes,
-            place.rank,
+            member.address,
+            member.nodes,
+            member.rank,
             cluster_detection_method="deactivate",
             initialization_timeout=_JOIN_SECONDS,
             heartbeat_timeout_seconds=SILENCE,
             shutdown_timeout_seconds=_LEAVE_SECONDS,
         )
     except RuntimeError as error:
-        raise ConfigError("dist_init_addr", place.address, f"the hosts have not come together: {error}") from error
-    _require_same(place, what)
-    if place.rank == 0:
+        raise ConfigError("dist_init_addr", member.address, f"the hosts have not come together: {error}") from error
+    _require_same(member, what)
+    if member.rank == 0:
         with listen() as server:
             secret = os.urandom(SECRET_BYTES)
             _share(server.getsockname()[1], secret)
-            peers = accept(server, place.nodes, secret, float(_JOIN_SECONDS))
-        return Hosts(place, Sender(peers, end_process, end_process), None)
+            peers = accept(server, member.nodes, secret, float(_JOIN_SECONDS))
+        return Hosts(member, Sender(peers, end_process, end_process), None)
     port, secret = _share(0, bytes(SECRET_BYTES))
-    return Hosts(place, None, connect(place.host, port, place.rank, secret, float(_JOIN_SECONDS)))
+    return Hosts(member, None, connect(member.host, port, member.rank, secret, float(_JOIN_SECONDS)))
 
 
-def _require_same(place: Place, what: str) -> None:
+def _require_same(member: Member, what: str) -> None:
     digest = np.frombuffer(hashlib.sha256(what.encode()).digest(), np.int32)
     found = multihost_utils.process_allgather(digest)
     other = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
     if other:
         jax.distributed.shutdown()  # type: ignore[no-untyped-call]
         limit = f"hosts {other} have other options, another checkpoint or other versions than host 0"
-        raise ConfigError("nnodes", place.nodes, limit)
+        raise ConfigError("nnodes", member.nodes, limit)
 
 
 def _share(port: int, secret: bytes) -> tuple[int, bytes]:

@@ -23,7 +23,7 @@ _FIRST_NODE = re.compile(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)")
 _LAUNCHER = re.compile(r"tcp://([^,:]+)")
 
 
-class Place(NamedTuple):
+class Member(NamedTuple):
     """One of so many hosts; `address` is where the first one listens for the others, host and port."""
 
     nodes: int
@@ -37,7 +37,7 @@ class Place(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def find_place(options: EngineConfig, environ: Mapping[str, str]) -> Place | None:
+def find_member(options: EngineConfig, environ: Mapping[str, str]) -> Member | None:
     """This process among `nnodes`; None where there is one host. Raises ConfigError where it cannot be told.
 
     Options come before the environment, which counts only where `nnodes` says that there are several hosts.
@@ -58,7 +58,7 @@ def find_place(options: EngineConfig, environ: Mapping[str, str]) -> Place | Non
     address = options.dist_init_addr or _first_host(environ)
     if address is None:
         raise ConfigError("dist_init_addr", None, "must be the first host's address and port: no launcher tells it")
-    return Place(nodes, rank, *_host_and_port(address))
+    return Member(nodes, rank, *_host_and_port(address))
 
 
 def _rank(environ: Mapping[str, str], nodes: int) -> int:

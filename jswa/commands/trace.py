@@ -44,7 +44,7 @@ def _run(command: str, path: Path) -> None:
         raise SystemExit(int(differ > 0))
     _, steps = read(path)
     for number, (plan, tokens) in enumerate(steps):
-        rows = " ".join(f"{s}:{a}+{n}" for s, a, n in zip(plan.slots, plan.starts, plan.counts, strict=True))
+        rows = " ".join(f"{s}:{a}+{n}" for s, a, n in zip(plan.row_ids, plan.starts, plan.counts, strict=True))
         print(f"{number}: {plan.num_rows} rows, {plan.num_tokens} tokens, {len(plan.moves)} moves | {rows} | {tokens}")
 
 

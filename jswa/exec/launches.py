@@ -14,7 +14,7 @@ from jswa.exec.programs.extras import seen_counts
 from jswa.exec.programs.pages import move_batches, padded_row
 from jswa.plan import StepPlan
 
-COPY_PAGES, ENTER_ROW, SET_PLACE, SET_MASK, PREPARE, STEP = range(6)  # STEP and beyond: the steps, in their order
+COPY_PAGES, SET_ROW, SET_EXTRAS, SET_MASK, PREPARE, STEP = range(6)  # STEP and beyond: the steps, in their order
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
@@ -28,14 +28,14 @@ class Launch(NamedTuple):
 def plan_launches(plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pages_per_row: int) -> list[Launch]:
     """Moves, rows and extras of a plan, then the step of that number."""
     out = list(move_launches(plan.moves, num_pages))
-    out += [Launch(ENTER_ROW, (padded_row(row, pages_per_row),)) for row in plan.table_rows]
+    out += [Launch(SET_ROW, (padded_row(row, pages_per_row),)) for row in plan.table_rows]
     for entry in plan.extras:
-        place = np.int32(entry.place)
+        extras_id = np.int32(entry.extras_id)
         if entry.bias is None:
-            out.append(Launch(SET_MASK, (place, entry.mask)))
+            out.append(Launch(SET_MASK, (extras_id, entry.mask)))
         else:
             seen = seen_counts(entry.skipped, entry.prompt_length, len(entry.bias))
-            out.append(Launch(SET_PLACE, (place, entry.mask, entry.bias, seen)))
+            out.append(Launch(SET_EXTRAS, (extras_id, entry.mask, entry.bias, seen)))
     out.append(Launch(STEP + step, (pack(plan, spec),)))
     return out
 

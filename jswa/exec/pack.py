@@ -3,7 +3,7 @@
     [ rows R × columns | tokens T | full-page entries U × 3 | local-page entries U × 3 | targets T, where asked for
       | adapters R, where the engine has any ]
 
-Floats travel as their bits. Padding rows and entries name slot `max_rows`, which does not exist: writes to it are
+Floats travel as their bits. Padding rows and entries name row `max_rows`, which does not exist: writes to it are
 dropped on the device. `unpack` slices numpy and jax arrays alike.
 """
 
@@ -15,7 +15,7 @@ from jaxtyping import Int
 from jswa.exec.buckets import Bucket
 from jswa.plan import SAMPLING, StepPlan
 
-COLUMNS = ("slot", "start", "count", "full_lo", "local_lo", "samples", *SAMPLING)
+COLUMNS = ("row_id", "start", "count", "full_write_from", "local_visible_from", "samples", *SAMPLING)
 
 
 class PackSpec(NamedTuple):
@@ -67,7 +67,7 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     """A fresh array each time: the device may still read the one before."""
     packed = np.zeros(spec.size, np.int32)
     inputs = unpack(packed, spec)
-    columns = (plan.slots, plan.starts, plan.counts, plan.full_lo, plan.local_lo, plan.samples)
+    columns = (plan.row_ids, plan.starts, plan.counts, plan.full_write_from, plan.local_visible_from, plan.samples)
     for index, column in enumerate(columns):
         inputs.rows[: plan.num_rows, index] = column
     inputs.rows[: plan.num_rows, -len(SAMPLING) :] = plan.sampling

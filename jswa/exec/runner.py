@@ -23,10 +23,10 @@ from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.exec.launches import (
     COPY_PAGES,
-    ENTER_ROW,
     PREPARE,
+    SET_EXTRAS,
     SET_MASK,
-    SET_PLACE,
+    SET_ROW,
     STEP,
     Launch,
     decode,
@@ -36,8 +36,8 @@ from jswa.exec.launches import (
 )
 from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
 from jswa.exec.pack import PackSpec
-from jswa.exec.programs.extras import Extras, set_mask, set_place
-from jswa.exec.programs.pages import WIDTH, copy_pages, enter_row
+from jswa.exec.programs.extras import Extras, set_extras, set_mask
+from jswa.exec.programs.pages import WIDTH, copy_pages, set_row
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import StepConfig, StepOutputs, step
@@ -77,17 +77,20 @@ class Pending:
 class Runner:
     """The only holder of the device state: each launch donates it to the step and keeps what comes back.
 
-    Buckets are compiled at start. The families for log probabilities are compiled by `prepare`, or bucket by bucket
-    when first used, and so are the programs that carry pages to the host and back. `kv_dtype` is the arena's, if it is
-    not that of the parameters. Where parameters are spread over a mesh, `model` and `layout` are one device's part.
-    Where that mesh is of several hosts, each has a runner; the first one's `tell` is told all that it launches, and the
-    others `follow`.
+    Every bucket is compiled at start. The log probability families are compiled by `prepare`, or bucket by bucket when
+    they are first used; so are the programs that copy pages to the host and back.
+
+    Args:
+        model, layout: of one device's part, if the parameters are spread over a mesh.
+        kv_dtype: of the arena; by default that of the parameters.
+        broadcast: called with each message of launches before they run. With several hosts, the runner of the first
+            host broadcasts, and the runners of the others `follow`.
 
     Attributes:
-        configs: all steps that there may be, by family and bucket.
-        compiled: those that there are, by their number in `configs` (to hash a config takes 0.2 ms).
-        compiled_in_steps: step programs that a launch had to compile, and so to wait for.
-        compiled_beside: those that `prepare` has compiled.
+        configs: the configuration of every step program, by family and bucket.
+        compiled: the compiled step programs by their index in `configs` (hashing a config takes 0.2 ms).
+        compiled_in_steps: step programs that were compiled inside `launch`, while requests waited.
+        compiled_beside: step programs that `prepare` has compiled.
     """
 
     def __init__(
@@ -100,18 +103,18 @@ class Runner:
         on_gpu: bool = False,
         backends: Backends = PORTABLE,
         kv_dtype: jnp.dtype | None = None,
-        tell: Callable[[bytes], None] | None = None,
+        broadcast: Callable[[bytes], None] | None = None,
     ) -> None:
         self.layout = layout
         self.limits = limits
         self.params = params
         self.buckets = bucket_table(limits, on_gpu=on_gpu)
-        self._places = {bucket: place for place, bucket in enumerate(self.buckets)}
+        self._numbers = {bucket: number for number, bucket in enumerate(self.buckets)}
         self._model = model
         self._backends = backends
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
-        self._tell = tell
+        self._broadcast = broadcast
         self.compiled_in_steps = self.compiled_beside = 0
         kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
@@ -120,18 +123,18 @@ class Runner:
         with ThreadPoolExecutor() as pool:
             steps = {n: pool.submit(self._compiled, n) for n in self._family("none")}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
-            self._enter_row = pool.submit(compile_enter_row, self._shapes).result()
-            self._set_place, self._set_mask = pool.submit(compile_set_extras, self._shapes["extras"]).result()
+            self._set_row = pool.submit(compile_set_row, self._shapes).result()
+            self._set_extras, self._set_mask = pool.submit(compile_set_extras, self._shapes["extras"]).result()
             self.compiled = {n: future.result() for n, future in steps.items()}
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
 
     def launch(self, plan: StepPlan) -> Pending:
         """Hand a plan to the device and return at once: an upload, and one for each batch of moves, row or extras."""
-        number = self._family(plan.logprobs)[self._places[pick_bucket(self.buckets, plan)]]
+        number = self._family(plan.logprobs)[self._numbers[pick_bucket(self.buckets, plan)]]
         spec = self.configs[number].pack
         launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row)
-        if self._tell is not None:
-            self._tell(encode(launches))
+        if self._broadcast is not None:
+            self._broadcast(encode(launches))
         outputs = self._run(launches)
         assert outputs is not None
         for array in jax.tree.leaves(outputs):
@@ -158,8 +161,8 @@ class Runner:
 
         One program after the other: tracing holds Python's lock, and the steps need it too.
         """
-        if self._tell is not None:
-            self._tell(encode([Launch(PREPARE, (np.int32(_FAMILIES.index(logprobs)),))]))
+        if self._broadcast is not None:
+            self._broadcast(encode([Launch(PREPARE, (np.int32(_FAMILIES.index(logprobs)),))]))
         with self._preparing:
             for number in self._family(logprobs):
                 if number not in self.compiled:
@@ -236,10 +239,10 @@ class Runner:
                 placed = self._put(arrays)
                 if program == COPY_PAGES:
                     self.state = self._copy_pages(self.state, *placed)
-                elif program == ENTER_ROW:
-                    self.state = self._enter_row(self.state, *placed)
-                elif program == SET_PLACE:
-                    self.state = {**self.state, "extras": self._set_place(self.state["extras"], *placed)}
+                elif program == SET_ROW:
+                    self.state = self._set_row(self.state, *placed)
+                elif program == SET_EXTRAS:
+                    self.state = {**self.state, "extras": self._set_extras(self.state["extras"], *placed)}
                 elif program == SET_MASK:
                     extras = self.state["extras"]
                     self.state = {**self.state, "extras": {**extras, "mask": self._set_mask(extras["mask"], *placed)}}
@@ -312,16 +315,16 @@ def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compi
     return _compile(partial(copy_pages, layout=layout), state, np.zeros((3, WIDTH), np.int32))
 
 
-def compile_enter_row(state: DeviceState) -> jax.stages.Compiled:
-    """Compile `enter_row` ahead of time. The state is donated."""
-    return _compile(enter_row, state, np.zeros(1 + 2 * state["full_table"].shape[1], np.int32))
+def compile_set_row(state: DeviceState) -> jax.stages.Compiled:
+    """Compile `set_row` ahead of time. The state is donated."""
+    return _compile(set_row, state, np.zeros(1 + 2 * state["full_table"].shape[1], np.int32))
 
 
 def compile_set_extras(extras: Extras) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """Compile the programs that enter a row into the extras tables, and that change its mask alone."""
     place, (_, words), (_, vocab) = np.int32(0), extras["mask"].shape, extras["bias"].shape
     mask, bias, seen = np.zeros(words, np.int32), np.zeros(vocab, np.float32), np.zeros(vocab, np.int32)
-    return _compile(set_place, extras, place, mask, bias, seen), _compile(set_mask, extras["mask"], place, mask)
+    return _compile(set_extras, extras, place, mask, bias, seen), _compile(set_mask, extras["mask"], place, mask)
 
 
 def _compile(function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:

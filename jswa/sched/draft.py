@@ -21,8 +21,8 @@ class Draft:
     budget: int
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    grown: list[Sequence] = field(default_factory=list)
-    entered: list[Sequence] = field(default_factory=list)
+    extended: list[Sequence] = field(default_factory=list)
+    resumed: list[Sequence] = field(default_factory=list)
     extras: list[ExtrasEntry] = field(default_factory=list)
 
     def add(self, sequence: Sequence, count: int, *, spend: bool) -> None:
@@ -42,7 +42,7 @@ def lease_of(sequence: Sequence) -> Lease:
 def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool) -> StepPlan:
     """The plan of a draft. Pages that it tells the device count as sent; `logprobs`: whether any request wants some."""
     sequences = draft.sequences
-    slots = np.array([s.slot for s in sequences], np.int32)
+    row_ids = np.array([s.row_id for s in sequences], np.int32)
     starts = np.array([s.launched for s in sequences], np.int32)
     known = np.array([s.num_known for s in sequences], np.int32)
     counts = np.array(draft.counts, np.int32)
@@ -51,28 +51,28 @@ def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool
         updates = (rows.update(s, s.launched + n) for s, n in zip(sequences, draft.counts, strict=True))
         draft.extras += [entry for entry in updates if entry is not None]
     kind: Logprobs = _logprobs(sequences) if logprobs else "none"
-    table_rows = tuple(_table_row(s.slot, lease_of(s)) for s in draft.entered)
+    table_rows = tuple(_table_row(s.row_id, lease_of(s)) for s in draft.resumed)
     tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
     for row in np.flatnonzero(starts < known).tolist():
         start, count = starts[row], counts[row]
         tokens[ends[row] - count : ends[row]] = sequences[row].tokens[start : start + count]
     return StepPlan(
-        slots=slots,
+        row_ids=row_ids,
         starts=starts,
         counts=counts,
-        full_lo=rows.cached[slots, 0],
-        local_lo=rows.cached[slots, 1],
+        full_write_from=rows.cached[row_ids, 0],
+        local_visible_from=rows.cached[row_ids, 1],
         samples=(starts + counts >= known).astype(np.int32),
         tokens=tokens,
-        sampling=rows.sampling[slots],
+        sampling=rows.sampling[row_ids],
         table_rows=table_rows,
-        full_pages=_table_entries((s.slot, lease_of(s).full) for s in draft.grown),
-        local_pages=_table_entries((s.slot, lease_of(s).local) for s in draft.grown),
+        full_pages=_table_entries((s.row_id, lease_of(s).full) for s in draft.extended),
+        local_pages=_table_entries((s.row_id, lease_of(s).local) for s in draft.extended),
         moves=np.array(moves, np.int32).reshape(-1, 3),
         extras=tuple(draft.extras),
         logprobs=kind,
         targets=_targets(draft) if kind == "prompt" else np.zeros(0, np.int32),
-        adapters=rows.adapters[slots],
+        adapters=rows.adapters[row_ids],
     )
 
 
@@ -93,20 +93,20 @@ def _targets(draft: Draft) -> Int[np.ndarray, " T"]:
     return np.concatenate(parts)
 
 
-def _table_row(slot: int, lease: Lease) -> TableRow:
+def _table_row(row_id: int, lease: Lease) -> TableRow:
     """All pages of a row that starts on cached ones."""
     full, local = lease.full, lease.local
     full.sent, local.sent = full.end, local.end
-    return TableRow(slot, full.held.copy(), local.start, local.held.copy())
+    return TableRow(row_id, full.held.copy(), local.start, local.held.copy())
 
 
 def _table_entries(runs: Iterable[tuple[int, PageRun]]) -> Int[np.ndarray, "n 3"]:
-    """Entries (slot, page position, page id) for pages that the device's tables do not have yet."""
+    """Entries (row id, page position, page id) for pages that the device's tables do not have yet."""
     parts = []
-    for slot, run in runs:
+    for row_id, run in runs:
         if run.end > run.sent:
-            positions, ids = run.take_unsent()
+            positions, ids = run.pop_unsent()
             part = np.empty((len(ids), 3), np.int32)
-            part[:, 0], part[:, 1], part[:, 2] = slot, positions, ids
+            part[:, 0], part[:, 1], part[:, 2] = row_id, positions, ids
             parts.append(part)
     return np.concatenate(parts) if parts else np.zeros((0, 3), np.int32)

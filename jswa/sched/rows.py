@@ -1,4 +1,4 @@
-"""What the device must know about the row in each slot besides its pages: sampling parameters, and extras."""
+"""Per-row inputs of the step besides pages: sampling parameters, adapters, and extras (penalties and masks)."""
 
 import numpy as np
 from jaxtyping import Int
@@ -8,18 +8,21 @@ from jswa.sched.sequence import Sequence
 
 
 class RowTable:
-    """Columns by row slot, so that a plan gathers them in one go, and the places of the extras tables.
+    """Columns by row id, so that a plan gathers them with one index, and the ids of the extras tables.
 
-    `sampling`: packed parameters; `cached`: the row's `full_lo` and `local_lo`; `adapters`: which it runs with.
+    Attributes:
+        sampling: packed sampling parameters, columns `SAMPLING`.
+        cached: `full_write_from` and `local_visible_from` of each row.
+        adapters: index of the LoRA adapter; 0: none.
     """
 
-    def __init__(self, max_rows: int, places: int) -> None:
+    def __init__(self, max_rows: int, max_extras: int) -> None:
         self.sampling = np.zeros((max_rows, len(SAMPLING)), np.int32)
         self.cached = np.zeros((max_rows, 2), np.int32)
         self.adapters = np.zeros(max_rows, np.int32)
-        self._no_place = max_rows
-        self._free_places = list(range(places - 1, -1, -1))
-        self._masks: dict[int, Int[np.ndarray, " words"]] = {}  # what the device has, by place
+        self._no_extras = max_rows
+        self._free_extras = list(range(max_extras - 1, -1, -1))
+        self._masks: dict[int, Int[np.ndarray, " words"]] = {}  # the device's masks by extras id
 
     @property
     def any_extras(self) -> bool:
@@ -27,18 +30,18 @@ class RowTable:
         return bool(self._masks)
 
     def has_room(self, request: Request) -> bool:
-        """Whether a row of this request can be entered now."""
-        return request.constraint is None or bool(self._free_places)
+        """Whether there is an extras id for this request, if it needs one."""
+        return request.constraint is None or bool(self._free_extras)
 
-    def enter(self, sequence: Sequence) -> ExtrasEntry | None:
-        """Fill the columns of the row's slot; what to enter in the extras tables before its first step, if anything."""
+    def admit(self, sequence: Sequence) -> ExtrasEntry | None:
+        """Fill the columns of the row; return its entry in the extras tables, if it needs one."""
         request = sequence.request
         params, constraint = request.params, request.constraint
-        sequence.place = self._no_place if constraint is None else self._free_places.pop()
-        columns = self.sampling[sequence.slot]
+        sequence.extras_id = self._no_extras if constraint is None else self._free_extras.pop()
+        columns = self.sampling[sequence.row_id]
         assert sequence.lease is not None
-        self.cached[sequence.slot] = sequence.lease.full_lo, sequence.lease.local_lo
-        self.adapters[sequence.slot] = request.adapter
+        self.cached[sequence.row_id] = sequence.lease.full_write_from, sequence.lease.local_visible_from
+        self.adapters[sequence.row_id] = request.adapter
         real = (
             params.temperature,
             params.top_p,
@@ -52,34 +55,34 @@ class RowTable:
         columns[SAMPLING.index("top_k")] = max(params.top_k, 0)
         keys = [SAMPLING.index("key_high"), SAMPLING.index("key_low")]
         columns[keys] = np.array(request.key, np.uint32).view(np.int32)
-        columns[SAMPLING.index("extras")] = sequence.place
+        columns[SAMPLING.index("extras")] = sequence.extras_id
         columns[SAMPLING.index("prompt_length")] = len(request.prompt)
         if constraint is None:
             return None
         mask = _mask(sequence, constraint, sequence.num_known)
-        self._masks[sequence.place] = mask
+        self._masks[sequence.extras_id] = mask
         skipped = sequence.tokens[: sequence.launched].copy()
-        return ExtrasEntry(sequence.place, mask, constraint.bias, skipped, len(request.prompt))
+        return ExtrasEntry(sequence.extras_id, mask, constraint.bias, skipped, len(request.prompt))
 
-    def leave(self, sequence: Sequence) -> None:
-        """Give the row's place back."""
-        if self._masks.pop(sequence.place, None) is not None:
-            self._free_places.append(sequence.place)
+    def release(self, sequence: Sequence) -> None:
+        """Free the row's extras id."""
+        if self._masks.pop(sequence.extras_id, None) is not None:
+            self._free_extras.append(sequence.extras_id)
 
     def update(self, sequence: Sequence, position: int) -> ExtrasEntry | None:
-        """What to change before the row samples the token at `position`, if anything."""
+        """Return the new mask for sampling the token at `position`, if the mask changes."""
         constraint = sequence.request.constraint
         if constraint is None:
             return None
         mask = _mask(sequence, constraint, position)
-        if mask is self._masks[sequence.place] or np.array_equal(mask, self._masks[sequence.place]):
+        if mask is self._masks[sequence.extras_id] or np.array_equal(mask, self._masks[sequence.extras_id]):
             return None
-        self._masks[sequence.place] = mask
-        return ExtrasEntry(sequence.place, mask)
+        self._masks[sequence.extras_id] = mask
+        return ExtrasEntry(sequence.extras_id, mask)
 
 
 def _mask(sequence: Sequence, constraint: Constraint, position: int) -> Int[np.ndarray, " words"]:
-    """Tokens allowed at `position`: stop tokens only from min_length on, and no bad word's end after its beginning."""
+    """Return the tokens allowed at `position`: no stop token before min_length, no last token of a bad word begun."""
     mask = constraint.mask if position >= constraint.min_length else constraint.early_mask
     text = sequence.tokens[len(sequence.request.prompt) : position]
     banned = [

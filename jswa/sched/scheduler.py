@@ -63,10 +63,10 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
-        self._free_slots = list(range(limits.max_rows - 1, -1, -1))
+        self._free_row_ids = list(range(limits.max_rows - 1, -1, -1))
         self._logprob_requests = 0
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
-        self._rows = RowTable(limits.max_rows, limits.extras_places)
+        self._rows = RowTable(limits.max_rows, limits.max_extras)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong where prompt + 1 token could not be held even alone."""
@@ -99,7 +99,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Choose the next step, oldest requests first; None where nothing can run now. Lengths count as launched."""
-        self.cache.settle()
+        self.cache.compact()
         draft = Draft(self.limits.max_tokens)
         self._plan_running(draft)
         self._plan_admissions(draft)
@@ -111,7 +111,7 @@ class Scheduler:
             sequence.in_flight += 1
             # Only now: a page that leaves a window in this step must not serve another row of the same step.
             lease = lease_of(sequence)
-            if sequence.launched >= lease.slides_at:
+            if sequence.launched >= lease.next_slide:
                 self.cache.slide(lease, sequence.launched)
         self._in_flight.append((plan, draft.sequences))
         return plan
@@ -124,7 +124,7 @@ class Scheduler:
         if launched_plan is not plan:
             raise EngineError("steps must be applied in the order in which they were planned")
         if logprobs is not None and logprobs.prompt is not None:
-            _take_prompt_logprobs(plan, sequences, logprobs.prompt)
+            _store_prompt_logprobs(plan, sequences, logprobs.prompt)
         events = []
         rows = zip(sequences, plan.samples.tolist(), tokens.tolist(), strict=True)
         for row, (sequence, sampled, token) in enumerate(rows):
@@ -136,11 +136,11 @@ class Scheduler:
                 self._withdraw(sequence)
             if sequence.status is Status.FINISHED:
                 continue
-            if sequence.lease is not None and sequence.lease.boundaries and token != NOT_FINITE:
+            if sequence.lease is not None and sequence.lease.window_ends and token != NOT_FINITE:
                 computed = int(plan.starts[row] + plan.counts[row])
                 self.cache.publish(sequence.lease, sequence.tokens[: sequence.num_known], computed)
             if sampled:
-                event = self._take_token(sequence, token)
+                event = self._apply_token(sequence, token)
                 events.append(_completed(event, sequence, row, logprobs))
             if sequence.status is Status.PREEMPTED and not sequence.in_flight:
                 self._requeue(sequence)
@@ -164,8 +164,8 @@ class Scheduler:
         """Assert every law of scheduler, leases and pool; for tests."""
         self.cache.check((lease_of(s), s.launched) for s in self._running)
         assert [s.rank for s in self._running] == sorted(s.rank for s in self._running)
-        slots = [s.slot for s in self._running]
-        assert sorted(slots + self._free_slots) == list(range(self.limits.max_rows)), "a row slot leaked"
+        slots = [s.row_id for s in self._running]
+        assert sorted(slots + self._free_row_ids) == list(range(self.limits.max_rows)), "a row slot leaked"
         for sequence in self._sequences.values():
             assert sequence.status is not Status.FINISHED
             assert (sequence.lease is not None) == (sequence.status is Status.RUNNING)
@@ -191,7 +191,7 @@ class Scheduler:
             if length > lease_of(sequence).covered:
                 if not self._grow(sequence, length, visited):
                     continue
-                draft.grown.append(sequence)
+                draft.extended.append(sequence)
             draft.add(sequence, count, spend=known > 0)
 
     def _grow(self, sequence: Sequence, length: int, visited: int) -> bool:
@@ -209,12 +209,12 @@ class Scheduler:
         return True
 
     def _plan_admissions(self, draft: Draft) -> None:
-        if not self._waiting or not self._free_slots:
+        if not self._waiting or not self._free_row_ids:
             return
         # A row preempted in flight is not back in the queue yet, but nobody who came later may go before it.
         in_flight = (s for _, sequences in self._in_flight for s in sequences)
         returning = min((s.rank for s in in_flight if s.status is Status.PREEMPTED), default=None)
-        while self._waiting and self._free_slots and draft.budget > 0:
+        while self._waiting and self._free_row_ids and draft.budget > 0:
             sequence = self._waiting[0][1]
             if returning is not None and sequence.rank > returning:
                 return
@@ -236,14 +236,14 @@ class Scheduler:
                 self.cache.close(lease)
                 return
             heapq.heappop(self._waiting)
-            sequence.lease, sequence.slot, sequence.status = lease, self._free_slots.pop(), Status.RUNNING
+            sequence.lease, sequence.row_id, sequence.status = lease, self._free_row_ids.pop(), Status.RUNNING
             sequence.launched, sequence.computed_from = start, min(sequence.computed_from, start)
             self._note_admission(sequence, match)
-            draft.entered += [sequence] if len(match.full) or len(match.local) else []
-            entry = self._rows.enter(sequence)
+            draft.resumed += [sequence] if len(match.full) or len(match.local) else []
+            entry = self._rows.admit(sequence)
             draft.extras += [] if entry is None else [entry]
             bisect.insort(self._running, sequence, key=lambda s: s.rank)
-            draft.grown.append(sequence)
+            draft.extended.append(sequence)
             draft.add(sequence, count, spend=True)
 
     def _match(self, sequence: Sequence, most: int = NEVER) -> Match:
@@ -259,8 +259,8 @@ class Scheduler:
         tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
         for other in self._running:
             lease = lease_of(other)
-            if lease.boundaries and not lease.cursor.detached and lease.salt == sequence.request.cache_salt:
-                common = common_prefix(tokens, other.tokens[: lease.boundaries[-1]])
+            if lease.window_ends and not lease.cursor.detached and lease.salt == sequence.request.cache_salt:
+                common = common_prefix(tokens, other.tokens[: lease.window_ends[-1]])
                 if common - common % self.layout.page_size > found:
                     return True
         return False
@@ -289,7 +289,7 @@ class Scheduler:
         alone = peak_slots(layout, self.limits.max_tokens, sequence.num_known + 1)
         return max(need + reserve, alone) - self.cache.leased_slots(match) + claimed <= self.cache.available_slots
 
-    def _take_token(self, sequence: Sequence, token: int) -> TokenEvent:
+    def _apply_token(self, sequence: Sequence, token: int) -> TokenEvent:
         if token == NOT_FINITE:
             return self._finish(sequence, None, "error", keep=False)
         sequence.append(token)
@@ -330,7 +330,7 @@ class Scheduler:
             lease = lease_of(other)
             if other is sequence or lease.salt != sequence.request.cache_salt:
                 continue
-            if common_prefix(tokens, other.tokens[: lease.full_lo]) > page:
+            if common_prefix(tokens, other.tokens[: lease.full_write_from]) > page:
                 self._release(other, keep=False)
                 other.discard = other.in_flight
                 self._wait_again(other)
@@ -351,13 +351,13 @@ class Scheduler:
         if sequence.lease is not None:
             computed = min(sequence.launched, sequence.num_known) if keep else 0
             self.cache.close(sequence.lease, sequence.tokens[:computed], turn=(len(sequence.request.prompt),))
-            self._rows.leave(sequence)
-            self._free_slots.append(sequence.slot)
+            self._rows.release(sequence)
+            self._free_row_ids.append(sequence.row_id)
             self._running.remove(sequence)
-            sequence.lease, sequence.slot, sequence.place = None, -1, -1
+            sequence.lease, sequence.row_id, sequence.extras_id = None, -1, -1
 
 
-def _take_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:
+def _store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:
     """Keep the rows of tokens whose successor stands in the prompt; a preempted row runs its prompt again."""
     ends = np.cumsum(plan.counts).tolist()
     for sequence, start, count, end in zip(sequences, plan.starts.tolist(), plan.counts.tolist(), ends, strict=True):

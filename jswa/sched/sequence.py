@@ -39,8 +39,8 @@ class Sequence:
     rank: tuple[int, int]
     limit: int
     status: Status = Status.WAITING
-    slot: int = -1
-    place: int = -1
+    row_id: int = -1
+    extras_id: int = -1
     lease: Lease | None = None
     launched: int = 0
     in_flight: int = 0

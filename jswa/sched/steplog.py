@@ -48,7 +48,7 @@ class StepLog:
         self._plan += planned - begin
         self._launch += end - planned
 
-    def taken(self, plan: StepPlan, generated: int, begin: float, there: float, end: float) -> None:
+    def applied(self, plan: StepPlan, generated: int, begin: float, there: float, end: float) -> None:
         """A step's tokens were waited for, and have been taken in."""
         self._steps += 1
         self._tokens += plan.num_tokens
@@ -63,7 +63,7 @@ class StepLog:
             compiled_in_steps, compiled_beside,
         )  # fmt: skip
 
-    def tell(self, scheduler: Scheduler) -> None:
+    def log_when_due(self, scheduler: Scheduler) -> None:
         """Log a line, when it is time."""
         if self._steps % _LOG_EVERY or not _log.isEnabledFor(logging.INFO):
             return

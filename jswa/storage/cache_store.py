@@ -96,7 +96,7 @@ def _page_runner(engine: Engine, salt: str) -> PageRunner:
     if not engine.limits.prefix_cache:
         raise ConfigError("prefix_cache", False, "must be True to save or load the cache")
     if engine.hosts is not None:
-        nodes = engine.hosts.place.nodes
+        nodes = engine.hosts.member.nodes
         raise ConfigError("nnodes", nodes, "must be 1 to save or load the cache: each host has its own part of a page")
     if not isinstance(engine.runner, PageRunner):
         raise EngineError(f"{type(engine.runner).__name__} cannot read and write pages")

@@ -61,7 +61,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         for entry in fields["extras"]
     )
     rows = tuple(
-        TableRow(row["slot"], np.array(row["full"], np.int32), row["first_local"], np.array(row["local"], np.int32))
+        TableRow(row["row_id"], np.array(row["full"], np.int32), row["first_local"], np.array(row["local"], np.int32))
         for row in fields["table_rows"]
     )
     return StepPlan(**arrays, table_rows=rows, extras=extras, logprobs=fields["logprobs"])

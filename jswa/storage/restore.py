@@ -38,7 +38,7 @@ def restore(cache: CacheManager, salt: str, snapshot: Snapshot) -> Restored:
     full = new & np.repeat(chosen, edges.pages) & has_full
     blocks, pages = np.zeros(len(new), np.int32), np.zeros(len(new), np.int32)
     blocks[local] = pool.alloc_local(int(local.sum()))
-    cache.settle()  # full pages may have moved to make whole blocks free
+    cache.compact()  # full pages may have moved to make whole blocks free
     pages[full] = pool.alloc_full(int(full.sum()))
     cursors = _publish(prefix, salt, snapshot, edges, chosen, pages, blocks)
     for edge, cursor in cursors.items():
@@ -47,7 +47,7 @@ def restore(cache: CacheManager, salt: str, snapshot: Snapshot) -> Restored:
     # The tree owns the pages now. Pages of text that two edges of the snapshot share are free again.
     pool.free_full(pages[full])
     pool.free_local(blocks[local])
-    prefix.retention.give(blocks[local])
+    prefix.retention.unpin(blocks[local])
     _add_windows(prefix, snapshot, cursors)
     for cursor in cursors.values():
         prefix.detach(cursor)

@@ -47,7 +47,7 @@ class Churn:
             self._close(lease, keep=kind < 0.999)
         if kind > 0.9999:
             self.manager.flush()
-        self.manager.settle()
+        self.manager.compact()
         self.manager.drain_moves()
 
     def check(self) -> None:

@@ -97,7 +97,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        self.manager.settle()
+        self.manager.compact()
         self._follow()
 
     @invariant()

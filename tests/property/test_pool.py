@@ -90,7 +90,7 @@ class PoolMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """Few holes are left, and none is filled needlessly: every emptied block costs at most m - 1 moves."""
         before, free = len(self.pool.moves), self.pool.free_slots
-        self.pool.settle()
+        self.pool.compact()
         assert self.pool.free_slots == free
         assert len(self.pool.moves) - before <= len(self.full)
         assert self.pool.holes <= MAX_HOLES * self.pool.total_slots or self.pool.holes < self.m
@@ -215,7 +215,7 @@ class Churn:
         total = self.pool.total_slots
         self.fullest = max(self.fullest, 1 - self.pool.free_slots / total)
         self.worst_before = max(self.worst_before, self.pool.holes / total)
-        self.pool.settle()
+        self.pool.compact()
         self._follow()
         self.worst_after = max(self.worst_after, self.pool.holes / total)
 

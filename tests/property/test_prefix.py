@@ -66,7 +66,7 @@ class Memory:
         """A step writes positions [launched, end)."""
         page, hashes = self.layout.page_size, marks(row.tokens)
         for position in range(row.launched, end):
-            if self.layout.full is not None and position >= row.lease.full_lo:
+            if self.layout.full is not None and position >= row.lease.full_write_from:
                 self.full[row.lease.full.ids[position // page], position % page] = hashes[position]
             if self.layout.local is not None:
                 block = row.lease.local.ids[position // page]
@@ -78,8 +78,8 @@ class Memory:
         page, hashes, at = self.layout.page_size, marks(tokens), match.resume
         for position in range(at.full_to if self.layout.full is not None else 0):
             assert self.full[match.full[position // page], position % page] == hashes[position]
-        first = at.local_lo // page
-        for position in range(at.local_lo, at.live_to):
+        first = at.local_visible_from // page
+        for position in range(at.local_visible_from, at.boundary):
             block = match.local[position // page - first]
             assert self.local[block * self.m, position % page] == hashes[position]
             assert self.exact[block * self.m, position % page]
@@ -187,7 +187,7 @@ class PrefixMachine(RuleBasedStateMachine):
         page = row.start // self.layout.page_size * self.layout.page_size
         self.manager.withdraw(row.salt, array(row.tokens), row.start)
         for other in list(self.rows):
-            taken = other.tokens[: other.lease.full_lo]
+            taken = other.tokens[: other.lease.full_write_from]
             if other is row or (other.salt == row.salt and shared(taken, row.tokens) > page):
                 self._end(other, keep=False)
         match = self.manager.match(row.salt, array([*row.tokens, 0]), len(row.tokens))
@@ -205,7 +205,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        self.manager.settle()
+        self.manager.compact()
         self.memory.move(self.manager)
 
     @invariant()
@@ -260,7 +260,7 @@ class PrefixMachine(RuleBasedStateMachine):
             least = reach.first_visible(at.full_to)
         else:
             least = max(0, at.full_to - replay_length(self.layout))
-            assert at.exact_from <= max(0, at.full_to - (reach.size - 1)) or at.start == at.live_to
+            assert at.exact_from <= max(0, at.full_to - (reach.size - 1)) or at.start == at.boundary
         assert at.start >= least, "a missing window vetoes the hit"
         if self.roomy:
             kept = max((shared(text, tokens[:-1]) for own, text in self.texts if own == salt), default=0)

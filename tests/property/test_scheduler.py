@@ -116,7 +116,7 @@ class Conversation:
         assert 1 <= plan.num_rows <= limits.max_rows
         assert plan.counts.min() >= 1
         assert plan.counts.sum() == plan.num_tokens <= limits.max_tokens
-        assert len(set(plan.slots.tolist())) == plan.num_rows
+        assert len(set(plan.row_ids.tolist())) == plan.num_rows
 
     def _check_admissions(self, plan: StepPlan, admitted: list[Sequence]) -> None:
         """Whoever came in came first, and fits by the one formula, here computed anew for all rows together."""
@@ -125,8 +125,8 @@ class Conversation:
         scheduler, layout = self.scheduler, self.scheduler.layout
         left = [s.rank for s in scheduler._sequences.values() if s.status is not Status.RUNNING]
         assert max(s.rank for s in admitted) < min(left, default=(0, 2**31)), "not in order of arrival"
-        ran = dict(zip(plan.slots.tolist(), plan.counts.tolist(), strict=True))
-        prefills = [s for s in scheduler._running if s.launched - ran.get(s.slot, 0) < s.num_known]
+        ran = dict(zip(plan.row_ids.tolist(), plan.counts.tolist(), strict=True))
+        prefills = [s for s in scheduler._running if s.launched - ran.get(s.row_id, 0) < s.num_known]
         *others, last = sorted(scheduler._running, key=lambda s: s in admitted)
         if scheduler.limits.prefix_cache:
             return  # rows share pages: the sum below says nothing

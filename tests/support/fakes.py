@@ -132,8 +132,9 @@ class FakeRunner:
     cut too far or a move not followed is a wrong mark.
 
     Local KV has a level too: how many local layers of it are what a cold run gives. A token's is one more than the
-    lowest that it sees; what lies in its window below the row's `local_lo` counts as none. Full KV and samples must
-    come from tokens that see nothing but exact KV: the law of revival, for any start that a scheduler may choose.
+    lowest that it sees; what lies in its window below the row's `local_visible_from` counts as none. Full KV and
+    samples must come from tokens that see nothing but exact KV: the law of revival, for any start that a scheduler may
+    choose.
     """
 
     def __init__(self, layout: KVLayout, limits: Limits, model: TextModel, row_of: Callable[[int], Row]) -> None:
@@ -167,18 +168,20 @@ class FakeRunner:
         self._move(plan.moves)
         first_steps = {int(row[0]): row for row in inputs.rows}
         for row in plan.table_rows:
-            start, _, full_lo, local_lo = first_steps[row.slot][1:5].tolist()
-            self._enter_row(row, start, full_lo, local_lo)
+            start, _, full_write_from, local_visible_from = first_steps[row.row_id][1:5].tolist()
+            self._set_row(row, start, full_write_from, local_visible_from)
         self._enter(self._full_table, inputs.full_pages, full=True)
         self._enter(self._local_table, inputs.local_pages, full=False)
-        rows = inputs.rows[inputs.column("slot") < self.limits.max_rows]
+        rows = inputs.rows[inputs.column("row_id") < self.limits.max_rows]
         ends = np.cumsum(rows[:, 2])
         assert ends[-1] == plan.num_tokens, "rows and tokens disagree"
-        for (slot, start, count, full_lo, local_lo, *_), end in zip(rows.tolist(), ends.tolist(), strict=True):
-            self._write(slot, start, full_lo, local_lo, inputs.tokens[end - count : end])
-        for slot, start, count, _, local_lo, samples, *_ in rows.tolist():
-            self._read(slot, start, start + count, local_lo)
-            exact = self._inexact_from(slot, start + count - 1, start + count, local_lo) is None
+        for (slot, start, count, full_write_from, local_visible_from, *_), end in zip(
+            rows.tolist(), ends.tolist(), strict=True
+        ):
+            self._write(slot, start, full_write_from, local_visible_from, inputs.tokens[end - count : end])
+        for slot, start, count, _, local_visible_from, samples, *_ in rows.tolist():
+            self._read(slot, start, start + count, local_visible_from)
+            exact = self._inexact_from(slot, start + count - 1, start + count, local_visible_from) is None
             assert exact or not samples, "a token is sampled from local KV that is not exact"
         tokens = np.full(len(rows), NOT_FINITE, np.int32)
         for index, (slot, _, _, _, _, samples, *_) in enumerate(rows.tolist()):
@@ -199,13 +202,13 @@ class FakeRunner:
             else:
                 self.copies += 1
 
-    def _enter_row(self, row: TableRow, start: int, full_lo: int, local_lo: int) -> None:
+    def _set_row(self, row: TableRow, start: int, full_write_from: int, local_visible_from: int) -> None:
         """Enter a row that starts on cached pages; those after them are new."""
         page = self.limits.page_size
-        self._full_table[row.slot, : len(row.full)] = row.full
-        self._local_table[row.slot, row.first_local : row.first_local + len(row.local)] = row.local
-        cached_local = 0 if local_lo == start else -(-start // page) - row.first_local
-        for page_id in row.full[-(-full_lo // page) :].tolist():
+        self._full_table[row.row_id, : len(row.full)] = row.full
+        self._local_table[row.row_id, row.first_local : row.first_local + len(row.local)] = row.local
+        cached_local = 0 if local_visible_from == start else -(-start // page) - row.first_local
+        for page_id in row.full[-(-full_write_from // page) :].tolist():
             self._poison(page_id, full=True)
         for page_id in row.local[cached_local:].tolist():
             self._poison(page_id, full=False)
@@ -232,7 +235,9 @@ class FakeRunner:
             self._marks[slot, position] = text >> 1
         self._text[slot] = text
 
-    def _write(self, slot: int, start: int, full_lo: int, local_lo: int, tokens: Int[np.ndarray, " n"]) -> None:
+    def _write(
+        self, slot: int, start: int, full_write_from: int, local_visible_from: int, tokens: Int[np.ndarray, " n"]
+    ) -> None:
         row = self._row_of(slot)
         if start == 0 or start != self._length[slot] or row is not self._rows[slot]:
             self._begin(slot, start, row)
@@ -252,14 +257,14 @@ class FakeRunner:
             slots = self._local_table[slot, pages][:, None] * m + np.arange(m)
             self._local[slots, offsets[:, None]] = self._marks[slot, start:end, None]
             self._full[slots] = POISON
-            self._set_levels(slot, start, end, local_lo)
-        if self.layout.full is not None and end > full_lo:
-            first = max(start, full_lo)
+            self._set_levels(slot, start, end, local_visible_from)
+        if self.layout.full is not None and end > full_write_from:
+            first = max(start, full_write_from)
             pages, offsets = np.divmod(np.arange(first, end), self.limits.page_size)
             slots = self._full_table[slot, pages]
             self._full[slots, offsets] = self._marks[slot, first:end]
             self._local[slots] = POISON
-            bad = self._inexact_from(slot, first, end, local_lo)
+            bad = self._inexact_from(slot, first, end, local_visible_from)
             assert bad is None, f"slot {slot} writes full KV at {bad} from local KV that is not exact"
 
     def _levels(self, slot: int, first: int, end: int) -> Int[np.ndarray, " n"]:
@@ -269,34 +274,34 @@ class FakeRunner:
         ]
         return levels
 
-    def _set_levels(self, slot: int, start: int, end: int, local_lo: int) -> None:
+    def _set_levels(self, slot: int, start: int, end: int, local_visible_from: int) -> None:
         reach, local, m, page = self.layout.reach, self.layout.local, self.layout.pages_per_block, self.limits.page_size
         assert reach is not None
         assert local is not None
         for position in range(start, end):
             first = reach.first_visible(position)
-            seen = self._levels(slot, max(first, local_lo), position)
-            least = 0 if local_lo > first else int(seen.min(initial=local.num_layers))
+            seen = self._levels(slot, max(first, local_visible_from), position)
+            least = 0 if local_visible_from > first else int(seen.min(initial=local.num_layers))
             block = self._local_table[slot, position // page]
             self._level[block * m : block * m + m, position % page] = min(local.num_layers, least + 1)
 
-    def _inexact_from(self, slot: int, start: int, end: int, local_lo: int) -> int | None:
+    def _inexact_from(self, slot: int, start: int, end: int, local_visible_from: int) -> int | None:
         """First of these positions that sees local KV which is not that of a cold run."""
         reach, local = self.layout.reach, self.layout.local
         if reach is None or local is None:
             return None
         for position in range(start, end):
             first = reach.first_visible(position)
-            if local_lo > first or (self._levels(slot, first, position + 1) < local.num_layers).any():
+            if local_visible_from > first or (self._levels(slot, first, position + 1) < local.num_layers).any():
                 return position
         return None
 
-    def _read(self, slot: int, start: int, end: int, local_lo: int) -> None:
+    def _read(self, slot: int, start: int, end: int, local_visible_from: int) -> None:
         """All that the queries at [start, end) see: full layers everything, local layers their windows."""
         if self.layout.full is not None:
             self._check(self._full[self._full_table[slot]], slot, 0, end)
         if self.layout.reach is not None:
-            first = max(self.layout.reach.first_visible(start), local_lo)
+            first = max(self.layout.reach.first_visible(start), local_visible_from)
             for part in range(self.layout.pages_per_block):
                 memory = self._local[self._local_table[slot] * self.layout.pages_per_block + part]
                 self._check(memory, slot, first, end)
@@ -315,7 +320,7 @@ class Loop:
         self.pending: FakePending | None = None
 
     def _row_of(self, slot: int) -> Row:
-        return next(s for s in self.scheduler._running if s.slot == slot)
+        return next(s for s in self.scheduler._running if s.row_id == slot)
 
     def step(self) -> list[TokenEvent]:
         """Launch the next step, then take in the tokens of the one before."""

@@ -23,7 +23,7 @@ from jswa.config import Limits
 from jswa.env import Switches
 from jswa.exec.buckets import Bucket, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
-from jswa.exec.programs.pages import enter_row, move_batches, padded_row
+from jswa.exec.programs.pages import move_batches, padded_row, set_row
 from jswa.exec.programs.state import DeviceState, init_state
 from jswa.exec.programs.step import StepConfig, forward
 from jswa.exec.runner import compile_copy_pages
@@ -66,8 +66,8 @@ class Span(NamedTuple):
 
     start: int
     end: int
-    full_lo: int
-    local_lo: int
+    full_write_from: int
+    local_visible_from: int
 
 
 class Device:
@@ -199,13 +199,13 @@ class Session:
         plan = self.scheduler.plan()
         now = None
         if plan is not None:
-            names = {sequence.slot: name for name, sequence in self.scheduler._sequences.items() if sequence.lease}
+            names = {sequence.row_id: name for name, sequence in self.scheduler._sequences.items() if sequence.lease}
             self.moves += len(plan.moves)
             run = plan if edit is None else edit(plan)
             logits = self._launch(run)
-            tokens = self._record(run, logits, [self._texts[names[slot]] for slot in plan.slots.tolist()])
+            tokens = self._record(run, logits, [self._texts[names[slot]] for slot in plan.row_ids.tolist()])
             last = np.asarray(self._state["last_token"]).copy()
-            last[plan.slots[plan.samples != 0]] = np.maximum(tokens, 0)[plan.samples != 0]
+            last[plan.row_ids[plan.samples != 0]] = np.maximum(tokens, 0)[plan.samples != 0]
             self._state = DeviceState(**{**self._state, "last_token": jnp.asarray(last)})
             now = plan, tokens
         if self._before is not None:
@@ -223,7 +223,7 @@ class Session:
         offsets = np.arange(length) % self.device.layout.page_size
         views = self._views(kind)
         places = [place for place in self.device.layout.layers if place.kind == kind]
-        parts = [views[place.lane][ids[page], place.slot, :, offsets] for place in places]
+        parts = [views[place.lane][ids[page], place.index, :, offsets] for place in places]
         return there, np.concatenate(parts, axis=1)
 
     def local_kv(self, name: str, position: int) -> Float[np.ndarray, " X"]:
@@ -231,7 +231,7 @@ class Session:
         block, offset = self._local_place(name, position)
         places = [place for place in self.device.layout.layers if place.kind == "local"]
         views = self._views("local")
-        return np.concatenate([views[place.lane][block, place.slot, :, offset].ravel() for place in places])
+        return np.concatenate([views[place.lane][block, place.index, :, offset].ravel() for place in places])
 
     def taint(self, tokens: Int[np.ndarray, " T"], positions: range) -> None:
         """NaN in the local KV that the cache has of these positions of a text."""
@@ -273,7 +273,7 @@ class Session:
         shape = layout.full if kind == "full" else layout.local
         if shape is None:
             return []
-        cells = (shape.slots, shape.num_kv_heads, layout.page_size, shape.row)
+        cells = (shape.layers_per_page, shape.num_kv_heads, layout.page_size, shape.row)
         return [np.array(lane).reshape(-1, *cells) for lane in self._state["lanes"]]
 
     def _launch(self, plan: StepPlan) -> Float[np.ndarray, "R V"]:
@@ -281,7 +281,7 @@ class Session:
         for moves in move_batches(plan.moves, device.limits.num_blocks * device.layout.pages_per_block):
             state = device.copy_pages(state, jnp.asarray(moves))
         for row in plan.table_rows:
-            state = enter_row(state, jnp.asarray(padded_row(row, device.limits.pages_per_row)))
+            state = set_row(state, jnp.asarray(padded_row(row, device.limits.pages_per_row)))
         bucket = pick_bucket(device.buckets, plan)
         packed = jnp.asarray(pack(plan, device.configs[bucket].pack))
         self._state, logits = device.compiled[bucket](device.params, state, packed)
@@ -289,11 +289,11 @@ class Session:
 
     def _record(self, plan: StepPlan, logits: Float[np.ndarray, "R V"], texts: list[Text]) -> Int[np.ndarray, " R"]:
         tokens = np.zeros(plan.num_rows, np.int32)
-        columns = (plan.starts, plan.starts + plan.counts, plan.full_lo, plan.local_lo)
+        columns = (plan.starts, plan.starts + plan.counts, plan.full_write_from, plan.local_visible_from)
         spans = [Span(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
         for row, (text, span) in enumerate(zip(texts, spans, strict=True)):
             self.spans[text.name].append(span)
-            kept = self.logits if span.end > span.full_lo else self.replayed
+            kept = self.logits if span.end > span.full_write_from else self.replayed
             kept[text.name][span.end - 1] = logits[row]
             tokens[row] = text.tokens[span.end] if span.end < LENGTH else 0
             if not np.isfinite(logits[row]).all():

@@ -28,7 +28,7 @@ class Match(NamedTuple):
         path: edges of the tree that agree with the text.
         resume: where a row would start.
         full: ids of the full pages of [0, full_to).
-        local: ids of the local pages from `resume.local_lo` to `resume.live_to`.
+        local: ids of the local pages from `resume.local_visible_from` to `resume.boundary`.
         branch: whether the tree goes on with other text where this one ends.
         reason: why no more of the text was found.
     """
@@ -69,7 +69,9 @@ class PrefixCache:
         if full_to % p:
             coarse = resume(self.layout, full_to // p * p, local != NONE)
             found = found if found.start - coarse.start >= self._least_copy else coarse
-        window = slice(found.local_lo // p, -(-found.live_to // p) if found.live_to > found.local_lo else 0)
+        window = slice(
+            found.local_visible_from // p, -(-found.boundary // p) if found.boundary > found.local_visible_from else 0
+        )
         return Match(
             tuple(path),
             found,
@@ -81,7 +83,7 @@ class PrefixCache:
 
     def start(self, lease: Lease, match: Match) -> None:
         """A row starts from this match: count the use, and note where its text will go on."""
-        retention, page = self.retention, (match.resume.live_to - 1) // self._page
+        retention, page = self.retention, (match.resume.boundary - 1) // self._page
         retention.clock += 1
         if match.path:
             for node in match.path[:-1]:
@@ -126,9 +128,9 @@ class PrefixCache:
         """Keep the windows of the lease's boundaries as far as it is published."""
         cursor = lease.cursor
         assert cursor.node is not None
-        while lease.boundaries and lease.boundaries[0] <= cursor.published:
-            end = lease.boundaries.pop(0)
-            self.retention.add_window(cursor.node, end, branch=end == lease.branch)
+        while lease.window_ends and lease.window_ends[0] <= cursor.published:
+            end = lease.window_ends.pop(0)
+            self.retention.add_window(cursor.node, end, branch=end == lease.branch_at)
 
     def supersede(self, lease: Lease, keep: tuple[int, ...], interval: int | None) -> None:
         """A turn has ended: windows of earlier ones on its way, where no other row has started, become spare."""
@@ -188,7 +190,7 @@ class PrefixCache:
                 cursor.detached = True
                 self.attach(cursor, above, min(aligned, cursor.published))
             self.retention.clear(node, 0)
-            self.tree.candidates.leave(node)
+            self.tree.candidates.discard(node)
         self.tree.detach(top)
         self.retention.trim(above)
 
@@ -212,7 +214,7 @@ class PrefixCache:
     def _exact_pages(self, lease: Lease, low: int, high: int) -> tuple[int, int]:
         """Page positions within [low, high) of which the lease has a local page that may be shared."""
         exact = -(-lease.exact_from // self._page)
-        return max(low, lease.kept, exact), min(high, lease.local.end)
+        return max(low, lease.unpublished_from, exact), min(high, lease.local.end)
 
     def _adopt(self, node: Node, lease: Lease, at: int, to: int) -> None:
         """Local pages of the lease fill the holes of an edge, where whole pages of it agree."""

@@ -89,13 +89,13 @@ class Candidates:
     def __init__(self) -> None:
         self.items: list[Node | Window] = []
 
-    def enter(self, item: Node | Window) -> None:
+    def add(self, item: Node | Window) -> None:
         """Add an item, if it is not there."""
         if item.index < 0:
             item.index = len(self.items)
             self.items.append(item)
 
-    def leave(self, item: Node | Window) -> None:
+    def discard(self, item: Node | Window) -> None:
         """Take an item out, if it is there."""
         if item.index >= 0:
             last = self.items.pop()
@@ -220,7 +220,7 @@ class RadixTree:
         if node.parent is None or node.children:
             child = Node(node.end, tokens, full, local, node, node.salt)
             node.children[int(tokens[0])] = child
-            self.candidates.leave(node)
+            self.candidates.discard(node)
         else:
             child, shared = node, first - node.start // self.page_size
             node.tokens = np.concatenate([node.tokens, tokens])
@@ -232,7 +232,7 @@ class RadixTree:
         self.pool.cache_local(new_local[~self.pool.local_cached[new_local]])
         self.full_node[new_full] = child
         self.local_node[new_local] = child
-        self.candidates.enter(child)
+        self.candidates.add(child)
         return child
 
     def adopt_local(self, node: Node, index: Int[np.ndarray, " n"], ids: Int[np.ndarray, " n"]) -> None:
@@ -264,7 +264,7 @@ class RadixTree:
 
     def remove(self, node: Node) -> None:
         """Take out a leaf, or a root, that has no pages left."""
-        self.candidates.leave(node)
+        self.candidates.discard(node)
         if node.parent is None:
             del self.roots[node.salt]
         else:
@@ -276,7 +276,7 @@ class RadixTree:
         assert above is not None
         del above.children[int(node.tokens[0])]
         if not above.children and above.parent is not None:
-            self.candidates.enter(above)
+            self.candidates.add(above)
 
     def rename(self, source: int, target: int) -> None:
         """Follow a full page that the pool has moved."""

@@ -1,12 +1,12 @@
-"""The one start rule: where a row starts that finds part of its text in the cache (docs/design.md §4).
+"""The start rule: where a row starts if the cache has part of its text (docs/design.md §4).
 
-Full KV is there for [0, n). Of the local KV there are pages, with holes. A boundary b ≤ n is *live* where local pages
-cover all that a query at b sees. The row starts at the largest of
+The cache has full KV for [0, n), and local KV with holes. A boundary b ≤ n is *live* if its local pages cover every
+position that a query at b sees. The row starts at the largest of
 
 * the last live boundary;
 * max(0, n - J·(W - 1)), J local layers: the *revival*. Running [start, n) against the cached KV of the full layers
   makes local layer j exact from start + (j - 1)(W - 1) on, so all of them are in [n - (W - 1), n);
-* with chunked layers ⌊n / C⌋·C, which needs no local page and is live without any.
+* with chunked layers ⌊n / C⌋·C, which is live without any local page.
 """
 
 from typing import NamedTuple
@@ -22,46 +22,47 @@ class Resume(NamedTuple):
     """Where a row starts.
 
     Attributes:
-        full_to: n; full KV below comes from the cache, and is not written by the row.
+        full_to: n, the end of the full KV hit. The row does not write full KV below it.
         start: first position that the row runs.
-        local_lo: first position that its local layers may see.
-        exact_from: first position from which its local KV is that of a cold run.
-        live_to: b; local pages [first visible of b, b) come from the cache. Equal to `local_lo` where there are none.
+        local_visible_from: first position that its local layers may read.
+        exact_from: first position whose local KV equals that of a cold run.
+        boundary: b; the local pages of [local_visible_from, b) come from the cache. Equal to `local_visible_from` if
+            none do.
     """
 
     full_to: int
     start: int
-    local_lo: int
+    local_visible_from: int
     exact_from: int
-    live_to: int
+    boundary: int
 
 
 COLD = Resume(0, 0, 0, 0, 0)
 
 
 def replay_length(layout: KVLayout) -> int:
-    """Tokens whose replay makes the window of the last of them exact in every local layer: J·(W - 1)."""
+    """Return J·(W - 1): the tokens to replay until the last window is exact in all J local layers."""
     if layout.reach is None or layout.local is None:
         return 0
     return layout.local.num_layers * (layout.reach.size - 1)
 
 
 def resume(layout: KVLayout, full_to: int, live: Bool[np.ndarray, " pages"]) -> Resume:
-    """Apply the rule; `live` says which local pages there are, by page position, ⌈full_to / p⌉ of them at least."""
+    """Apply the start rule. `live[i]`: the cache has the local page at page position i, for at least ⌈full_to / p⌉."""
     if layout.reach is None or layout.local is None:
         return Resume(full_to, full_to, full_to, 0, full_to)
     boundary = last_live_boundary(layout.reach, layout.page_size, full_to, live)
     revived = 0 if layout.reach.chunked else max(0, full_to - replay_length(layout))
     if boundary >= revived:
         first = layout.reach.first_visible(boundary)
-        # Pages of the cache are exact as a whole, so from the start of the first of them.
+        # A cached page is exact from its first token on.
         return Resume(full_to, boundary, first, first // layout.page_size * layout.page_size, boundary)
     exact_from = revived + (layout.local.num_layers - 1) * (layout.reach.size - 1)
     return Resume(full_to, revived, revived, exact_from, revived)
 
 
 def last_live_boundary(reach: Reach, page_size: int, length: int, live: Bool[np.ndarray, " pages"]) -> int:
-    """Largest boundary ≤ `length` whose window is there; 0 always is."""
+    """Return the largest boundary ≤ `length` whose window is cached; 0 is always live."""
     missing = np.flatnonzero(~live[: -(-length // page_size)])
     end = length
     while len(missing):
@@ -69,6 +70,6 @@ def last_live_boundary(reach: Reach, page_size: int, length: int, live: Bool[np.
         missing = missing[: np.searchsorted(missing, -(-end // page_size))]
         if not len(missing) or missing[-1] < first:
             break
-        # No later boundary: each would see the missing page. It must itself end where that page begins.
+        # Any later boundary would see the missing page, so the boundary is at most the start of that page.
         end = int(missing[-1]) * page_size
     return end

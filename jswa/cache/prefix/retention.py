@@ -81,13 +81,13 @@ class Retention:
         for block in blocks.tolist():
             self._forget(block)
         window = node.windows[end] = Window(end, node, blocks, branch, last_use, hits)
-        self.tree.candidates.enter(window)
+        self.tree.candidates.add(window)
         self._changed(node)
 
     def drop_window(self, window: Window) -> Int[np.ndarray, " n"]:
         """Forget a window; its pages that no other needs are spare, to go last. Returns those."""
         del window.node.windows[window.end]
-        self.tree.candidates.leave(window)
+        self.tree.candidates.discard(window)
         self._changed(window.node)
         self._uses[window.blocks] -= 1
         idle: Int[np.ndarray, " n"] = window.blocks[
@@ -96,12 +96,12 @@ class Retention:
         self._left.update(dict.fromkeys(idle.tolist()))
         return idle
 
-    def take(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def pin(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages of the tree have got one more owner."""
         for block in blocks.tolist():
             self._forget(block)
 
-    def give(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def unpin(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages have lost an owner: those of the tree that nobody else owns or needs are spare."""
         idle = blocks[
             self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (self._uses[blocks] == 0)

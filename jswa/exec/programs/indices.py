@@ -34,7 +34,7 @@ class StepIndices(NamedTuple):
     """Frozen result of `step_indices`. `full` or `local` is None where the model has no such layer.
 
     Attributes:
-        positions, token_rows, token_slots: position, row and row slot of each token; not `real`: padding.
+        positions, token_rows, token_row_ids: position, row and row slot of each token; not `real`: padding.
         last_tokens: index of each row's last token.
         tiles: the query tiles of all tokens, by tokens per tile.
         last_tiles: those of each row's last alone.
@@ -42,7 +42,7 @@ class StepIndices(NamedTuple):
 
     positions: Int[Array, " T"]
     token_rows: Int[Array, " T"]
-    token_slots: Int[Array, " T"]
+    token_row_ids: Int[Array, " T"]
     real: Bool[Array, " T"]
     last_tokens: Int[Array, " R"]
     tiles: dict[int, Tiles]
@@ -69,7 +69,7 @@ def step_indices(
     Args:
         tile_tokens: tokens per query tile, in as many cuts as layers want: 1 in decode buckets.
     """
-    slots, starts, counts = inputs.column("slot"), inputs.column("start"), inputs.column("count")
+    row_ids, starts, counts = inputs.column("row_id"), inputs.column("start"), inputs.column("count")
     ends = jnp.cumsum(counts, dtype=jnp.int32)
     first_token = ends - counts
     token = jnp.arange(bucket.tokens, dtype=jnp.int32)
@@ -82,20 +82,20 @@ def step_indices(
         token_row = jnp.minimum(found.astype(jnp.int32), bucket.rows - 1)
     positions = jnp.where(real, (starts - first_token)[token_row] + token, 0)
     page, offset = positions // layout.page_size, positions % layout.page_size
-    token_slot = slots[token_row]
+    token_row_id = row_ids[token_row]
     num_blocks = state["lanes"][0].shape[1]
 
     def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows, written: Bool[Array, " T"]) -> KindIndices:
-        pages = table.at[token_slot, page].get(mode="fill", fill_value=0)
+        pages = table.at[token_row_id, page].get(mode="fill", fill_value=0)
         last = rows._replace(starts=starts + jnp.maximum(counts - 1, 0), counts=jnp.minimum(counts, 1))
         return KindIndices(jnp.where(written, pages, num_pages + token), offset, rows, last)
 
     full = local = None
     if layout.full is not None:
-        page_rows = state["full_table"].at[slots].get(mode="fill", fill_value=0)
+        page_rows = state["full_table"].at[row_ids].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
-        # Below full_lo the pages are the cache's and hold the same already.
-        written = real & (positions >= inputs.column("full_lo")[token_row])
+        # Below full_write_from the pages are the cache's and hold the same already.
+        written = real & (positions >= inputs.column("full_write_from")[token_row])
         full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows, written)
     if layout.reach is not None:
         reach, longest = layout.reach, 1 if bucket.decode else bucket.tokens
@@ -103,11 +103,11 @@ def step_indices(
         first_page = first // layout.page_size
         width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, state["local_table"].shape[1])
         columns = first_page[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
-        page_rows = state["local_table"].at[slots[:, None], columns].get(mode="fill", fill_value=0)
-        rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_lo"))
+        page_rows = state["local_table"].at[row_ids[:, None], columns].get(mode="fill", fill_value=0)
+        rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
         local = kind(state["local_table"], num_blocks, rows, real)
     tiles = {size: tile_rows(counts, first_token, token_row, size) for size in sorted(set(tile_tokens))}
     row = jnp.arange(bucket.rows, dtype=jnp.int32)
     last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1)
     last_tokens = jnp.clip(ends - 1, 0, bucket.tokens - 1)
-    return StepIndices(positions, token_row, token_slot, real, last_tokens, tiles, last_tiles, full, local)
+    return StepIndices(positions, token_row, token_row_id, real, last_tokens, tiles, last_tiles, full, local)

@@ -31,20 +31,20 @@ def copy_pages(state: DeviceState, moves: Int[Array, "3 width"], *, layout: KVLa
     return {**state, "lanes": lanes, "full_table": renamed[state["full_table"]]}
 
 
-def enter_row(state: DeviceState, row: Int[Array, " size"]) -> DeviceState:
+def set_row(state: DeviceState, row: Int[Array, " size"]) -> DeviceState:
     """Enter a whole row, as `padded_row` makes it, in both page tables. The state is donated."""
-    slot, pages = row[0], row[1:].reshape(2, -1)
+    row_id, pages = row[0], row[1:].reshape(2, -1)
     return {
         **state,
-        "full_table": state["full_table"].at[slot].set(pages[0]),
-        "local_table": state["local_table"].at[slot].set(pages[1]),
+        "full_table": state["full_table"].at[row_id].set(pages[0]),
+        "local_table": state["local_table"].at[row_id].set(pages[1]),
     }
 
 
 def padded_row(row: TableRow, width: int) -> Int[np.ndarray, " size"]:
     """Slot, full pages and local pages by absolute page position, in one array."""
     out = np.zeros(1 + 2 * width, np.int32)
-    out[0] = row.slot
+    out[0] = row.row_id
     out[1 : 1 + len(row.full)] = row.full
     first = 1 + width + row.first_local
     out[first : first + len(row.local)] = row.local

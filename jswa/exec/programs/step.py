@@ -65,8 +65,8 @@ def step(
     with named_scope("logprobs"):
         sampled = logprob_rows(logits, tokens, config.model.devices) if config.logprobs != "none" else None
         prompt = _prompt_logprobs(params, hidden, inputs, config) if every else None
-    slots = jnp.where(inputs.column("samples") != 0, inputs.column("slot"), config.pack.max_rows)
-    last_token = state["last_token"].at[slots].set(jnp.maximum(tokens, 0), mode="drop")
+    row_ids = jnp.where(inputs.column("samples") != 0, inputs.column("row_id"), config.pack.max_rows)
+    last_token = state["last_token"].at[row_ids].set(jnp.maximum(tokens, 0), mode="drop")
     return {**state, "last_token": last_token}, StepOutputs(tokens, sampled, prompt)
 
 
@@ -85,12 +85,12 @@ def forward(
         sizes = [_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
         indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
         # A row whose next token the host does not know yet runs the one it sampled last.
-        previous = state["last_token"].at[indices.token_slots].get(mode="fill", fill_value=0)
+        previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
         tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
     with named_scope("extras"):
         generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
-        places = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
-        extras = count_tokens(state["extras"], tokens, places, generated)
+        extras_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
+        extras = count_tokens(state["extras"], tokens, extras_ids, generated)
     lanes = list(state["lanes"])
     in_8_bits = lanes[0].dtype.itemsize == 1
 
@@ -148,7 +148,7 @@ def _attend(
     assert kind is not None
     view = lane.reshape(
         lane.shape[1] * shape.pages_per_block,
-        shape.slots,
+        shape.layers_per_page,
         shape.num_kv_heads,
         layout.page_size,
         shape.row,
@@ -160,7 +160,7 @@ def _attend(
                 kv,
                 pages=kind.write_pages,
                 offsets=kind.write_offsets,
-                slot=place.slot,
+                slot=place.index,
                 kv_scales=kv_scales,
                 v_dim=shape.v_head_dim,
             )
@@ -169,7 +169,7 @@ def _attend(
             view,
             kind.last if last else kind.rows,
             indices.last_tiles if last else indices.tiles[_tile_tokens(config, layer)],
-            slot=place.slot,
+            slot=place.index,
             attend=_static(config.model.layers[layer].attention),
             sinks=sinks,
             kv_scales=kv_scales,

@@ -245,8 +245,8 @@ class Blind:
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """As the runner's."""
-        less: Int[np.ndarray, " R"] = plan.local_lo + (plan.local_lo > 0).astype(np.int32)
-        return Launched(plan, self._runner.launch(dataclasses.replace(plan, local_lo=less)))
+        less: Int[np.ndarray, " R"] = plan.local_visible_from + (plan.local_visible_from > 0).astype(np.int32)
+        return Launched(plan, self._runner.launch(dataclasses.replace(plan, local_visible_from=less)))
 
 
 def test_the_gate_sees_a_window_that_is_one_short(family: Family) -> None:

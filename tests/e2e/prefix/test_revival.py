@@ -166,7 +166,7 @@ def test_a_kept_window_lets_a_row_start_at_every_boundary(family: Family) -> Non
         lose_spare_pages(session)
         span = family.probe(session, Text("second", family.branch(found), found + 1, found + 3))
         assert span.start == family.live_at(found)
-        assert span.local_lo == reach.first_visible(span.start)
+        assert span.local_visible_from == reach.first_visible(span.start)
 
 
 def test_texts_that_part_inside_a_page_leave_each_other_alone(family: Family) -> None:
@@ -200,7 +200,7 @@ def later(plan: StepPlan) -> StepPlan:
 
 def blind(plan: StepPlan) -> StepPlan:
     """A row whose local layers see one position less."""
-    return dataclasses.replace(plan, local_lo=plan.local_lo + 1)
+    return dataclasses.replace(plan, local_visible_from=plan.local_visible_from + 1)
 
 
 def later_and_blind(plan: StepPlan) -> StepPlan:
@@ -210,7 +210,7 @@ def later_and_blind(plan: StepPlan) -> StepPlan:
 
 def sees_more(plan: StepPlan) -> StepPlan:
     """A row whose local layers see one position more."""
-    return dataclasses.replace(plan, local_lo=plan.local_lo - 1)
+    return dataclasses.replace(plan, local_visible_from=plan.local_visible_from - 1)
 
 
 def run_edited(

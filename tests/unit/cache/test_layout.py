@@ -60,7 +60,7 @@ def test_real_models_get_the_lanes_and_blocks_of_the_design(name: str, page_size
     layout = KVLayout.of(want.model(), page_size)
     assert layout.num_lanes == want.lanes
     assert layout.pages_per_block == want.m
-    assert (layout.local.slots if layout.local else None) == want.slots
+    assert (layout.local.layers_per_page if layout.local else None) == want.slots
     assert (layout.full is None, layout.local is None) == (want.full == 0, want.local == 0)
     assert (layout.reach.size if layout.reach else None) == (want.window if want.local else None)
     assert_laws(layout, want.model())
@@ -97,8 +97,8 @@ def assert_laws(layout: KVLayout, model: ModelConfig) -> None:
         assert (kind.num_layers if kind else 0) == kinds.count(name)  # type: ignore[arg-type]
         if kind is not None:
             page_elems.append(layout.page_size * kind.elems)
-            assert kind.pages_per_block * kind.slots * layout.page_size * kind.elems == layout.block_elems
-    assert layout.full is None or layout.full.slots == 1
+            assert kind.pages_per_block * kind.layers_per_page * layout.page_size * kind.elems == layout.block_elems
+    assert layout.full is None or layout.full.layers_per_page == 1
     assert layout.local is None or layout.local.pages_per_block == 1
     # Padding is less than one common unit beyond what the wider kind needs.
     per_lane = math.ceil(kinds.count("local") / layout.num_lanes)
@@ -106,10 +106,10 @@ def assert_laws(layout: KVLayout, model: ModelConfig) -> None:
         per_lane * layout.local.elems if layout.local else 0, layout.full.elems if layout.full else 0
     )
     assert need <= layout.block_elems < need + math.lcm(*page_elems)
-    places = [(place.kind, place.lane, place.slot) for place in layout.layers]
+    places = [(place.kind, place.lane, place.index) for place in layout.layers]
     assert [place.kind for place in layout.layers] == kinds
     assert len(set(places)) == len(places)
-    slots = {"full": 1, "local": layout.local.slots if layout.local else 0}
+    slots = {"full": 1, "local": layout.local.layers_per_page if layout.local else 0}
     assert all(0 <= lane < layout.num_lanes and 0 <= slot < slots[kind] for kind, lane, slot in places)
     assert layout.block_bytes(2) == 2 * layout.num_lanes * layout.block_elems
 

@@ -23,13 +23,13 @@ def test_pages_are_sent_once_and_with_the_ids_they_have_by_then() -> None:
     manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9)
     lease = manager.open()
     manager.grow(lease, 9)
-    positions, ids = lease.full.take_unsent()
+    positions, ids = lease.full.pop_unsent()
     assert list(positions) == [0, 1, 2]
     np.testing.assert_array_equal(ids, lease.full.held)
     manager.grow(lease, 12)
-    assert len(lease.full.take_unsent()[0]) == 0
+    assert len(lease.full.pop_unsent()[0]) == 0
     manager.grow(lease, 13)
-    positions, ids = lease.full.take_unsent()
+    positions, ids = lease.full.pop_unsent()
     assert (list(positions), ids.tolist()) == ([3], [lease.full.held[3]])
 
 

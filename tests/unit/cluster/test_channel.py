@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from jswa.cluster.channel import SECRET_BYTES, Sender, accept, connect, listen, messages, say_leaving
+from jswa.cluster.channel import SECRET_BYTES, Sender, accept, connect, listen, messages, say_terminating
 from jswa.errors import ConfigError, HostLost
 
 SECRET = b"s" * SECRET_BYTES
@@ -79,7 +79,7 @@ def test_a_lost_follower_is_named_once() -> None:
 def test_who_is_told_to_end_says_so_and_stays() -> None:
     losses, leaving = Losses(), Losses()
     with hosts(3, losses, leaving) as (sender, peers):
-        say_leaving(peers[1])
+        say_terminating(peers[1])
         assert leaving.wait() == "host 2 (127.0.0.1) has been told to end"
         told = messages(peers[1], losses)
         sender.send(b"one")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from cyclopts import App
 
-from jswa.cluster.rank import find_place
+from jswa.cluster.rank import find_member
 from jswa.env import NAMES as SWITCHES
 from server import cli
 from server.cluster.replicas import NAMES as OPTIONS
@@ -90,7 +90,7 @@ def test_a_group_of_hosts_finds_itself() -> None:
     assert leader["env"] == worker["env"]
     _, _, engine = parsed(leader["args"])
     told = {"LWS_GROUP_SIZE": str(template["size"]), "LWS_LEADER_ADDRESS": "leader.example"}
-    places = [find_place(engine, {**told, "LWS_WORKER_INDEX": str(rank)}) for rank in range(template["size"])]
+    places = [find_member(engine, {**told, "LWS_WORKER_INDEX": str(rank)}) for rank in range(template["size"])]
     assert [place.rank for place in places if place is not None] == list(range(template["size"]))
     (port,) = {place.port for place in places if place is not None}
     assert port in [one["containerPort"] for one in leader["ports"]]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jswa.cluster.rank import PORT, Place, find_place
+from jswa.cluster.rank import PORT, Member, find_member
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 
@@ -24,31 +24,31 @@ def options(**given: object) -> EngineConfig:
 @pytest.mark.parametrize(
     ("given", "environ", "expected"),
     [
-        ({"node_rank": 1, "dist_init_addr": "node0:1234"}, {}, Place(2, 1, "node0", 1234)),
-        ({"node_rank": 0, "dist_init_addr": "10.0.0.1"}, {}, Place(2, 0, "10.0.0.1", PORT)),
-        ({"node_rank": 0, "dist_init_addr": "[fd00::1]:1234"}, {}, Place(2, 0, "fd00::1", 1234)),
-        ({"node_rank": 0, "dist_init_addr": "fd00::1"}, {}, Place(2, 0, "fd00::1", PORT)),
-        ({}, LWS, Place(2, 1, "jswa-0.jswa.default", PORT)),
-        ({}, SLURM, Place(2, 0, "gpu007", PORT)),
-        ({}, SLURM | {"SLURM_STEP_NODELIST": "a-1"}, Place(2, 0, "a-1", PORT)),
-        ({}, SLURM | {"SLURM_STEP_NODELIST": "a-1,b-[2-3]"}, Place(2, 0, "a-1", PORT)),
-        ({}, SLURM | {"SLURM_STEP_NODELIST": "n[3,5]-ib"}, Place(2, 0, "n3-ib", PORT)),
-        ({}, OPEN_MPI, Place(2, 1, "10.96.0.1", PORT)),
-        ({"dist_init_addr": "a:1"}, {"PMI_SIZE": "2", "PMI_RANK": "1"}, Place(2, 1, "a", 1)),
-        ({"node_rank": 0, "dist_init_addr": "a:1"}, LWS, Place(2, 0, "a", 1)),
+        ({"node_rank": 1, "dist_init_addr": "node0:1234"}, {}, Member(2, 1, "node0", 1234)),
+        ({"node_rank": 0, "dist_init_addr": "10.0.0.1"}, {}, Member(2, 0, "10.0.0.1", PORT)),
+        ({"node_rank": 0, "dist_init_addr": "[fd00::1]:1234"}, {}, Member(2, 0, "fd00::1", 1234)),
+        ({"node_rank": 0, "dist_init_addr": "fd00::1"}, {}, Member(2, 0, "fd00::1", PORT)),
+        ({}, LWS, Member(2, 1, "jswa-0.jswa.default", PORT)),
+        ({}, SLURM, Member(2, 0, "gpu007", PORT)),
+        ({}, SLURM | {"SLURM_STEP_NODELIST": "a-1"}, Member(2, 0, "a-1", PORT)),
+        ({}, SLURM | {"SLURM_STEP_NODELIST": "a-1,b-[2-3]"}, Member(2, 0, "a-1", PORT)),
+        ({}, SLURM | {"SLURM_STEP_NODELIST": "n[3,5]-ib"}, Member(2, 0, "n3-ib", PORT)),
+        ({}, OPEN_MPI, Member(2, 1, "10.96.0.1", PORT)),
+        ({"dist_init_addr": "a:1"}, {"PMI_SIZE": "2", "PMI_RANK": "1"}, Member(2, 1, "a", 1)),
+        ({"node_rank": 0, "dist_init_addr": "a:1"}, LWS, Member(2, 0, "a", 1)),
     ],
 )
-def test_options_come_before_the_launcher(given: dict[str, object], environ: dict[str, str], expected: Place) -> None:
-    assert find_place(options(**given), environ) == expected
+def test_options_come_before_the_launcher(given: dict[str, object], environ: dict[str, str], expected: Member) -> None:
+    assert find_member(options(**given), environ) == expected
 
 
 def test_one_host_is_no_place_whatever_the_environment_says() -> None:
-    assert find_place(EngineConfig(), LWS) is None
+    assert find_member(EngineConfig(), LWS) is None
 
 
 def test_an_address_is_written_as_jax_reads_it() -> None:
-    assert Place(2, 0, "a", 1).address == "a:1"
-    assert Place(2, 0, "fd00::1", 1).address == "[fd00::1]:1"
+    assert Member(2, 0, "a", 1).address == "a:1"
+    assert Member(2, 0, "fd00::1", 1).address == "[fd00::1]:1"
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_an_address_is_written_as_jax_reads_it() -> None:
 )
 def test_what_is_wrong_is_named(given: dict[str, object], environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        find_place(options(**given), environ)
+        find_member(options(**given), environ)

@@ -19,11 +19,11 @@ def make_plan(counts: list[int]) -> StepPlan:
     rows, zeros = len(counts), np.zeros(len(counts), np.int32)
     nothing = np.zeros((0, 3), np.int32)
     return StepPlan(
-        slots=np.arange(rows, dtype=np.int32),
+        row_ids=np.arange(rows, dtype=np.int32),
         starts=zeros,
         counts=np.array(counts, np.int32),
-        full_lo=zeros,
-        local_lo=zeros,
+        full_write_from=zeros,
+        local_visible_from=zeros,
         samples=zeros,
         tokens=np.zeros(sum(counts), np.int32),
         sampling=sampling_columns(rows),

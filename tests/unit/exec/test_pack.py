@@ -23,11 +23,11 @@ def plans(draw: st.DrawFn) -> StepPlan:
     for table in entries:
         table[:, 0] %= MAX_ROWS
     return StepPlan(
-        slots=rng.permutation(MAX_ROWS)[:rows].astype(np.int32),
+        row_ids=rng.permutation(MAX_ROWS)[:rows].astype(np.int32),
         starts=rng.integers(0, 2**31, rows).astype(np.int32),
         counts=counts,
-        full_lo=rng.integers(0, 2**31, rows).astype(np.int32),
-        local_lo=rng.integers(0, 2**31, rows).astype(np.int32),
+        full_write_from=rng.integers(0, 2**31, rows).astype(np.int32),
+        local_visible_from=rng.integers(0, 2**31, rows).astype(np.int32),
         samples=rng.integers(0, 2, rows).astype(np.int32),
         tokens=rng.integers(FROM_DEVICE, 2**31, counts.sum()).astype(np.int32),
         sampling=rng.integers(-(2**31), 2**31, (rows, len(SAMPLING))).astype(np.int32),
@@ -49,14 +49,14 @@ def test_what_is_packed_comes_out_and_the_rest_is_padding(plan: StepPlan, more_r
     inputs = unpack(packed, spec)
     rows = plan.num_rows
     got = {name: inputs.column(name)[:rows] for name in COLUMNS}
-    for name, field in (("slot", "slots"), ("start", "starts"), ("count", "counts")):
+    for name, field in (("row_id", "row_ids"), ("start", "starts"), ("count", "counts")):
         np.testing.assert_array_equal(got[name], getattr(plan, field))
-    for name in ("local_lo", "samples"):
+    for name in ("local_visible_from", "samples"):
         np.testing.assert_array_equal(got[name], getattr(plan, name))
     np.testing.assert_array_equal(np.stack([got[name] for name in SAMPLING], axis=1), plan.sampling)
     assert np.all(inputs.column("extras")[rows:] == MAX_ROWS), "padding rows have no extras"
     np.testing.assert_array_equal(inputs.tokens[: plan.num_tokens], plan.tokens)
-    assert np.all(inputs.column("slot")[rows:] == MAX_ROWS)
+    assert np.all(inputs.column("row_id")[rows:] == MAX_ROWS)
     assert np.all(inputs.column("count")[rows:] == 0)
     for section, entries in ((inputs.full_pages, plan.full_pages), (inputs.local_pages, plan.local_pages)):
         np.testing.assert_array_equal(section[: len(entries)], entries)

@@ -39,7 +39,7 @@ def make_request(
 
 def make_sequence(request: Request, slot: int = 0) -> Sequence:
     """A sequence in a slot."""
-    return Sequence(request, (0, 0), limit=30, slot=slot, lease=Lease(8))
+    return Sequence(request, (0, 0), limit=30, row_id=slot, lease=Lease(8))
 
 
 def allowed(entry: ExtrasEntry | None) -> set[int]:
@@ -50,9 +50,9 @@ def allowed(entry: ExtrasEntry | None) -> set[int]:
 
 def test_columns_hold_the_parameters_and_the_length_of_the_prompt() -> None:
     """Floats and keys as their bits; top_k -1 is 0; a row without extras points past the places."""
-    table = RowTable(max_rows=3, places=2)
+    table = RowTable(max_rows=3, max_extras=2)
     params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
-    assert table.enter(make_sequence(make_request("a", [1, 2, 3], **params), slot=2)) is None
+    assert table.admit(make_sequence(make_request("a", [1, 2, 3], **params), slot=2)) is None
     columns = dict(zip(SAMPLING, table.sampling[2], strict=True))
     names = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
     assert [columns[name].view(np.float32) for name in names] == [0.5, 0.25, 0.125, 1.0, 0.0, 0.0]
@@ -61,33 +61,33 @@ def test_columns_hold_the_parameters_and_the_length_of_the_prompt() -> None:
     assert columns["extras"] >= 2
     assert not table.any_extras
     penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
-    entry = table.enter(make_sequence(make_request("b", [1], **penalties), slot=2))
+    entry = table.admit(make_sequence(make_request("b", [1], **penalties), slot=2))
     columns = dict(zip(SAMPLING, table.sampling[2], strict=True))
     assert [columns[name].view(np.float32) for name in names[3:]] == [1.5, -0.5, 0.75]
     assert entry is not None
-    assert columns["extras"] == entry.place < 2
+    assert columns["extras"] == entry.extras_id < 2
     assert table.any_extras
 
 
 def test_places_are_distinct_and_come_back() -> None:
     """A row without a constraint needs none; leaving twice, or without one, gives nothing back."""
-    table = RowTable(max_rows=4, places=2)
+    table = RowTable(max_rows=4, max_extras=2)
     constrained, plain = make_request("a", [1], presence_penalty=1.0), make_request("b", [1])
     rows = [make_sequence(constrained, slot) for slot in range(2)]
-    places = [table.enter(row) for row in rows]
-    assert {entry.place for entry in places if entry is not None} == {0, 1}
+    places = [table.admit(row) for row in rows]
+    assert {entry.extras_id for entry in places if entry is not None} == {0, 1}
     assert not table.has_room(constrained)
     assert table.has_room(plain)
     other = make_sequence(plain, 2)
-    table.enter(other)
-    table.leave(other)
+    table.admit(other)
+    table.release(other)
     assert not table.has_room(constrained)
     for _ in range(2):
-        table.leave(rows[0])
+        table.release(rows[0])
     assert table.any_extras
-    third = table.enter(make_sequence(constrained, 3))
+    third = table.admit(make_sequence(constrained, 3))
     assert third is not None
-    assert third.place == rows[0].place
+    assert third.extras_id == rows[0].extras_id
     assert not table.has_room(constrained), "a place was given back twice"
 
 
@@ -95,7 +95,7 @@ def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
     """The early mask holds for the first min_tokens positions of the text; one update lifts it, and only one."""
     table = RowTable(1, 1)
     sequence = make_sequence(make_request("a", [1, 2, 3], min_tokens=2, stop_ids=frozenset({2, 39}), logit_bias={5: 1}))
-    entry = table.enter(sequence)
+    entry = table.admit(sequence)
     assert entry is not None
     assert entry.bias is not None
     assert allowed(entry) == set(range(VOCAB)) - {2, 39}
@@ -118,7 +118,7 @@ def test_the_end_of_a_bad_word_is_forbidden_exactly_after_its_beginning(
     """The beginning counts in the text alone, not in the prompt nor across its end; what was sent adds up."""
     table = RowTable(1, 1)
     sequence = make_sequence(make_request("a", prompt, bad_words=tuple(words), allowed_token_ids=[0, 1, 2, 31, 39]))
-    known = allowed(table.enter(sequence))
+    known = allowed(table.admit(sequence))
     for length in range(len(text) + 1):
         entry = table.update(sequence, len(prompt) + length)
         known = known if entry is None else allowed(entry)
@@ -135,11 +135,11 @@ def test_a_preempted_text_comes_back_with_the_mask_of_its_length() -> None:
     sequence = make_sequence(
         make_request("a", [1, 2], min_tokens=2, stop_ids=frozenset({0}), bad_words=((31, 32, 31),))
     )
-    table.enter(sequence)
+    table.admit(sequence)
     for token in (31, 32):
         sequence.append(token)
-    table.leave(sequence)
-    assert allowed(table.enter(sequence)) == set(range(VOCAB)) - {31}
+    table.release(sequence)
+    assert allowed(table.admit(sequence)) == set(range(VOCAB)) - {31}
 
 
 @dataclasses.dataclass
@@ -172,7 +172,7 @@ def make_steps(rows: int) -> Steps:
 def test_a_request_that_finds_no_free_place_waits_for_one(how: str) -> None:
     """Places are fewer than rows here; the queue keeps its order, and the next to come gets the place."""
     steps = make_steps(rows=40)
-    assert steps.scheduler.limits.extras_places == 32
+    assert steps.scheduler.limits.max_extras == 32
     for index in range(32):
         steps.scheduler.add(make_request(f"a{index}", [1], presence_penalty=1.0))
     while steps.scheduler.stats().waiting:
@@ -189,7 +189,7 @@ def test_a_request_that_finds_no_free_place_waits_for_one(how: str) -> None:
         assert steps.status("late") is Status.RUNNING
     while steps.scheduler.has_work():
         steps.step()
-    assert sorted(steps.scheduler._rows._free_places) == list(range(32))
+    assert sorted(steps.scheduler._rows._free_extras) == list(range(32))
     assert not steps.scheduler._rows.any_extras
 
 

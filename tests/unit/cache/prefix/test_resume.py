@@ -44,10 +44,10 @@ def test_a_row_starts_at_the_largest_of_three(
     assert at.start == max(boundary, revived)
     assert at.full_to == length
     if at.start == boundary:
-        assert list(range(at.local_lo, at.live_to)) == list(seen(reach, boundary))
-        assert at.local_lo - page < at.exact_from <= at.local_lo
+        assert list(range(at.local_visible_from, at.boundary)) == list(seen(reach, boundary))
+        assert at.local_visible_from - page < at.exact_from <= at.local_visible_from
     else:
-        assert at.local_lo == at.live_to == at.start
+        assert at.local_visible_from == at.boundary == at.start
         assert at.exact_from == length - (reach.size - 1), "the window of the last token, and no more, is exact"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Int
 
 from jswa.exec.programs import sampling
-from jswa.exec.programs.extras import Extras, count_tokens, init_extras, seen_counts, set_mask, set_place
+from jswa.exec.programs.extras import Extras, count_tokens, init_extras, seen_counts, set_extras, set_mask
 from jswa.exec.programs.sampling import Sampling
 from jswa.types import MAX_LOGPROBS
 from tests.support import oracles
@@ -21,7 +21,7 @@ from tests.support.fakes import NO_PLACE, sampling_columns, share
 VOCAB, ROWS, PLACES = 37, 8, 4  # 37 tokens: the second word of a mask is not full
 WORDS = -(-VOCAB // 32)
 
-_count, _set_place, _set_mask = jax.jit(count_tokens), jax.jit(set_place), jax.jit(set_mask)
+_count, _set_extras, _set_mask = jax.jit(count_tokens), jax.jit(set_extras), jax.jit(set_mask)
 _sample = jax.jit(
     lambda logits, positions, columns, extras: sampling.sample(logits, positions, Sampling.of(columns), extras)
 )
@@ -99,7 +99,7 @@ class Batch:
             prompt, text = self.prompts[place], self.texts[place]
             skipped = np.array([*prompt, *text][: self.skipped[place]], np.int32)
             seen = seen_counts(skipped, len(prompt), VOCAB)
-            extras = _set_place(extras, jnp.int32(place), bits_of(self.allowed[place]), self.bias[place], seen)
+            extras = _set_extras(extras, jnp.int32(place), bits_of(self.allowed[place]), self.bias[place], seen)
         parts = []
         for place in range(PLACES):
             tokens_of = [(place, t, False) for t in self.prompts[place]] + [(place, t, True) for t in self.texts[place]]
@@ -215,11 +215,11 @@ def test_counting_drops_padding_and_tells_prompt_from_text() -> None:
 
 
 def test_a_new_row_finds_its_place_empty_and_a_new_mask_leaves_the_counts() -> None:
-    """set_place forgets what was counted, in this place alone; set_mask changes the mask alone."""
+    """set_extras forgets what was counted, in this place alone; set_mask changes the mask alone."""
     batch = Batch.make(0)
     before = batch.extras()
     bias, mask = np.full(VOCAB, 2.5, np.float32), np.array([5, 1], np.int32)
-    after = _set_place(before, jnp.int32(1), mask, bias, np.zeros(VOCAB, np.int32))
+    after = _set_extras(before, jnp.int32(1), mask, bias, np.zeros(VOCAB, np.int32))
     others = np.arange(PLACES) != 1
     assert not np.asarray(after["counts"])[1].any()
     assert not np.asarray(after["in_prompt"])[1].any()

@@ -27,14 +27,14 @@ CASES = [("LLF", 9, 4, MIXED), ("LLF", 9, 4, DECODE), ("F", 1, 16, MIXED), ("LL"
 
 
 def make_plan(rows: list[tuple[int, int, int, int]]) -> StepPlan:
-    """A plan of rows (slot, start, count, local_lo), without tokens that mean anything."""
-    slots, starts, counts, local_lo = (np.array(x, np.int32) for x in zip(*rows, strict=True))
+    """A plan of rows (slot, start, count, local_visible_from), without tokens that mean anything."""
+    slots, starts, counts, local_visible_from = (np.array(x, np.int32) for x in zip(*rows, strict=True))
     return StepPlan(
-        slots=slots,
+        row_ids=slots,
         starts=starts,
         counts=counts,
-        full_lo=np.zeros(len(rows), np.int32),
-        local_lo=local_lo,
+        full_write_from=np.zeros(len(rows), np.int32),
+        local_visible_from=local_visible_from,
         samples=np.ones(len(rows), np.int32),
         tokens=np.zeros(counts.sum(), np.int32),
         sampling=sampling_columns(len(rows)),
@@ -80,7 +80,7 @@ def check_kind(program: Program, kind: Any, plan: StepPlan, table: np.ndarray, *
     num_pages = program.limits.num_blocks * (program.layout.pages_per_block if window is None else 1)
     token = 0
     for row in range(plan.num_rows):
-        slot, start, count = (int(x[row]) for x in (plan.slots, plan.starts, plan.counts))
+        slot, start, count = (int(x[row]) for x in (plan.row_ids, plan.starts, plan.counts))
         for position in range(start, start + count):
             assert kind.write_pages[token] == table[slot, position // page]
             assert kind.write_offsets[token] == position % page
@@ -92,7 +92,7 @@ def check_kind(program: Program, kind: Any, plan: StepPlan, table: np.ndarray, *
         for position in range(oldest, start + count):
             assert pages[position // page - first] == table[slot, position // page]
         assert (kind.rows.starts[row], kind.rows.counts[row]) == (start, count)
-        assert kind.rows.visible_from[row] == (0 if window is None else plan.local_lo[row])
+        assert kind.rows.visible_from[row] == (0 if window is None else plan.local_visible_from[row])
     assert (kind.write_pages[token:] >= num_pages).all(), "a padding token is written"
     cells = list(zip(kind.write_pages.tolist(), kind.write_offsets.tolist(), strict=True))
     assert len(set(cells)) == len(cells), "unique_indices is promised to the scatter"
@@ -119,7 +119,7 @@ def test_every_token_is_written_to_and_read_from_its_own_page(case: tuple[Any, .
 
     positions = np.concatenate([np.arange(start, start + count) for _, start, count, _ in rows])
     np.testing.assert_array_equal(found.positions[: plan.num_tokens], positions)
-    np.testing.assert_array_equal(found.token_slots[: plan.num_tokens], np.repeat(plan.slots, plan.counts))
+    np.testing.assert_array_equal(found.token_row_ids[: plan.num_tokens], np.repeat(plan.row_ids, plan.counts))
     np.testing.assert_array_equal(found.last_tokens[: plan.num_rows], np.cumsum(plan.counts) - 1)
     assert ((found.positions >= 0) & (found.positions < MAX_LEN)).all()
     window = program.layout.reach.size if program.layout.reach else None

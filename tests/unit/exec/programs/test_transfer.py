@@ -98,9 +98,9 @@ def test_what_no_layer_reads_is_zeroed(pattern: str) -> None:
             np.testing.assert_array_equal(pages[1, :, 0], were[1, :, 0])
             assert not pages[1, :, 1].any()
         if layout.local is not None:
-            shape = (2, layout.local.slots, layout.local.num_kv_heads, p, -1)
+            shape = (2, layout.local.layers_per_page, layout.local.num_kv_heads, p, -1)
             new, was = (a[len(full) :].reshape(shape) for a in (lane, old))
-            slots = [layer.slot for layer in layout.layers if layer.kind == "local" and layer.lane == number]
+            slots = [layer.index for layer in layout.layers if layer.kind == "local" and layer.lane == number]
             np.testing.assert_array_equal(new[1, slots], was[1, slots])
             np.testing.assert_array_equal(new[0, slots, :, 0], was[0, slots, :, 0])
             assert not new[0, :, :, 1].any()
