@@ -17,13 +17,13 @@ NOT_FINITE = -1  # in the tokens of a step: logits held NaN or infinity, or noth
 
 
 class Constraint(NamedTuple):
-    """What a request with penalties, biases or forbidden tokens needs. Masks are bits, 1 = allowed, 32 tokens a word.
+    """Penalties, biases and masks of one request. Masks are bits, 1 = allowed, 32 tokens a word.
 
     Attributes:
         bias: added to the logits, [V] float32.
-        mask: tokens allowed from `min_length` tokens on, [⌈V/32⌉] int32.
-        early_mask: tokens allowed before, without stop tokens.
-        bad_words: token sequences whose last token is forbidden where the text ends in the others.
+        mask: tokens allowed once the text has `min_length` tokens, [⌈V/32⌉] int32.
+        early_mask: tokens allowed before that: no stop tokens.
+        bad_words: token sequences; the last token of each is forbidden if the text ends in the others.
     """
 
     bias: Float[np.ndarray, " V"]
@@ -35,15 +35,15 @@ class Constraint(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One prompt on its way into the engine, already validated.
+    """A validated prompt with its sampling parameters.
 
     Attributes:
-        stop_ids: tokens that end it, the model's end tokens included unless it ignores them.
+        stop_ids: tokens that end the text; they include the model's end tokens unless the request ignores these.
         key: the random key of the request, the two halves of its 64-bit seed.
-        max_length: prompt + generated tokens at most.
+        max_length: limit of prompt and generated tokens together.
         priority: lower runs first; arrival decides between equals.
-        constraint: None where the logits are used as they are.
-        cache_salt: prefixes are shared with requests of the same salt only; it is of the adapter too.
+        constraint: None if the logits are used unchanged.
+        cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
         adapter: index of the LoRA adapter; 0: none.
     """
 
@@ -60,12 +60,12 @@ class Request:
 
     @property
     def waits_for_tokens(self) -> bool:
-        """Whether each step needs all earlier tokens on the host: the row runs in every second step only."""
+        """Whether the host needs each token before it plans the next: such a row runs in every second step."""
         return self.constraint is not None and bool(self.constraint.bad_words)
 
 
 class ChoiceLogprobs(NamedTuple):
-    """Log probabilities at one position: of the token that stands there, its rank, and the most likely tokens."""
+    """Log probabilities at one position: the token there with its rank, and the most likely tokens."""
 
     token: int
     logprob: float
@@ -75,10 +75,10 @@ class ChoiceLogprobs(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """One token of one request, or its end. `token` is None where the request ended without one.
+    """One token of one request, or its end. `token` is None if the request ended without one.
 
-    With the first token come `prompt_logprobs`, one entry per prompt token but the first, `first_scheduled_time`,
-    when the request's first step was planned, in seconds of `time.monotonic`, and what the prefix cache had for it.
+    The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
+    `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
     """
 
     request_id: str
@@ -92,7 +92,7 @@ class TokenEvent(NamedTuple):
 
 
 class LogprobTable(NamedTuple):
-    """Log probabilities of N choices as they come from the device; see `exec.sampling.LogprobRows`."""
+    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device."""
 
     chosen: Float[np.ndarray, " N"]
     rank: Int[np.ndarray, " N"]
@@ -100,22 +100,24 @@ class LogprobTable(NamedTuple):
     values: Float[np.ndarray, "N top"]
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
-        """One of them, for the token that was chosen."""
+        """Return the entry of one choice; `token` is the token that was chosen."""
         ids, values = self.ids[index].tolist(), self.values[index].tolist()
         return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values)
 
 
 class StepLogprobs(NamedTuple):
-    """Log probabilities of one step: of each row's sampled token, and of each token's successor in its prompt."""
+    """Log probabilities of one step: of each row's sampled token, and of the prompt token after each token."""
 
     sampled: LogprobTable
     prompt: LogprobTable | None
 
 
 class ExtrasEntry(NamedTuple):
-    """New contents of one place in the extras tables. `bias` None: the mask alone changes, counts stay.
+    """New contents of one entry of the extras tables.
 
-    `skipped`: the tokens that the row will not run because their KV is cached, prompt first.
+    Attributes:
+        bias: None if only the mask changes; then the counts stay.
+        skipped: tokens that the row does not run because their KV is cached, prompt first.
     """
 
     extras_id: int
@@ -126,7 +128,7 @@ class ExtrasEntry(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """The pages of a row that starts on cached ones: ids from page position 0, and from `first_local`."""
+    """All pages of a row that starts on cached pages: full ids from page position 0, local ids from `first_local`."""
 
     row_id: int
     full: Int[np.ndarray, " F"]
@@ -143,24 +145,24 @@ Logprobs = Literal["none", "sampled", "prompt"]
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """One step: which rows run which positions. All that the device side gets to know, and it can be printed.
+    """One step: which rows run which positions. The device side gets nothing else.
 
     R rows, T tokens. Row i runs positions [starts[i], starts[i] + counts[i]); its tokens follow those of row i - 1.
 
     Attributes:
-        row_ids: the row's place in the device state (page tables, last token), held for the row's life.
-        full_write_from: first position whose full KV the row writes; that of positions before comes from the cache.
-        local_visible_from: first position that the row's local layers may see.
+        row_ids: index of each row in the device state (page tables, last token), fixed while the row runs.
+        full_write_from: first position whose full KV the row writes; earlier full KV comes from the cache.
+        local_visible_from: first position that the row's local layers may read.
         samples: whether the row's last position yields a token (a chunk inside a prompt does not).
         tokens: ids to run; FROM_DEVICE for a row whose token the previous step sampled.
         sampling: sampling parameters by row, columns `SAMPLING`, floats as their bits.
-        extras: what to enter in the tables of counts, biases and masks before the step.
-        full_pages, local_pages: new page-table entries (slot, page position, page id).
-        moves: slots of 1/m block to copy (source, destination, whether to rename in the full table), in order, before
-            the step: full pages that compaction moves, and copies of cached pages that a row will write to.
-        table_rows: whole rows to enter in the page tables after the moves.
-        logprobs: whether any row wants log probabilities of its sampled token, or also of its prompt; then `targets`
-            holds the token that follows each token of the step (0 where none does).
+        extras: entries of the extras tables to set before the step.
+        full_pages, local_pages: new page-table entries (row id, page position, page id).
+        moves: slots to copy before the step, in order (source, destination, whether to rename the source in the full
+            table): pages that compaction moves, and copies of cached pages that a row will write to.
+        table_rows: whole page-table rows to set after the moves.
+        logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
+            of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
         adapters: index of the row's LoRA adapter; 0: none.
     """
 

@@ -1,1 +1,1 @@
-"""Host side of the KV arena: where pages lie, who holds them. No jax, not even indirectly."""
+"""The KV arena on the host: where pages lie, who holds them, how much fits. No jax, not even indirectly."""

@@ -5,11 +5,11 @@ steps): whole pages older than max(0, launched - (W - 1)) leave the window, and 
 chunks. The code is the same with and without the prefix cache. Pages of a prompt wait (`Lease.unpublished_from`) until
 their tokens have come back and the cache has published them; if memory is short, they are freed first.
 
-A page that leaves a lease may be handed out at once although the step that last used it may still run: the next step
-consumes the arrays which that step produces, so the order is a data dependence and needs no guard. A row that ended at
-step k still writes one position at k + 1: into its own tail page, past every position that anyone reads, and before
-the first step of the page's next owner. So may a copy of a page be planned and its source be given up in one plan:
-moves run in order, before anything is written.
+A page that leaves a lease may be reused at once, although the step that last used it may still run: the next step
+consumes the arrays that this step produces, so a data dependence orders them and no guard is needed. A row that ended
+at step k still writes one position at k + 1: into its own tail page, past every position that is read, and before the
+first step of the page's next owner. For the same reason one plan may copy a page and free its source: moves run in
+order, before anything is written.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ _NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Move(NamedTuple):
-    """A slot of 1/m block to copy; `rename`: page tables that name the source name the target from then on."""
+    """A slot to copy. `rename`: page tables that name the source name the target from then on."""
 
     source: int
     target: int
@@ -37,11 +37,12 @@ class Move(NamedTuple):
 
 
 class CacheManager:
-    """Owns the pool, all leases and the prefix cache. `width` is the width of a page table, in pages.
+    """Owns the pool, all leases and the prefix cache.
 
     Args:
-        sharing: False: nothing is looked up or kept.
-        interval: keep the window at every so many tokens of a prompt, too.
+        width: pages of a page table.
+        sharing: whether there is a prefix cache.
+        interval: also keep the windows at multiples of this many prompt tokens.
     """
 
     def __init__(
@@ -57,19 +58,19 @@ class CacheManager:
         self._interval = interval
         self._width = width
         self._leases: dict[Lease, None] = {}  # dicts serve as ordered sets
-        self._waiting: dict[Lease, None] = {}  # with pages that wait to be published
+        self._waiting: dict[Lease, None] = {}  # leases with pages that wait to be published
 
     @property
     def available_slots(self) -> int:
-        """Slots that are free, or can be made so without harm to a row."""
+        """Slots that are free, or can be freed without preempting a row."""
         return self.pool.free_slots + self.pool.evictable_slots + self.pool.pages_per_block * self._idle_pages()
 
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
-        """What the cache has of the first `limit` tokens of a text. Changes nothing."""
+        """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
         return self.prefix.match(salt, tokens, limit if self._sharing else 0)
 
     def leased_slots(self, match: Match) -> int:
-        """Slots of a match that other rows hold too: starting from it takes none of the available ones for these."""
+        """Return the slots of a match that other rows hold too: sharing them takes no available slots."""
         whole = match.resume.full_to // self.layout.page_size
         full = np.count_nonzero(self.pool.full_owners[match.full[:whole]] > 1)
         own = self._copied_local(match)
@@ -77,15 +78,15 @@ class CacheManager:
         return int(full) + self.pool.pages_per_block * int(local)
 
     def open(self) -> Lease:
-        """A lease without pages, for a row that starts from nothing; `close` it in the end."""
+        """Return a lease without pages. The caller must `close` it."""
         lease = self.open_at(NO_MATCH)
         assert lease is not None
         return lease
 
     def open_at(self, match: Match, salt: str = "", length: int = 0) -> Lease | None:
-        """A lease on the pages of a match, for a row whose first `length` tokens are known; `close` it in the end.
+        """Return a lease on the pages of a match, for a row with `length` known tokens. The caller must `close` it.
 
-        None, and no change, where there is no room for a copy of a page that is shared in part.
+        None, and no change, if there is no room to copy a partly filled page.
         """
         lease = Lease(self._width, salt=salt)
         at, p = match.resume, self.layout.page_size
@@ -112,7 +113,7 @@ class CacheManager:
         return lease
 
     def grow(self, lease: Lease, length: int) -> bool:
-        """Hold pages for every position below `length`; False, and no change, where there are too few."""
+        """Extend the lease to every position below `length`; False, and no change, if memory is short."""
         layout = self.layout
         pages = -(-length // layout.page_size)
         more_full = max(0, pages - lease.full.end) if layout.full else 0
@@ -120,7 +121,7 @@ class CacheManager:
         if not self._make_room(more_full + more_local * layout.pages_per_block):
             return False
         if more_local:
-            # Local first: compaction may need holes that full pages would fill.
+            # Local pages first: compaction may need the holes that full pages would fill.
             lease.local.extend(self.pool.alloc_local(more_local))
             self._follow_moves()
         if more_full:
@@ -129,7 +130,7 @@ class CacheManager:
         return True
 
     def slide(self, lease: Lease, launched: int) -> None:
-        """Let go of local pages that no later query of the row can see, once `launched` tokens are on their way."""
+        """Free local pages that no later query of the row can see, once `launched` tokens are on the device."""
         if self.layout.reach is None:
             return
         frontier = self.layout.reach.first_visible(launched) // self.layout.page_size
@@ -143,7 +144,7 @@ class CacheManager:
                 self._free_slid(lease, frontier)
 
     def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], computed: int) -> None:
-        """A prompt has been computed so far: share what is whole, and at its end what is there. In decode: nothing."""
+        """Publish whole pages of the first `computed` tokens, at the prompt end also the last. No-op during decode."""
         if not lease.window_ends:
             return
         end = lease.window_ends[-1]
@@ -157,30 +158,30 @@ class CacheManager:
         self._free_slid(lease, min(lease.local.start, waiting_from))
 
     def close(self, lease: Lease, tokens: Int[np.ndarray, " T"] = _NO_TOKENS, *, turn: tuple[int, ...] = ()) -> None:
-        """The row ends, with these tokens computed: they go to the cache, or, if there are none, nothing does.
+        """End a lease and publish its computed tokens; without tokens, publish nothing.
 
         Args:
-            turn: positions whose windows stay, besides the end: windows of earlier turns on the way are given up.
+            turn: positions whose windows stay cached, besides the end. Windows of earlier turns become spare.
         """
         if self._sharing and len(tokens):
             self.prefix.publish(lease, tokens, len(tokens), final=True)
             lease.window_ends = [b for b in lease.window_ends if b < len(tokens)] + [len(tokens)]
             self.prefix.keep_windows(lease)
-            # The window in which the turn began stays too: who edits the last message starts there.
+            # The window at the start of the turn stays too: a request with an edited last message resumes there.
             self.prefix.supersede(lease, (lease.full_write_from, *turn, len(tokens)), self._interval)
         self._release(lease)
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> None:
-        """Pages that a row computed from `start` on are worthless: take them and all that followed out of the cache."""
+        """Remove a text from the page of `start` on from the cache, with everything that continues it."""
         self.prefix.withdraw(salt, tokens, start)
 
     def flush(self) -> None:
-        """Empty the cache and count anew; rows keep what they hold."""
+        """Empty the cache and reset its counters. Rows keep their pages."""
         self.prefix.flush()
         self.hits = HitCounter()
 
     def stats(self) -> CacheStats:
-        """What the cache has done and holds."""
+        """Return counters and contents of the cache."""
         pool = self.pool
         return CacheStats(
             **{**vars(self.hits), "missed": dict(self.hits.missed)},
@@ -194,16 +195,16 @@ class CacheManager:
         )
 
     def held_slots(self, lease: Lease) -> int:
-        """Arena slots of everything the lease needs."""
+        """Return the slots of the pages that a lease needs."""
         return len(lease.full.held) + self.layout.pages_per_block * len(lease.local.held)
 
     def compact(self) -> None:
-        """Bound the pool's holes; called once per plan."""
+        """Bound the holes of the pool; called once per plan."""
         self.pool.compact()
         self._follow_moves()
 
     def drain_moves(self) -> list[Move]:
-        """Copies for the device to carry out, in order, before the next step."""
+        """Return the copies that the device must make, in order, before the next step."""
         moves, self.moves = self.moves, []
         return moves
 
@@ -246,11 +247,11 @@ class CacheManager:
             )
 
     def _copied_local(self, match: Match) -> int:
-        """Whether the row writes to the last of the local pages it starts from, and so needs a copy."""
+        """Return 1 if the row will write to the last local page of the match and needs a copy of it, else 0."""
         return int(len(match.local) > 0 and match.resume.boundary % self.layout.page_size > 0)
 
     def _copy_last(self, lease: Lease, match: Match) -> bool:
-        """Put copies in place of pages that the row will write to, or return False."""
+        """Replace shared pages that the row will write to by copies; False if there is no room."""
         full = int(len(match.full) > 0 and match.resume.full_to % self.layout.page_size > 0)
         local, m = self._copied_local(match), self.pool.pages_per_block
         if not full and not local:
@@ -264,7 +265,7 @@ class CacheManager:
             self.moves += [Move(int(source[0]) * m + i, target * m + i, rename=False) for i in range(m)]
             self._free_local(source)
         if full:
-            # Read after the local page was found: compaction may have moved it.
+            # Read after the local page was allocated: compaction may have moved the full page.
             source = lease.full.ids[lease.full.end - 1 : lease.full.end].copy()
             lease.full.ids[lease.full.end - 1] = target = int(self.pool.alloc_full(1)[0])
             self.moves.append(Move(int(source[0]), target, rename=False))
@@ -272,7 +273,7 @@ class CacheManager:
         return True
 
     def _set_window_ends(self, lease: Lease, match: Match, length: int) -> None:
-        """Where the row's windows are to stay: where texts part, at intervals, at the end of its known tokens."""
+        """Choose the windows to keep: where texts diverge, at intervals, and at the end of the known tokens."""
         found = match.resume.full_to
         if length <= found:
             return
@@ -282,7 +283,7 @@ class CacheManager:
         lease.branch_at = found if match.branch else 0
 
     def _make_room(self, slots: int) -> bool:
-        """Have so many free slots, by what costs least; False, and no change, where there are too few."""
+        """Free memory until `slots` slots are free, cheapest first; False, and no change, if that is impossible."""
         pool = self.pool
         if slots <= pool.free_slots:
             return True
@@ -298,17 +299,16 @@ class CacheManager:
         return True
 
     def _first_needed(self, lease: Lease) -> int:
-        """First page position of the windows that are to stay in the cache."""
+        """Return the first page position of the windows that the cache is to keep."""
         assert self.layout.reach is not None
         return self.layout.reach.first_visible(lease.window_ends[0]) // self.layout.page_size
 
     def _idle_pages(self) -> int:
-        """Local pages that wait to be published and that no other row holds."""
+        """Count the local pages that wait to be published and that no other row holds."""
         idle = 0
         for lease in self._waiting:
             slid = lease.slid
             idle += int(np.count_nonzero(self.pool.local_owners[slid] - self.pool.local_cached[slid] == 1))
-            # Those that are cached with the lease as their one other owner become evictable, or are so already.
         return idle
 
     def _free_slid(self, lease: Lease, upto: int) -> None:
@@ -330,13 +330,13 @@ class CacheManager:
         self.prefix.detach(lease.cursor)
 
     def _next_slide(self, local_start: int) -> int:
-        """Launched length at which page `local_start` has left every later query's window."""
+        """Return the launched length at which page `local_start` is outside of every later query's window."""
         if self.layout.reach is None:
             return NEVER
         return self.layout.reach.leaves_at((local_start + 1) * self.layout.page_size - 1)
 
     def _follow_moves(self) -> None:
-        """Rewrite the ids of pages that compaction moved. Rare, so it may look at every lease."""
+        """Rewrite the ids of pages that compaction moved, in every lease and in the tree. Rare."""
         moves = self.pool.drain_moves()
         if not moves:
             return

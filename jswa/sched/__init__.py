@@ -1,1 +1,1 @@
-"""Decides what each step runs. No jax, not even indirectly; meets the device side only in `StepPlan` and tokens."""
+"""Chooses the rows and tokens of each step. No jax; it meets the device side only in `StepPlan` and tokens."""

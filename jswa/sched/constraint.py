@@ -1,4 +1,4 @@
-"""From sampling parameters to what they do to logits: a bias per token, and masks of allowed tokens. No jax."""
+"""Turns sampling parameters into a bias per token and masks of allowed tokens."""
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -15,9 +15,9 @@ def make_constraint(
     stop_ids: frozenset[int],
     bad_words: tuple[tuple[int, ...], ...],
 ) -> Constraint | None:
-    """The constraint of one request, None where it has none. Raises InvalidSampling for ids outside the vocabulary.
+    """Return the constraint of one request, or None. Raises InvalidSampling for ids outside of the vocabulary.
 
-    Bad words with tokens that only the tokenizer has cannot be generated, and are left out.
+    Bad words with tokens that the model does not have are left out: they cannot be generated.
     """
     bad_words = tuple(word for word in bad_words if max(word) < vocab_size)
     penalized = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0

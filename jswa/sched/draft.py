@@ -1,4 +1,4 @@
-"""A step while it is being planned, and the `StepPlan` that comes of it."""
+"""A step while it is being planned, and how it becomes a `StepPlan`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,7 +16,15 @@ from jswa.sched.sequence import Sequence
 
 @dataclass
 class Draft:
-    """Rows so far, tokens left, rows that have new pages, and rows that start on cached ones."""
+    """A step that is being planned.
+
+    Attributes:
+        budget: tokens that the step may still take.
+        sequences, counts: rows so far, and the tokens that each runs.
+        extended: rows with new pages.
+        resumed: rows that start on cached pages.
+        extras: entries of the extras tables to set.
+    """
 
     budget: int
     sequences: list[Sequence] = field(default_factory=list)
@@ -26,21 +34,24 @@ class Draft:
     extras: list[ExtrasEntry] = field(default_factory=list)
 
     def add(self, sequence: Sequence, count: int, *, spend: bool) -> None:
-        """Take a row in; a decode row's token has been set aside already."""
+        """Add a row. `spend`: count its tokens against the budget; decode tokens were counted before."""
         self.sequences.append(sequence)
         self.counts.append(count)
         self.budget -= count if spend else 0
 
 
 def lease_of(sequence: Sequence) -> Lease:
-    """The pages of a running row. Raises EngineError for any other."""
+    """Return the lease of a running row. Raises EngineError for any other row."""
     if sequence.lease is None:
         raise EngineError(f"request {sequence.request.request_id!r} runs without pages")
     return sequence.lease
 
 
 def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool) -> StepPlan:
-    """The plan of a draft. Pages that it tells the device count as sent; `logprobs`: whether any request wants some."""
+    """Build the StepPlan from a draft, and mark the new page ids as sent to the device.
+
+    `logprobs`: some request in the engine asked for log probabilities.
+    """
     sequences = draft.sequences
     row_ids = np.array([s.row_id for s in sequences], np.int32)
     starts = np.array([s.launched for s in sequences], np.int32)
@@ -83,7 +94,7 @@ def _logprobs(sequences: list[Sequence]) -> Logprobs:
 
 
 def _targets(draft: Draft) -> Int[np.ndarray, " T"]:
-    """The token that follows each token of the step, 0 where the host does not know it."""
+    """Return the token that follows each token of the step, 0 if the host does not know it."""
     parts = []
     for sequence, count in zip(draft.sequences, draft.counts, strict=True):
         part = np.zeros(count, np.int32)
@@ -94,14 +105,14 @@ def _targets(draft: Draft) -> Int[np.ndarray, " T"]:
 
 
 def _table_row(row_id: int, lease: Lease) -> TableRow:
-    """All pages of a row that starts on cached ones."""
+    """Return all pages of a row that starts on cached pages, and mark them as sent."""
     full, local = lease.full, lease.local
     full.sent, local.sent = full.end, local.end
     return TableRow(row_id, full.held.copy(), local.start, local.held.copy())
 
 
 def _table_entries(runs: Iterable[tuple[int, PageRun]]) -> Int[np.ndarray, "n 3"]:
-    """Entries (row id, page position, page id) for pages that the device's tables do not have yet."""
+    """Return entries (row id, page position, page id) for pages that the device's tables do not have yet."""
     parts = []
     for row_id, run in runs:
         if run.end > run.sent:

@@ -1,8 +1,8 @@
 """Continuous batching with chunked prefill: `plan` chooses a step and advances lengths, `apply` fills in its tokens.
 
-The overlap protocol: plan(k + 1) runs after apply(k - 1), while step k is on the device. Lengths are known ahead of
-values: a row's length stop is decided in `plan`; end tokens are seen in `apply`, one step late, and cost one
-discarded token. `apply` ignores rows whose sequence has ended or lost its pages since.
+The overlap protocol: plan(k + 1) runs after apply(k - 1), while step k is on the device. Lengths are known before
+tokens are: `plan` decides length stops; `apply` sees end tokens, one step late, at the price of one discarded token.
+`apply` ignores rows whose sequence has ended or lost its pages since.
 """
 
 import bisect
@@ -31,8 +31,12 @@ from jswa.types import FinishReason, PrefixHit
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """A snapshot for logs: rows, and pages that rows hold. `cached_slots` hold what the prefix cache alone has: they
-    are as good as free."""
+    """Rows and memory at one moment.
+
+    Attributes:
+        full_pages, local_pages: pages that rows hold.
+        cached_slots: slots of pages that only the prefix cache holds; they can be evicted.
+    """
 
     running: int
     waiting: int
@@ -45,7 +49,7 @@ class SchedulerStats:
 
 
 class Scheduler:
-    """Owns the sequences, the cache manager and the device row slots. Not thread-safe: one thread drives it."""
+    """Owns the sequences, the cache manager and the row ids. Not thread-safe: one thread drives it."""
 
     def __init__(self, layout: KVLayout, limits: Limits) -> None:
         self.layout = layout
@@ -69,7 +73,7 @@ class Scheduler:
         self._rows = RowTable(limits.max_rows, limits.max_extras)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises PromptTooLong where prompt + 1 token could not be held even alone."""
+        """Queue a request. Raises PromptTooLong if prompt + 1 token do not fit an otherwise empty arena."""
         length = len(request.prompt)
         if length + 1 > self.capacity:
             raise PromptTooLong(
@@ -84,7 +88,7 @@ class Scheduler:
         heapq.heappush(self._waiting, (sequence.rank, sequence))
 
     def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request at once and free its pages; None where it has ended already."""
+        """End a request at once and free its pages; return None if it has ended already."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return None
@@ -94,11 +98,11 @@ class Scheduler:
         return self._finish(sequence, None, "abort")
 
     def has_work(self) -> bool:
-        """Whether any request is unfinished or any step is in flight."""
+        """Return whether any request is unfinished or any step is in flight."""
         return bool(self._sequences or self._in_flight)
 
     def plan(self) -> StepPlan | None:
-        """Choose the next step, oldest requests first; None where nothing can run now. Lengths count as launched."""
+        """Choose the next step, oldest requests first; None if nothing can run now. Its lengths count as launched."""
         self.cache.compact()
         draft = Draft(self.limits.max_tokens)
         self._plan_running(draft)
@@ -109,7 +113,7 @@ class Scheduler:
         for sequence, count in zip(draft.sequences, draft.counts, strict=True):
             sequence.launched += count
             sequence.in_flight += 1
-            # Only now: a page that leaves a window in this step must not serve another row of the same step.
+            # After all rows have their pages: a page must not serve two rows in one step.
             lease = lease_of(sequence)
             if sequence.launched >= lease.next_slide:
                 self.cache.slide(lease, sequence.launched)
@@ -119,7 +123,7 @@ class Scheduler:
     def apply(
         self, plan: StepPlan, tokens: Int[np.ndarray, " R"], logprobs: StepLogprobs | None = None
     ) -> list[TokenEvent]:
-        """Take in the tokens of the oldest step in flight. Returns what each row's request got from it."""
+        """Apply the tokens of the oldest step in flight; return an event for each request that got a token or ended."""
         launched_plan, sequences = self._in_flight.popleft()
         if launched_plan is not plan:
             raise EngineError("steps must be applied in the order in which they were planned")
@@ -147,7 +151,7 @@ class Scheduler:
         return events
 
     def stats(self) -> SchedulerStats:
-        """Rows and pages at this moment."""
+        """Return rows and memory at this moment."""
         pool = self.cache.pool
         return SchedulerStats(
             running=len(self._running),
@@ -175,7 +179,7 @@ class Scheduler:
             assert sequence.launched <= sequence.num_known + sequence.in_flight
 
     def _plan_running(self, draft: Draft) -> None:
-        """Rows that hold pages, oldest first; decode rows' tokens are set aside before any prefill chunk's."""
+        """Add running rows, oldest first. The budget reserves a token for each decode row before any prefill chunk."""
         draft.budget -= sum(s.num_known <= s.launched < s.limit - 1 for s in self._running)
         visited = 0
         while visited < len(self._running):
@@ -195,10 +199,10 @@ class Scheduler:
             draft.add(sequence, count, spend=known > 0)
 
     def _grow(self, sequence: Sequence, length: int, visited: int) -> bool:
-        """Get pages up to `length`, preempting the youngest rows not yet visited; False: not in this step."""
+        """Get pages up to `length`, preempting the youngest rows not yet visited; False: the row skips this step."""
         while not self.cache.grow(lease_of(sequence), length):
             if sequence.in_flight:
-                return False  # it may have ended already, or others may: look again when that is known
+                return False  # the row, or another, may have ended in the step in flight: try again next step
             if visited < len(self._running):
                 self._preempt(self._running[-1])
             elif visited > 1:
@@ -211,7 +215,7 @@ class Scheduler:
     def _plan_admissions(self, draft: Draft) -> None:
         if not self._waiting or not self._free_row_ids:
             return
-        # A row preempted in flight is not back in the queue yet, but nobody who came later may go before it.
+        # A row that was preempted with a token in flight is not in the queue yet; no later request may overtake it.
         in_flight = (s for _, sequences in self._in_flight for s in sequences)
         returning = min((s.rank for s in in_flight if s.status is Status.PREEMPTED), default=None)
         while self._waiting and self._free_row_ids and draft.budget > 0:
@@ -224,7 +228,7 @@ class Scheduler:
             if not self._rows.has_room(sequence.request) or not self._admissible(sequence, match):
                 return
             lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
-            if lease is None:  # the row's page and the one it is a copy of do not both fit: start before it
+            if lease is None:  # a partial page and its copy do not both fit: start at the page before
                 whole = match.resume.full_to // self.layout.page_size * self.layout.page_size
                 match = self._match(sequence, whole)
                 lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
@@ -247,13 +251,13 @@ class Scheduler:
             draft.add(sequence, count, spend=True)
 
     def _match(self, sequence: Sequence, most: int = NEVER) -> Match:
-        """What the cache has for a waiting row, `most` tokens of it. Its last token must run; so must a prompt whose
-        log probabilities are asked for."""
+        """Match at most `most` tokens of a waiting row. Its last token must run, and so must a prompt whose log
+        probabilities were requested."""
         limit = 0 if sequence.request.params.prompt_logprobs is not None else min(most, sequence.num_known - 1)
         return self.cache.match(sequence.request.cache_salt, sequence.tokens[: sequence.num_known], limit)
 
     def _prefix_is_coming(self, sequence: Sequence, match: Match) -> bool:
-        """Whether a running row computes more of this text than the cache has: it is worth waiting for."""
+        """Return whether a running row is about to publish more of this text than the cache has now."""
         if sequence.request.params.prompt_logprobs is not None:
             return False
         tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
@@ -266,7 +270,7 @@ class Scheduler:
         return False
 
     def _note_admission(self, sequence: Sequence, match: Match) -> None:
-        """Keep what the first token's event tells: when the row was first scheduled, and what was cached for it."""
+        """Record when the row was first scheduled and its prefix cache hit, for the first token's event."""
         length, at = len(sequence.request.prompt), match.resume
         if sequence.prefix is not None or sequence.num_known > length:
             return
@@ -277,7 +281,7 @@ class Scheduler:
         self.cache.hits.count(sequence.prefix)
 
     def _admissible(self, sequence: Sequence, match: Match) -> bool:
-        """The one formula (docs/design.md §3): resident(prompt + 1) + the step's reserve fits what is unclaimed."""
+        """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3)."""
         layout = self.layout
         claimed = prefill_rows = 0
         for other in self._running:
@@ -316,13 +320,13 @@ class Scheduler:
         return TokenEvent(sequence.request.request_id, token, reason, stop_reason)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a row's pages away, but for what the cache can keep. A token in flight is kept when it comes."""
+        """Free a row's pages; the cache may keep them. A token in flight still counts when it comes back."""
         self._release(sequence)
         self.preemptions += 1
         self._wait_again(sequence)
 
     def _withdraw(self, sequence: Sequence) -> None:
-        """A row had logits that are not finite: what it computed is worthless, and so is what others built on it."""
+        """Remove from the cache what a row with non-finite logits computed, and restart rows that matched it."""
         tokens, start = sequence.tokens[: sequence.num_known], sequence.computed_from
         page = start - start % self.layout.page_size
         self.cache.withdraw(sequence.request.cache_salt, tokens, start)
@@ -347,7 +351,7 @@ class Scheduler:
         heapq.heappush(self._waiting, (sequence.rank, sequence))
 
     def _release(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Give a row's pages and slot back; `keep` what it has computed, for others and for itself."""
+        """Free a row's pages and row id. `keep`: publish the KV that it has computed."""
         if sequence.lease is not None:
             computed = min(sequence.launched, sequence.num_known) if keep else 0
             self.cache.close(sequence.lease, sequence.tokens[:computed], turn=(len(sequence.request.prompt),))
@@ -358,7 +362,7 @@ class Scheduler:
 
 
 def _store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:
-    """Keep the rows of tokens whose successor stands in the prompt; a preempted row runs its prompt again."""
+    """Store log probabilities of prompt tokens, once each: a preempted row runs its prompt again."""
     ends = np.cumsum(plan.counts).tolist()
     for sequence, start, count, end in zip(sequences, plan.starts.tolist(), plan.counts.tolist(), ends, strict=True):
         if sequence.request.params.prompt_logprobs is None:
@@ -369,8 +373,10 @@ def _store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: Log
 
 
 def _completed(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs | None) -> TokenEvent:
-    """The event with the log probabilities that were asked for (a prompt's come with the first token, whose step may
-    have none), and on the first token with the time at which the request was first scheduled."""
+    """Return the event with the log probabilities that were requested, and the first token's with its timing and hit.
+
+    Those of a prompt are reported with the first token, whose own step may have none.
+    """
     params = sequence.request.params
     if sequence.first_scheduled_time is not None:
         event = event._replace(first_scheduled_time=sequence.first_scheduled_time, prefix=sequence.prefix)

@@ -1,11 +1,11 @@
-"""The one mutable object per request.
+"""The scheduler's state of one request.
 
     position  0 ………………………………… launched ………………… limit
     tokens    [ known to the host ……… num_known )            launched ≤ num_known + 1 - 1 step in flight
 
-`launched` positions have been handed to the device, or found in the cache; `num_known` token ids have come back or
-came with the prompt. A row with launched < num_known runs known tokens (a prompt, or a preempted text again); otherwise
-its next token is the one the device sampled last, and the host need not know it.
+`launched` positions have been handed to the device or found in the cache. The host knows `num_known` token ids: the
+prompt, and the tokens that have come back. A row with launched < num_known runs known tokens (a prompt, or a preempted
+text again). Any other row runs the token that the device sampled last, which the host need not know.
 """
 
 import enum
@@ -24,16 +24,24 @@ class Status(enum.Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTED = "preempted"  # pages gone, a token still in flight: waits again once that has come
+    PREEMPTED = "preempted"  # its pages are free, but a token is in flight: it waits again once that has come
     FINISHED = "finished"
 
 
 @dataclass(eq=False)
 class Sequence:
-    """State of one request in the scheduler. `rank` is its turn, by priority and arrival, kept through preemption;
-    `limit` is prompt + generated tokens at most; the last of them is sampled but never run, so launched < limit;
-    `first_scheduled_time` and `prefix` wait here until the first token's event takes them along; `computed_from` is the
-    first position that it has ever computed itself; tokens of the next `discard` steps in flight are not its own."""
+    """One request in the scheduler.
+
+    Attributes:
+        rank: its turn, by priority and arrival; preemption does not change it.
+        limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
+        row_id: index in the device's tables while it runs; -1 otherwise.
+        extras_id: index in the extras tables, if it has penalties or masks.
+        in_flight: steps on the device that run this row.
+        discard: the tokens of this many steps in flight are ignored, because the row was restarted.
+        computed_from: first position that the row has ever computed itself.
+        first_scheduled_time, prefix: reported with the first token.
+    """
 
     request: Request
     rank: tuple[int, int]
@@ -60,7 +68,7 @@ class Sequence:
         self.tokens[: self.num_known] = self.request.prompt
 
     def append(self, token: int) -> None:
-        """Add a token that came back from the device."""
+        """Append a token that came back from the device."""
         if self.num_known == len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.empty(len(self.tokens), np.int32)])
         self.tokens[self.num_known] = token

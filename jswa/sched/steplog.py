@@ -1,4 +1,4 @@
-"""What the steps of an engine have done and taken, in sums and as a line in the log."""
+"""Counts and times of an engine's steps: as sums, and as a line in the log every 200 steps."""
 
 import logging
 import time
@@ -16,12 +16,12 @@ class StepStats:
     """Sums since the engine's start; times in seconds of the thread that drives it.
 
     Attributes:
-        tokens: that the steps have run, of prompts and texts.
-        generated: those that came out, also of rows that had ended by then.
-        plan, launch, apply: the host's work before, at and after a step.
-        wait: for the device, while the host had nothing else to do.
-        compiled_in_steps: programs that were compiled while requests waited: 0 where all is well.
-        compiled_beside: those compiled later than the start, but beside the steps.
+        tokens: tokens that the steps have run, of prompts and generated text.
+        generated: tokens that came back, including those of rows that had already ended.
+        plan, launch, apply: host time before, at and after the launch of a step.
+        wait: host time spent waiting for the device.
+        compiled_in_steps: programs compiled while requests waited; 0 in a healthy engine.
+        compiled_beside: programs compiled after the start, in another thread than the steps.
     """
 
     steps: int = 0
@@ -36,7 +36,7 @@ class StepStats:
 
 
 class StepLog:
-    """Sums over steps, and a line every so many: rows, tokens held by kind of layer, throughput, queue."""
+    """Sums over steps, and a log line every so many: rows, tokens held by kind of layer, throughput, queue."""
 
     def __init__(self) -> None:
         self._steps = self._tokens = self._generated = 0
@@ -44,12 +44,12 @@ class StepLog:
         self._then = (time.monotonic(), 0, 0)
 
     def launched(self, begin: float, planned: float, end: float) -> None:
-        """A step has been planned and handed to the device; times of `time.perf_counter`."""
+        """Count a step that was planned and launched; times of `time.perf_counter`."""
         self._plan += planned - begin
         self._launch += end - planned
 
     def applied(self, plan: StepPlan, generated: int, begin: float, there: float, end: float) -> None:
-        """A step's tokens were waited for, and have been taken in."""
+        """Count a step whose tokens were awaited and applied."""
         self._steps += 1
         self._tokens += plan.num_tokens
         self._generated += generated
@@ -57,14 +57,14 @@ class StepLog:
         self._apply += end - there
 
     def stats(self, compiled_in_steps: int, compiled_beside: int) -> StepStats:
-        """The sums."""
+        """Return the sums."""
         return StepStats(
             self._steps, self._tokens, self._generated, self._plan, self._launch, self._wait, self._apply,
             compiled_in_steps, compiled_beside,
         )  # fmt: skip
 
     def log_when_due(self, scheduler: Scheduler) -> None:
-        """Log a line, when it is time."""
+        """Log a line if it is due."""
         if self._steps % _LOG_EVERY or not _log.isEnabledFor(logging.INFO):
             return
         now, stats, layout = time.monotonic(), scheduler.stats(), scheduler.layout

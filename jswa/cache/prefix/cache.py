@@ -1,8 +1,8 @@
-"""The prefix cache: finds the cached part of a text, takes in what rows have computed, and gives way to them.
+"""The prefix cache: matches texts, publishes what rows have computed, and withdraws it.
 
-A row's text enters the tree (`publish`) as far as it has been computed: after each prefill chunk whole pages, at the
-end of the prompt and of the row also the last, part-filled one. The pages become the tree's as well as the row's. The
-row may go on writing to a part-filled page: beyond what is published, where nobody reads.
+A row publishes its text as it is computed: after each prefill chunk the whole pages, at the end of the prompt and of
+the row also the last, partly filled page. The tree then owns these pages beside the row. The row may go on writing to
+a partly filled page: behind the published tokens, where no other row reads.
 """
 
 from typing import NamedTuple
@@ -22,15 +22,15 @@ _SALTS_SEARCHED = 64
 
 
 class Match(NamedTuple):
-    """What the cache has of a text. Valid until the next change of cache or pool.
+    """The cached part of a text. Valid until the next change of cache or pool.
 
     Attributes:
         path: edges of the tree that agree with the text.
         resume: where a row would start.
         full: ids of the full pages of [0, full_to).
-        local: ids of the local pages from `resume.local_visible_from` to `resume.boundary`.
-        branch: whether the tree goes on with other text where this one ends.
-        reason: why no more of the text was found.
+        local: ids of the local pages of [resume.local_visible_from, resume.boundary).
+        branch: whether the tree has another continuation where the match ends.
+        reason: why the match is no longer.
     """
 
     path: tuple[Node, ...]
@@ -45,7 +45,7 @@ NO_MATCH = Match((), COLD, np.zeros(0, np.int32), np.zeros(0, np.int32), branch=
 
 
 class PrefixCache:
-    """Owns the tree and what is kept of it. The manager alone calls it; leases are the manager's."""
+    """Owns the tree and its retention. Only the cache manager calls it; the manager owns the leases."""
 
     def __init__(self, layout: KVLayout, pool: PagePool) -> None:
         self.layout = layout
@@ -53,11 +53,11 @@ class PrefixCache:
         self.tree = RadixTree(layout, pool)
         self.retention = Retention(self.tree)
         self._page = layout.page_size
-        # A copy of a page costs more than the computation of a few tokens.
+        # Copying a page costs more than computing a few tokens.
         self._least_copy = max(1, self._page // 8)
 
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
-        """What the cache has of the first `limit` tokens of a text. Changes nothing."""
+        """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
         p = self._page
         path, text = self.tree.walk(salt, tokens[: max(limit, 0)])
         full, local = self.tree.pages(path, text)
@@ -82,7 +82,7 @@ class PrefixCache:
         )
 
     def start(self, lease: Lease, match: Match) -> None:
-        """A row starts from this match: count the use, and note where its text will go on."""
+        """Count the use of a match by a new row, and place the row's cursor."""
         retention, page = self.retention, (match.resume.boundary - 1) // self._page
         retention.clock += 1
         if match.path:
@@ -95,14 +95,14 @@ class PrefixCache:
             if window is not None:
                 retention.touch(window)
         node = match.path[-1] if match.path else self.tree.root(lease.salt)
-        # From where it starts: pages that it runs again may fill holes.
+        # At the start, not at the end of the match: local pages that the row computes again may fill holes of the tree.
         self.attach(lease.cursor, node, match.resume.start // self._page * self._page)
 
     def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], upto: int, *, final: bool = False) -> None:
-        """Take the text of a row into the tree, from where it was published to `upto`.
+        """Publish the text of a row from its cursor to `upto`.
 
-        `upto` is page aligned, or the end of the prompt, or `final`, the end of the row. Where the tree has other full
-        pages for the text the cursor is detached: only the row's end is published, with its own pages freed.
+        `upto` is page aligned, or the end of the prompt, or, if `final`, the end of the row. If the tree has other full
+        pages for the text, the cursor is detached, and the row publishes the rest when it ends.
         """
         node, at = lease.cursor.node, lease.cursor.published
         assert node is not None
@@ -125,7 +125,7 @@ class PrefixCache:
         self.attach(lease.cursor, node, at)
 
     def keep_windows(self, lease: Lease) -> None:
-        """Keep the windows of the lease's boundaries as far as it is published."""
+        """Keep the windows at the lease's window ends, as far as it is published."""
         cursor = lease.cursor
         assert cursor.node is not None
         while lease.window_ends and lease.window_ends[0] <= cursor.published:
@@ -133,7 +133,7 @@ class PrefixCache:
             self.retention.add_window(cursor.node, end, branch=end == lease.branch_at)
 
     def supersede(self, lease: Lease, keep: tuple[int, ...], interval: int | None) -> None:
-        """A turn has ended: windows of earlier ones on its way, where no other row has started, become spare."""
+        """Drop windows of earlier turns on the row's path where no other row has started: their pages become spare."""
         node = lease.cursor.node
         while node is not None:
             for end, window in list(node.windows.items()):
@@ -147,7 +147,7 @@ class PrefixCache:
             node = node.parent
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> None:
-        """Take out what the tree has of a text from the page of `start` on, with all that goes on from there."""
+        """Remove a text from the page of `start` on, with everything that continues it."""
         cut = start // self._page * self._page
         path, text = self.tree.walk(salt, tokens)
         if text <= cut:
@@ -158,14 +158,14 @@ class PrefixCache:
         self._remove(node)
 
     def flush(self) -> None:
-        """Let go of everything. Pages that rows hold stay theirs."""
+        """Remove everything. Rows keep their pages."""
         for root in list(self.tree.roots.values()):
             for child in list(root.children.values()):
                 self._remove(child)
             self.retention.trim(root)
 
     def detach(self, cursor: Cursor) -> None:
-        """A row ends: edges without pages that its cursor kept in the tree go."""
+        """Take the cursor of an ended row off the tree, and trim edges that only the cursor kept."""
         node = cursor.node
         if node is not None:
             node.cursors.discard(cursor)
@@ -178,7 +178,7 @@ class PrefixCache:
         self.retention.check()
 
     def _remove(self, top: Node) -> None:
-        """Take out an edge and all below it; leases there go on apart, from where they part with what is left."""
+        """Remove an edge and all edges below it; cursors there are detached and move to the edge above."""
         nodes = [top]
         for node in nodes:
             nodes.extend(node.children.values())
@@ -204,7 +204,7 @@ class PrefixCache:
         node.cursors.add(cursor)
 
     def _own_until(self, node: Node, lease: Lease, at: int, to: int) -> int:
-        """First position in [at, to) of an edge whose whole page is not the lease's own; `to` where all are."""
+        """Return the first position in [at, to) whose whole page on the edge is not the lease's own, or `to`."""
         if self.layout.full is None:
             return to
         base, low, high = node.start // self._page, max(node.start, at) // self._page, to // self._page
@@ -212,12 +212,12 @@ class PrefixCache:
         return (low + int(other[0])) * self._page if len(other) else to
 
     def _exact_pages(self, lease: Lease, low: int, high: int) -> tuple[int, int]:
-        """Page positions within [low, high) of which the lease has a local page that may be shared."""
+        """Return the page positions within [low, high) at which the lease has a local page that may be shared."""
         exact = -(-lease.exact_from // self._page)
         return max(low, lease.unpublished_from, exact), min(high, lease.local.end)
 
     def _adopt(self, node: Node, lease: Lease, at: int, to: int) -> None:
-        """Local pages of the lease fill the holes of an edge, where whole pages of it agree."""
+        """Fill holes of an edge with local pages of a lease that has the same text."""
         base = node.start // self._page
         low, high = self._exact_pages(lease, max(node.start, at) // self._page, to // self._page)
         if low < high:
@@ -228,7 +228,7 @@ class PrefixCache:
                 self.tree.adopt_local(node, missing + (low - base), ids[missing])
 
     def _append(self, node: Node, lease: Lease, tokens: Int[np.ndarray, " n"]) -> Node:
-        """New text of a lease at the end of an edge, with its pages."""
+        """Append text of a lease, with its pages, to an edge."""
         end, p = node.end, self._page
         first, last = end // p, -(-(end + len(tokens)) // p)
         full, local = np.zeros(last - first, np.int32), np.zeros(last - first, np.int32)
@@ -239,7 +239,7 @@ class PrefixCache:
             local[low - first : high - first] = lease.local.ids[low:high]
         if end % p and node.parent is not None and not node.children:
             if lease.cursor.node is node and lease.cursor.published == end and node.local[-1] == lease.local.ids[first]:
-                # The lease's own page, filled since then; it may have left the lease's window.
+                # The tree has this lease's own page, which is fuller by now; it may have left the lease's window.
                 local[0] = node.local[-1]
             self.retention.replace_partial(node, first, int(local[0]))
             if node.full[-1] != full[0]:

@@ -1,13 +1,13 @@
 """The radix tree of cached text: one tree per salt, whose edges hold tokens and the pages of their KV.
 
-An edge (`Node`) holds the tokens [start, end) and, by absolute page position from start // p, a full and a local page
-id each, 0 for none. Edges may end inside a page. A page that two edges share belongs to the lower one, which has its
-own copy of the upper one's part; the upper edge's last entry is then 0. A leaf may end in a partly filled page: what
-is in it below the leaf's end never changes, and whoever goes on from there copies the page first.
+An edge (`Node`) holds the tokens [start, end) and a full and a local page id for each page position from start // p on,
+0 for none. Edges may end inside a page. A page that two edges share belongs to the lower edge, which has its own copy
+of the upper edge's part; the upper edge's last entry is then 0. A leaf may end in a partly filled page: its contents
+below the leaf's end never change, and a row that extends it copies the page first.
 
-Laws (`check`): with full layers every entry of an edge but such a last one has its full page; a page is in the tree
-once; pages of the tree are those that the pool calls cached; an edge without pages lives only while a descendant or a
-lease needs it.
+Laws (`check`): with full layers every entry of an edge has its full page, except a last entry that a lower edge owns;
+a page is in the tree once; pages of the tree are those that the pool counts as cached; an edge without pages exists
+only while a descendant or a cursor needs it.
 
 Host only; each operation costs O(tokens compared) in numpy and O(edges passed) in Python.
 """
@@ -24,14 +24,14 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
 
 NONE = 0  # block 0 is never handed out
-_SOURCES = 8  # edges looked at for a copy of a page that several share
+_SOURCES = 8  # edges searched for a copy of a page that several share
 
 
 @dataclass(eq=False, slots=True)
 class Window:
-    """A place where requests are likely to resume: the local pages that a query at `end` sees, kept together.
+    """The local pages that a query at `end` sees, kept together because requests are likely to resume there.
 
-    `branch`: several texts part here. `hits`: rows that started here; `last`: when one did, by the cache's counter.
+    `branch`: texts diverge here. `hits`: rows that started here. `last`: the cache's clock at the last such start.
     """
 
     end: int
@@ -41,7 +41,7 @@ class Window:
     last: int
     hits: int = 0
     index: int = -1  # among the candidates for eviction
-    value: float = -1.0  # loss per slot if it goes; negative: to be computed
+    value: float = -1.0  # loss per slot if it is evicted; negative: to be computed
 
 
 @dataclass(eq=False, slots=True)
@@ -84,19 +84,19 @@ class Node:
 
 
 class Candidates:
-    """What may be evicted: windows and leaves, for drawing samples; entering and leaving cost O(1)."""
+    """Windows and leaves that may be evicted, for drawing samples; adding and discarding cost O(1)."""
 
     def __init__(self) -> None:
         self.items: list[Node | Window] = []
 
     def add(self, item: Node | Window) -> None:
-        """Add an item, if it is not there."""
+        """Add an item if it is absent."""
         if item.index < 0:
             item.index = len(self.items)
             self.items.append(item)
 
     def discard(self, item: Node | Window) -> None:
-        """Take an item out, if it is there."""
+        """Remove an item if it is present."""
         if item.index >= 0:
             last = self.items.pop()
             if last is not item:
@@ -106,7 +106,7 @@ class Candidates:
 
 
 class RadixTree:
-    """Owns the edges; the pool knows which pages are theirs."""
+    """Owns the edges; the pool knows which pages belong to them."""
 
     def __init__(self, layout: KVLayout, pool: PagePool) -> None:
         self.layout = layout
@@ -119,14 +119,14 @@ class RadixTree:
         self.visits = 0  # edges passed, for tests and benchmarks
 
     def root(self, salt: str) -> Node:
-        """The root of the salt's tree, made where there is none."""
+        """Return the root of a salt's tree; create it if there is none."""
         if salt not in self.roots:
             none = np.zeros(0, np.int32)
             self.roots[salt] = Node(0, none, none, none, None, salt)
         return self.roots[salt]
 
     def walk(self, salt: str, tokens: Int[np.ndarray, " T"]) -> tuple[list[Node], int]:
-        """Edges that agree with a text from its start, and how many tokens do. Changes nothing."""
+        """Return the edges that agree with a text from its start, and the number of tokens that agree."""
         node, at, path = self.roots.get(salt), 0, []
         while node is not None and at < len(tokens):
             node = node.children.get(int(tokens[at]))
@@ -141,7 +141,7 @@ class RadixTree:
         return path, at
 
     def pages(self, path: list[Node], length: int) -> tuple[Int[np.ndarray, " pages"], Int[np.ndarray, " pages"]]:
-        """Full and local page ids of the first `length` tokens of a path that reaches so far."""
+        """Return full and local page ids of the first `length` tokens of a path that covers them."""
         count = -(-length // self.page_size)
         full, local = np.zeros(count, np.int32), np.zeros(count, np.int32)
         for node in path:
@@ -152,14 +152,14 @@ class RadixTree:
             full[first : first + len(part)] = part
             local[first : first + len(part)] = node.local[: len(part)]
         if path and length > path[-1].end // self.page_size * self.page_size:
-            # The last page is shared by the edges below that begin in it: each that does not end in it has its own.
+            # The last page belongs to the lower edges: each that begins in it and extends beyond it has its own copy.
             for child in islice(self._below(path[-1]), _SOURCES):
                 full[-1] = full[-1] or child.full[0]
                 local[-1] = local[-1] or child.local[0]
         return full, local
 
     def page_ids(self, node: Node, kind: Literal["full", "local"], first: int, last: int) -> Int[np.ndarray, " pages"]:
-        """Page ids at page positions [first, last) on the way from the root to the end of `node`."""
+        """Return the page ids at page positions [first, last) on the path from the root to the end of `node`."""
         ids = np.zeros(last - first, np.int32)
         above: Node | None = node
         while above is not None and last > first:
@@ -173,7 +173,7 @@ class RadixTree:
         return ids
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut an edge at a position inside it; returns the upper half, a new edge. The lower one stays the same."""
+        """Split an edge at a position inside it; return the upper half, a new edge. `node` becomes the lower half."""
         p, first = self.page_size, node.start // self.page_size
         upper = Node(
             node.start,
@@ -210,11 +210,10 @@ class RadixTree:
         full: Int[np.ndarray, " pages"],
         local: Int[np.ndarray, " pages"],
     ) -> Node:
-        """Add text at the end of an edge: a leaf grows, anything else gets a child. Returns the edge that has it.
+        """Append text to an edge: a leaf grows, any other edge gets a child. Return the edge that has the text.
 
-        The pages begin at page position end // p and become the cache's, but those that already are. Where a leaf
-        grows from inside a page it must have given up its own page before (`drop_local` and `drop_full`), or the new
-        pages must begin with the same.
+        The pages begin at page position end // p and become cached. If a leaf grows from inside a page, the caller has
+        dropped the leaf's own last page (`drop_local`, `drop_full`), or the new pages begin with that same page.
         """
         first = node.end // self.page_size
         if node.parent is None or node.children:
@@ -242,7 +241,7 @@ class RadixTree:
         self.local_node[ids] = node
 
     def drop_local(self, node: Node, index: Int[np.ndarray, " n"] | slice) -> None:
-        """Let go of local pages of an edge."""
+        """Drop local pages of an edge."""
         ids = node.local[index]
         ids = ids[ids != NONE]
         node.local[index] = NONE
@@ -250,7 +249,7 @@ class RadixTree:
         self.pool.uncache_local(ids)
 
     def drop_full(self, node: Node, index: slice) -> None:
-        """Let go of full pages of an edge; the caller truncates it."""
+        """Drop full pages of an edge; the caller truncates it."""
         ids = node.full[index]
         ids = ids[ids != NONE]
         node.full[index] = NONE
@@ -258,12 +257,12 @@ class RadixTree:
         self.pool.uncache_full(ids)
 
     def truncate(self, node: Node, end: int) -> None:
-        """Shorten a leaf; pages beyond must have been dropped, and windows and leases must end before."""
+        """Shorten a leaf. The caller has dropped the pages behind `end`, and no window or cursor is there."""
         count, node.value = max(0, -(-end // self.page_size) - node.start // self.page_size), -1.0
         node.tokens, node.full, node.local = node.tokens[: end - node.start], node.full[:count], node.local[:count]
 
     def remove(self, node: Node) -> None:
-        """Take out a leaf, or a root, that has no pages left."""
+        """Remove a leaf or a root that has no pages left."""
         self.candidates.discard(node)
         if node.parent is None:
             del self.roots[node.salt]
@@ -271,7 +270,7 @@ class RadixTree:
             self.detach(node)
 
     def detach(self, node: Node) -> None:
-        """Cut an edge off, with all below it, whose pages must have been dropped."""
+        """Cut off an edge with all edges below it. The caller has dropped their pages."""
         above = node.parent
         assert above is not None
         del above.children[int(node.tokens[0])]
@@ -290,7 +289,7 @@ class RadixTree:
         return sum(len(node.tokens) for node in self.nodes(salt))
 
     def nodes(self, salt: str | None = None) -> Iterator[Node]:
-        """All edges and roots, parents first; of one salt's tree if it is given."""
+        """Yield edges and roots, parents first; of one salt's tree if `salt` is given."""
         stack = list(self.roots.values()) if salt is None else [self.roots[salt]] if salt in self.roots else []
         while stack:
             node = stack.pop()
@@ -336,7 +335,7 @@ class RadixTree:
             assert item.index == index
 
     def _below(self, node: Node) -> Iterator[Node]:
-        """Edges that begin in the page in which an edge ends."""
+        """Yield the edges that begin in the page in which `node` ends."""
         for child in node.children.values():
             yield child
             if child.end // self.page_size == node.end // self.page_size:
@@ -359,7 +358,7 @@ def root_key(salt: str, digest: str | None) -> str:
 
 
 def common_prefix(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " m"]) -> int:
-    """Leading tokens that two texts share."""
+    """Return the number of leading tokens that two texts share."""
     length = min(len(a), len(b))
     at, step = 0, 128
     while at < length:
