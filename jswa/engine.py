@@ -99,7 +99,7 @@ class Engine:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler, with the cache manager and its laws."""
+        """The scheduler, for benchmarks and tests to look at between two steps; the engine alone drives it."""
         return self._scheduler
 
     def request(
@@ -186,7 +186,7 @@ class Engine:
             self._pending = None
             events += self._apply(launched)
         if self._switches.check:
-            self._scheduler.check()
+            self.check()
         return events
 
     def _apply(self, step: PendingStep | None) -> list[TokenEvent]:
@@ -240,6 +240,10 @@ class Engine:
     def stats(self) -> SchedulerStats:
         """Rows and pages at this moment."""
         return self._scheduler.stats()
+
+    def check(self) -> None:
+        """Assert every law of scheduler, cache, leases and pool; for tests."""
+        self._scheduler.check()
 
     def cache_stats(self) -> CacheStats:
         """What the prefix cache has done and holds."""

@@ -1,5 +1,6 @@
 """The Python API: `LLM(model).generate(prompts)`, and `generate(prompts)` for one-liners."""
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -49,6 +50,17 @@ class LLM:
         self._engine: Engine | None = engine
         self._requests = 0
         self._batches: dict[str, Batch] = {}
+
+    def with_engine(self, engine: Engine) -> "LLM":
+        """Return an LLM with this one's tokenizer, chat template and defaults on another engine of the same model."""
+        other = copy.copy(self)
+        other._engine, other._requests, other._batches = engine, 0, {}
+        return other
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many requests of this LLM have not ended."""
+        return len(self._batches)
 
     @property
     def engine(self) -> Engine:

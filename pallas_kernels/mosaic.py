@@ -31,7 +31,7 @@ def interpreted(*, detect_races: bool = False) -> Iterator[None]:
     Each warpgroup blocks a thread of XLA's pool, which has one per core: on few cores a product that wants threads of
     its own waits for ever, unless the environment has PJRT_NPROC=8 before jax first runs.
     """
-    _interpreter().reset_gpu_interpret_mode_state()  # an earlier failure leaves its state behind
+    interpreter().reset_gpu_interpret_mode_state()  # an earlier failure leaves its state behind
     token = _interpreting.set(True)
     try:
         with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=detect_races)):
@@ -42,10 +42,11 @@ def interpreted(*, detect_races: bool = False) -> Iterator[None]:
 
 def races_found() -> bool:
     """Whether the last kernel interpreted with `detect_races` had a data race."""
-    return bool(_interpreter().get_races().races_found)
+    return bool(interpreter().get_races().races_found)
 
 
-def _interpreter() -> Any:
+def interpreter() -> Any:
+    """Return JAX's module that interprets Mosaic GPU kernels; tests count its callbacks."""
     from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # not exported in 0.11.2
 
     return interpret_pallas_call

@@ -123,7 +123,7 @@ class Meter:
 def measure(engine: Engine, settings: Settings, *, freeing: bool) -> dict[str, Any]:
     """The load on a fresh engine, with decode-time freeing or without."""
     if not freeing:
-        keep_while_decoding(engine._scheduler.cache)
+        keep_while_decoding(engine.scheduler.cache)
     meter = Meter(engine)
     result = run(engine, settings)
     names = ("hit_rate", "hit_rate_by_round", "output_tokens_per_s", "seconds", "preemptions")

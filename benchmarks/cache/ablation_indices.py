@@ -6,7 +6,7 @@ each such layer.
 
 `once_per_layer` is the baseline. Programs traced inside it compute `step_indices` at the top as always (positions and
 last tokens belong to no layer), and again in each layer, which uses its own. It wraps two functions of
-`jswa.exec.programs.step`: `step_indices`, to remember what it was called with, and `_attend`, to call it anew. XLA
+`jswa.exec.programs.step`: `step_indices`, to remember what it was called with, and `attend_layer`, to call it anew. XLA
 would make the copies one again, since they are equal. So what each layer's is computed from (the packed inputs and both
 page tables) goes through an `optimization_barrier` together with the layer's queries: no layer's can start before its
 queries are there, and no two have the same operands. The counts below show that none were merged.
@@ -49,7 +49,7 @@ from jswa.model.weights.load import random_params
 from jswa.plan import Request
 from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams
-from tests.e2e.model.test_step_programs import integer_gathers
+from tools.aot.programs import integer_gathers
 
 FLOAT32 = jnp.dtype("float32")
 VARIANTS = ("on", "off")
@@ -59,7 +59,7 @@ SPEEDS = ("prefill_tokens_per_s", "decode_tokens_per_s")
 @contextmanager
 def once_per_layer() -> Iterator[None]:
     """Steps traced inside compute their indices in every layer. See the module. Not for two threads at a time."""
-    at_top, attend = indices_module.step_indices, step_module._attend
+    at_top, attend = indices_module.step_indices, step_module.attend_layer
     top = threading.local()  # a runner traces its buckets in several threads
 
     def remembered(*args: Any, **options: Any) -> StepIndices:
@@ -84,7 +84,7 @@ def once_per_layer() -> Iterator[None]:
             indices = at_top(inputs, state, **top.options)
         return attend(config, indices, layer, lane, q, *rest, last=last)
 
-    with patch.object(step_module, "step_indices", remembered), patch.object(step_module, "_attend", own):
+    with patch.object(step_module, "step_indices", remembered), patch.object(step_module, "attend_layer", own):
         yield
 
 
@@ -230,9 +230,9 @@ def on_h200(depths: tuple[int, ...] = (12, 24)) -> list[dict[str, Any]]:
     for tokens in (0, 2048):
         for layers in depths:
             spec = steps.StepSpec("gemma-3-27b", layers, 2, tokens=tokens)
-            on = steps._compile(spec)
+            on = steps.facts_of(spec)
             with once_per_layer():
-                off = steps._compile(spec)
+                off = steps.facts_of(spec)
             names = ("index_launches", "launches", "graphs")
             variants = {key: {name: getattr(one, name) for name in names} for key, one in (("on", on), ("off", off))}
             found.append({"name": spec.name, "layers": layers, "tokens": tokens, **variants})

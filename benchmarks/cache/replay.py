@@ -120,7 +120,7 @@ class Engine:
 
     def _tokens(self, plan: StepPlan) -> Int[np.ndarray, " R"]:
         tokens = np.zeros(plan.num_rows, np.int32)
-        by_slot = {s.row_id: s for s in self.scheduler._running}
+        by_slot = {s.row_id: s for s in self.scheduler.running}
         ends = (plan.starts + plan.counts).tolist()
         for row, (slot, end) in enumerate(zip(plan.row_ids.tolist(), ends, strict=True)):
             request = self._requests[by_slot[slot].request.request_id]

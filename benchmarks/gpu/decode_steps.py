@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from benchmarks.gpu.kernels import ceilings
 from benchmarks.scale.step_time import StepTime, step_time
@@ -32,11 +33,11 @@ from jswa.config import EngineConfig
 from jswa.exec.runner import Runner
 from jswa.exec.sizing import claim_memory
 from jswa.llm import LLM
-from jswa.plan import FROM_DEVICE, StepPlan, TableRow
-from tests.support.fakes import sampling_columns
+from jswa.plan import FROM_DEVICE, SAMPLING, StepPlan, TableRow
 from tools.cases.hub_configs import CONFIGS
 
 Row = dict[str, Any]
+NO_PLACE = 2**30  # past the end of the extras tables
 
 
 class Text(NamedTuple):
@@ -84,12 +85,21 @@ def plan_of(texts: Sequence[Text], at: int, count: int, *, begin: bool) -> StepP
         local_visible_from=np.zeros(rows, np.int32),
         samples=np.ones(rows, np.int32),
         tokens=np.arange(rows * count, dtype=np.int32) % 97 + 3 if known else np.full(rows, FROM_DEVICE, np.int32),
-        sampling=sampling_columns(rows),
+        sampling=greedy_columns(rows),
         full_pages=none,
         local_pages=none,
         moves=none,
         table_rows=tuple(text.pages for text in texts) if begin else (),
     )
+
+
+def greedy_columns(rows: int) -> Int[np.ndarray, "R C"]:
+    """Packed sampling parameters of greedy rows without penalties or constraints."""
+    columns: Int[np.ndarray, "R C"] = np.zeros((rows, len(SAMPLING)), np.int32)
+    for name in ("top_p", "repetition"):
+        columns[:, SAMPLING.index(name)] = np.float32(1).view(np.int32)
+    columns[:, SAMPLING.index("extras")] = NO_PLACE
+    return columns
 
 
 def time_steps(runner: Runner, texts: list[Text], steps: int, count: int) -> tuple[float, float]:

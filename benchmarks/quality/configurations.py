@@ -7,15 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int
-
 from jswa.cache.capacity import peak_slots
 from jswa.commands.evaluate import Question, prompt_logprobs
 from jswa.engine import Engine, PendingStep, StepRunner
 from jswa.llm import LLM
 from jswa.plan import StepPlan
-from jswa.sched.sequence import Sequence as Row
 from jswa.types import RequestOutput
 from tools.cases.divergence import forced, forced_logprob
 
@@ -190,11 +186,7 @@ def lose_local_pages(engine: Engine) -> None:
     """Take all local pages that no row holds out of the cache; the full ones stay, and with them every text."""
     if engine.layout.full is None:
         raise RuntimeError("a model without full-attention layers has nothing from which a window could be rebuilt")
-    retention, pool = engine._scheduler.cache.prefix.retention, engine._scheduler.cache.pool
-    for window in [window for node in retention.tree.nodes() for window in node.windows.values()]:
-        retention.drop_window(window)
-    spare: Int[np.ndarray, " n"] = np.flatnonzero(pool.local_cached & (pool.local_owners == 1)).astype(np.int32)
-    retention._free_blocks(spare)
+    engine.scheduler.cache.prefix.retention.drop_windows()
 
 
 def preempted(outcome: Outcome, llm: LLM, asked: Sequence[Question], cold: Outcome) -> None:
@@ -208,19 +200,18 @@ def preempted(outcome: Outcome, llm: LLM, asked: Sequence[Question], cold: Outco
     for question in asked:
         groups.setdefault((question.item.task, question.item.distance), []).append(question)
     for group in groups.values():
-        llm._engine = small_engine(whole, group)
-        taken = note_preemptions(llm.engine)
+        small = llm.with_engine(small_engine(whole, group))
+        preemptions = Preemptions(small.engine)
         with outcome.timed(watch):
-            outputs = ask(llm, [_grown(q) for q in group], len(group), ignore_eos=True)
+            outputs = ask(small, [_grown(q) for q in group], len(group), ignore_eos=True)
         outcome.evidence.see(outputs)
-        outcome.evidence.preemptions += llm.stats().preemptions
+        outcome.evidence.preemptions += small.stats().preemptions
         for question, output in zip(group, outputs, strict=True):
             expected = cold.answers[question]
             found = _cut(llm, answer_of(question, output), expected)
             outcome.answers[question] = found
-            said = taken.get(output.request_id)
+            said = preemptions.said.get(output.request_id)
             outcome.evidence.preempted_answers += said is not None and said < max(len(expected.tokens), 1)
-    llm._engine = whole
 
 
 def small_engine(engine: Engine, group: Sequence[Question]) -> Engine:
@@ -234,17 +225,20 @@ def small_engine(engine: Engine, group: Sequence[Question]) -> Engine:
     return Engine(engine.model, dataclasses.replace(limits, num_blocks=blocks), layout, engine.runner)
 
 
-def note_preemptions(engine: Engine) -> dict[str, int]:
-    """Filled while the engine runs: tokens that a request had said when it was first preempted."""
-    scheduler, taken = engine._scheduler, dict[str, int]()
-    preempt = scheduler._preempt
+class Preemptions:
+    """A runner that notes how many tokens a request had generated when it was first preempted (`said`)."""
 
-    def noted(sequence: Row) -> None:
-        taken.setdefault(sequence.request.request_id, sequence.num_known - len(sequence.request.prompt))
-        preempt(sequence)
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._runner = engine, engine.runner
+        self.said: dict[str, int] = {}
+        engine.runner = self
 
-    scheduler._preempt = noted  # type: ignore[method-assign]
-    return taken
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Look for requests that were preempted while this step was planned, then launch it."""
+        for name, sequence in self._engine.scheduler.sequences.items():
+            if sequence.preemptions:
+                self.said.setdefault(name, sequence.num_known - len(sequence.request.prompt))
+        return self._runner.launch(plan)
 
 
 def _grown(question: Question) -> Question:

@@ -11,6 +11,7 @@ which `Scheduler.plan` would have done it. With `skip=False` every step is plann
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -64,6 +65,14 @@ class _Run:
     seconds: Float[np.ndarray, " n"]
 
 
+class _Step(NamedTuple):
+    """A step on the device: its plan, the sequence of each of its rows, and when it ends."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    end: float
+
+
 @dataclass(eq=False)
 class Replica:
     """Owns a scheduler; `window`: seconds of the simulation in which `busy` counts."""
@@ -73,7 +82,7 @@ class Replica:
     window: tuple[float, float]
     skip: bool = True
     jobs: dict[str, Job] = field(default_factory=dict)
-    flight: deque[tuple[StepPlan, float]] = field(default_factory=deque)
+    flight: deque[_Step] = field(default_factory=deque)
     run: _Run | None = None
     host_free: float = 0.0
     busy: float = 0.0
@@ -90,7 +99,7 @@ class Replica:
         """When the replica wants a `tick` next; None while it is idle."""
         if self.run is not None:
             return self.run.ends[-2]
-        return self.flight[0][1] if self.flight else None
+        return self.flight[0].end if self.flight else None
 
 
 def new_replica(
@@ -117,9 +126,8 @@ def tick(replica: Replica, now: float) -> list[Job]:
     if replica.run is not None:
         _catch_up(replica, len(replica.run.ends) - 1)
     ended: list[Job] = []
-    while replica.flight and replica.flight[0][1] <= now:
-        plan, end = replica.flight.popleft()
-        ended += _apply(replica, plan, end)
+    while replica.flight and replica.flight[0].end <= now:
+        ended += _apply(replica, replica.flight.popleft())
     _launch(replica, now)
     assert replica.flight or not replica.jobs, "a replica has work and does nothing"
     return ended
@@ -130,22 +138,22 @@ def look(replica: Replica, now: float) -> None:
     _interrupt(replica, now)
 
 
-def _apply(replica: Replica, plan: StepPlan, end: float) -> list[Job]:
-    scheduler = replica.scheduler
+def _apply(replica: Replica, step: _Step) -> list[Job]:
+    plan = step.plan
     tokens = np.zeros(plan.num_rows, np.int32)
-    for row, sequence in enumerate(scheduler._in_flight[0][1]):
+    for row, sequence in enumerate(step.sequences):
         if plan.samples[row] and sequence.status is not Status.FINISHED:
             output = replica.jobs[sequence.request.request_id].request.output
             tokens[row] = output[sequence.num_known - len(sequence.request.prompt)]
     ended = []
-    for event in scheduler.apply(plan, tokens):
+    for event in replica.scheduler.apply(plan, tokens):
         job = replica.jobs[event.request_id]
         assert event.token is not None
         job.produced += 1
         if event.prefix is not None:
-            job.hit, job.first = event.prefix, end
+            job.hit, job.first = event.prefix, step.end
         if event.finish_reason is not None:
-            job.end = end
+            job.end = step.end
             ended.append(replica.jobs.pop(event.request_id))
     return ended
 
@@ -162,10 +170,16 @@ def _launch(replica: Replica, now: float) -> None:
         work = replica.time.work(plan.starts.astype(np.int64), plan.counts, int(plan.samples.sum()))
         seconds = float(replica.time.seconds(work))
         replica.host_free = max(now, replica.host_free) + float(replica.time.host[plan.num_rows])
-        begin = max(replica.flight[-1][1] if replica.flight else now, replica.host_free)
-        replica.flight.append((plan, begin + seconds))
+        begin = max(replica.flight[-1].end if replica.flight else now, replica.host_free)
+        replica.flight.append(_Step(plan, _rows_of(replica, plan), begin + seconds))
         replica.busy += _overlap(begin, begin + seconds, replica.window)
         replica.steps += 1
+
+
+def _rows_of(replica: Replica, plan: StepPlan) -> tuple[Sequence, ...]:
+    """The sequences of a plan that has just been made, in the order of its rows."""
+    by_slot = {sequence.row_id: sequence for sequence in replica.scheduler.running}
+    return tuple(by_slot[slot] for slot in plan.row_ids.tolist())
 
 
 def _overlap(begin: float, end: float, window: tuple[float, float]) -> float:
@@ -174,15 +188,17 @@ def _overlap(begin: float, end: float, window: tuple[float, float]) -> float:
 
 def _steady(replica: Replica) -> int:
     """How many decode steps can be skipped: all rows are in the one step in flight, and none ends, comes or waits."""
-    scheduler, (plan, _) = replica.scheduler, replica.flight[0]
-    rows = scheduler._running
-    if scheduler._waiting or len(rows) != plan.num_rows or plan.num_tokens != plan.num_rows:
+    scheduler, plan = replica.scheduler, replica.flight[0].plan
+    rows = scheduler.running
+    if scheduler.stats().waiting or len(rows) != plan.num_rows or plan.num_tokens != plan.num_rows:
         return 0
-    if scheduler.cache._waiting or scheduler.cache.moves:
+    if scheduler.cache.moves:
         return 0
     steps = _MOST_SKIPPED
     for sequence in rows:
         if sequence.in_flight != 1 or sequence.launched != sequence.num_known or lease_of(sequence).window_ends:
+            return 0
+        if len(lease_of(sequence).slid):  # pages that wait to be published
             return 0
         steps = min(steps, sequence.limit - 1 - sequence.num_known)
     layout = scheduler.layout
@@ -192,11 +208,11 @@ def _steady(replica: Replica) -> int:
 
 def _run(replica: Replica, now: float, steps: int) -> _Run:
     """Ends of the next steps, by the arithmetic of `_launch`."""
-    rows = replica.scheduler._running
+    rows = replica.scheduler.running
     lengths = np.array([sequence.launched for sequence in rows], np.int64)
     seconds = replica.time.seconds(replica.time.decode_work(lengths, steps))
     host = float(replica.time.host[len(rows)])
-    ends, planned, before, free = [replica.flight[0][1]], [], now, replica.host_free
+    ends, planned, before, free = [replica.flight[0].end], [], now, replica.host_free
     for taken in seconds.tolist():
         free = max(before, free) + host
         before = ends[-1]
@@ -214,9 +230,9 @@ def _interrupt(replica: Replica, now: float) -> None:
     _catch_up(replica, done)
     plan = replica.scheduler.plan()
     assert plan is not None
-    assert plan.num_rows == plan.num_tokens == len(replica.scheduler._running), "a run was not steady"
+    assert plan.num_rows == plan.num_tokens == len(replica.scheduler.running), "a run was not steady"
     end, taken = run.ends[done + 1], float(run.seconds[done])
-    replica.flight.append((plan, end))
+    replica.flight.append(_Step(plan, _rows_of(replica, plan), end))
     replica.busy += _overlap(end - taken, end, replica.window)
     replica.host_free = run.planned[done]
     replica.steps += 1
@@ -235,13 +251,12 @@ def _catch_up(replica: Replica, steps: int) -> None:
     replica.steps += steps
     replica.skipped += steps
     _move_pages(scheduler, steps)
-    for sequence in scheduler._running:
+    for sequence in scheduler.running:
         job = replica.jobs[sequence.request.request_id]
         _say(sequence, job, steps)
         sequence.launched += steps
         job.produced += steps
-    plan, _ = replica.flight.popleft()
-    replica.flight.append((plan, run.ends[steps]))
+    replica.flight.append(replica.flight.popleft()._replace(end=run.ends[steps]))
 
 
 def _say(sequence: Sequence, job: Job, count: int) -> None:
@@ -255,9 +270,9 @@ def _say(sequence: Sequence, job: Job, count: int) -> None:
 
 def _move_pages(scheduler: Scheduler, steps: int) -> None:
     """New pages and slid ones, step by step: in each, all rows grow in their order, then windows slide."""
-    cache, page = scheduler.cache, scheduler.layout.page_size
+    cache, page, rows = scheduler.cache, scheduler.layout.page_size, scheduler.running
     events: list[tuple[int, int, int]] = []  # step, 0 to grow and 1 to slide, row
-    for row, sequence in enumerate(scheduler._running):
+    for row, sequence in enumerate(rows):
         lease = lease_of(sequence)
         events.append((lease.covered - sequence.launched, 0, row))
         events.append((lease.next_slide - sequence.launched - 1, 1, row))
@@ -268,7 +283,7 @@ def _move_pages(scheduler: Scheduler, steps: int) -> None:
         if step != settled:
             cache.compact()
             settled = step
-        sequence = scheduler._running[row]
+        sequence = rows[row]
         lease, length = lease_of(sequence), sequence.launched + step + 1
         if slides:
             cache.slide(lease, length)

@@ -12,7 +12,7 @@ first step of the page's next owner. For the same reason one plan may copy a pag
 order, before anything is written.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +59,11 @@ class CacheManager:
         self._width = width
         self._leases: dict[Lease, None] = {}  # dicts serve as ordered sets
         self._waiting: dict[Lease, None] = {}  # leases with pages that wait to be published
+
+    @property
+    def leases(self) -> KeysView[Lease]:
+        """All open leases; read-only."""
+        return self._leases.keys()
 
     @property
     def available_slots(self) -> int:
@@ -118,7 +123,7 @@ class CacheManager:
         pages = -(-length // layout.page_size)
         more_full = max(0, pages - lease.full.end) if layout.full else 0
         more_local = max(0, pages - lease.local.end) if layout.local else 0
-        if not self._make_room(more_full + more_local * layout.pages_per_block):
+        if not self.make_room(more_full + more_local * layout.pages_per_block):
             return False
         if more_local:
             # Local pages first: compaction may need the holes that full pages would fill.
@@ -256,7 +261,7 @@ class CacheManager:
         local, m = self._copied_local(match), self.pool.pages_per_block
         if not full and not local:
             return True
-        if not self._make_room(full + local * m):
+        if not self.make_room(full + local * m):
             return False
         if local:
             source = lease.local.ids[lease.local.end - 1 : lease.local.end].copy()
@@ -282,7 +287,7 @@ class CacheManager:
         lease.window_ends = [*([found] if match.branch and found else []), *regular, length]
         lease.branch_at = found if match.branch else 0
 
-    def _make_room(self, slots: int) -> bool:
+    def make_room(self, slots: int) -> bool:
         """Free memory until `slots` slots are free, cheapest first; False, and no change, if that is impossible."""
         pool = self.pool
         if slots <= pool.free_slots:

@@ -60,7 +60,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         except KeyError:
             _log.info("the tree of prefixes knows a replica that this router does not know yet")
         except RayActorError:
-            self._plant_tree()
+            self.plant_tree()
         fallback: list[list[Any]] = await PowerOfTwoChoicesRequestRouter.choose_replicas(
             self, candidate_replicas=candidate_replicas, pending_request=pending_request
         )
@@ -71,21 +71,21 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         try:
             super().on_request_routed(pending_request, replica_id, result)
         except RayActorError:
-            self._plant_tree()
+            self.plant_tree()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         """Forget a replica."""
         try:
             super().on_replica_actor_died(replica_id)
         except RayActorError:
-            self._plant_tree()
+            self.plant_tree()
 
     def initialize_state(self, **options: Any) -> None:
         """Find the tree, or make it."""
         super().initialize_state(**options)
         self._options = options
 
-    def _plant_tree(self) -> None:
+    def plant_tree(self) -> None:
         """Begin with an empty tree, where the old one is lost."""
         _log.warning("the tree of prefixes is lost; a new one begins")
         self.initialize_state(**self._options)

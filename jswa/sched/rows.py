@@ -1,5 +1,7 @@
 """Per-row inputs of the step besides pages: sampling parameters, adapters, and extras (penalties and masks)."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from jaxtyping import Int
 
@@ -21,6 +23,7 @@ class RowTable:
         self.cached = np.zeros((max_rows, 2), np.int32)
         self.adapters = np.zeros(max_rows, np.int32)
         self._no_extras = max_rows
+        self._max_extras = max_extras
         self._free_extras = list(range(max_extras - 1, -1, -1))
         self._masks: dict[int, Int[np.ndarray, " words"]] = {}  # the device's masks by extras id
 
@@ -79,6 +82,13 @@ class RowTable:
             return None
         self._masks[sequence.extras_id] = mask
         return ExtrasEntry(sequence.extras_id, mask)
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Assert that exactly the constrained rows among `running` have an extras id, and that none leaked."""
+        used = [s.extras_id for s in running if s.request.constraint is not None]
+        assert sorted(used) == sorted(self._masks), "extras ids differ from the rows that have constraints"
+        assert not set(used) & set(self._free_extras), "the extras id of a running row is free"
+        assert len(used) + len(self._free_extras) == self._max_extras, "an extras id leaked"
 
 
 def _mask(sequence: Sequence, constraint: Constraint, position: int) -> Int[np.ndarray, " words"]:

@@ -9,7 +9,9 @@ import bisect
 import heapq
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Int
@@ -71,6 +73,16 @@ class Scheduler:
         self._logprob_requests = 0
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
         self._rows = RowTable(limits.max_rows, limits.max_extras)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Sequences that hold pages, by rank."""
+        return tuple(self._running)
+
+    @property
+    def sequences(self) -> Mapping[str, Sequence]:
+        """All unfinished sequences by request id; read-only."""
+        return MappingProxyType(self._sequences)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong if prompt + 1 token do not fit an otherwise empty arena."""
@@ -150,6 +162,13 @@ class Scheduler:
                 self._requeue(sequence)
         return events
 
+    def preempt(self, request_id: str) -> None:
+        """Preempt a running request between two steps, as `plan` does when memory is short. Raises EngineError."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.status is not Status.RUNNING:
+            raise EngineError(f"request {request_id!r} does not run: it cannot be preempted")
+        self._preempt(sequence)
+
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""
         pool = self.cache.pool
@@ -168,8 +187,9 @@ class Scheduler:
         """Assert every law of scheduler, leases and pool; for tests."""
         self.cache.check((lease_of(s), s.launched) for s in self._running)
         assert [s.rank for s in self._running] == sorted(s.rank for s in self._running)
-        slots = [s.row_id for s in self._running]
-        assert sorted(slots + self._free_row_ids) == list(range(self.limits.max_rows)), "a row slot leaked"
+        row_ids = [s.row_id for s in self._running]
+        assert sorted(row_ids + self._free_row_ids) == list(range(self.limits.max_rows)), "a row id leaked"
+        self._rows.check(self._running)
         for sequence in self._sequences.values():
             assert sequence.status is not Status.FINISHED
             assert (sequence.lease is not None) == (sequence.status is Status.RUNNING)
@@ -323,6 +343,7 @@ class Scheduler:
         """Free a row's pages; the cache may keep them. A token in flight still counts when it comes back."""
         self._release(sequence)
         self.preemptions += 1
+        sequence.preemptions += 1
         self._wait_again(sequence)
 
     def _withdraw(self, sequence: Sequence) -> None:

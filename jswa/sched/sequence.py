@@ -52,6 +52,7 @@ class Sequence:
     lease: Lease | None = None
     launched: int = 0
     in_flight: int = 0
+    preemptions: int = 0
     discard: int = 0
     computed_from: int = NEVER
     first_scheduled_time: float | None = None

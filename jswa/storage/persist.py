@@ -62,7 +62,7 @@ def identity(
         "page_size": str(layout.page_size),
         "tensor_parallel_size": str(layout.devices),
         "model": _sha256(repr(model).encode()),
-        "weights": _weights_digest(without_adapters(params)),
+        "weights": weights_digest(without_adapters(params)),
         "layout": repr(dataclasses.replace(layout, layers=())),
         "deterministic": deterministic,
         **own,
@@ -95,7 +95,7 @@ def load(
         manifest = _read_manifest(folder)
         _require_same(folder, manifest.get("identity"), identity)
         listed = manifest.get("arrays")
-        if manifest.get("sha256") != _manifest_digest(manifest) or not isinstance(listed, dict):
+        if manifest.get("sha256") != manifest_digest(manifest) or not isinstance(listed, dict):
             raise CacheFileError(f"{path}: {_MANIFEST} does not agree with its checksum")
         _require_files(folder, manifest.get("files"))
         types = _types(layout, dtype)
@@ -179,7 +179,7 @@ def _write(folder: Path, arrays: dict[str, np.ndarray], identity: Identity) -> N
         checkpointer.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(arrays))
     listed = {name: _describe(array) for name, array in arrays.items()}
     manifest = {"format": FORMAT, "identity": identity, "arrays": listed, "files": _file_digests(folder)}
-    manifest["sha256"] = _manifest_digest(manifest)
+    manifest["sha256"] = manifest_digest(manifest)
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
@@ -243,7 +243,8 @@ def _describe(array: np.ndarray) -> dict[str, Any]:
     return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": _sha256(np.ascontiguousarray(array).data)}
 
 
-def _manifest_digest(manifest: dict[str, Any]) -> str:
+def manifest_digest(manifest: dict[str, Any]) -> str:
+    """Return the SHA-256 of a manifest without its own `sha256`."""
     said = {name: value for name, value in manifest.items() if name != "sha256"}
     return _sha256(json.dumps(said, sort_keys=True).encode())
 
@@ -269,7 +270,7 @@ def _require_files(folder: Path, listed: object) -> None:
             raise CacheFileError(f"{folder}: the file {name} is torn, or does not belong there")
 
 
-def _weights_digest(params: Params) -> str:
+def weights_digest(params: Params) -> str:
     """Names, shapes, types, and up to 64 elements of every parameter, spread over it."""
     digest = hashlib.sha256()
     # Shard by shard: no device ever has the whole.

@@ -38,6 +38,11 @@ class Renderer:
         for worker in self._workers:
             self._free.put_nowait(worker)
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that have been started."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
     async def start(self) -> None:
         """Start one worker, so that the first request need not wait. Raises ApiError where it does not start."""
         worker = await self._free.get()
@@ -80,6 +85,11 @@ class _Worker:
     def __init__(self, template: ChatTemplate) -> None:
         self._first = {"sources": dict(template.sources), "special_tokens": dict(template.special_tokens)}
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None before the process is started."""
+        return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
         """Start the process, unless it runs."""

@@ -60,7 +60,7 @@ class Churn:
             self._close(lease, keep=True)
         pool = self.manager.pool
         assert pool.free_slots + pool.evictable_slots == pool.total_slots
-        assert self.manager._make_room(pool.total_slots)
+        assert self.manager.make_room(pool.total_slots)
         self.manager.check([])
         assert pool.free_slots == pool.total_slots
 

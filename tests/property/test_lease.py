@@ -179,7 +179,8 @@ class LeaseMachine(RuleBasedStateMachine):
         runs = [run for row in self.rows for run in (row.lease.full, row.lease.local)]
         leases = [(run.start, run.end, run.sent, run.ids.tobytes()) for run in runs]
         moves = [*self.manager.moves, *pool.moves]
-        return pool.free_slots, pool.holes, pool.num_full, pool.num_local, moves, leases, pool._held.tobytes()
+        owners = pool.full_owners.tobytes(), pool.local_owners.tobytes()
+        return pool.free_slots, pool.holes, pool.num_full, pool.num_local, moves, leases, owners
 
 
 @pytest.mark.parametrize(

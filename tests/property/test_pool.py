@@ -108,7 +108,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check()
         full = dict(self.full)
         self._follow(full, self.pool.moves)
-        assert sorted(full) == np.flatnonzero(self.pool._held).tolist()
+        assert sorted(full) == np.flatnonzero(self.pool.full_owners).tolist()
         assert len(full) == self.pool.num_full
         assert len(self.local) == self.pool.num_local
         assert not {page // self.m for page in full} & (self.local | {0})

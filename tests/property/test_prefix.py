@@ -224,7 +224,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.manager.check([])
         pool = self.manager.pool
         assert pool.free_slots + pool.evictable_slots == pool.total_slots
-        assert self.manager._make_room(pool.total_slots), "not everything can be evicted"
+        assert self.manager.make_room(pool.total_slots), "not everything can be evicted"
         self.manager.check([])
         assert pool.free_slots == pool.total_slots
         assert not self.manager.prefix.tree.roots

@@ -82,12 +82,12 @@ class Conversation:
     def step(self) -> StepPlan | None:
         """One step of the engine's loop."""
         scheduler, before = self.scheduler, self.loop.pending
-        running = set(scheduler._running)
+        running = set(scheduler.running)
         plan = self.loop.launch()
         scheduler.check()
         if plan is not None:
             self._check_plan(plan)
-            self._check_admissions(plan, [s for s in scheduler._running if s not in running])
+            self._check_admissions(plan, [s for s in scheduler.running if s not in running])
         self._check_events(self.loop.apply(before))
         scheduler.check()
         return plan
@@ -123,11 +123,11 @@ class Conversation:
         if not admitted:
             return
         scheduler, layout = self.scheduler, self.scheduler.layout
-        left = [s.rank for s in scheduler._sequences.values() if s.status is not Status.RUNNING]
+        left = [s.rank for s in scheduler.sequences.values() if s.status is not Status.RUNNING]
         assert max(s.rank for s in admitted) < min(left, default=(0, 2**31)), "not in order of arrival"
         ran = dict(zip(plan.row_ids.tolist(), plan.counts.tolist(), strict=True))
-        prefills = [s for s in scheduler._running if s.launched - ran.get(s.row_id, 0) < s.num_known]
-        *others, last = sorted(scheduler._running, key=lambda s: s in admitted)
+        prefills = [s for s in scheduler.running if s.launched - ran.get(s.row_id, 0) < s.num_known]
+        *others, last = sorted(scheduler.running, key=lambda s: s in admitted)
         if scheduler.limits.prefix_cache:
             return  # rows share pages: the sum below says nothing
         claimed = sum(layout.resident_slots(max(s.launched, s.num_known + 1)) for s in others)

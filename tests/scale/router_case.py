@@ -24,7 +24,7 @@ def ask(error: Exception) -> tuple[list[list[str]], int]:
         mock.patch.object(PrefixCacheAffinityRouter, "choose_replicas", side_effect=error),
         mock.patch.object(PrefixCacheAffinityRouter, "on_request_routed", side_effect=error),
         mock.patch.object(PowerOfTwoChoicesRequestRouter, "choose_replicas", any_replica),
-        mock.patch.object(PrefixRouter, "_plant_tree") as plant,
+        mock.patch.object(PrefixRouter, "plant_tree") as plant,
     ):
         found = asyncio.run(router.choose_replicas([]))
         if isinstance(error, RayActorError):

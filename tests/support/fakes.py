@@ -160,12 +160,17 @@ class FakeRunner:
         self._length = [0] * rows
         self._text = [0] * rows
 
+    @property
+    def memory(self) -> list[Int[np.ndarray, "slots p"]]:
+        """All KV memory by slot: full marks, local marks and local levels."""
+        return [self._full, self._local, self._level]
+
     def launch(self, plan: StepPlan) -> FakePending:
         """Run the step through the packed upload of its bucket, as the real runner does."""
         bucket = pick_bucket(self._buckets, plan)
         spec = PackSpec.of(bucket, page_size=self.limits.page_size, max_rows=self.limits.max_rows)
         inputs = unpack(pack(plan, spec), spec)
-        self._move(plan.moves)
+        self.move(plan.moves)
         first_steps = {int(row[0]): row for row in inputs.rows}
         for row in plan.table_rows:
             start, _, full_write_from, local_visible_from = first_steps[row.row_id][1:5].tolist()
@@ -191,11 +196,12 @@ class FakeRunner:
         self.launches += 1
         return FakePending(plan, tokens)
 
-    def _move(self, moves: Int[np.ndarray, "M 3"]) -> None:
+    def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
+        """Carry out moves of slots, in order."""
         for source, target, renames in moves.tolist():
             assert min(source, target) >= self.layout.pages_per_block, "the block of zeros moved"
-            for memory in (self._full, self._local, self._level):
-                memory[target] = memory[source]
+            for array in self.memory:
+                array[target] = array[source]
             if renames:
                 self._full_table[self._full_table == source] = target
                 self.moves += 1
@@ -320,7 +326,7 @@ class Loop:
         self.pending: FakePending | None = None
 
     def _row_of(self, slot: int) -> Row:
-        return next(s for s in self.scheduler._running if s.row_id == slot)
+        return next(s for s in self.scheduler.running if s.row_id == slot)
 
     def step(self) -> list[TokenEvent]:
         """Launch the next step, then take in the tokens of the one before."""

@@ -199,7 +199,7 @@ class Session:
         plan = self.scheduler.plan()
         now = None
         if plan is not None:
-            names = {sequence.row_id: name for name, sequence in self.scheduler._sequences.items() if sequence.lease}
+            names = {sequence.row_id: name for name, sequence in self.scheduler.sequences.items() if sequence.lease}
             self.moves += len(plan.moves)
             run = plan if edit is None else edit(plan)
             logits = self._launch(run)
@@ -250,7 +250,7 @@ class Session:
             assert not np.asarray(lane)[:, 0].any(), "the block of zeros was written"
 
     def _local_place(self, name: str, position: int) -> tuple[int, int]:
-        lease = self.scheduler._sequences[name].lease
+        lease = self.scheduler.sequences[name].lease
         assert lease is not None
         page, offset = divmod(position, self.device.layout.page_size)
         assert lease.local.start <= page < lease.local.end

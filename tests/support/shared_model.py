@@ -172,13 +172,8 @@ def greedy(output: Any) -> list[list[float]]:
 
 def lose_windows(llm: LLM) -> None:
     """Take all local KV out of the cache, where the model has full layers that keep the texts."""
-    retention = llm.engine._scheduler.cache.prefix.retention
-    if llm.engine.layout.full is None or llm.engine.layout.local is None:
-        return
-    for window in [window for node in retention.tree.nodes() for window in node.windows.values()]:
-        retention.drop_window(window)
-    pool = llm.engine._scheduler.cache.pool
-    retention._free_blocks(np.flatnonzero(pool.local_cached & (pool.local_owners == 1)).astype(np.int32))
+    if llm.engine.layout.full is not None:
+        llm.engine.scheduler.cache.prefix.retention.drop_windows()
 
 
 def saved(llm: LLM, folder: Path, devices: int) -> dict[str, Any]:

@@ -101,19 +101,20 @@ class StepFacts:
 
 def compile_step(spec: StepSpec) -> StepFacts:
     """Compile it, and the shorter model's beside it."""
-    facts, shorter = _compile(spec), _compile(replace(spec, layers=spec.shorter))
+    facts, shorter = facts_of(spec), facts_of(replace(spec, layers=spec.shorter))
     few, many = shorter.index_launches, facts.index_launches
     faults = list(facts.faults)
     if many > few:  # one less is a matter of what XLA makes part of which kernel
         faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
     if spec.quantization != "none":
-        plain = _compile(replace(spec, quantization="none")).temporaries
+        plain = facts_of(replace(spec, quantization="none")).temporaries
         if facts.temporaries > plain + 2**20:
             faults.append(f"{facts.temporaries - plain} bytes of temporaries more than with weights of 16 bits")
     return replace(facts, faults=faults)
 
 
-def _compile(spec: StepSpec) -> StepFacts:
+def facts_of(spec: StepSpec) -> StepFacts:
+    """Compile one step, without the checks that need a second one."""
     model = parse_config(CONFIGS[spec.model], weights=False)
     model = replace(model, layers=model.layers[: spec.layers])
     layout = KVLayout.of(model, PAGE)

@@ -96,6 +96,16 @@ class Retention:
         self._left.update(dict.fromkeys(idle.tolist()))
         return idle
 
+    def drop_windows(self) -> None:
+        """Drop every window, and every local page that no lease owns. Texts keep their full KV."""
+        for window in [window for node in self.tree.nodes() for window in node.windows.values()]:
+            self.drop_window(window)
+        self.drop_spare()
+
+    def drop_spare(self) -> None:
+        """Free all spare local pages."""
+        self._free_blocks(np.array(sorted([*self._spare, *self._left]), np.int32))
+
     def pin(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages of the tree have got one more owner."""
         for block in blocks.tolist():

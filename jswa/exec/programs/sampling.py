@@ -87,7 +87,9 @@ def sample(
     """
     finite = everywhere(jnp.isfinite(logits).all(axis=-1), devices)
     constrained = rows.extras < len(extras["counts"])
-    logits = lax.cond(constrained.any(), lambda: _constrain(logits, rows, extras, constrained, devices), lambda: logits)
+    logits = lax.cond(
+        constrained.any(), lambda: apply_constraints(logits, rows, extras, constrained, devices), lambda: logits
+    )
     greedy = index_of_largest(logits, devices)
     random = rows.temperature > 0
     drawn = lax.cond(random.any(), lambda: _draw(logits, positions, rows, random, devices), lambda: greedy)
@@ -124,7 +126,7 @@ def _most_likely(
     return values, jnp.take_along_axis(ids, places, axis=1)
 
 
-def _constrain(
+def apply_constraints(
     logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"], devices: int = 1
 ) -> Float[Array, "R V"]:
     """Bias, then penalties (Keskar et al. 2019 for repetition), and the mask, of the rows that have any."""
@@ -148,7 +150,9 @@ def _draw(
     most = largest(logits.max(axis=-1, keepdims=True), devices)
     scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
     limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
-    scaled = lax.cond(limited.any(), lambda: jnp.where(_keep(scaled, rows, devices), scaled, -jnp.inf), lambda: scaled)
+    scaled = lax.cond(
+        limited.any(), lambda: jnp.where(within_limits(scaled, rows, devices), scaled, -jnp.inf), lambda: scaled
+    )
     row_keys = jax.vmap(lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position))(
         rows.keys, positions
     )
@@ -157,7 +161,7 @@ def _draw(
     return index_of_largest(scaled + own_columns(noise, devices), devices)
 
 
-def _keep(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:
+def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:
     """Which tokens the limits leave. Ties at a threshold all stay, so the result needs no order."""
     vocab = scaled.shape[1] * devices
     # The largest is 0, so the most likely token's share is exp(0): p ≥ min_p · p_max is scaled ≥ log(min_p).

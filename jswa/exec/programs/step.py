@@ -102,7 +102,7 @@ def forward(
     ) -> Float[Array, "T H V"]:
         lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
         scales = scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
-        lanes[lane], out = _attend(config, indices, layer, lanes[lane], q, kv, sinks, scales, last=last)
+        lanes[lane], out = attend_layer(config, indices, layer, lanes[lane], q, kv, sinks, scales, last=last)
         return out
 
     select = None if every else indices.last_tokens
@@ -125,7 +125,7 @@ def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs
     return LogprobRows(*(part.reshape(-1, *part.shape[2:])[: len(hidden)] for part in rows))
 
 
-def _attend(
+def attend_layer(
     config: StepConfig,
     indices: StepIndices,
     layer: int,

@@ -70,7 +70,7 @@ def write_converted(folder: Path, model: ModelConfig, params: Params) -> None:
         "tied": model.tie_embeddings,
         "parameters": entries,
     }
-    manifest["sha256"] = _digest(manifest)
+    manifest["sha256"] = manifest_digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
@@ -231,7 +231,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if manifest.get("version") != VERSION:
         found = shown(manifest.get("version"))
         raise CheckpointError(f"{folder}: {MANIFEST}: version = {found}: must be {VERSION}: convert it again")
-    if manifest.get("sha256") != _digest(manifest):
+    if manifest.get("sha256") != manifest_digest(manifest):
         raise CheckpointError(f"{folder}: {MANIFEST} is torn: it does not agree with its checksum")
     return manifest
 
@@ -242,6 +242,7 @@ def _identity(model: ModelConfig) -> str:
     return hashlib.sha256(repr(same).encode()).hexdigest()
 
 
-def _digest(manifest: dict[str, Any]) -> str:
+def manifest_digest(manifest: dict[str, Any]) -> str:
+    """Return the SHA-256 of a manifest without its own `sha256`."""
     said = {name: value for name, value in manifest.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

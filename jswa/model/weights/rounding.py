@@ -17,7 +17,7 @@ from jswa.model.weights.place import empty
 from pallas_kernels.quantized import Kind
 
 OUTPUTS_ARE_ROWS = ("matrix", "experts", "transposed", "turned", "columns", "sliced")  # of the tensors on disk
-_CHUNK = 2**16  # numbers
+CHUNK = 2**16  # numbers
 _LEAST_NORMAL = np.float32(2**-6).view(np.uint32)  # of float8
 _MOST: dict[Kind, int] = {"int8": 127, "fp8": 448}
 
@@ -92,7 +92,7 @@ def _scales(part: Part, by_row: bool) -> Float32[np.ndarray, "R C"]:
 
 
 def _chunks(part: Part, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    step = max(1, _CHUNK // part.shape[-1])
+    step = max(1, CHUNK // part.shape[-1])
     for first in range(begin, end, step):
         yield first, min(first + step, end)
 

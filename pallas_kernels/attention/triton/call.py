@@ -38,7 +38,7 @@ def paged_attention(
     check_tuning(tuning)
     splits = tuning.splits
     size = (tokens, heads, shape.v_dim)
-    arrays = {"q": q, "kv": kv, "items": _items(shape, rows, tiles, tokens), "tokens": tiles.tokens}
+    arrays = {"q": q, "kv": kv, "items": program_items(shape, rows, tiles, tokens), "tokens": tiles.tokens}
     outputs = [jax.ShapeDtypeStruct(size, shape.dtype)]  # type: ignore[no-untyped-call]
     if splits > 1:
         parts, logs = (splits, *size), (splits, tokens, heads)
@@ -52,7 +52,9 @@ def paged_attention(
     )
     out = found[0] if splits == 1 else _combine(*found).astype(shape.dtype)
     # The kernel writes nothing for tokens of no tile.
-    return out if shape.queries == 1 else jnp.where(_held(rows, tiles)[:, None, None], out, jnp.zeros((), out.dtype))
+    return (
+        out if shape.queries == 1 else jnp.where(in_a_tile(rows, tiles)[:, None, None], out, jnp.zeros((), out.dtype))
+    )
 
 
 def _jax_triton() -> ModuleType:
@@ -120,7 +122,7 @@ def _constants(shape: Shape, tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def _items(shape: Shape, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "B 5"]:
+def program_items(shape: Shape, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "B 5"]:
     """Of each tile its row, first query's position, live queries, first page and lowest position that may be seen.
 
     The same for all layers of a kind, so XLA computes it once per step. With one token per tile there is an item per
@@ -130,12 +132,12 @@ def _items(shape: Shape, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "B
     live = jnp.clip(rows.counts[row] - offset, 0, shape.queries)
     if shape.queries == 1:
         row, offset = row[tiles.place], offset[tiles.place]
-        live = jnp.where(_held(rows, tiles), live[tiles.place], 0)
+        live = jnp.where(in_a_tile(rows, tiles), live[tiles.place], 0)
     lowest = jnp.maximum(rows.visible_from, rows.first_page * shape.page)
     return jnp.stack([row, rows.starts[row] + offset, live, rows.first_page[row], lowest[row]], axis=1)
 
 
-def _held(rows: Rows, tiles: Tiles) -> Bool[Array, " T"]:
+def in_a_tile(rows: Rows, tiles: Tiles) -> Bool[Array, " T"]:
     """Whether a token is in a tile; padding tokens are in none."""
     tile, query = jnp.divmod(tiles.place, tiles.tokens.shape[1])
     here = tiles.tokens[tile, query] == jnp.arange(len(tiles.place), dtype=jnp.int32)

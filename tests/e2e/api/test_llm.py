@@ -35,7 +35,7 @@ def left_empty(llm: LLM) -> Iterator[None]:
     stats = llm.stats()
     assert (stats.running, stats.waiting, stats.full_pages, stats.local_pages) == (0, 0, 0, 0)
     assert stats.free_slots + stats.cached_slots == stats.total_slots
-    assert not llm._batches
+    assert llm.num_unfinished == 0
 
 
 def ids_of(outputs: list[RequestOutput]) -> list[list[int]]:

@@ -56,18 +56,18 @@ def test_a_row_that_frees_nothing_breaks_the_law_of_the_window(freeing: bool) ->
     something. Prefill frees as ever: nothing is broken before the first generated page has left."""
     engine = geometry_engine("gpt-oss-20b", LOAD, 2**14)
     if not freeing:
-        seeds_freeing.keep_while_decoding(engine._scheduler.cache)
+        seeds_freeing.keep_while_decoding(engine.scheduler.cache)
     engine.add(engine.request("0", np.arange(10, 810, dtype=np.int32), SamplingParams()))
     for _ in range(10):
         engine.step()
-    engine._scheduler.check()
+    engine.check()
     for _ in range(100):
         engine.step()
     if freeing:
-        engine._scheduler.check()
+        engine.check()
     else:
         with pytest.raises(AssertionError, match="not exactly the window"):
-            engine._scheduler.check()
+            engine.check()
 
 
 def test_indices_in_every_layer_are_gathered_once_per_layer() -> None:

@@ -40,14 +40,14 @@ def test_ten_rounds_hit_nearly_all_and_hold_windows_only(memory: str) -> None:
     whole = LOAD.clients * layout.touch(length)
 
     def watch(engine: Engine) -> None:
-        held = sum(len(lease.local.held) for lease in engine._scheduler.cache._leases)
+        held = sum(len(lease.local.held) for lease in engine.scheduler.cache.leases)
         assert held <= 0.015 * whole
 
     result = run(engine, LOAD, watch)
     assert result["hit_rate"] >= 0.975
     assert result["hit_rate_by_round"][-1] >= 0.985
     assert result["preemptions"] == 0
-    engine._scheduler.check()
+    engine.check()
 
 
 @pytest.mark.slow
@@ -71,11 +71,11 @@ def test_decode_steps_within_a_page_do_no_tree_work() -> None:
         engine.add(engine.request(str(number), np.array(prompt, np.int32), SamplingParams(max_tokens=2_000)))
     for _ in range(4):
         engine.step()
-    tree = engine._scheduler.cache.prefix.tree
-    visits, evictions = tree.visits, engine._scheduler.cache.prefix.retention.evictions
+    tree = engine.scheduler.cache.prefix.tree
+    visits, evictions = tree.visits, engine.scheduler.cache.prefix.retention.evictions
     for _ in range(1_000):
         engine.step()
-    assert (tree.visits, engine._scheduler.cache.prefix.retention.evictions) == (visits, evictions)
+    assert (tree.visits, engine.scheduler.cache.prefix.retention.evictions) == (visits, evictions)
 
 
 FLOORS = {  # what the best setting of any engine of the day reaches with the same bytes

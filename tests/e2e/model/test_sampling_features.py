@@ -40,8 +40,8 @@ def left_empty(llm: LLM) -> Iterator[None]:
         llm.engine.step()
     stats = llm.stats()
     assert (stats.running, stats.waiting, stats.full_pages, stats.local_pages) == (0, 0, 0, 0)
-    assert not llm._batches
-    assert not llm.engine._scheduler._rows.any_extras
+    assert llm.num_unfinished == 0
+    llm.engine.check()
 
 
 def run(llm: LLM, prompt: Any = PROMPT, **keywords: Any) -> RequestOutput:

@@ -1,6 +1,7 @@
 """The compiled programs of a step: indices once, KV in place, nothing traced and one upload in steady state."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +27,7 @@ from jswa.plan import Logprobs, Request, StepPlan
 from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams
 from tests.support.oracles import small_engine_parts, small_model
+from tools.aot.programs import equations, integer_gathers
 
 FLOAT32 = jnp.dtype("float32")
 MIXED, DECODE = Bucket(24, 3, decode=False), Bucket(3, 3, decode=True)
@@ -51,27 +53,6 @@ def trace(pattern: str, bucket: Bucket, dtype: str = "float32", logprobs: Logpro
     packed = np.zeros(config.pack.size, np.int32)
     program = jax.jit(partial(step, config=config))
     return program.trace(param_shapes(model, kind), state_shapes(layout, limits, model.vocab_size, kind), packed).jaxpr
-
-
-def equations(jaxpr: Any, scope: str = "") -> Iterator[tuple[str, Any]]:
-    """Every equation with its name scope; inner programs inherit the scope of the equation that runs them."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        inner_scope = f"{scope}/{equation.source_info.name_stack}"
-        yield inner_scope, equation
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-                yield from equations(value, inner_scope)
-
-
-def integer_gathers(jaxpr: Any) -> list[str]:
-    """Scopes of the integer gathers that belong to no layer's attention or experts."""
-    found = []
-    for scope, equation in equations(jaxpr):
-        gathers = equation.primitive.name in ("gather", "dynamic_slice")
-        integer = gathers and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.integer)
-        if integer and not {"attention", "moe"} & set(scope.split("/")):
-            found.append(scope)
-    return found
 
 
 def test_on_one_device_there_is_nothing_of_several() -> None:
@@ -113,14 +94,14 @@ def test_layers_behind_the_last_kv_run_one_token_a_row() -> None:
 
 def test_the_gather_count_sees_a_gather_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The law above can fail: a layer that derives its own page rows is counted once per layer."""
-    attend = step_module._attend
+    attend = step_module.attend_layer
 
     def wasteful(config: StepConfig, indices: Any, *rest: Any, last: bool) -> Any:
         write_pages = indices.local.write_pages[indices.local.write_offsets]
         return attend(config, indices._replace(local=indices.local._replace(write_pages=write_pages)), *rest, last=last)
 
     few = len(integer_gathers(trace("LLF", MIXED)))
-    monkeypatch.setattr(step_module, "_attend", wasteful)
+    monkeypatch.setattr(step_module, "attend_layer", wasteful)
     assert len(integer_gathers(trace("LLF", MIXED))) == few + 3
 
 
@@ -194,8 +175,9 @@ def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, A
     model, _, layout, limits, _ = small_engine_parts()
     rng = np.random.default_rng(11)
     scheduler = Scheduler(layout, Limits(320, 3, max_tokens, limits.page_size, num_blocks=32))
+    arrivals = itertools.count()
     for number in range(count):
-        while len(scheduler._sequences) < 6:
+        while len(scheduler.sequences) < 6:
             prompt = rng.integers(0, model.vocab_size, rng.integers(1, 200)).astype(np.int32)
             if rng.random() < 0.5:  # a prefix that others have too
                 prompt[:150] = np.arange(len(prompt[:150])) % model.vocab_size
@@ -205,12 +187,12 @@ def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, A
                 top_p=float(rng.choice([0.9, 1.0])),
             )
             stop_ids = frozenset(rng.integers(0, model.vocab_size, 2).tolist())
-            name = f"{number}.{len(scheduler._sequences)}.{scheduler._arrivals}"
+            name = f"{number}.{len(scheduler.sequences)}.{next(arrivals)}"
             length = len(prompt) + int(rng.integers(1, 100))
             key = (int(rng.integers(2**32)), int(rng.integers(2**32)))
             scheduler.add(Request(name, prompt, params, stop_ids, key, length))
         if rng.random() < 0.05:
-            scheduler.abort(str(rng.choice(sorted(scheduler._sequences))))
+            scheduler.abort(str(rng.choice(sorted(scheduler.sequences))))
         plan = scheduler.plan()
         if plan is not None:
             yield plan, partial(scheduler.apply, plan)

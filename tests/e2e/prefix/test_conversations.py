@@ -92,14 +92,14 @@ class Talk:
                 self._take(event)
             steps += 1
             if steps % 20 == 0:
-                engine._scheduler.check()
+                engine.check()
         return self.turns
 
     def _interfere(self) -> None:
         """Abort a turn, or take a running row's pages away."""
-        scheduler, choose = self._llm.engine._scheduler, self._choose
-        if scheduler._running and choose.random() < 0.6:
-            scheduler._preempt(choose.choice(scheduler._running))
+        scheduler, choose = self._llm.engine.scheduler, self._choose
+        if scheduler.running and choose.random() < 0.6:
+            scheduler.preempt(choose.choice(scheduler.running).request.request_id)
         elif self._open:
             name = choose.choice(list(self._open))
             assert self._llm.engine.abort(name) is not None
@@ -334,8 +334,8 @@ def test_penalties_count_the_tokens_that_a_cached_prefix_skips(same_shape: LLM) 
         turn = Turn(prompt + first.tokens + prompt[: 20 + number], [], params)
         engine.add(make_request(engine, "again", turn))
         while engine.has_work():
-            if len(turn.tokens) == 12 and engine._scheduler._running:
-                engine._scheduler._preempt(engine._scheduler._running[0])
+            if len(turn.tokens) == 12 and engine.scheduler.running:
+                engine.scheduler.preempt("again")
             for event in engine.step():
                 turn.prefix = event.prefix or turn.prefix
                 turn.tokens += [] if event.token is None else [event.token]

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from jaxtyping import Float, Int
 
-from benchmarks.quality.configurations import lose_local_pages
 from jswa.engine import PendingStep, StepRunner
 from jswa.llm import LLM
 from jswa.plan import StepLogprobs, StepPlan
@@ -173,7 +172,7 @@ def test_sampled_text_behind_any_hit_has_the_probabilities_of_a_cold_run(family:
     check(llm, second)
     if llm.engine.layout.full is None:
         return  # the texts would be lost with their windows
-    lose_local_pages(llm.engine)
+    llm.engine.scheduler.cache.prefix.retention.drop_windows()
     third = sample(llm, follow_up, seed=20)
     assert all(one.prefix.full_hit_tokens > len(prompts[number // 2]) for number, one in enumerate(third))
     reach = llm.engine.layout.reach
@@ -202,7 +201,7 @@ def zero_page(llm: LLM, text: Tokens) -> None:
     engine = llm.engine
     runner, m = engine.runner, engine.layout.pages_per_block
     assert isinstance(runner, PageRunner)
-    tree = engine._scheduler.cache.prefix.tree
+    tree = engine.scheduler.cache.prefix.tree
     path, length = tree.walk("", np.array(text, np.int32))
     page = (len(text) - 1) // engine.layout.page_size - 1
     block = int(tree.pages(path, length)[1][page])

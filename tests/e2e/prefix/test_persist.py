@@ -16,7 +16,7 @@ import pytest
 import jswa
 from jswa.cache.layout import KVLayout
 from jswa.llm import LLM
-from jswa.storage import folders, persist
+from jswa.storage import persist
 from jswa.storage.cache_store import cache_identity
 from jswa.storage.snapshot import take
 from tests.support.oracles import small_model
@@ -98,7 +98,7 @@ def test_a_restart_keeps_hot_prefixes(llm: LLM, later: LLM, tmp_path: Path) -> N
         assert other.prefix == one.prefix
         assert other.outputs[0].token_ids == plain.outputs[0].token_ids
     assert later.cache_stats().cached_tokens > 250
-    later.engine._scheduler.check()
+    later.engine.check()
 
 
 def test_what_is_loaded_is_bit_for_bit_what_was_saved(llm: LLM, later: LLM, saved: Path, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_cache_can_be_saved_and_loaded_while_requests_run(llm: LLM, later: LLM
         if number % 17 == 11:
             later.flush_cache()
             later.load_cache(tmp_path / "cache")
-            later.engine._scheduler.check()
+            later.engine.check()
     assert tokens > 0
     assert list(got.values()) == expected
     later.flush_cache()
@@ -143,7 +143,7 @@ def test_what_is_there_stays_and_the_rest_is_added(llm: LLM, later: LLM, saved: 
     again = later.generate(STORY[:150] + " But then", **GREEDY)[0]
     assert again.outputs[0].token_ids == mine.outputs[0].token_ids
     assert again.prefix == mine.prefix
-    later.engine._scheduler.check()
+    later.engine.check()
 
 
 def test_salts_stay_apart(later: LLM, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]
         file = path / "manifest.json"
         manifest = json.loads(file.read_text())
         change(manifest)
-        manifest["sha256"] = persist._manifest_digest(manifest)
+        manifest["sha256"] = persist.manifest_digest(manifest)
         file.write_text(json.dumps(manifest))
 
     return damage
@@ -313,7 +313,7 @@ def test_whatever_file_is_torn_nothing_is_loaded(saved: Path, later: LLM, tmp_pa
         file.write_bytes(content)
     assert held(later) == before
     assert later.load_cache(path) > 250
-    later.engine._scheduler.check()
+    later.engine.check()
 
 
 def test_what_orbax_raises_is_a_cache_file_error(saved: Path, later: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +350,7 @@ def test_a_cache_is_replaced_only_by_a_whole_one(
         return rename(self, target)
 
     for place, name, failure in (
-        (folders, "_sync", fail),
+        (os, "fsync", fail),
         (persist.json, "dumps", fail),  # type: ignore[attr-defined]
         (Path, "rename", fail_second),
     ):
@@ -391,7 +391,7 @@ def test_saved_pages_hold_nothing_but_the_text(llm: LLM, tmp_path: Path) -> None
     llm.save_cache(tmp_path / "cache")
     _, contents = read(llm, tmp_path / "cache")
     engine: Any = llm.engine
-    layout, snapshot = engine.layout, take(engine._scheduler.cache.prefix, "").snapshot
+    layout, snapshot = engine.layout, take(engine.scheduler.cache.prefix, "").snapshot
     filled = snapshot.filled(layout.page_size)
     assert (filled < layout.page_size).any()
     for lane in contents:

@@ -127,12 +127,7 @@ def lose_windows(session: Session) -> None:
 
 def lose_spare_pages(session: Session) -> None:
     """Take all local pages out of the cache that neither a window nor a row needs."""
-    retention, pool = session.scheduler.cache.prefix.retention, session.scheduler.cache.pool
-    spare = pool.local_cached & (pool.local_owners == 1)
-    for node in retention.tree.nodes():
-        for window in node.windows.values():
-            spare[window.blocks] = False
-    retention._free_blocks(np.flatnonzero(spare).astype(np.int32))
+    session.scheduler.cache.prefix.retention.drop_spare()
     session.scheduler.check()
 
 
@@ -293,11 +288,11 @@ def test_a_replay_one_token_shorter_gives_other_logits(pattern: str, window: int
 def cut_short(running: Session, how: str) -> Session:
     """A copy in which the one running row is aborted, preempted, or gets NaN in the local KV it computed last."""
     session = running.fork()
-    (sequence,) = session.scheduler._running
+    (sequence,) = session.scheduler.running
     if how == "aborted":
         assert session.scheduler.abort("cut") is not None
     elif how == "preempted":
-        session.scheduler._preempt(sequence)
+        session.scheduler.preempt("cut")
     else:
         session.taint_row("cut", sequence.launched - 1)
     session.run(chunk=CHUNK)
@@ -326,7 +321,7 @@ def check_cut_rows(family: Family, *, chunk: int, stride: int) -> None:
     running.add(cut)
     running.step()
     steps = 0
-    while running.scheduler._sequences["cut"].launched < cut.length - 2:
+    while running.scheduler.sequences["cut"].launched < cut.length - 2:
         for how in ("aborted", "preempted", "not finite"):
             session = cut_short(running, how)
             check_cache(family, session, cut.tokens, reference)

@@ -3,7 +3,6 @@
 import random
 
 import jswa
-from jswa.env import Switches
 from jswa.llm import LLM
 from jswa.types import SamplingParams
 
@@ -23,7 +22,6 @@ def test_a_random_stream_on_a_small_pool_changes_no_tokens() -> None:
         deterministic=True,
     ) as llm:
         engine = llm.engine
-        engine._switches = Switches(check=True)
         assert llm.tokenizer is not None
         ids = llm.tokenizer.encode(TEXT)
         jobs = [
@@ -50,7 +48,9 @@ def test_a_random_stream_on_a_small_pool_changes_no_tokens() -> None:
                 name = choose.choice(list(found))
                 if engine.abort(name) is not None:
                     aborted.add(name)
-            for event in engine.step():
+            events = engine.step()
+            engine.check()
+            for event in events:
                 if event.token is not None:
                     found[event.request_id].append(event.token)
         stats = engine.stats()

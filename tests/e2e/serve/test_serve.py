@@ -16,8 +16,6 @@ import openai
 import pytest
 
 import jswa
-from benchmarks.speed.load import Address
-from benchmarks.speed.serve_stress import beside_malformed
 from tests.support.server.fuzz import fuzz, narrowed
 from tests.support.server.processes import ROOT, Process, started
 
@@ -218,15 +216,6 @@ def test_requests_made_from_the_schema(tmp_path: Path) -> None:
         metrics = httpx2.get(server.url + "/metrics").text
         assert 'compilations_total{model_name="tiny",when="in_step"} 0.0' in metrics
         assert "Traceback" not in "".join(server.log)
-
-
-@pytest.mark.parametrize("bodies", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])
-def test_malformed_bodies_harm_no_stream(server: Process, bodies: int) -> None:
-    """32 streams give the text that each gives alone, and nothing is held in the end."""
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    found = asyncio.run(beside_malformed(Address(host, int(port), server.process.pid), bodies, 32))
-    assert found["good_texts"] >= 32
-    assert server.process.poll() is None
 
 
 def test_tokenizer_and_metrics_of_the_process(server: Process) -> None:

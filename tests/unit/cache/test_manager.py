@@ -13,7 +13,7 @@ def test_ids_follow_a_page_that_moves_twice() -> None:
     assert manager.grow(lease, 2)
     first, second = lease.full.held.tolist()
     manager.pool.moves = [(first, 20), (20, 25), (second, first)]
-    manager._follow_moves()
+    manager.compact()
     assert lease.full.held.tolist() == [25, first]
     assert manager.drain_moves() == [(first, 20, True), (20, 25, True), (second, first, True)]
 

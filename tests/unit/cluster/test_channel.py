@@ -90,14 +90,16 @@ def test_who_is_told_to_end_says_so_and_stays() -> None:
 
 
 def test_a_lost_first_host_is_no_end() -> None:
-    losses, got = Losses(), []
-    with hosts(2, Losses()) as (sender, peers):
-        told = messages(peers[0], losses)
-        sender.send(b"one")
-        got.append(next(told))
-        sender._peers[0].shutdown(socket.SHUT_RDWR)  # as the system does for a process that ends
-        assert "host 0 (127.0.0.1) is gone" in losses.wait()
-    assert got == [b"one"]
+    losses, server = Losses(), listen()
+    follower = connect("127.0.0.1", server.getsockname()[1], 1, SECRET, 10.0)
+    (accepted,) = accept(server, 2, SECRET, 10.0)
+    sender, received = Sender([accepted], Losses(), Losses()), messages(follower, losses)
+    sender.send(b"one")
+    assert next(received) == b"one"
+    accepted.shutdown(socket.SHUT_RDWR)  # as the system does when a process ends
+    assert "host 0 (127.0.0.1) is gone" in losses.wait()
+    sender.close()
+    follower.close()
 
 
 def test_strangers_are_not_let_in() -> None:

@@ -159,7 +159,7 @@ class Steps:
 
     def status(self, name: str) -> Status | None:
         """How a request is doing; None where it has ended."""
-        found = self.scheduler._sequences.get(name)
+        found = self.scheduler.sequences.get(name)
         return None if found is None else found.status
 
 
@@ -189,8 +189,7 @@ def test_a_request_that_finds_no_free_place_waits_for_one(how: str) -> None:
         assert steps.status("late") is Status.RUNNING
     while steps.scheduler.has_work():
         steps.step()
-    assert sorted(steps.scheduler._rows._free_extras) == list(range(32))
-    assert not steps.scheduler._rows.any_extras
+    steps.scheduler.check()  # all 32 extras ids are free again
 
 
 def test_a_row_with_bad_words_runs_only_when_its_text_is_known_and_others_do_not_wait() -> None:

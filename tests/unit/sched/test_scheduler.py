@@ -25,7 +25,7 @@ def make_loop(layout: KVLayout, *, blocks: int, rows: int = 4, tokens: int = 16,
 
 def find(loop: Loop, name: str) -> Sequence:
     """A sequence by its request."""
-    return loop.scheduler._sequences[name]
+    return loop.scheduler.sequences[name]
 
 
 def run(loop: Loop) -> list[TokenEvent]:
@@ -51,7 +51,7 @@ def test_a_long_generation_never_holds_more_than_the_window(
     said: list[int | None] = []
     while loop.scheduler.has_work():
         said.extend(event.token for event in loop.step())
-        assert sum(len(lease.local.held) for lease in cache._leases) <= layout.touch(64) + 1
+        assert sum(len(lease.local.held) for lease in cache.leases) <= layout.touch(64) + 1
         # Beyond the window: the prompt's, in the cache; in prefill, pages on their way there.
         assert cache.pool.num_local <= layout.touch(64) + 1 + layout.touch(100)
     assert said == MODEL.generate(prompt, (), 100 + count)[0]

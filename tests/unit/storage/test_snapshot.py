@@ -71,14 +71,9 @@ class Traffic:
         self.loop.scheduler.check()
 
 
-def memory(loop: Loop) -> list[Int[np.ndarray, "slots p"]]:
-    """All that the fake device has, by slot."""
-    return [loop.runner._full, loop.runner._local, loop.runner._level]
-
-
 def read(loop: Loop, slots: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, "n p"]]:
     """What the fake device has in these slots."""
-    return [array[origins(loop.scheduler.cache.moves, slots)] for array in memory(loop)]
+    return [array[origins(loop.scheduler.cache.moves, slots)] for array in loop.runner.memory]
 
 
 def load(loop: Loop, taken: Taken, contents: list[Int[np.ndarray, "n p"]], salt: str = "") -> Restored:
@@ -86,8 +81,8 @@ def load(loop: Loop, taken: Taken, contents: list[Int[np.ndarray, "n p"]], salt:
     cache = loop.scheduler.cache
     check(taken.snapshot, loop.runner.layout, VOCAB)
     done = restore(cache, salt, taken.snapshot)
-    loop.runner._move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
-    for array, saved in zip(memory(loop), contents, strict=True):
+    loop.runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
+    for array, saved in zip(loop.runner.memory, contents, strict=True):
         array[done.slots] = saved[done.rows]
     loop.scheduler.check()
     return done

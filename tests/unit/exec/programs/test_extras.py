@@ -30,10 +30,10 @@ _sample = jax.jit(
 @jax.jit
 def _constrain(logits: Any, columns: Any, extras: Any) -> Any:
     rows = Sampling.of(columns)
-    return sampling._constrain(logits, rows, extras, rows.extras < PLACES)
+    return sampling.apply_constraints(logits, rows, extras, rows.extras < PLACES)
 
 
-_keep = jax.jit(lambda scaled, columns: sampling._keep(scaled, Sampling.of(columns)))
+_keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
 
 
 def bits_of(allowed: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:

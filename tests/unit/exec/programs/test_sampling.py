@@ -21,7 +21,7 @@ VOCAB, ROWS, MANY = 37, 8, 512
 _sample = jax.jit(
     lambda logits, positions, columns, extras: sampling.sample(logits, positions, Sampling.of(columns), extras)
 )
-_keep = jax.jit(lambda scaled, columns: sampling._keep(scaled, Sampling.of(columns)))
+_keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
 _EXTRAS = init_extras(2, VOCAB)
 
 

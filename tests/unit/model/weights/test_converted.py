@@ -171,12 +171,12 @@ def test_every_torn_file_is_refused(made: Path, tmp_path: Path) -> None:
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], object], *, signed: bool = True) -> None:
     """Change the manifest, with a checksum that fits."""
-    from jswa.model.weights.converted import _digest
+    from jswa.model.weights.converted import manifest_digest
 
     manifest = json.loads((folder / MANIFEST).read_text())
     change(manifest)
     if signed:
-        manifest["sha256"] = _digest(manifest)
+        manifest["sha256"] = manifest_digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 

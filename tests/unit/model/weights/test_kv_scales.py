@@ -15,7 +15,7 @@ from jswa.model.transformer import Params
 from jswa.model.weights.kv_scales import scales_name, scales_of
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
-from jswa.storage.persist import _weights_digest
+from jswa.storage.persist import weights_digest
 from tests.support.quantized import write
 from tests.unit.model.weights.test_quantized import COMPRESSED, plain_tensors
 
@@ -119,7 +119,7 @@ def test_a_converted_checkpoint_has_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again[scales_name(0)], found[scales_name(0)])
     other = {**found, scales_name(0): found[scales_name(0)].at[1, 1].set(0.8)}
     without = {name: value for name, value in found.items() if name != scales_name(0)}
-    assert len({_weights_digest(params) for params in (found, other, without)}) == 3
+    assert len({weights_digest(params) for params in (found, other, without)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for funct
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_numbers_are_those_of_the_whole_matrix(name: str, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, in every layout of a checkpoint, wherever rows are cut; an output of zeros has the scale 1."""
-    monkeypatch.setattr(rounding, "_CHUNK", 70)  # three rows
+    monkeypatch.setattr(rounding, "CHUNK", 70)  # three rows
     source, shape = CASES[name]
     rng, dtype = np.random.default_rng(0), np.dtype("float32" if name == "rows" else jnp.bfloat16)
     stored = {part.key: rng.standard_normal(part.shape).astype(np.float32) for part in source.parts}

@@ -104,7 +104,7 @@ def test_only_pages_that_the_query_sees_are_read(
     window: int | None, chunk: int | None, copies: int, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A local layer's cost cannot depend on the context: copies are counted, here of pages 22 to 25 for the window."""
-    callbacks = mosaic._interpreter().gpu_callbacks
+    callbacks = mosaic.interpreter().gpu_callbacks
     copy, count = callbacks.copy_gmem_to_smem, 0
 
     def counted(*arguments: Any, **options: Any) -> Any:

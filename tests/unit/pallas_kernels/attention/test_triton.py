@@ -218,7 +218,7 @@ def test_tokens_that_no_tile_holds_are_known() -> None:
     zeros = jnp.zeros(3, jnp.int32)
     rows = Rows(zeros, jnp.asarray(counts), jnp.zeros((3, 1), jnp.int32), zeros, zeros)
     for size in (1, 2, 4):
-        held = triton_attention._held(rows, tiles_of(counts, 8, size))
+        held = triton_attention.in_a_tile(rows, tiles_of(counts, 8, size))
         assert held.tolist() == [True] * 5 + [False] * 3
 
 
@@ -231,7 +231,7 @@ def test_an_idle_row_between_others_has_no_live_query() -> None:
     tiles = tile_rows(counts, row, row, 1)
     assert tiles.place.tolist() == [0, 1, 1]
     shape = Shape(3, 1, 1, 1, 64, 64, 128, 16, 4, 1, jnp.dtype("bfloat16"), Attend(1.0))
-    row_of, first, live, _, _ = triton_attention._items(shape, rows, tiles, 3).T.tolist()
+    row_of, first, live, _, _ = triton_attention.program_items(shape, rows, tiles, 3).T.tolist()
     assert live == [1, 0, 1]
     assert (row_of[0], row_of[2]) == (0, 2)
     assert (first[0], first[2]) == (9, 9)

@@ -83,7 +83,7 @@ def test_all_tilings_of_edges(rows: int, consumers: int, gated: Any, dtype: str)
 
 def test_only_weights_of_experts_with_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode step costs the experts that it needs: copies are counted."""
-    callbacks = mosaic._interpreter().gpu_callbacks
+    callbacks = mosaic.interpreter().gpu_callbacks
     copy, count = callbacks.copy_gmem_to_smem, 0
 
     def counted(*arguments: Any, **options: Any) -> Any:

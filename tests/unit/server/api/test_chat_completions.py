@@ -1,5 +1,7 @@
 """/v1/chat/completions over HTTP: templates in their processes, messages, chunks."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -194,8 +196,7 @@ def test_a_model_without_a_template_says_so() -> None:
 
 def test_a_renderer_that_was_killed_is_replaced(client: Client) -> None:
     assert client.service.renderer is not None
-    for worker in client.service.renderer._workers:
-        if worker._process is not None:
-            worker._process.kill()
-            worker._process.wait()
+    for pid in client.service.renderer.pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # the renderer reaps it
     assert prompt_of(client, user("a")) == "user:a;>"

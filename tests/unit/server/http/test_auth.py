@@ -250,7 +250,7 @@ def test_connections_that_say_nothing_are_closed(sent: bytes, monkeypatch: pytes
 def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     engine = FakeEngine(max_rows=1)
     engine.delay = 0.005
-    with serving(engine, max_queued_requests=3, max_queued_tokens=100) as client:
+    with serving(engine, max_queued_requests=3, max_queued_tokens=100, admin_api_key="root") as client:
         body = {"prompt": "abc", "max_tokens": 100, "stream": True}
         threads = [threading.Thread(target=client.post, args=(PATH, {**body, "n": n})) for n in (1, 3)]
         threads[0].start()
@@ -261,7 +261,7 @@ def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
         assert response.status_code == 429
         assert response.headers["retry-after"] == "1"
         assert response.json()["error"]["type"] == "rate_limit_error"
-        client.service.bridge._loop.call_soon_threadsafe(client.service.abort_all)  # type: ignore[union-attr]
+        assert client.post("/abort", {"abort_all": True}, headers=bearer("root")).status_code == 200
         for thread in threads:
             thread.join()
         assert client.service.admission.texts == 0
