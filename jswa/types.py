@@ -9,7 +9,7 @@ import numpy as np
 from jswa.errors import GenerationError, InvalidSampling
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-MissReason = Literal["cold", "evicted", "window lost", "salt", "too short", "prompt logprobs"]
+MissReason = Literal["cold", "evicted", "window lost", "salt", "too short", "prompt logprobs", "disabled"]
 
 MAX_LOGPROBS = 20  # log probabilities of most likely tokens, at most
 
@@ -128,7 +128,8 @@ class PrefixHit(NamedTuple):
         replayed_tokens: full_hit_tokens - cached_tokens: run again because the local KV had been given up.
         revived: whether these end in a window that the replay has rebuilt; else they start from one that was kept.
         reason: why the others were not found: text never seen ("cold"), or seen and "evicted", under another "salt",
-            "too short" to be worth a copy, or not looked for because their log probabilities were asked for.
+            "too short" to be worth a copy, or not looked for because their log probabilities were asked for
+            ("prompt logprobs") or because the engine has no prefix cache ("disabled").
             "salt" tells what another tenant has asked: it is for operators, not for clients.
     """
 

@@ -26,6 +26,7 @@ from jswa.cache.prefix.radix import Window
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 
 _NO_TOKENS = np.zeros(0, np.int32)
+_DISABLED = NO_MATCH._replace(reason="disabled")
 
 
 class Move(NamedTuple):
@@ -72,7 +73,7 @@ class CacheManager:
 
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
-        return self.prefix.match(salt, tokens, limit if self._sharing else 0)
+        return self.prefix.match(salt, tokens, limit) if self._sharing else _DISABLED
 
     def leased_slots(self, match: Match) -> int:
         """Return the slots of a match that other rows hold too: sharing them takes no available slots."""

@@ -28,7 +28,7 @@ from jswa.plan import NOT_FINITE, LogprobTable, Request, StepLogprobs, StepPlan,
 from jswa.sched.draft import Draft, lease_of, make_plan
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
-from jswa.types import FinishReason, PrefixHit
+from jswa.types import FinishReason, MissReason, PrefixHit
 
 
 @dataclass(frozen=True)
@@ -295,8 +295,10 @@ class Scheduler:
         if sequence.prefix is not None or sequence.num_known > length:
             return
         sequence.first_scheduled_time = time.monotonic()
+        skipped = sequence.request.params.prompt_logprobs is not None and self.limits.prefix_cache
+        reason: MissReason = "prompt logprobs" if skipped else match.reason
         sequence.prefix = PrefixHit(
-            length, at.start, at.full_to, at.full_to - at.start, match.reason, revived=0 < at.start < at.exact_from
+            length, at.start, at.full_to, at.full_to - at.start, reason, revived=0 < at.start < at.exact_from
         )
         self.cache.hits.count(sequence.prefix)
 

@@ -78,7 +78,7 @@ class PrefixCache:
             full[: -(-found.full_to // p) if self.layout.full is not None else 0],
             local[window],
             branch=bool(path) and (text < path[-1].end or bool(path[-1].children)),
-            reason=self._reason(salt, tokens, text, limit),
+            reason=self._reason(salt, tokens, text),
         )
 
     def start(self, lease: Lease, match: Match) -> None:
@@ -248,9 +248,7 @@ class PrefixCache:
         fresh.last = self.retention.clock
         return fresh
 
-    def _reason(self, salt: str, tokens: Int[np.ndarray, " T"], text: int, limit: int) -> MissReason:
-        if limit == 0 and len(tokens) > 1:
-            return "prompt logprobs"
+    def _reason(self, salt: str, tokens: Int[np.ndarray, " T"], text: int) -> MissReason:
         if len(tokens) <= self._least_copy:
             return "too short"
         if self.retention.was_evicted(salt, tokens, text):

@@ -1,5 +1,7 @@
 """What one scheduler does in named situations (jswa/sched/scheduler.py)."""
 
+import dataclasses
+
 import jaxtyping
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import FROM_DEVICE, NOT_FINITE, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
+from jswa.types import SamplingParams
 from tests.support.fakes import Loop, TextModel, make_layout, make_request
 
 FULL = make_layout(4, None, num_full=1, num_local=0)
@@ -268,3 +271,21 @@ def test_steps_must_be_applied_in_their_order() -> None:
     assert plans[1] is not None
     with pytest.raises(EngineError, match="order"):
         scheduler.apply(plans[1], np.zeros(1, np.int32))
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+def test_the_reason_of_a_miss_is_the_reason_why_the_cache_was_not_asked(
+    cache: bool, prompt_logprobs: int | None
+) -> None:
+    """Prompt log probabilities are named only if they are the reason: without a cache every miss is "disabled"."""
+    loop = Loop(HYBRID, Limits(40, 4, 16, HYBRID.page_size, num_blocks=40, prefix_cache=cache), MODEL)
+    request = make_request("a", [1, 2, 3, 4, 5, 6], length=8)
+    loop.scheduler.add(dataclasses.replace(request, params=SamplingParams(prompt_logprobs=prompt_logprobs)))
+    plan = loop.launch()
+    assert plan is not None
+    (sequence,) = loop.scheduler.running
+    assert sequence.prefix is not None
+    expected = "disabled" if not cache else "cold" if prompt_logprobs is None else "prompt logprobs"
+    assert sequence.prefix.missed() == {expected: 6}
+    assert loop.scheduler.cache.stats().missed == {expected: 6}
