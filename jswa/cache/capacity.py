@@ -1,4 +1,4 @@
-"""How much fits: the arithmetic of sizing and admission, in slots of 1/m block (docs/design.md §3)."""
+"""How much fits the arena: the arithmetic of sizing and admission, in slots (docs/design.md §3)."""
 
 import bisect
 import math
@@ -8,7 +8,7 @@ from jswa.config import Limits
 
 
 def peak_slots(layout: KVLayout, max_tokens: int, length: int) -> int:
-    """Slots that a row of `length` tokens needs at its peak, in steps of at most `max_tokens`.
+    """Return the slots that a row of `length` tokens needs at its peak, in steps of at most `max_tokens`.
 
     The peak of local pages is the last prefill chunk beside the window before it.
     """
@@ -18,27 +18,27 @@ def peak_slots(layout: KVLayout, max_tokens: int, length: int) -> int:
 
 
 def row_capacity(layout: KVLayout, limits: Limits, total_slots: int) -> int:
-    """Longest row, prompt and generated tokens together, that the arena can always serve, up to max_model_len."""
+    """Return the longest row (prompt and generated tokens) that the arena can always serve, up to max_model_len."""
     lengths = range(1, limits.max_model_len + 1)
     return bisect.bisect_right(lengths, total_slots, key=lambda n: peak_slots(layout, limits.max_tokens, n))
 
 
 def useful_blocks(layout: KVLayout, limits: Limits) -> int:
-    """Blocks beyond which rows gain nothing: every row at max_model_len, one step's reserve, the zero block."""
+    """Return the blocks that all rows can use: each at max_model_len, one step's reserve, the zero block."""
     rows = limits.max_rows * layout.resident_slots(limits.max_model_len)
     reserve = layout.step_reserve_slots(limits.max_tokens, limits.max_rows)
     return 1 + math.ceil((rows + reserve) / layout.pages_per_block)
 
 
 def rows_held(layout: KVLayout, total_slots: int, length: int) -> int:
-    """Resting rows of `length` tokens that fit the arena at the same time."""
+    """Return how many rows of `length` tokens fit the arena together."""
     return total_slots // layout.resident_slots(length)
 
 
 def ideal_fraction(layout: KVLayout, length: int) -> float:
-    """Bytes that a row of `length` tokens must keep over the bytes that it takes here.
+    """Return the bytes that a row of `length` tokens must keep over the bytes that it takes here.
 
-    The difference: padding of blocks to a common unit, local slots of layers that do not exist, the rest of a page.
+    The difference is padding of blocks to a common unit, unused layers of local pages, and the rest of the last page.
     """
     ideal = 0
     if layout.full is not None:
@@ -50,7 +50,7 @@ def ideal_fraction(layout: KVLayout, length: int) -> float:
 
 
 def padding(layout: KVLayout) -> float:
-    """Share of a block that no layer uses when it is a local page, or else full pages."""
+    """Return the share of a block that no layer uses, as a local page, or as full pages if there are none."""
     kind = layout.local or layout.full
     if kind is None:
         return 0.0

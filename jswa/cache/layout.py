@@ -1,7 +1,7 @@
 """Where the KV of every layer lies in the arena: lanes, blocks and the two page views (docs/design.md §3).
 
     lane 0   [ block 0 | block 1 | block 2 | … ]      one array per lane, the same block ids in all lanes
-    block    local page: S' slots, one per local layer of the lane, p tokens each
+    block    local page: p tokens of each local layer of the lane
              or m full pages: p tokens each of the lane's one full layer
 
 A page id is one number that is valid in every lane, so a table has one entry per page, not per layer.
@@ -17,9 +17,9 @@ from jswa.errors import UnsupportedModel
 
 @dataclass(frozen=True)
 class KindLayout:
-    """The page view of one kind of layer: an array `[pages, slots, num_kv_heads, page_size, row]`.
+    """The page view of one kind of layer: an array `[pages, layers_per_page, num_kv_heads, page_size, row]`.
 
-    A `row` is what a token keeps per head: K and V side by side.
+    A `row` is the KV of one token and head: K and V side by side.
     """
 
     num_layers: int
@@ -37,7 +37,7 @@ class KindLayout:
 
 @dataclass(frozen=True)
 class LayerKV:
-    """Where the KV that one layer reads lies, its own or another's. `slot` is 0 for full layers."""
+    """Where the KV that one layer reads lies, its own or another layer's. `index`: among the layers of a page."""
 
     kind: AttentionKind
     lane: int
@@ -69,34 +69,34 @@ class KVLayout:
 
     @property
     def pages_per_block(self) -> int:
-        """Full pages of one block (m); 1 without full layers, so that slots still count blocks."""
+        """Full pages of one block (m); 1 without full layers, so that a slot is a block then."""
         return self.full.pages_per_block if self.full else 1
 
     def block_bytes(self, itemsize: int) -> int:
-        """Bytes of one block over all lanes, on each device."""
+        """Return the bytes of one block over all lanes, on each device."""
         return self.num_lanes * self.block_elems * itemsize
 
     def touch(self, tokens: int) -> int:
-        """Pages that hold any run of `tokens` consecutive tokens, however it lies on the page grid."""
+        """Return the pages that hold any run of `tokens` consecutive tokens, however it lies on the page grid."""
         return math.ceil((tokens - 1) / self.page_size) + 1 if tokens > 0 else 0
 
     def full_pages(self, length: int) -> int:
-        """Full pages of a row of `length` tokens."""
+        """Return the full pages of a row of `length` tokens."""
         return math.ceil(length / self.page_size) if self.full else 0
 
     def window_pages(self, length: int) -> int:
-        """Local pages that a row of `length` tokens may hold while it decodes."""
+        """Return the local pages that a row of `length` tokens may hold while it decodes."""
         if self.reach is None:
             return 0
         span = min(length, self.reach.size)
         return math.ceil(span / self.page_size) if self.reach.chunked else self.touch(span)
 
     def resident_slots(self, length: int) -> int:
-        """Arena slots (1/m block each) of a resting row: the one formula of sizing and admission."""
+        """Return the slots of a row between two steps: the one formula of sizing and admission."""
         return self.full_pages(length) + self.pages_per_block * self.window_pages(length)
 
     def step_reserve_slots(self, tokens: int, prefill_rows: int) -> int:
-        """Slots that the local pages of one step's prefill chunks take beyond the rows' windows, once for all rows."""
+        """Return the slots that one step's prefill chunks take beyond the rows' windows, for all rows together."""
         if self.local is None:
             return 0
         return self.pages_per_block * (math.ceil(tokens / self.page_size) + prefill_rows)

@@ -58,21 +58,21 @@ class PagePool:
 
     @property
     def total_slots(self) -> int:
-        """Slots of all blocks but the block of zeros."""
+        """Slots of all blocks except the block of zeros."""
         return (self.num_blocks - 1) * self.pages_per_block
 
     @property
     def free_slots(self) -> int:
-        """Slots that can still be handed out, holes included."""
+        """Slots that can still be allocated, holes included."""
         return len(self._free) * self.pages_per_block + self.holes
 
     @property
     def evictable_slots(self) -> int:
-        """Slots of pages that the cache alone owns."""
+        """Slots of pages that only the cache owns."""
         return self.evictable_full + self.pages_per_block * self.evictable_local
 
     def alloc_local(self, count: int) -> Int[np.ndarray, " count"]:
-        """Take `count` whole blocks as local pages. The caller has seen `free_slots ≥ m · count`."""
+        """Allocate `count` whole blocks as local pages. The caller has checked `free_slots ≥ m · count`."""
         if count * self.pages_per_block > self.free_slots:
             raise EngineError(f"alloc_local({count}) with {self.free_slots} slots, {self.pages_per_block} a block")
         while len(self._free) < count:
@@ -84,7 +84,7 @@ class PagePool:
         return blocks
 
     def alloc_full(self, count: int) -> Int[np.ndarray, " count"]:
-        """Take `count` full pages: whole blocks for the whole-block part, holes of shared blocks for the rest.
+        """Allocate `count` full pages: whole blocks for the whole-block part, holes of shared blocks for the rest.
 
         The caller has seen `free_slots ≥ count`.
         """
@@ -105,51 +105,51 @@ class PagePool:
         return ids
 
     def retain_local(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """One more owner for local pages that have one."""
+        """Add an owner to local pages that have one."""
         owners = self.local_owners[blocks]
         self.evictable_local -= int(np.count_nonzero(self.local_cached[blocks] & (owners == 1)))
         self.local_owners[blocks] = owners + 1
 
     def retain_full(self, pages: Int[np.ndarray, " n"]) -> None:
-        """One more owner for full pages that have one."""
+        """Add an owner to full pages that have one."""
         owners = self.full_owners[pages]
         self.evictable_full -= int(np.count_nonzero(self.full_cached[pages] & (owners == 1)))
         self.full_owners[pages] = owners + 1
 
     def cache_local(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """The cache becomes an owner of local pages that a lease owns."""
+        """Make the cache an owner of local pages that a lease owns."""
         self.local_cached[blocks] = True
         self.local_owners[blocks] += 1
 
     def cache_full(self, pages: Int[np.ndarray, " n"]) -> None:
-        """The cache becomes an owner of full pages that a lease owns."""
+        """Make the cache an owner of full pages that a lease owns."""
         self.full_cached[pages] = True
         self.full_owners[pages] += 1
 
     def uncache_local(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """The cache lets go of local pages."""
+        """Remove the cache as an owner of local pages."""
         self.local_cached[blocks] = False
         self.evictable_local -= self._release_local(blocks)[1]
 
     def uncache_full(self, pages: Int[np.ndarray, " n"]) -> None:
-        """The cache lets go of full pages."""
+        """Remove the cache as an owner of full pages."""
         self.full_cached[pages] = False
         self.evictable_full -= self._release_full(pages)[1]
 
     def free_local(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """Take one owner of local pages away; those without any are free."""
+        """Remove an owner of local pages; pages without owners become free."""
         owners, gone = self._release_local(blocks)
         if gone < len(blocks):
             self.evictable_local += int(np.count_nonzero(self.local_cached[blocks] & (owners == 1)))
 
     def free_full(self, pages: Int[np.ndarray, " n"]) -> None:
-        """Take one owner of full pages away; a block whose last page goes is free again."""
+        """Remove an owner of full pages; a block without pages becomes free."""
         owners, gone = self._release_full(pages)
         if gone < len(pages):
             self.evictable_full += int(np.count_nonzero(self.full_cached[pages] & (owners == 1)))
 
     def _release_local(self, blocks: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
-        """One owner less: how many each has left, and how many pages are free now."""
+        """Remove an owner; return how many each page has left, and how many pages became free."""
         owners = self.local_owners[blocks] - 1
         if len(owners) and owners.min() < 0:
             raise EngineError(f"free_local of blocks that are not local pages: {blocks}")
@@ -162,7 +162,7 @@ class PagePool:
         return owners, len(gone)
 
     def _release_full(self, pages: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
-        """The same for full pages."""
+        """Do the same for full pages."""
         owners = self.full_owners[pages] - 1
         if len(owners) and owners.min() < 0:
             raise EngineError(f"free_full of pages that are not held: {pages}")
@@ -182,7 +182,7 @@ class PagePool:
             self._empty_one_block()
 
     def drain_moves(self) -> list[tuple[int, int]]:
-        """The page moves (source, destination) since the last call, in order."""
+        """Return the page moves (source, destination) since the last call, in order."""
         moves, self.moves = self.moves, []
         return moves
 
@@ -215,7 +215,7 @@ class PagePool:
         return block
 
     def _fill_hole(self) -> int:
-        """One page from the fullest partly used block (so that emptier ones may drain), else from a fresh block."""
+        """Allocate a page of the fullest partly used block, so that emptier blocks drain; else of a fresh block."""
         listed = next((s for s in reversed(self._partial) if s), None)
         block = next(reversed(listed)) if listed else self._open_block()
         offset = int(self._held[block].argmin())
@@ -246,7 +246,7 @@ class PagePool:
         block = next(iter(listed))
         self._live[block] = 0
         sources = (block * m + np.flatnonzero(self._held[block])).tolist()
-        # Off the lists while its pages leave, so that they do not move within the block.
+        # The block leaves the lists first, so that its pages do not move within it.
         del listed[block]
         self.holes -= m - live
         targets = [self._fill_hole() for _ in sources]

@@ -1,4 +1,4 @@
-"""How likely something in the cache is to be used again, learned from the ages at which things were.
+"""How likely a cached item is to be used again, learned from the ages at which items were used or evicted.
 
 Beckmann, Chen and Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density" (NSDI 2018): the value of keeping
 something that has not been used for `age` is the chance of a use still to come over the time it will be kept for.
@@ -13,10 +13,10 @@ _DECAY_AT = 4096.0  # events after which the past counts half
 
 
 class Ageing:
-    """Counts uses and evictions by age, in requests. Things that have been used again are a class of their own."""
+    """Counts uses and evictions by age, in requests, separately for items that were reused before."""
 
     def __init__(self) -> None:
-        # The prior is LRU: as many uses as evictions at each age, and the older the fewer of both.
+        # The prior behaves like LRU: equally many uses and evictions at each age, fewer of both at greater ages.
         prior = [1.0 / 2.0 ** (bucket / 2) for bucket in range(_BUCKETS)]
         self._hits = [list(prior), list(prior)]
         self._ends = [list(prior), list(prior)]
@@ -24,11 +24,11 @@ class Ageing:
         self._density = [_densities(self._hits[reused], self._ends[reused]) for reused in (0, 1)]
 
     def density(self, age: int, *, reused: bool) -> float:
-        """Uses to be expected per request that passes, for something of this age."""
+        """Return the expected uses per passing request of an item of this age."""
         return self._density[reused][_bucket(age)]
 
     def count(self, age: int, *, reused: bool, hit: bool) -> None:
-        """Something of this age has been used again, or evicted."""
+        """Count a use (`hit`) or an eviction of an item of this age."""
         counts = self._hits if hit else self._ends
         counts[reused][_bucket(age)] += 1.0
         self._events += 1
@@ -47,7 +47,7 @@ def _bucket(age: int) -> int:
 
 
 def _densities(hits: list[float], ends: list[float]) -> list[float]:
-    """Hit density by age bucket: Σ hits at this age or later over Σ time from this age to the event."""
+    """Return the hit density by age bucket: Σ hits at this age or later over Σ time from this age to the event."""
     out = [0.0] * _BUCKETS
     later_hits = later_events = later_ages = 0.0
     for bucket in reversed(range(_BUCKETS)):

@@ -1,16 +1,16 @@
-"""What the prefix cache keeps, and what it gives up first.
+"""Eviction: which windows and pages the prefix cache keeps, and which it evicts first.
 
-Local pages of the tree are *needed* by the windows at which a request can resume (the end of a prompt, the end of a
-text, the place where its last turn began, a place where texts part), or *spare*: slid out of a row's window, or left by
-a window that a later turn superseded. Memory is taken, in this order,
+A local page of the tree is *needed* by the windows at which a request can resume (at the end of a prompt, at the end of
+a text, where its last turn began, where texts diverge), or it is *spare*: it slid out of a row's window, or a later
+turn superseded its window. Pages are evicted in this order:
 
-1. from spare pages that no window ever needed, the oldest first: they help who parts where nobody has parted before;
-2. from those that superseded windows have left, the oldest first: they help who goes back to an earlier message;
-3. by loss per byte (`_value`): among a sample of windows and leaves, the one with the least expected loss per slot.
-   Loss of a window: the tokens by which a row would start earlier; of a leaf: those by which a row would that has all
-   of it. Each times the chance of a use by its age (`Ageing`). Windows go as a whole, leaves from their end and with
-   the windows that end there. So where a window is too costly to replay its leaf is worth nothing without it, and
-   goes next.
+1. spare pages that no window ever needed, oldest first. They help a text that diverges at a new position;
+2. spare pages of superseded windows, oldest first. They help a request that goes back to an earlier message;
+3. of a sample of windows and leaves, the item with the least expected loss per slot (`_value`). The loss of a window
+   is the number of tokens by which a matching row would start earlier; the loss of a leaf is that of a row that
+   matches the whole leaf. Both are weighted by the chance of another use at the item's age (`Ageing`). A window is
+   evicted as a whole, a leaf from its end together with the windows there. A leaf whose window is too costly to replay
+   is worth nothing without it, and goes next.
 
 Laws (`check`): a local page is spare exactly if the tree alone owns it and no window needs it; windows are whole.
 """
@@ -33,7 +33,7 @@ _GHOST_TOKENS = 8
 
 
 class Retention:
-    """Owns windows and spare pages of a tree, and evicts. `clock` counts the rows that have looked for a prefix."""
+    """Owns windows and spare pages of a tree, and evicts. `clock` counts the rows that have started from a match."""
 
     def __init__(self, tree: RadixTree) -> None:
         self.tree = tree
@@ -46,7 +46,7 @@ class Retention:
         self._uses = np.zeros(tree.pool.num_blocks, np.int32)
         self._marks = np.zeros(tree.pool.num_blocks, bool)
         self._spare: dict[int, None] = {}
-        self._left: dict[int, None] = {}  # spare too, but of windows
+        self._left: dict[int, None] = {}  # spare pages of dropped windows
         self._victim: tuple[Node, int] | None = None
         self._random = random.Random(0)
         self._ghosts: dict[tuple[str, int, bytes], None] = {}
@@ -64,7 +64,7 @@ class Retention:
         p = self.tree.page_size
         first, last = self._reach.first_visible(end) // p, -(-end // p)
         if first >= last:
-            return  # at the boundary of a chunk nothing is needed
+            return  # a query at a chunk boundary sees no earlier local page
         blocks = self.tree.page_ids(tail, "local", first, last)
         if not blocks.all():
             return
@@ -85,7 +85,7 @@ class Retention:
         self._changed(node)
 
     def drop_window(self, window: Window) -> Int[np.ndarray, " n"]:
-        """Forget a window; its pages that no other needs are spare, to go last. Returns those."""
+        """Drop a window; return its pages that are spare now, the last spare pages to be evicted."""
         del window.node.windows[window.end]
         self.tree.candidates.discard(window)
         self._changed(window.node)
@@ -107,25 +107,25 @@ class Retention:
         self._free_blocks(np.array(sorted([*self._spare, *self._left]), np.int32))
 
     def pin(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """Local pages of the tree have got one more owner."""
+        """Local pages of the tree got an owner: they are not spare."""
         for block in blocks.tolist():
             self._forget(block)
 
     def unpin(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """Local pages have lost an owner: those of the tree that nobody else owns or needs are spare."""
+        """Local pages lost an owner: pages that only the tree owns and no window needs become spare."""
         idle = blocks[
             self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (self._uses[blocks] == 0)
         ]
         self._spare.update(dict.fromkeys(idle.tolist()))
 
     def touch(self, item: Node | Window) -> None:
-        """A row has found this."""
+        """Count a use of a window or an edge by a row."""
         self.ageing.count(self.clock - item.last, reused=item.hits > 0, hit=True)
         item.last = self.clock
         item.hits += 1
 
     def make_room(self, slots: int) -> None:
-        """Evict until the pool has `slots` free slots. The caller has seen that so many are free or evictable."""
+        """Evict until the pool has `slots` free slots. The caller has checked that so many are free or evictable."""
         m = self.pool.pages_per_block
         while (short := slots - self.pool.free_slots) > 0:
             if spare := self._spare or self._left:
@@ -134,9 +134,9 @@ class Retention:
                 self._evict(max(short, m))
 
     def replace_partial(self, node: Node, first: int, block: int) -> None:
-        """A leaf that ends inside page position `first` goes on: take its part-filled local page out.
+        """Drop the partly filled local page of a leaf that ends inside page position `first` and is about to grow.
 
-        `block` is the local page that comes in its place, or 0: then windows that need it are lost.
+        `block` is the local page that replaces it, or 0: then windows that need the page are dropped.
         """
         index = first - node.start // self.tree.page_size
         old = int(node.local[index])
@@ -154,7 +154,7 @@ class Retention:
         self.tree.drop_local(node, slice(index, index + 1))
 
     def cut(self, node: Node, count: int) -> None:
-        """Take the last `count` pages of a leaf, its text from there on, and every window that needs them."""
+        """Evict the last `count` pages of a leaf, with their text and every window that needs them."""
         index = len(node.full) - count
         at = max(node.start, (node.start // self.tree.page_size + index) * self.tree.page_size)
         self._ghosts[node.salt, at, node.tokens[at - node.start :][:_GHOST_TOKENS].tobytes()] = None
@@ -164,7 +164,7 @@ class Retention:
         self.trim(node)
 
     def clear(self, node: Node, index: int) -> None:
-        """Let go of an edge's pages from this entry on, and of every window that needs one; the text stays."""
+        """Drop an edge's pages from entry `index` on, and every window that needs one. The text stays."""
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
         local = node.local[index:]
@@ -174,7 +174,7 @@ class Retention:
         self.tree.drop_full(node, slice(index, None))
 
     def trim(self, node: Node) -> None:
-        """Shorten a leaf to its last page, or to what a lease needs; where nothing is left take it out, and go on."""
+        """Shorten a leaf to its last page or last cursor; remove it if nothing is left, and then trim its parent."""
         p = self.tree.page_size
         while node.parent is not None and not node.children:
             ids = node.full if self.tree.layout.full is not None else node.local
@@ -183,8 +183,8 @@ class Retention:
             end = max([end, *(cursor.published for cursor in node.cursors)])
             if end > node.start:
                 if end < node.end:
-                    # In a model without full layers nothing but holes is cut; with them a page shared with edges
-                    # that are gone, of which this edge has no copy.
+                    # Without full layers this cuts holes only; with them, a page shared with removed edges, of which
+                    # this edge has no copy.
                     for window in self._windows_past(node, end):
                         self.drop_window(window)
                     self.tree.truncate(node, end)
@@ -197,7 +197,7 @@ class Retention:
             self.tree.remove(node)
 
     def was_evicted(self, salt: str, tokens: Int[np.ndarray, " T"], at: int) -> bool:
-        """Whether the cache held this text beyond `at`, not too long ago."""
+        """Return whether the cache held this text beyond `at` not too long ago."""
         return (salt, at, tokens[at : at + _GHOST_TOKENS].tobytes()) in self._ghosts
 
     def check(self) -> None:
@@ -215,7 +215,7 @@ class Retention:
         assert sorted([*self._spare, *self._left]) == np.flatnonzero(spare).tolist(), "spare pages differ"
 
     def _windows_past(self, node: Node, at: int) -> list[Window]:
-        """Windows of an edge and of those above it that need a page which ends after `at`, page aligned or an end."""
+        """Return windows of an edge and the edges above it that end behind `at` (page aligned, or an end)."""
         found: list[Window] = []
         above: Node | None = node
         while above is not None and above.end > at:
@@ -224,7 +224,7 @@ class Retention:
         return found
 
     def _free_blocks(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """Let go of spare pages."""
+        """Free spare pages."""
         nodes = self.tree.local_node[blocks]
         for block in blocks.tolist():
             self._forget(block)
@@ -242,12 +242,12 @@ class Retention:
             start = stop
 
     def _forget(self, block: int) -> None:
-        """A page is not spare any more."""
+        """Count a page as spare no longer."""
         if self._spare.pop(block, False) is False:
             self._left.pop(block, None)
 
     def _evict(self, slots: int) -> None:
-        """Evict one window, or a leaf as far as it takes to free so many slots."""
+        """Evict one window, or as much of one leaf's end as frees `slots` slots."""
         victim: Node | Window | None = None
         if self._victim is not None and self._victim[0].index >= 0 and self._victim[0].last == self._victim[1]:
             victim = self._victim[0] if self._free_tail(self._victim[0]) else None
@@ -262,39 +262,39 @@ class Retention:
             self._free_blocks(self.drop_window(victim))
 
     def _choose(self) -> Node | Window:
-        """Of a sample the item whose loss per slot, times its chance of being used, is least."""
+        """Return the item of a sample whose loss per slot, times its chance of another use, is least."""
         items, draw = self.tree.candidates.items, self._random.random
         sample = [items[int(draw() * len(items))] for _ in range(_SAMPLE)] if len(items) > _SAMPLE else items
-        # Edges in which rows stand seldom have anything to give: they are looked at only where nothing else has.
+        # Edges under a cursor seldom have free pages: they are considered only if no other item is left.
         free = [item for item in sample if isinstance(item, Window) or not item.cursors]
         for picked in (free, items):
             for _, index in sorted((self._score(item), item.index) for item in picked):
-                # What is known of an item may be older than the rows that hold its pages now.
+                # The cached value of an item may be older than the leases that hold its pages now.
                 items[index].value = self._value(items[index])
                 if items[index].value < math.inf:
                     return items[index]
         raise EngineError("the prefix cache has nothing to evict, although its pages are counted as evictable")
 
     def _score(self, item: Node | Window) -> float:
-        if item.value < 0 or item.value == math.inf:  # not known, or held by rows when looked at last
+        if item.value < 0 or item.value == math.inf:  # unknown, or held by rows when it was last computed
             item.value = self._value(item)
         return item.value * self.ageing.density(self.clock - item.last, reused=item.hits > 0)
 
     def _changed(self, node: Node) -> None:
-        """Values of an edge and its windows are to be computed anew."""
+        """Invalidate the values of an edge and its windows."""
         node.value = -1.0
         for window in node.windows.values():
             window.value = -1.0
 
     def _value(self, item: Node | Window) -> float:
-        """Loss per slot; infinite where nothing can be had."""
+        """Return the loss per slot; infinite if evicting the item frees nothing."""
         m = self.pool.pages_per_block
         if isinstance(item, Window):
             idle = self.pool.local_owners[item.blocks] == 1
             if not idle.any():
                 return math.inf
             loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
-            # Pages that other windows need too are not to be had with this one alone.
+            # Evicting this window does not free pages that other windows need too.
             return loss / max(0.5, m * int(np.count_nonzero(idle & (self._uses[item.blocks] == 1))))
         if self.tree.layout.full is None or item.full[-1] == NONE or self.pool.full_owners[item.full[-1]] > 1:
             return math.inf
@@ -302,7 +302,7 @@ class Retention:
         return loss / (len(item.full) + m * int(np.count_nonzero(item.local)))
 
     def _resumes_at(self, node: Node, last: int, length: int) -> int:
-        """Where a row that finds `length` tokens would start, by windows that end at `last` or before."""
+        """Return where a row that matches `length` tokens would start, given the windows that end at `last` or before."""
         if self._reach is None:
             return length
         least = self._reach.first_visible(length) if self._reach.chunked else max(0, length - self._replay)
@@ -315,7 +315,7 @@ class Retention:
         return least
 
     def _free_tail(self, node: Node) -> int:
-        """Full pages at the end of a leaf that nobody else owns."""
+        """Count the full pages at the end of a leaf that only the tree owns."""
         if self.tree.layout.full is None or node.full[-1] == NONE:
             return 0
         if self.pool.full_owners[node.full[-1]] > 1:

@@ -1,4 +1,4 @@
-"""What the prefix cache has done since the start, or since it was flushed."""
+"""Counters of the prefix cache since the start, or since it was flushed."""
 
 from dataclasses import dataclass, field
 
@@ -42,7 +42,7 @@ class CacheStats:
 
 @dataclass
 class HitCounter:
-    """Sums of `PrefixHit`s."""
+    """Sums over `PrefixHit`s."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -58,7 +58,7 @@ class HitCounter:
         return self.cached_tokens / max(self.prompt_tokens, 1)
 
     def count(self, hit: PrefixHit) -> None:
-        """One more request."""
+        """Count a request."""
         self.requests += 1
         self.prompt_tokens += hit.prompt_tokens
         self.cached_tokens += hit.cached_tokens
