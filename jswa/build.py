@@ -1,4 +1,4 @@
-"""From a checkpoint and options to an engine: weights, memory, programs; and the same on hosts that only follow."""
+"""Builds an engine from a checkpoint and options: weights, memory, programs. Hosts that only follow build the same."""
 
 import dataclasses
 import logging
@@ -35,7 +35,7 @@ _MIB = 2**20
 
 
 class Built(NamedTuple):
-    """What an engine is made of; `model` is the whole one, `layout` and `runner` are of one device's part."""
+    """The parts of an engine. `model` is the whole model; `layout` and `runner` are of one device's part."""
 
     model: ModelConfig
     limits: Limits
@@ -47,8 +47,8 @@ class Built(NamedTuple):
 def build_engine(folder: Path, options: EngineConfig) -> Engine:
     """Load a checkpoint, size the arena and compile every bucket. Raises ModelError or ConfigError.
 
-    On a host of several that is not the first it does not return: it runs what the first one launches, and ends the
-    process with it, by SystemExit.
+    With several hosts it returns on the first host only. The other hosts run what the first host launches, and exit
+    with it by SystemExit.
     """
     switches = Switches.read()
     use_compilation_cache(switches.compilation_cache)
@@ -65,7 +65,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
         raise
     trace = None
     if switches.dump_plans is not None:
-        # By lines: an engine that breaks leaves the steps that led there.
+        # Line buffered: if the engine fails, the file has the steps that led there.
         trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
         write_header(trace, model=str(folder), options=dataclasses.asdict(_on_one_host(options)))
     engine = Engine(
@@ -87,7 +87,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
 
 
 def _follow(runner: Runner, hosts: Hosts) -> Never:
-    """Run what the first host launches, and end with it."""
+    """Run what the first host launches, and exit with it."""
     _log.info("host %d is ready", hosts.member.rank)
     with hosts.outlive_signal():
         runner.follow(hosts.received())
@@ -96,7 +96,7 @@ def _follow(runner: Runner, hosts: Hosts) -> Never:
 
 
 def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
-    """The same on every host, each with its devices' part."""
+    """Build the parts of an engine; every host builds them for its own devices."""
     mesh = make_mesh(options.tensor_parallel_size, options.nnodes)
     device = jax.local_devices()[0]
     on_gpu = device.platform == "gpu"
@@ -133,7 +133,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
 
 
 def _own_devices(device: jax.Device, mesh: Mesh | None) -> list[jax.Device]:
-    """Those of this process that the model uses."""
+    """Return the devices of this process that the model uses."""
     return [device] if mesh is None else list(mesh.local_devices)
 
 
@@ -142,7 +142,7 @@ def _on_one_host(options: EngineConfig) -> EngineConfig:
 
 
 def _what_runs(folder: Path, options: EngineConfig) -> str:
-    """What hosts must have in common. They may have it in different folders."""
+    """Describe what all hosts must have in common: versions, options, config and weights, wherever the files are."""
     settings = dataclasses.replace(_on_one_host(options), lora_modules=())
     weights = "" if options.load_format == "dummy" else weights_fingerprint(folder)
     return f"{__version__} {jax.__version__} {settings} {sorted(options.adapters)} {load_config(folder)} {weights}"

@@ -1,4 +1,4 @@
-"""The engine: a scheduler and a runner, one step in flight. No policy and no arrays of its own."""
+"""The engine: drives a scheduler and a runner, with one step in flight. It has no policy of its own."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ class PendingStep(Protocol):
 
     @property
     def plan(self) -> StepPlan:
-        """What was launched."""
+        """The plan that was launched."""
         ...
 
     def tokens(self) -> Int[np.ndarray, " R"]:
@@ -37,13 +37,13 @@ class PendingStep(Protocol):
         ...
 
     def logprobs(self) -> StepLogprobs | None:
-        """Log probabilities, where the plan asks for them."""
+        """Log probabilities, if the plan asks for them."""
         ...
 
 
 @runtime_checkable
 class StepRunner(Protocol):
-    """What the engine needs of the device side; tests put a fake here."""
+    """The device side as the engine sees it; tests use a fake."""
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step and return at once."""
@@ -52,7 +52,7 @@ class StepRunner(Protocol):
 
 @runtime_checkable
 class CompilingRunner(StepRunner, Protocol):
-    """One that compiles some of its programs after the start."""
+    """A runner that compiles some of its programs after the start."""
 
     compiled_in_steps: int
     compiled_beside: int
@@ -66,8 +66,8 @@ class Engine:
     """Runs requests. One thread drives it: `add`, then `step` while `has_work`.
 
     Args:
-        adapters: digests of the LoRA adapters that the runner's parameters hold, by name and in their order.
-        hosts: those that share the model, where there are several; the engine is the first one's.
+        adapters: digests of the LoRA adapters among the runner's parameters, by name, in their order.
+        hosts: the hosts that share the model, if there are several; the engine runs on the first.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class Engine:
         cache_salt: str = "",
         lora: str | None = None,
     ) -> Request:
-        """Validate a prompt. Raises InvalidPrompt, InvalidToken, InvalidSampling, or RequestError for an unknown name.
+        """Validate a prompt and its parameters. `add` checks length limits.
 
-        Length limits are `add`'s.
+        Raises InvalidPrompt, InvalidToken or InvalidSampling, and RequestError for an unknown adapter.
 
         Args:
-            bad_words: token sequences that are never generated; `params.bad_words` is text and not looked at.
+            bad_words: token sequences that are never generated, in place of the text in `params.bad_words`.
             priority: lower runs first.
             cache_salt: cached prefixes are shared with requests of the same salt only.
-            lora: name of the adapter to run with; cached prefixes are never shared between adapters.
+            lora: name of the LoRA adapter; cached prefixes are never shared between adapters.
         """
         if len(prompt) == 0:
             raise InvalidPrompt("prompt", "", "must have at least one token")
@@ -164,15 +164,15 @@ class Engine:
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request; its pages are free at once. None where it has ended already."""
+        """End a request and free its pages at once; return None if it has ended already."""
         return self._scheduler.abort(request_id)
 
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Return whether `step` has anything to do."""
         return self._scheduler.has_work()
 
     def step(self) -> list[TokenEvent]:
-        """Launch the next step, then take in the tokens of the one before, while the device works."""
+        """Launch the next step, then apply the tokens of the previous step while the device works."""
         begin = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
@@ -203,9 +203,9 @@ class Engine:
         return events
 
     def prepare(self, params: SamplingParams) -> None:
-        """Compile what a request with these parameters needs and the start has not compiled: log probabilities.
+        """Compile the log probability programs that a request with these parameters needs, if they are missing.
 
-        May be called beside the thread that drives the engine: its steps go on meanwhile.
+        Another thread than the one that drives the engine may call this; steps go on meanwhile.
         """
         if not isinstance(self.runner, CompilingRunner):
             return
@@ -215,30 +215,30 @@ class Engine:
             self.runner.prepare("prompt")
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
-        """Have these called, in a thread of their own, for a host that shares the model.
+        """Register callbacks for the loss of another host; each is called in a thread of its own.
 
-        Without them the process ends there and then.
+        Without callbacks the process exits when a host is lost.
 
         Args:
-            lost: it is gone: a step that waits for it never returns.
-            leaving: it has been told to end, and goes on until this engine is closed.
+            lost: a host is gone: a step that waits for it never returns.
+            leaving: a host was told to exit; it keeps working until this engine is closed.
         """
         if self.hosts is not None:
             self.hosts.when_lost(lost, leaving)
 
     def close(self) -> None:
-        """Let go of the other hosts, where there are any: the engine cannot be used any more. Closing twice is fine."""
+        """Release the other hosts, if there are any. The engine cannot be used afterwards. Closing twice is fine."""
         if self.hosts is not None:
             self.hosts.close()
 
     def step_stats(self) -> StepStats:
-        """What the steps so far have done and taken."""
+        """Return counts and times of the steps so far."""
         runner = self.runner
         late = (runner.compiled_in_steps, runner.compiled_beside) if isinstance(runner, CompilingRunner) else (0, 0)
         return self._log.stats(*late)
 
     def stats(self) -> SchedulerStats:
-        """Rows and pages at this moment."""
+        """Return rows and memory at this moment."""
         return self._scheduler.stats()
 
     def check(self) -> None:
@@ -246,9 +246,9 @@ class Engine:
         self._scheduler.check()
 
     def cache_stats(self) -> CacheStats:
-        """What the prefix cache has done and holds."""
+        """Return counters and contents of the prefix cache."""
         return self._scheduler.cache.stats()
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache; rows that run keep what they hold."""
+        """Empty the prefix cache. Running rows keep their pages."""
         self._scheduler.cache.flush()

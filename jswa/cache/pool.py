@@ -1,17 +1,17 @@
-"""Which blocks and pages of the arena are free, and how many owners the others have. Owns no memory: ids only, int32.
+"""Which blocks and pages of the arena are free, and how many owners the others have. It holds int32 ids, no memory.
 
 A block is free, or one local page, or m full pages of which some may be free. Free full pages inside partly used
-blocks are *holes*. Counting in slots (1/m block): free_slots = m · free blocks + holes.
+blocks are *holes*. A slot is 1/m of a block: free_slots = m · free blocks + holes.
 
-Owners are leases and the prefix cache: `alloc_*` gives a page its first, `retain_*` one more, `free_*` takes one away
-and frees the page with the last. The cache marks its pages (`cache_*`, `uncache_*`); those that nobody else owns are
-*evictable*.
+Owners are leases and the prefix cache: `alloc_*` gives a page its first owner, `retain_*` adds one, `free_*` removes
+one and frees the page with the last. The cache marks its pages (`cache_*`, `uncache_*`); a page that only the cache
+owns is *evictable*.
 
 Laws (`check`):
 * conservation: free slots + m · local pages + full pages = slots of all blocks but block 0;
 * evictable pages are those of the cache with one owner;
-* compaction: free_slots ≥ m ⇒ one block can be had by moving at most m - 1 pages;
-* after `settle`, holes ≤ 2 % of all slots (or fewer than m, which no compaction can mend).
+* compaction: free_slots ≥ m ⇒ at most m - 1 page moves free one block;
+* after `compact`, holes ≤ 2 % of all slots (or fewer than m, too few to free a block).
 
 Moves are recorded in `moves` and must be carried out on the device, in order, before anything is written to the
 new ids; the caller rewrites the ids it holds (`drain_moves`).
@@ -31,8 +31,8 @@ _FREE, _LOCAL, _FULL, _ZERO = range(4)
 class PagePool:
     """Free lists of one arena of `num_blocks` blocks with `pages_per_block` (m) full pages each.
 
-    `full_owners`, `local_owners` (how many), `full_cached` and `local_cached` (whether the cache is one of them) are by
-    page id, for others to read.
+    Read-only for others, by page id: `full_owners`, `local_owners` (number of owners), `full_cached` and `local_cached`
+    (whether the prefix cache is an owner).
     """
 
     def __init__(self, num_blocks: int, pages_per_block: int) -> None:

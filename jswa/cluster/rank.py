@@ -1,6 +1,6 @@
-"""Which of several hosts this process is: from options, or from what Slurm, MPI or a LeaderWorkerSet tell it. No jax.
+"""The rank of this process among several hosts, from options or from Slurm, MPI or a LeaderWorkerSet. No jax.
 
-A host is one process with the devices that it sees. The first one plans, serves and tells the others what to launch.
+A host is one process with the devices that it sees. The first host plans, serves, and broadcasts its launches.
 """
 
 import re
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 
-PORT = 9876  # of the first host, where whoever starts the processes names none
-# Variables by launcher: how many processes there are, and which this one is.
+PORT = 9876  # of the first host, unless an option or the launcher names another
+# Environment variables by launcher: the number of processes, and the rank of this one.
 _COUNTED = {
     "LeaderWorkerSet": ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX"),
     "Slurm": ("SLURM_NTASKS", "SLURM_PROCID"),
@@ -24,7 +24,7 @@ _LAUNCHER = re.compile(r"tcp://([^,:]+)")
 
 
 class Member(NamedTuple):
-    """One of so many hosts; `address` is where the first one listens for the others, host and port."""
+    """This process among `nodes` hosts; the first host listens for the others at `host` and `port`."""
 
     nodes: int
     rank: int
@@ -33,20 +33,21 @@ class Member(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Host and port as one."""
+        """Host and port in one string."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def find_member(options: EngineConfig, environ: Mapping[str, str]) -> Member | None:
-    """This process among `nnodes`; None where there is one host. Raises ConfigError where it cannot be told.
+    """Return this process's rank among `nnodes` hosts, or None if there is one host.
 
-    Options come before the environment, which counts only where `nnodes` says that there are several hosts.
+    Options override the environment, which is read only if `nnodes` > 1. Raises ConfigError if the rank or the first
+    host's address is unknown.
     """
     nodes = options.nnodes
     if nodes == 1:
         for name in ("node_rank", "dist_init_addr"):
             if getattr(options, name):
-                raise ConfigError(name, getattr(options, name), "is of several hosts, and nnodes is 1")
+                raise ConfigError(name, getattr(options, name), "needs several hosts, but nnodes is 1")
         return None
     if options.tensor_parallel_size % nodes:
         raise ConfigError(
@@ -57,12 +58,12 @@ def find_member(options: EngineConfig, environ: Mapping[str, str]) -> Member | N
         raise ConfigError("node_rank", rank, f"must be a whole number, at least 0 and less than nnodes = {nodes}")
     address = options.dist_init_addr or _first_host(environ)
     if address is None:
-        raise ConfigError("dist_init_addr", None, "must be the first host's address and port: no launcher tells it")
+        raise ConfigError("dist_init_addr", None, "must be the first host's address and port: no launcher names it")
     return Member(nodes, rank, *_host_and_port(address))
 
 
 def _rank(environ: Mapping[str, str], nodes: int) -> int:
-    """What the launcher says. Raises ConfigError where none says anything, or another number of processes."""
+    """Return the rank that the launcher gives. Raises ConfigError if there is none, or another number of hosts."""
     for launcher, (size, index) in _COUNTED.items():
         if size in environ and index in environ:
             if environ[size] != str(nodes):
@@ -72,7 +73,7 @@ def _rank(environ: Mapping[str, str], nodes: int) -> int:
 
 
 def _first_host(environ: Mapping[str, str]) -> str | None:
-    """The address of the first host, as the launcher knows it."""
+    """Return the first host's address from the launcher's environment, if it has one."""
     if "LWS_LEADER_ADDRESS" in environ:
         return environ["LWS_LEADER_ADDRESS"]
     found = _FIRST_NODE.match(environ.get("SLURM_STEP_NODELIST", ""))

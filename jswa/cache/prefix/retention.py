@@ -302,7 +302,7 @@ class Retention:
         return loss / (len(item.full) + m * int(np.count_nonzero(item.local)))
 
     def _resumes_at(self, node: Node, last: int, length: int) -> int:
-        """Return where a row that matches `length` tokens would start, given the windows that end at `last` or before."""
+        """Return where a row that matches `length` tokens would start, by the windows that end at `last` or before."""
         if self._reach is None:
             return length
         least = self._reach.first_visible(length) if self._reach.chunked else max(0, length - self._replay)

@@ -7,16 +7,16 @@ from jswa.types import MissReason, PrefixHit
 
 @dataclass(frozen=True)
 class CacheStats:
-    """A snapshot, tokens of prompts as in `PrefixHit`, summed over the requests whose first step has been planned.
+    """Counters at one moment: prompt tokens as in `PrefixHit`, summed over the requests that have been scheduled.
 
     Attributes:
-        revived_tokens: of the cached ones, those of requests that rebuilt a lost window from full-attention KV.
+        revived_tokens: cached tokens of requests that rebuilt a lost window from full-attention KV.
         missed: prompt tokens that were computed, by reason.
-        full_pages, local_pages: pages that the cache holds, with or without rows.
-        evictable_full_pages, evictable_local_pages: those that no row holds.
-        windows: places at which it keeps what a request needs to resume.
-        evictions: times that it gave up a window, or the end of a text.
-        slid_pages: local pages that have left the windows of rows while they ran.
+        full_pages, local_pages: pages that the cache holds, alone or with rows.
+        evictable_full_pages, evictable_local_pages: pages that the cache holds alone.
+        windows: positions at which the cache keeps the local pages that a request needs to resume.
+        evictions: evicted windows and ends of texts.
+        slid_pages: local pages that have left the windows of running rows.
     """
 
     requests: int
