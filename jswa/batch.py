@@ -1,4 +1,4 @@
-"""The prompts of one `generate` call on their way through the engine, and their texts on the way back."""
+"""One `generate` call: its prompts become requests, and the events of their tokens become outputs."""
 
 import dataclasses
 import time
@@ -17,7 +17,7 @@ from jswa.types import CompletionOutput, FinishReason, Logprob, RequestMetrics, 
 
 
 class Host(Protocol):
-    """What a batch needs of the LLM it runs in."""
+    """The LLM as a batch sees it."""
 
     tokenizer: Tokenizer | None
 
@@ -27,15 +27,15 @@ class Host(Protocol):
         ...
 
     def enter(self, batch: "Batch") -> str:
-        """A new request id, whose events go to the batch."""
+        """Return a new request id whose events go to the batch."""
         ...
 
     def leave(self, request_id: str) -> None:
-        """End a request, if it has not ended, and forget it."""
+        """Abort a request if it has not ended, and forget it."""
         ...
 
     def advance(self) -> None:
-        """Run one engine step and hand out its events."""
+        """Run one engine step and distribute its events."""
         ...
 
 
@@ -52,7 +52,7 @@ class _Choice:
 
 
 class Batch:
-    """Requests of one call. `events` is filled by the host, also while another batch drives the engine."""
+    """The requests of one call. The LLM fills `events`, also while another batch drives the engine."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Batch:
         self._choices: dict[str, _Choice] = {}
 
     def collect(self, *, show: bool) -> list[RequestOutput]:
-        """Run to the end and return whole results, in input order."""
+        """Run all requests to their end and return whole results, in input order."""
         texts: list[dict[int, CompletionOutput]] = [{} for _ in self._outputs]
         last: list[RequestOutput | None] = [None] * len(self._outputs)
         with tqdm(total=len(texts), desc="prompts", disable=not show, unit="prompt", dynamic_ncols=True) as bar:
@@ -102,7 +102,7 @@ class Batch:
         return done
 
     def stream(self) -> Iterator[RequestOutput]:
-        """Yield pieces as they come; raise what was refused at the end."""
+        """Yield outputs as they come; raise the errors of refused prompts at the end."""
         for _, output in self._pieces():
             yield output
         self._raise([])
@@ -210,7 +210,7 @@ class Batch:
         return choice.prompt, piece
 
     def _logprobs(self, at: ChoiceLogprobs, wanted: int | None) -> dict[int, Logprob]:
-        """The token that stands there, and the `wanted` most likely ones."""
+        """Return the log probabilities of the token at this position and of the `wanted` most likely tokens."""
         tokenizer = self._host.tokenizer
 
         def decoded(token: int) -> str | None:
@@ -231,13 +231,13 @@ class Batch:
 
 
 def _text_of(event: TokenEvent, choice: _Choice) -> str:
-    """What the event adds to the text: a stop token adds nothing, the end gives what was held back."""
+    """Return the text that an event adds: a stop token adds none, the end releases text that was held back."""
     if choice.decoder is None:
         return ""
     text = ""
     if event.token is not None and event.finish_reason != "stop":
         text = choice.decoder.push(event.token)
-        # As in vLLM, text of the first min_tokens tokens cannot stop.
+        # As in vLLM, stop strings are not looked for in the first min_tokens tokens.
         text = choice.stops.push(text) if choice.generated >= choice.params.min_tokens else text
         choice.generated += 1
     if event.finish_reason is not None:

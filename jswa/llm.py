@@ -29,11 +29,11 @@ class LLM:
     """An engine with its tokenizer. Use it as a context manager, or `close` it, to free the device's memory.
 
     Args:
-        model: a folder with a Hugging Face checkpoint, or "tiny", the model in the box.
-        options: fields of `jswa.EngineConfig`, by name. Raises ConfigError for a name that is none of them.
+        model: a folder with a Hugging Face checkpoint, or "tiny", the embedded model.
+        options: fields of `jswa.EngineConfig`, by name. Raises ConfigError for an unknown name.
 
-    Where several hosts share the model (`nnodes`), all of them make the same LLM. Only the first one's is ever there:
-    the others run what it launches, and end their process with it (SystemExit).
+    If several hosts share the model (`nnodes`), each of them makes the same LLM. It returns on the first host only: the
+    other hosts run what the first launches, and exit with it (SystemExit).
     """
 
     def __init__(self, model: str | Path = "tiny", **options: Any) -> None:
@@ -41,7 +41,7 @@ class LLM:
         if not folder.is_dir():
             raise CheckpointError(f"model = {str(model)!r}: must be the folder of a checkpoint, or 'tiny'")
         config = engine_config(options)
-        # First what is quick to read, and to refuse.
+        # Read and check the small files first.
         self.tokenizer = Tokenizer.load(folder)
         self.chat_template = ChatTemplate.load(folder)
         self.default_sampling = default_sampling(folder)
@@ -59,7 +59,7 @@ class LLM:
 
     @property
     def num_unfinished(self) -> int:
-        """How many requests of this LLM have not ended."""
+        """Number of requests of this LLM that have not ended."""
         return len(self._batches)
 
     @property
@@ -70,7 +70,7 @@ class LLM:
         return self._engine
 
     def close(self) -> None:
-        """Let go of weights and KV memory. The LLM cannot be used afterwards; closing twice is fine."""
+        """Free weights and KV memory. The LLM cannot be used afterwards; closing twice is fine."""
         if self._engine is not None:
             self._engine.close()
         self._engine = None
@@ -85,32 +85,32 @@ class LLM:
         self.close()
 
     def stats(self) -> SchedulerStats:
-        """Rows and pages at this moment."""
+        """Return rows and memory at this moment."""
         return self.engine.stats()
 
     def cache_stats(self) -> CacheStats:
-        """What the prefix cache has done and holds."""
+        """Return counters and contents of the prefix cache."""
         return self.engine.cache_stats()
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache and its counts; requests that run keep what they hold."""
+        """Empty the prefix cache and reset its counters. Running requests keep their pages."""
         self.engine.flush_cache()
 
     def save_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
-        """Write what the prefix cache holds of a salt and LoRA adapter to a folder; returns its tokens.
+        """Write the prefix cache of a salt and LoRA adapter to a folder; return its tokens.
 
-        An LLM of the same model and options can go on with it (`load_cache`). A cache that is at `path` is replaced
-        when the new one is complete; anything else there is left alone. Requests may be under way. Takes host memory
-        for one copy. Raises CacheFileError, and ConfigError where the LLM has no prefix cache.
+        Another LLM with the same model and options can load it (`load_cache`). A cache at `path` is replaced once the
+        new one is complete; anything else there is left alone. Requests may be running. Takes host memory for one copy.
+        Raises CacheFileError, and ConfigError if the LLM has no prefix cache.
         """
         return save_cache(self.engine, path, cache_salt, lora)
 
     def load_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
-        """Enter a saved cache beside what the prefix cache of this salt and adapter holds; returns the tokens entered.
+        """Add a saved cache to the prefix cache of this salt and adapter; return the tokens added.
 
-        Nothing is evicted: where memory is short, texts used longest ago are left out. Raises CacheFileError with the
-        reason, and changes nothing, where the cache is missing, torn, or of another model, weights, dtype, block_size,
-        salt or version; ConfigError where the LLM has no prefix cache. Load only what you would run.
+        Nothing is evicted: if memory is short, the texts used longest ago are left out. Raises CacheFileError with the
+        reason, and changes nothing, if the cache is missing, torn, or of another model, weights, dtype, block_size,
+        salt or version; ConfigError if the LLM has no prefix cache. Load only caches that you trust as you trust code.
         """
         return load_cache(self.engine, path, cache_salt, lora)
 
@@ -159,23 +159,23 @@ class LLM:
         Args:
             prompts: a string, token ids, or a list of either; vLLM's {"prompt": …}, {"prompt_token_ids": …} too.
             sampling_params: for all prompts, or one per prompt; or give its fields as keywords (`max_new_tokens` is
-                another name of `max_tokens`), and the checkpoint's generation_config.json stands behind them.
-            stream: return an iterator instead; each item holds what is new for one prompt (`outputs[0].text` and
-                `outputs[0].token_ids`), and `finished`. An iterator that is dropped aborts its requests.
+                another name of `max_tokens`); the checkpoint's generation_config.json gives their defaults.
+            stream: return an iterator instead; each item has the new text and tokens of one prompt
+                (`outputs[0].text`, `outputs[0].token_ids`), and `finished`. Dropping the iterator aborts its requests.
             use_tqdm: show progress (never while streaming).
-            priority: lower runs first, beside other calls that are under way.
-            cache_salt: cached prefixes are shared with prompts of the same salt only; {"cache_salt": …} beside a
-                prompt comes before it.
-            lora: name of the LoRA adapter to run with, one of the option `lora_modules`; {"lora": …} beside a prompt
-                comes before it, so that one call may run several.
+            priority: lower runs first, also among other running calls.
+            cache_salt: cached prefixes are shared with prompts of the same salt only; {"cache_salt": …} in a prompt
+                overrides it.
+            lora: name of the LoRA adapter, one of the option `lora_modules`; {"lora": …} in a prompt overrides it, so
+                that one call may use several.
 
         Returns:
             One `RequestOutput` per prompt, in input order.
 
         Raises:
-            RequestError: a prompt or parameter was refused. Where several prompts were given the others have run to
-                their end first, and the error carries their results (`outputs`) and all errors (`errors`).
-            GenerationError: as `error` of the outputs concerned, and raised for a single prompt.
+            RequestError: a prompt or parameter was refused. With several prompts the others run to their end first, and
+                the error has their results (`outputs`) and all errors (`errors`).
+            GenerationError: raised for a single prompt; with several it is the `error` of the affected outputs.
         """
         defaults = self.default_sampling
         batch = Batch(
@@ -210,12 +210,12 @@ class LLM:
 
         Args:
             messages: objects with `role` and `content`.
-            tools: what the model may call, as JSON schemas.
+            tools: JSON schemas of the functions that the model may call.
             chat_template: name of one of the checkpoint's templates, or a template to use instead.
-            continue_final_message: go on with the last message instead of answering it.
-            chat_template_kwargs: variables for the template; the arguments above may stand here too.
+            continue_final_message: continue the last message instead of answering it.
+            chat_template_kwargs: variables for the template; they may include the arguments above.
 
-        Otherwise as `generate`. Raises InvalidPrompt where the checkpoint has no template or it refuses the messages.
+        Otherwise as `generate`. Raises InvalidPrompt if the checkpoint has no template or it refuses the messages.
         """
         tokenizer = self.tokenizer
         if tokenizer is None:
@@ -232,26 +232,26 @@ class LLM:
         prompts: list[Prompt] = []
         for conversation in messages if several else [messages]:
             text = template.render(cast(Sequence[Message], conversation), **variables)
-            # The template has written all special tokens itself.
+            # The template has already written all special tokens.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
         defaults = self.default_sampling
         batch = Batch(self, prompts, sampling_params, sampling, defaults=defaults, cache_salt=cache_salt, lora=lora)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def enter(self, batch: Batch) -> str:
-        """A request id that this LLM has not used, whose events go to the batch."""
+        """Return an unused request id whose events go to the batch."""
         request_id = str(self._requests)
         self._requests += 1
         self._batches[request_id] = batch
         return request_id
 
     def leave(self, request_id: str) -> None:
-        """End a request, if it has not ended, and forget it."""
+        """Abort a request if it has not ended, and forget it."""
         if self._batches.pop(request_id, None) is not None and self._engine is not None:
             self._engine.abort(request_id)
 
     def advance(self) -> None:
-        """One engine step; several `generate` calls may be under way, each gets its own events."""
+        """Run one engine step. Several `generate` calls may be running; each gets its own events."""
         for event in self.engine.step():
             if event.request_id in self._batches:
                 self._batches[event.request_id].events.append(event)
@@ -281,9 +281,9 @@ def generate(
 
 
 def _with_end_token(model: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
-    """The model, which also ends at its tokenizer's `eos_token`, as in vLLM and SGLang.
+    """Return the model config with the tokenizer's `eos_token` among the end tokens, as in vLLM and SGLang.
 
-    Of a model trained further the tokenizer often names the end of a turn, where the configs still have that of a text.
+    The tokenizer of a fine-tuned model often names the end of a turn, while its config still has the end of a text.
     """
     end = None if tokenizer is None else tokenizer.token_id("eos_token")
     if end is None or end in model.eos_token_ids or end >= model.vocab_size:

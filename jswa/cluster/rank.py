@@ -69,7 +69,7 @@ def _rank(environ: Mapping[str, str], nodes: int) -> int:
             if environ[size] != str(nodes):
                 raise ConfigError("nnodes", nodes, f"{launcher} has started {size} = {environ[size]}")
             return int(environ[index])
-    raise ConfigError("node_rank", None, f"must be this host's number, 0 to {nodes - 1}: no launcher tells it")
+    raise ConfigError("node_rank", None, f"must be this host's number, 0 to {nodes - 1}: no launcher names it")
 
 
 def _first_host(environ: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Which kernels a device runs: what the user names, or else what suits it."""
+"""Chooses the kernels of a device: the ones that the user names, or the default for the device."""
 
 import importlib.util
 import logging
@@ -15,7 +15,7 @@ _log = logging.getLogger("jswa")
 
 
 class Backends(NamedTuple):
-    """Implementations of attention and of experts. Static."""
+    """The implementations of attention and of experts, static in a step."""
 
     attention: Attention = "xla"
     experts: Experts = "xla"
@@ -25,11 +25,11 @@ PORTABLE = Backends()
 
 
 def choose_backends(options: EngineConfig, dtype: jnp.dtype, platform: str, capability: str | None) -> Backends:
-    """The kernels to run.
+    """Return the kernels to run.
 
-    Mosaic's are for Hopper alone and for 16-bit types, Triton's for other NVIDIA GPUs since Ampere; XLA runs anywhere.
-    What the user names is taken as it is: a kernel that cannot serve the model is an error when it is compiled. Raises
-    ConfigError where the package of a named one is missing.
+    Mosaic is for Hopper and 16-bit types, Triton for other NVIDIA GPUs since Ampere; XLA runs anywhere. A named kernel
+    is never replaced: if it cannot serve the model, compiling it raises an error. Raises ConfigError if the package of
+    a named kernel is missing.
 
     Args:
         platform: of the device: "gpu", "cpu", …

@@ -1,4 +1,4 @@
-"""The shapes that are compiled: every plan runs in the smallest bucket that holds it. No jax."""
+"""The compiled shapes of the step: every plan runs in the smallest bucket that holds it. No jax."""
 
 import math
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ class Bucket:
     decode: bool
 
     def holds(self, plan: StepPlan) -> bool:
-        """Whether the plan fits."""
+        """Return whether the plan fits."""
         one_each = plan.num_tokens == plan.num_rows
         return plan.num_rows <= self.rows and plan.num_tokens <= self.tokens and (one_each or not self.decode)
 
 
 def bucket_table(limits: Limits, *, on_gpu: bool) -> tuple[Bucket, ...]:
-    """All buckets, smallest first: at most 6 on CPU, under 40 on GPU; the largest alone where steps must be alike."""
+    """Return all buckets, smallest first: at most 6 on CPU, under 40 on GPU; only the largest if `one_bucket`."""
     if limits.one_bucket:
         return (Bucket(limits.max_tokens, limits.max_rows, decode=False),)
     if on_gpu:
@@ -35,12 +35,12 @@ def bucket_table(limits: Limits, *, on_gpu: bool) -> tuple[Bucket, ...]:
         tokens = sorted({min(64, limits.max_tokens), limits.max_tokens})
     decode = [Bucket(n, n, decode=True) for n in rows]
     mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]
-    # Of two of one size the decode bucket is the quicker.
+    # Of two buckets of one size the decode bucket is faster.
     return tuple(sorted(decode + mixed, key=lambda bucket: (bucket.tokens, bucket.rows, not bucket.decode)))
 
 
 def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
-    """The smallest bucket that holds the plan."""
+    """Return the smallest bucket that holds the plan."""
     for bucket in buckets:
         if bucket.holds(plan):
             return bucket
@@ -48,6 +48,6 @@ def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
 
 
 def _ladder(low: int, high: int, steps: tuple[float, ...]) -> list[int]:
-    """`steps` times the powers of two from `low`, up to and including `high`."""
+    """Return `steps` times the powers of two from `low`, up to and including `high`."""
     rungs = {int(low * 2**n * step) for n in range(high.bit_length()) for step in steps}
     return sorted({rung for rung in rungs if rung < high} | {high})

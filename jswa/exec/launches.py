@@ -1,6 +1,6 @@
-"""What a plan has the device do, as data: programs by number, with the arrays that they get.
+"""A plan as launches: numbers of compiled programs with their argument arrays.
 
-The host that plans runs its launches itself and tells them to the other hosts, one message a step.
+The first host runs its launches and broadcasts them to the other hosts, one message per step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,19 +14,19 @@ from jswa.exec.programs.extras import seen_counts
 from jswa.exec.programs.pages import move_batches, padded_row
 from jswa.plan import StepPlan
 
-COPY_PAGES, SET_ROW, SET_EXTRAS, SET_MASK, PREPARE, STEP = range(6)  # STEP and beyond: the steps, in their order
+COPY_PAGES, SET_ROW, SET_EXTRAS, SET_MASK, PREPARE, STEP = range(6)  # STEP + n is the step program n
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
 class Launch(NamedTuple):
-    """A program and its arguments; PREPARE is none, but asks for programs of a family to be compiled."""
+    """A program and its arguments. PREPARE runs no program: it asks the other hosts to compile a family."""
 
     program: int
     arrays: tuple[Shaped[np.ndarray, "..."] | np.int32, ...]
 
 
 def plan_launches(plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pages_per_row: int) -> list[Launch]:
-    """Moves, rows and extras of a plan, then the step of that number."""
+    """Return the launches of a plan: moves, table rows and extras, then the step of that number."""
     out = list(move_launches(plan.moves, num_pages))
     out += [Launch(SET_ROW, (padded_row(row, pages_per_row),)) for row in plan.table_rows]
     for entry in plan.extras:
@@ -41,12 +41,12 @@ def plan_launches(plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pag
 
 
 def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Launch]:
-    """Moves of pages."""
+    """Yield the launches that move pages."""
     return (Launch(COPY_PAGES, (batch,)) for batch in move_batches(moves, num_pages))
 
 
 def encode(launches: Iterable[Launch]) -> bytes:
-    """As int32 words: of each launch its program and number of arrays, of each array its type, shape and contents."""
+    """Encode launches as int32 words: program and number of arrays, then type, shape and contents of each array."""
     words: list[Int[np.ndarray, " n"]] = []
     for program, arrays in launches:
         words.append(np.array((program, len(arrays)), np.int32))
@@ -57,7 +57,7 @@ def encode(launches: Iterable[Launch]) -> bytes:
 
 
 def decode(message: bytes) -> list[Launch]:
-    """What was encoded. The arrays are views of the message."""
+    """Decode the launches of a message. The arrays are views of the message."""
     words, out, at = np.frombuffer(message, np.int32), [], 0
     while at < len(words):
         program, count = words[at : at + 2].tolist()

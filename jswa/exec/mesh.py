@@ -1,6 +1,6 @@
-"""Programs on several devices: one mesh axis, explicit collectives, and on one device nothing of it.
+"""Programs on several devices: one mesh axis and explicit collectives; on one device there is no mesh.
 
-How an array is spread is its own `NamedSharding`, of shapes too; a program takes its arguments as they are spread.
+Each array, or shape of one, has its own `NamedSharding`; a program takes its arguments as they are sharded.
 """
 
 import math
@@ -20,9 +20,9 @@ COLUMNS = PartitionSpec(None, AXIS)  # type: ignore[no-untyped-call]
 
 
 def make_mesh(devices: int, hosts: int = 1) -> Mesh | None:
-    """A mesh of the first devices of each host, in the hosts' order; None for one device.
+    """Return a mesh of the first devices of each host, in the order of the hosts; None for one device.
 
-    Raises ConfigError where a host has too few.
+    Raises ConfigError if a host has too few devices.
     """
     each, chosen = devices // hosts, []
     for host in range(hosts):
@@ -35,17 +35,17 @@ def make_mesh(devices: int, hosts: int = 1) -> Mesh | None:
 
 
 def mesh_of(array: Any) -> Mesh | None:
-    """The mesh over which an array, or the shape of one, is spread; None where it is on one device."""
+    """Return the mesh over which an array, or the shape of one, is sharded; None if it is on one device."""
     sharding = getattr(array, "sharding", None)
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
     return mesh if isinstance(mesh, Mesh) else None
 
 
 def on_mesh(function: Callable[..., Any], mesh: Mesh | None, arguments: Any, outputs: Any) -> Callable[..., Any]:
-    """What each device of a mesh runs on its shards of the arguments; without a mesh the function as it is.
+    """Return a function that each device of a mesh runs on its shards; without a mesh, the function itself.
 
     Args:
-        arguments: a tuple of trees of arrays or shapes; what has no `NamedSharding` is on all devices.
+        arguments: a tuple of trees of arrays or shapes; an array without a `NamedSharding` is on all devices.
         outputs: trees of `PartitionSpec`.
     """
     if mesh is None:
@@ -55,12 +55,12 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh | None, arguments: Any, out
 
 
 def specs_of(tree: Any) -> Any:
-    """How the arrays of a tree are spread."""
+    """Return how the arrays of a tree are sharded."""
     return jax.tree.map(_spec, tree)
 
 
 def put(tree: Any, mesh: Mesh | None) -> Any:
-    """Put arrays on the device, or on all of a mesh that this host has."""
+    """Put arrays on the device, or on all devices of a mesh that this host has."""
     if mesh is None:
         return jax.device_put(tree)
     everywhere = NamedSharding(mesh, REPLICATED)
@@ -68,7 +68,7 @@ def put(tree: Any, mesh: Mesh | None) -> Any:
         return jax.device_put(tree, everywhere)
 
     def place(array: Any) -> jax.Array:
-        # `device_put` would have all hosts compare what they put.
+        # `device_put` would make all hosts compare the values, by a collective.
         copies = [jax.device_put(array, device) for device in mesh.local_devices]
         return jax.make_array_from_single_device_arrays(np.shape(array), everywhere, copies)
 
@@ -76,7 +76,7 @@ def put(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def shard_elems(array: Any) -> int:
-    """Elements of an array, or of the shape of one, that each device has."""
+    """Return the elements of an array, or of the shape of one, on each device."""
     sharding = getattr(array, "sharding", None)
     return math.prod(array.shape if sharding is None else sharding.shard_shape(array.shape))
 

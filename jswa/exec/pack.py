@@ -1,9 +1,9 @@
 """One int32 array per launch: a plan padded to its bucket, so that a step costs one upload. No jax.
 
-    [ rows R × columns | tokens T | full-page entries U × 3 | local-page entries U × 3 | targets T, where asked for
-      | adapters R, where the engine has any ]
+    [ rows R × columns | tokens T | full-page entries U × 3 | local-page entries U × 3 | targets T, if requested
+      | adapters R, if the engine has any ]
 
-Floats travel as their bits. Padding rows and entries name row `max_rows`, which does not exist: writes to it are
+Floats are stored as their bits. Padding rows and entries name row `max_rows`, which does not exist: writes to it are
 dropped on the device. `unpack` slices numpy and jax arrays alike.
 """
 
@@ -37,7 +37,7 @@ class PackSpec(NamedTuple):
     def of(
         bucket: Bucket, *, page_size: int, max_rows: int, targets: bool = False, adapters: bool = False
     ) -> "PackSpec":
-        """A row of n tokens takes at most ⌈n / p⌉ new pages of a kind."""
+        """Derive the sizes. A row of n tokens takes at most ⌈n / p⌉ new pages of a kind."""
         return PackSpec(
             bucket.rows,
             bucket.tokens,
@@ -55,16 +55,16 @@ class Inputs(NamedTuple):
     tokens: Any  # [T]
     full_pages: Any  # [U, 3]
     local_pages: Any  # [U, 3]
-    targets: Any  # [T] or [0]: the token after each, whose log probability is wanted
-    adapters: Any  # [R], 0 for rows without one; or None
+    targets: Any  # [T] or [0]: the token after each, whose log probability was requested
+    adapters: Any  # [R], 0 for rows without an adapter; or None
 
     def column(self, name: str) -> Any:
-        """One column of the rows, [R], int32 bits."""
+        """Return one column of the rows, [R], int32 bits."""
         return self.rows[:, COLUMNS.index(name)]
 
 
 def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
-    """A fresh array each time: the device may still read the one before."""
+    """Pack a plan. The array is fresh each time: the device may still read the previous one."""
     packed = np.zeros(spec.size, np.int32)
     inputs = unpack(packed, spec)
     columns = (plan.row_ids, plan.starts, plan.counts, plan.full_write_from, plan.local_visible_from, plan.samples)

@@ -1,4 +1,4 @@
-"""How much memory the KV arena gets: what weights and the steps' scratch leave."""
+"""How much memory the KV arena gets: the rest beside the weights and the temporaries of the steps."""
 
 import dataclasses
 import logging
@@ -27,20 +27,17 @@ from jswa.plan import Logprobs
 _log = logging.getLogger("jswa")
 _CPU_ARENA_BYTES = 4 * 2**30
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-_SLACK = 0.02  # of the device's share: fragmentation, and programs
+_SLACK = 0.02  # of the device's share, for fragmentation and programs
 
 
 def claim_memory(share: float) -> None:
-    """Have jax take this share of each GPU's memory, unless the environment says otherwise or jax has begun."""
+    """Make jax use this share of each GPU's memory, unless the environment sets another or jax has started."""
     if not any(os.environ.get(name) for name in _FRACTIONS):
         os.environ[_FRACTIONS[0]] = str(share)
 
 
 def free_bytes(devices: Collection[jax.Device]) -> int:
-    """Bytes that are left on each device with the weights there; on CPU, where all share it, a quarter of all memory.
-
-    At most 4 GiB then, for all together.
-    """
+    """Return the bytes left on each device beside the weights; on CPU a quarter of memory, at most 4 GiB in all."""
     if all(device.platform == "cpu" for device in devices):
         return min(_CPU_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4) // len(devices)
 
@@ -59,9 +56,9 @@ def scratch_bytes(
     backends: Backends,
     kv_dtype: jnp.dtype,
 ) -> int:
-    """Bytes on each device of temporaries of the largest steps, with log probabilities, as their compiler reports them.
+    """Return the bytes of temporaries of the largest steps with log probabilities, as the compiler reports them.
 
-    They do not depend on the arena's size, so an arena of two blocks will do.
+    They do not depend on the size of the arena, so the steps are compiled with an arena of two blocks.
     """
     smallest = dataclasses.replace(limits, num_blocks=2)
     state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(next(iter(params.values()))))
@@ -90,8 +87,8 @@ def size_arena(
 ) -> Limits:
     """Choose the number of blocks; shorten an open max_model_len to what fits. Raises ConfigError.
 
-    A prefix cache has use for all memory that there is; but of a CPU's, which others share, no more is taken unasked
-    than rows can need.
+    With a prefix cache the arena takes all of its memory. On a CPU, whose memory others share, it takes no more than
+    rows can use, unless the user asked for more.
 
     Args:
         memory: bytes for the arena, on each device.

@@ -1,7 +1,7 @@
-"""Every index a layer needs, computed once at the top of the step and handed to all layers.
+"""Computes every index that a layer needs, once at the top of the step.
 
-Nothing about it is remembered on a pool or a backend: a layer takes the indices of its kind as an argument. So the
-number of integer gathers in a step does not depend on the number of layers (a test counts them).
+A layer gets the indices of its kind as an argument; no pool or backend caches them. So the number of integer gathers in
+a step does not depend on the number of layers (a test counts them).
 """
 
 from collections.abc import Collection
@@ -19,9 +19,9 @@ from pallas_kernels.attention.rows import Rows, Tiles, tile_rows
 
 
 class KindIndices(NamedTuple):
-    """Where the step's tokens of one kind of layer are written, and what their rows read.
+    """Where one kind of layer writes the step's tokens, and which pages its rows read.
 
-    `last` is `rows` with each row's last token alone: all that layers without KV of their own need run.
+    `last` is `rows` with each row's last token alone, for the layers at the end that store no KV.
     """
 
     write_pages: Int[Array, " T"]
@@ -31,13 +31,14 @@ class KindIndices(NamedTuple):
 
 
 class StepIndices(NamedTuple):
-    """Frozen result of `step_indices`. `full` or `local` is None where the model has no such layer.
+    """The result of `step_indices`. `full` or `local` is None if the model has no such layer.
 
     Attributes:
-        positions, token_rows, token_row_ids: position, row and row slot of each token; not `real`: padding.
+        positions, token_rows, token_row_ids: position, row and row id of each token.
+        real: False for padding tokens.
         last_tokens: index of each row's last token.
         tiles: the query tiles of all tokens, by tokens per tile.
-        last_tiles: those of each row's last alone.
+        last_tiles: the query tiles of each row's last token.
     """
 
     positions: Int[Array, " T"]
@@ -61,13 +62,12 @@ def step_indices(
 ) -> StepIndices:
     """Derive all gather and scatter indices of a step, int32.
 
-    Padding tokens belong to the last row, at positions that nobody reads, and are written to distinct pages past the
-    end of the arena, that is, dropped; so is the full KV of tokens that a row runs again for its local layers only.
-    Page rows of local layers are cut to the window, so their width ⌈(W - 1 + chunk) / p⌉ + 1 does not depend on the
-    context.
+    Padding tokens belong to the last row and are written to distinct pages past the end of the arena, that is, dropped.
+    So is the full KV of tokens that a row replays for its local layers only. Page rows of local layers are cut to the
+    window, so their width ⌈(W - 1 + chunk) / p⌉ + 1 does not depend on the context.
 
     Args:
-        tile_tokens: tokens per query tile, in as many cuts as layers want: 1 in decode buckets.
+        tile_tokens: tokens per query tile, one value for each tiling that a layer needs; 1 in decode buckets.
     """
     row_ids, starts, counts = inputs.column("row_id"), inputs.column("start"), inputs.column("count")
     ends = jnp.cumsum(counts, dtype=jnp.int32)
@@ -77,7 +77,7 @@ def step_indices(
     if bucket.decode:
         token_row = token
     else:
-        # All at once: a search in steps is a loop, and a loop cannot be part of a CUDA graph.
+        # "compare_all": a binary search is a loop, and a loop cannot be part of a CUDA graph.
         found = jnp.searchsorted(ends, token, side="right", method="compare_all")
         token_row = jnp.minimum(found.astype(jnp.int32), bucket.rows - 1)
     positions = jnp.where(real, (starts - first_token)[token_row] + token, 0)
@@ -94,7 +94,7 @@ def step_indices(
     if layout.full is not None:
         page_rows = state["full_table"].at[row_ids].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
-        # Below full_write_from the pages are the cache's and hold the same already.
+        # Earlier positions are in shared cache pages that already hold this KV: do not write them.
         written = real & (positions >= inputs.column("full_write_from")[token_row])
         full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows, written)
     if layout.reach is not None:

@@ -1,4 +1,4 @@
-"""The programs beside the step that keep arena and page tables: copies of pages, and rows that start on cached ones."""
+"""Programs beside the step: copy pages, and set page-table rows of sequences that start on cached pages."""
 
 from collections.abc import Iterator
 
@@ -14,11 +14,10 @@ WIDTH = 32  # moves per launch
 
 
 def copy_pages(state: DeviceState, moves: Int[Array, "3 width"], *, layout: KVLayout) -> DeviceState:
-    """Copy slots of 1/m block moves[0] to moves[1] in every lane, all reads before all writes.
+    """Copy slots moves[0] to moves[1] in every lane, all reads before all writes.
 
-    A slot is a full page; a local page is m of them. Full pages moves[0] are called moves[2] in the tables afterwards:
-    the target where a page has moved, the source where it was copied. Targets must be distinct. Entries ≥ the number
-    of pages are padding. The state is donated.
+    Afterwards the full table names page moves[0] as moves[2]: the target if the page moved, the source if it was
+    copied. Targets must be distinct. Entries ≥ the number of pages are padding. The state is donated.
     """
     source, target, name = moves
     num_pages = state["lanes"][0].shape[1] * layout.pages_per_block
@@ -32,7 +31,7 @@ def copy_pages(state: DeviceState, moves: Int[Array, "3 width"], *, layout: KVLa
 
 
 def set_row(state: DeviceState, row: Int[Array, " size"]) -> DeviceState:
-    """Enter a whole row, as `padded_row` makes it, in both page tables. The state is donated."""
+    """Set a whole row of both page tables; `row` comes from `padded_row`. The state is donated."""
     row_id, pages = row[0], row[1:].reshape(2, -1)
     return {
         **state,
@@ -42,7 +41,7 @@ def set_row(state: DeviceState, row: Int[Array, " size"]) -> DeviceState:
 
 
 def padded_row(row: TableRow, width: int) -> Int[np.ndarray, " size"]:
-    """Slot, full pages and local pages by absolute page position, in one array."""
+    """Return row id, full pages and local pages by absolute page position, in one array."""
     out = np.zeros(1 + 2 * width, np.int32)
     out[0] = row.row_id
     out[1 : 1 + len(row.full)] = row.full
@@ -52,13 +51,13 @@ def padded_row(row: TableRow, width: int) -> Int[np.ndarray, " size"]:
 
 
 def move_batches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Int[np.ndarray, "3 width"]]:
-    """Cut moves into padded batches in which no page is both read and written, so that order within one is free.
+    """Cut moves into padded batches in which no page is both read and written, so that their order does not matter.
 
     Several copies of one page may share a batch, but not with a move of it.
     """
     batch: list[tuple[int, int, int]] = []
     read: set[int] = set()
-    fixed: set[int] = set()  # written, or moved away
+    fixed: set[int] = set()  # slots that were written, or whose page moved away
     for source, target, renames in moves.tolist():
         if len(batch) == WIDTH or {source, target} & fixed or target in read or (renames and source in read):
             yield _padded(batch, num_pages)

@@ -1,8 +1,8 @@
-"""Choosing tokens inside the step, by row: penalties and constraints, then greedy or temperature with its limits.
+"""Sampling inside the step, by row: penalties and constraints, then greedy or temperature with min-p, top-k and top-p.
 
-No sort: the k-th largest logit, and the logit at which the nucleus is complete, are found digit by digit in the ordered
-bit patterns of float32, 16 passes of compare and sum. A step whose rows are all greedy, or use no limit, skips that
-work. A row's draw depends on its key, its position and its logits alone.
+There is no sort: the k-th largest logit, and the logit that completes the nucleus, are found digit by digit in the
+ordered bit patterns of float32, in 16 passes of compare and sum. A step whose rows are all greedy, or use no limit,
+skips this. A row's draw depends on its key, its position and its logits alone.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Sampling(NamedTuple):
 
     @staticmethod
     def of(columns: Int[Array, "R C"]) -> "Sampling":
-        """Read the packed columns; floats and keys travel as their bits."""
+        """Read the packed columns; floats and keys are stored as their bits."""
         column = {name: columns[:, index] for index, name in enumerate(SAMPLING)}
         floats = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
         real = {name: lax.bitcast_convert_type(column[name], jnp.float32) for name in floats}
@@ -77,10 +77,10 @@ def sample(
     extras: Extras,
     devices: int = 1,
 ) -> Int[Array, " R"]:
-    """A token per row; NOT_FINITE where the row's logits hold NaN or infinity, or its constraint forbids every token.
+    """Sample a token per row; NOT_FINITE if a row's logits are not finite, or its constraint forbids every token.
 
     Args:
-        logits: of this device's part of the vocabulary, 1 / devices of it; all devices get the same tokens.
+        logits: of this device's share of the vocabulary; all devices return the same tokens.
         positions: of the token to be sampled; folded into the row's key (threefry).
         rows: temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. min_p comes first, then top-k, then top-p
             of what is left.
@@ -98,7 +98,7 @@ def sample(
 
 
 def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices: int = 1) -> LogprobRows:
-    """Log probabilities of the model itself, before penalties, temperature and limits."""
+    """Return log probabilities of the model itself, before penalties, temperature and limits."""
     logprobs = _log_softmax(logits, devices)
     own = picked(logprobs, jnp.maximum(chosen, 0), devices)
     values, ids = _most_likely(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
@@ -116,7 +116,7 @@ def _log_softmax(logits: Float[Array, "N V"], devices: int) -> Float[Array, "N V
 def _most_likely(
     logprobs: Float[Array, "N V"], count: int, devices: int
 ) -> tuple[Float[Array, "N top"], Int[Array, "N top"]]:
-    """The largest of all devices, best first, and which they are; ties go to the first."""
+    """Return the largest values over all devices, best first, with their indices; ties go to the first index."""
     size = logprobs.shape[1]
     values, ids = lax.top_k(logprobs, min(count, size))
     if devices == 1:
@@ -129,7 +129,7 @@ def _most_likely(
 def apply_constraints(
     logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"], devices: int = 1
 ) -> Float[Array, "R V"]:
-    """Bias, then penalties (Keskar et al. 2019 for repetition), and the mask, of the rows that have any."""
+    """Apply bias, then penalties (Keskar et al. 2019 for repetition), and the mask, to the rows that have any."""
     place, vocab = jnp.minimum(rows.extras, len(extras["counts"]) - 1), logits.shape[1] * devices
     counts, in_prompt = (own_columns(extras[name][place], devices) for name in ("counts", "in_prompt"))
     repetition = jnp.where((counts > 0) | in_prompt, rows.repetition[:, None], 1.0)
@@ -146,7 +146,7 @@ def _draw(
     logits: Float[Array, "R V"], positions: Int[Array, " R"], rows: Sampling, random: Bool[Array, " R"], devices: int
 ) -> Int[Array, " R"]:
     """Gumbel-max over the kept tokens (Gumbel 1954)."""
-    # A temperature near 0 must not overflow: the largest logit becomes 0 first.
+    # Shift the largest logit to 0 first, so that a temperature near 0 does not overflow.
     most = largest(logits.max(axis=-1, keepdims=True), devices)
     scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
     limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
@@ -162,7 +162,7 @@ def _draw(
 
 
 def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:
-    """Which tokens the limits leave. Ties at a threshold all stay, so the result needs no order."""
+    """Return which tokens the limits keep. All ties at a threshold stay, so the result needs no order."""
     vocab = scaled.shape[1] * devices
     # The largest is 0, so the most likely token's share is exp(0): p ≥ min_p · p_max is scaled ≥ log(min_p).
     kept = (scaled >= jnp.log(rows.min_p)[:, None]) | (rows.min_p == 0.0)[:, None]
@@ -175,7 +175,7 @@ def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1)
     kth = _largest(enough_left, len(scaled))
     kept &= ordered >= kth[:, None]
     probability = _softmax(jnp.where(kept, scaled, -jnp.inf), devices)
-    # Without top-p every token stays, also those whose probability rounds to nothing. And a top_p that float32 (or a
+    # Without top-p every token stays, also tokens whose probability rounds to 0. And a top_p that float32 (or a
     # device without subnormals) takes for zero still keeps one.
     enough = jnp.where(rows.top_p < 1.0, jnp.maximum(rows.top_p, _TINY), 0.0)
 
@@ -188,7 +188,7 @@ def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1)
 
 
 def _softmax(scaled: Float[Array, "R V"], devices: int) -> Float[Array, "R V"]:
-    """Of what is 0 at most, and 0 somewhere."""
+    """Softmax of logits that are shifted so that each row's maximum is 0."""
     if devices == 1:
         return jax.nn.softmax(scaled, axis=-1)
     share = jnp.exp(scaled)
@@ -196,16 +196,16 @@ def _softmax(scaled: Float[Array, "R V"], devices: int) -> Float[Array, "R V"]:
 
 
 def _ordered_bits(x: Float[Array, "R V"]) -> UInt[Array, "R V"]:
-    """Unsigned integers in the order of the floats."""
+    """Return unsigned integers in the same order as the floats."""
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def _largest(holds: Callable[[UInt[Array, "R N"]], Bool[Array, "R N"]], rows: int) -> UInt[Array, " R"]:
-    """The largest threshold for which `holds`, per row; it holds at 0 and stops holding once, as thresholds grow.
+    """Return per row the largest threshold that `holds`. It holds at 0, and stops holding once as thresholds grow.
 
-    Two bits a pass: with more, passes cost more than they save. No loop: a loop cannot be part of a CUDA graph, and the
-    host would wait for the step at its condition.
+    Each pass finds two bits: with more bits, passes cost more than they save. The passes are unrolled: a loop cannot be
+    part of a CUDA graph, and the host would wait for the step at its condition.
     """
     threshold = jnp.zeros(rows, jnp.uint32)
     for shift in range(30, -1, -2):

@@ -1,4 +1,4 @@
-"""What lives on the device between steps, and is donated to each."""
+"""The device state: the arrays that stay on the device between steps and are donated to each."""
 
 from functools import partial
 from typing import Any, TypedDict
@@ -15,14 +15,14 @@ from jswa.exec.programs.extras import Extras, init_extras
 
 
 class DeviceState(TypedDict):
-    """Donated to every step; the runner alone holds it. Indexed by row slot where it says [max_rows].
+    """The state that every step gets and returns; only the runner holds it. [max_rows] is indexed by row id.
 
     Attributes:
-        lanes: KV arena, one array `[devices, num_blocks, block_elems]` per lane; each device has one of the first
-            axis, so that it is 1 within a step. Block 0 stays zero. All else is on every device.
-        full_table, local_table: page id by absolute page position; entries of pages no longer held are stale.
-        last_token: the token sampled last.
-        extras: counts, biases and masks of the rows that need them.
+        lanes: KV arena, one array `[devices, num_blocks, block_elems]` per lane; within a step the first
+            axis is 1, the device's own. Block 0 stays zero. All other arrays are on every device.
+        full_table, local_table: page id by absolute page position; entries of freed pages are stale.
+        last_token: the token that each row sampled last.
+        extras: counts, biases and masks of the rows that have penalties or constraints.
     """
 
     lanes: list[Float[Array, "devices blocks elems"]]
@@ -33,7 +33,7 @@ class DeviceState(TypedDict):
 
 
 def init_state(layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype) -> DeviceState:
-    """The state of an engine that has run nothing yet."""
+    """Return the state of an engine that has run nothing yet."""
     lane, table = (layout.devices, limits.num_blocks, layout.block_elems), (limits.max_rows, limits.pages_per_row)
     return DeviceState(
         lanes=[jnp.zeros(lane, dtype) for _ in range(layout.num_lanes)],
@@ -47,7 +47,7 @@ def init_state(layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype) -
 def state_shapes(
     layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype, mesh: Mesh | None = None
 ) -> DeviceState:
-    """The same with a `jax.ShapeDtypeStruct` for each array, spread over a mesh's devices; nothing is allocated."""
+    """Return the state's `jax.ShapeDtypeStruct`s, sharded over a mesh; nothing is allocated."""
     shapes: DeviceState = jax.eval_shape(lambda: init_state(layout, limits, vocab, dtype))
     if mesh is None:
         return shapes
@@ -61,7 +61,7 @@ def state_shapes(
 
 
 def allocate(layout: KVLayout, limits: Limits, vocab: int, shapes: DeviceState) -> DeviceState:
-    """`init_state`, spread as the shapes say; no device ever has more than its own."""
+    """Allocate `init_state` with the shardings of `shapes`; no device ever has more than its own part."""
     dtype = jnp.dtype(shapes["lanes"][0].dtype)
     if mesh_of(shapes["lanes"][0]) is None:
         return init_state(layout, limits, vocab, dtype)
@@ -71,5 +71,5 @@ def allocate(layout: KVLayout, limits: Limits, vocab: int, shapes: DeviceState) 
 
 
 def state_bytes(state: DeviceState) -> int:
-    """Bytes of all arrays of the state, on each device."""
+    """Return the bytes of all arrays of the state, on each device."""
     return sum(shard_elems(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

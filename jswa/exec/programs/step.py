@@ -27,9 +27,9 @@ _LOGPROB_BLOCK = 128  # tokens
 
 @dataclass(frozen=True)
 class StepConfig:
-    """Everything static about a step: hashable, one compiled program each. `logprobs` names the lazy families.
+    """The static configuration of a step; each value is one compiled program. `logprobs` names the lazy families.
 
-    Where several devices share the model, `model` and `layout` are those of one device's part.
+    If several devices share the model, `model` and `layout` are those of one device's part.
     """
 
     model: ModelConfig
@@ -41,7 +41,7 @@ class StepConfig:
 
 
 class StepOutputs(NamedTuple):
-    """What a step hands to the host: a token per row (garbage for rows that sample none), and what was asked for."""
+    """Outputs for the host: a token per row (garbage for rows that sample none), and requested log probabilities."""
 
     tokens: Int[Array, " R"]
     sampled: LogprobRows | None
@@ -51,9 +51,9 @@ class StepOutputs(NamedTuple):
 def step(
     params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
 ) -> tuple[DeviceState, StepOutputs]:
-    """Run one step and return the next state and the outputs. Of several devices each runs it on its shards."""
+    """Run one step; return the next state and the outputs. With several devices, each runs it on its shards."""
     inputs = unpack(packed, config.pack)
-    # Prompt logprobs take every token's hidden state, everything else a row's last one.
+    # Prompt log probabilities need every token's hidden state, sampling only each row's last.
     every = config.logprobs == "prompt"
     state, hidden, indices = forward(params, state, inputs, config=config, every=every)
     rows = Sampling.of(inputs.rows[:, -len(SAMPLING) :])
@@ -73,10 +73,10 @@ def step(
 def forward(
     params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig, every: bool
 ) -> tuple[DeviceState, Float[Array, "N M"], StepIndices]:
-    """Enter the plan's pages and run its tokens through the model.
+    """Set the plan's page-table entries and run its tokens through the model.
 
-    Gives a hidden state for `every` token, or for each row's last one; then layers at the end that store no KV run
-    for those alone.
+    Returns a hidden state for `every` token, or for each row's last token; then the layers at the end that store no KV
+    run for the last tokens alone.
     """
     with named_scope("indices"):
         full_table = _enter(state["full_table"], inputs.full_pages)
@@ -84,7 +84,7 @@ def forward(
         state = {**state, "full_table": full_table, "local_table": local_table}
         sizes = [_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
         indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
-        # A row whose next token the host does not know yet runs the one it sampled last.
+        # A row whose next token the host does not know yet runs the token that it sampled last.
         previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
         tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
     with named_scope("extras"):
@@ -113,7 +113,7 @@ def forward(
 
 
 def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
-    """Log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
+    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
     model, size = bind(config.model, params), min(_LOGPROB_BLOCK, len(hidden))
     pad = -len(hidden) % size
     blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
@@ -137,10 +137,10 @@ def attend_layer(
     *,
     last: bool,
 ) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
-    """Write the layer's KV, if it has its own, to its place in the lane, then attend.
+    """Write the layer's KV to the lane, unless it reads another layer's, and attend.
 
-    The reshapes are bitcasts: the lane stays put. `last`: the queries are each row's last token. `kv_scales`: of lanes
-    of 8 bits; see `write_kv`.
+    The reshapes are bitcasts; the lane is not copied. `last`: the queries are each row's last token. `kv_scales`: for
+    8-bit lanes, see `write_kv`.
     """
     layout, place = config.layout, config.layout.layers[layer]
     shape, kind = (layout.full, indices.full) if place.kind == "full" else (layout.local, indices.local)
@@ -179,7 +179,7 @@ def attend_layer(
 
 
 def _tile_tokens(config: StepConfig, layer: int) -> int:
-    """Query tokens per tile of a layer's attention."""
+    """Return the query tokens per tile of a layer's attention."""
     if config.bucket.decode:
         return 1
     attention = config.model.layers[layer].attention
@@ -199,5 +199,5 @@ def _static(attention: AttentionConfig) -> Attend:
 
 
 def _enter(table: Int[Array, "max_rows N"], entries: Int[Array, "U 3"]) -> Int[Array, "max_rows N"]:
-    """The table with the plan's new pages; entries of the slot that does not exist are dropped."""
+    """Return the page table with the plan's new entries; padding entries name a row that does not exist."""
     return table.at[entries[:, 0], entries[:, 1]].set(entries[:, 2], mode="drop")

@@ -1,7 +1,7 @@
-"""Pages to the host and back, in slots of 1/m block: a full page is one slot, a local page m slots one after another.
+"""Copies pages to the host and back, in slots: a full page is one slot, a local page m consecutive slots.
 
-Both programs go in batches of one fixed width. They depend on the state alone, so they may be launched between any two
-steps: what is read is what the last launched step has left, and the next step sees what was written.
+Both programs work in batches of one fixed width. They depend on the state alone, so they may be launched between any
+two steps: a read sees what the last launched step wrote, and the next step sees what was written.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ _READS_AHEAD = 2
 
 
 def read_slots(state: DeviceState, ids: Int[Array, " width"], *, layout: KVLayout) -> list[Float[Array, "width elems"]]:
-    """The contents of slots, for each lane. Entries ≥ the number of slots are padding, and give anything."""
+    """Return the contents of slots, for each lane. Ids ≥ the number of slots are padding and return garbage."""
     slots = state["lanes"][0].shape[1] * layout.pages_per_block
     return [lane.reshape(slots, -1).at[ids].get(mode="clip") for lane in state["lanes"]]
 
@@ -30,7 +30,7 @@ def read_slots(state: DeviceState, ids: Int[Array, " width"], *, layout: KVLayou
 def write_slots(
     state: DeviceState, ids: Int[Array, " width"], contents: list[Float[Array, "width elems"]], *, layout: KVLayout
 ) -> DeviceState:
-    """Overwrite slots in each lane; ids must be distinct, those ≥ the number of slots are padding.
+    """Overwrite slots in each lane. Ids must be distinct; ids ≥ the number of slots are padding.
 
     The state is donated.
     """
@@ -43,7 +43,7 @@ def write_slots(
 
 
 def slot_batch(ids: Int[np.ndarray, " n"], num_slots: int) -> Int[np.ndarray, " width"]:
-    """At most `WIDTH` ids, padded with distinct ones past the end."""
+    """Pad at most `WIDTH` ids with distinct ids past the end."""
     out = num_slots + np.arange(WIDTH, dtype=np.int32)
     out[: len(ids)] = ids
     return out
@@ -55,7 +55,7 @@ def gather(
     num_slots: int,
     like: list[jax.ShapeDtypeStruct],
 ) -> list[Shaped[np.ndarray, "n elems"]]:
-    """Read any number of slots: batch by batch, a few of them under way at a time. `like` says what a batch gives."""
+    """Read any number of slots, batch by batch, a few batches ahead. `like`: shapes of one batch, for each lane."""
     out = [np.empty((len(ids), batch.shape[1]), batch.dtype) for batch in like]
     under_way: deque[tuple[int, list[jax.Array]]] = deque()
 
@@ -83,11 +83,11 @@ def clear_stale(
     full: Int[np.ndarray, " F"],
     local: Int[np.ndarray, " L"],
 ) -> None:
-    """Zero, in place, what no layer reads of saved pages: it may be left from texts of other users.
+    """Zero, in place, the parts of saved pages that no layer reads: they may hold texts of other users.
 
     Args:
-        contents: for each lane, and of that for each device, the full pages, then the local ones.
-        full, local: how many tokens each page holds.
+        contents: for each lane, and in it for each device, the full pages, then the local pages.
+        full, local: number of tokens in each page.
     """
     p, pages = layout.page_size, len(full)
     for number, lane in enumerate(contents):
@@ -105,7 +105,7 @@ def clear_stale(
 
 
 def compile_read_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
-    """Compile `read_slots` ahead of time; arrays may be given as shapes. Several devices' contents lie side by side."""
+    """Compile `read_slots` ahead of time, from arrays or shapes. Contents of several devices lie side by side."""
     ids, function = np.zeros(WIDTH, np.int32), partial(read_slots, layout=layout)
     run = on_mesh(function, mesh_of(state["lanes"][0]), (state, ids), COLUMNS)
     return jax.jit(run).lower(state, ids).compile()
@@ -119,7 +119,7 @@ def compile_write_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Comp
 
 
 def slot_shapes(layout: KVLayout, state: DeviceState) -> list[jax.ShapeDtypeStruct]:
-    """What one batch of slots is, for each lane."""
+    """Return the shape of one batch of slots, for each lane."""
     elems, mesh = layout.devices * layout.block_elems // layout.pages_per_block, mesh_of(state["lanes"][0])
     spread = None if mesh is None else NamedSharding(mesh, COLUMNS)
     return [

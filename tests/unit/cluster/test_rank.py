@@ -54,8 +54,8 @@ def test_an_address_is_written_as_jax_reads_it() -> None:
 @pytest.mark.parametrize(
     ("given", "environ", "message"),
     [
-        ({"nnodes": 1, "dist_init_addr": "a:1"}, {}, "dist_init_addr = 'a:1': is of several hosts"),
-        ({"nnodes": 1, "node_rank": 1}, {}, "node_rank = 1: is of several hosts"),
+        ({"nnodes": 1, "dist_init_addr": "a:1"}, {}, "dist_init_addr = 'a:1': needs several hosts"),
+        ({"nnodes": 1, "node_rank": 1}, {}, "node_rank = 1: needs several hosts"),
         ({"nnodes": 3}, {}, "tensor_parallel_size = 4: must be a multiple of nnodes = 3"),
         ({}, {}, "node_rank = None: must be this host's number, 0 to 1"),
         ({"node_rank": 2}, {}, "node_rank = 2: must be a whole number, at least 0 and less than nnodes = 2"),
