@@ -11,35 +11,35 @@ from jswa.errors import GenerationError, InvalidSampling
 FinishReason = Literal["stop", "length", "abort", "error"]
 MissReason = Literal["cold", "evicted", "window lost", "salt", "too short", "prompt logprobs", "disabled"]
 
-MAX_LOGPROBS = 20  # log probabilities of most likely tokens, at most
+MAX_LOGPROBS = 20  # most likely tokens with log probabilities, at most
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose tokens; vLLM's names.
+    """Sampling parameters, with vLLM's names.
 
     Attributes:
         temperature: 0 is greedy.
         top_p: keep the fewest most likely tokens that reach this probability; 1 keeps all.
         top_k: keep this many most likely tokens (ties with the last one stay); 0 or -1 keeps all.
         min_p: keep tokens at least this likely, relative to the most likely one; 0 keeps all. Comes first.
-        repetition_penalty: logits of tokens seen in prompt or text are divided by it (multiplied, where negative).
-        presence_penalty: taken off the logits of tokens in the text so far.
-        frequency_penalty: the same, times how often.
+        repetition_penalty: logits of tokens in prompt or text are divided by it if positive, multiplied if negative.
+        presence_penalty: subtracted from the logits of tokens that were generated before.
+        frequency_penalty: subtracted once for each time that the token was generated.
         logit_bias: added to the logits of these token ids.
         allowed_token_ids: nothing else is generated.
-        bad_words: strings that are never generated, as far as their own tokenization goes.
-        n: texts per prompt; text i of a seeded request has the seed + i.
-        max_tokens: most tokens to generate; None: until a stop token or max_model_len.
-        min_tokens: no stop token is generated before these many tokens.
-        seed: the draw at a position depends on it, the position and the logits alone, never on other requests.
-            None: derived from the engine's seed and the number of the request.
+        bad_words: strings whose tokenizations are never generated.
+        n: texts per prompt; with a seed, text i uses seed + i.
+        max_tokens: maximum number of generated tokens; None: until a stop token or max_model_len.
+        min_tokens: no stop token is generated before this many tokens.
+        seed: a draw depends on the seed, the position and the logits alone, never on other requests. None: the seed is
+            derived from the engine's seed and the number of the request.
         stop: stop before any of these strings.
-        include_stop_str_in_output: leave the string that stopped it at the end of the text.
-        stop_token_ids: stop after any of these, besides the model's own end tokens.
-        logprobs: log probabilities of the chosen token and of this many most likely ones, before any of the above.
-        prompt_logprobs: the same for the tokens of the prompt.
-        ignore_eos: go on after the model's end tokens.
+        include_stop_str_in_output: keep the stop string at the end of the text.
+        stop_token_ids: stop after any of these tokens, besides the model's own end tokens.
+        logprobs: return log probabilities of the chosen and of this many most likely tokens, before any of the above.
+        prompt_logprobs: return the same for the tokens of the prompt.
+        ignore_eos: continue after the model's end tokens.
         skip_special_tokens: leave special tokens out of the text.
     """
 
@@ -110,7 +110,7 @@ class SamplingParams:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log probabilities of text or prompt are asked for."""
+        """Whether log probabilities of text or prompt were requested."""
         return self.logprobs is not None or self.prompt_logprobs is not None
 
     def stop_strings(self) -> tuple[str, ...]:
@@ -119,18 +119,17 @@ class SamplingParams:
 
 
 class PrefixHit(NamedTuple):
-    """What the prefix cache had of a prompt, in tokens.
+    """The prefix cache hit of a prompt, in tokens.
 
     Attributes:
         prompt_tokens: length of the prompt.
-        cached_tokens: of those, the ones that no layer computed.
-        full_hit_tokens: the ones whose full-attention KV was there.
-        replayed_tokens: full_hit_tokens - cached_tokens: run again because the local KV had been given up.
-        revived: whether these end in a window that the replay has rebuilt; else they start from one that was kept.
-        reason: why the others were not found: text never seen ("cold"), or seen and "evicted", under another "salt",
-            "too short" to be worth a copy, or not looked for because their log probabilities were asked for
-            ("prompt logprobs") or because the engine has no prefix cache ("disabled").
-            "salt" tells what another tenant has asked: it is for operators, not for clients.
+        cached_tokens: prompt tokens that no layer computed.
+        full_hit_tokens: prompt tokens whose full-attention KV was cached.
+        replayed_tokens: full_hit_tokens - cached_tokens, computed again because their local KV had been evicted.
+        revived: whether the replay rebuilt the window at the end of the hit, instead of starting from a cached window.
+        reason: why the other tokens missed: text never seen ("cold"), "evicted", seen under another "salt" only, "too
+            short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), or an engine without
+            prefix cache ("disabled"). "salt" reveals what another tenant has asked: show it to operators, not clients.
     """
 
     prompt_tokens: int
@@ -141,14 +140,14 @@ class PrefixHit(NamedTuple):
     revived: bool = False
 
     def missed(self) -> dict[MissReason, int]:
-        """Tokens that were computed, by reason; the last token of a prompt always is."""
+        """Return the prompt tokens that were computed, by reason. The last token always is."""
         lost: dict[MissReason, int] = {"window lost": self.replayed_tokens} if self.replayed_tokens else {}
         return {**lost, self.reason: self.prompt_tokens - self.full_hit_tokens}
 
 
 @dataclass
 class RequestMetrics:
-    """When what happened to a request, in seconds of `time.monotonic`."""
+    """Times of a request, in seconds of `time.monotonic`."""
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -173,7 +172,7 @@ class Logprob:
 
 @dataclass
 class CompletionOutput:
-    """One generated text. In a stream, `text` and `token_ids` are what is new since the last item."""
+    """One generated text. In a stream, `text` and `token_ids` are new since the last item."""
 
     index: int
     text: str
@@ -186,9 +185,9 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The result of one prompt; vLLM's names. `error` is set where the request failed after it had been accepted.
+    """The result of one prompt; vLLM's names. `error` is set if the request failed after it had been accepted.
 
-    `prefix` says what the prefix cache had of the prompt (of the first text's, where n > 1).
+    `prefix` is the prefix cache hit of the prompt (of its first text, if n > 1).
     """
 
     request_id: str
@@ -239,4 +238,4 @@ def _is_int(value: object, low: int, high: int) -> bool:
 def _is_real(value: object, low: float, high: float) -> bool:
     if not isinstance(value, int | float | np.floating | np.integer) or isinstance(value, bool):
         return False
-    return bool(low <= value <= high)  # NaN compares false with everything
+    return bool(low <= value <= high)  # NaN compares false

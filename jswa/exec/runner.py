@@ -50,8 +50,8 @@ from pallas_kernels.errors import NoExpertKernel, NoKernel
 
 _log = logging.getLogger("jswa")
 _FAMILIES: tuple[Logprobs, ...] = get_args(Logprobs)
-# Rematerialisation counts the arena once per write, as if none were in place, finds that it does not fit, and has all
-# indices computed again for every layer.
+# XLA's rematerialization counts the arena once per write, as if no write were in place. It concludes that memory is
+# short, and recomputes all indices in every layer.
 _OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
 
 
@@ -63,11 +63,11 @@ class Pending:
     _outputs: StepOutputs
 
     def tokens(self) -> Int[np.ndarray, " R"]:
-        """The tokens of the plan's rows; waits for the step."""
+        """Return the tokens of the plan's rows; wait for the step."""
         return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
 
     def logprobs(self) -> StepLogprobs | None:
-        """Log probabilities, where the plan asks for them; waits for the step."""
+        """Return log probabilities, if the plan asks for them; wait for the step."""
         if self._outputs.sampled is None:
             return None
         prompt = self._outputs.prompt
@@ -75,7 +75,7 @@ class Pending:
 
 
 class Runner:
-    """The only holder of the device state: each launch donates it to the step and keeps what comes back.
+    """Holds the device state alone: each launch donates it to the step and keeps the state that comes back.
 
     Every bucket is compiled at start. The log probability families are compiled by `prepare`, or bucket by bucket when
     they are first used; so are the programs that copy pages to the host and back.
@@ -129,7 +129,7 @@ class Runner:
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Hand a plan to the device and return at once: an upload, and one for each batch of moves, row or extras."""
+        """Launch a plan and return at once. It takes an upload, and one for each batch of moves, table row or extras."""
         number = self._family(plan.logprobs)[self._numbers[pick_bucket(self.buckets, plan)]]
         spec = self.configs[number].pack
         launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row)
@@ -142,7 +142,7 @@ class Runner:
         return Pending(plan, outputs)
 
     def follow(self, messages: Iterable[bytes]) -> None:
-        """Launch what another host's runner tells, to its end."""
+        """Run the launches that the first host broadcasts, until it ends."""
         beside: list[Thread] = []
         for message in messages:
             launches = decode(message)
@@ -157,9 +157,9 @@ class Runner:
             self._run(launches)
 
     def prepare(self, logprobs: Logprobs) -> None:
-        """Compile a family for every bucket, in the thread that asks for it; launches may go on beside.
+        """Compile a family for every bucket in the calling thread; another thread may launch meanwhile.
 
-        One program after the other: tracing holds Python's lock, and the steps need it too.
+        Programs are compiled one after the other: tracing holds the GIL, which the steps need too.
         """
         if self._broadcast is not None:
             self._broadcast(encode([Launch(PREPARE, (np.int32(_FAMILIES.index(logprobs)),))]))
@@ -171,17 +171,17 @@ class Runner:
 
     @property
     def kv_dtype(self) -> np.dtype:
-        """Of the KV arena."""
+        """The dtype of the KV arena."""
         return np.dtype(self._shapes["lanes"][0].dtype)
 
     def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
-        """Carry out moves of pages outside of a plan: before pages are written that were free only because of them."""
+        """Move pages outside of a plan, before `write_slots` writes to slots that these moves made free."""
         self._run(list(move_launches(moves, self._num_pages)))
 
     def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Shaped[np.ndarray, "n elems"]]:
-        """The contents of slots of 1/m block, for each lane, as the last launched step leaves them; waits for it.
+        """Return the contents of slots, for each lane, as the last launched step leaves them; wait for it.
 
-        Of several devices one after another: lane by lane, in each device by device.
+        With several devices the result is lane by lane, and in each lane device by device.
         """
         program = self._read_slots
 
@@ -201,17 +201,17 @@ class Runner:
         contents: list[Shaped[np.ndarray, "m elems"]],
         rows: Int[np.ndarray, " n"],
     ) -> None:
-        """Overwrite slots of 1/m block, each with a row of what `read_slots` gave; the next step sees it."""
+        """Overwrite each slot with a row of `contents`, which `read_slots` returned; the next step sees it."""
         write = self._write_slots
         for start in range(0, len(ids), SLOTS):
             batch = slot_batch(ids[start : start + SLOTS], self._num_pages)
-            # Padded slots are written nowhere: any row will do for them.
+            # Padding ids are dropped, so any row may stand there.
             chosen = np.resize(rows[start : start + SLOTS], SLOTS)
             with jax.transfer_guard("disallow"), jax.no_tracing(True):
                 self.state = write(self.state, self._put(batch), self._put_slots([lane[chosen] for lane in contents]))
 
     def _put_slots(self, parts: list[Shaped[np.ndarray, "width elems"]]) -> list[jax.Array]:
-        """What `read_slots` gave of a batch of slots, to where it was."""
+        """Put the contents of a batch of slots on the devices that they came from."""
         each = self.layout.devices
         lanes = [np.concatenate(parts[n : n + each], axis=1) for n in range(0, len(parts), each)]
         return list(jax.device_put(lanes, None if self._mesh is None else NamedSharding(self._mesh, COLUMNS)))
@@ -228,12 +228,12 @@ class Runner:
         return put(tree, self._mesh)
 
     def _run(self, launches: Sequence[Launch]) -> StepOutputs | None:
-        """Run them in order; what the step gives, if there is one."""
+        """Run launches in order; return the outputs of the step among them, if there is one."""
         for number in self._late(launches):
             self._compile(number)
             self.compiled_in_steps += 1
         outputs = None
-        # In steady state nothing is traced, and nothing crosses to the device but what is put there by name.
+        # In steady state nothing is traced, and only explicit puts move data to the device.
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
             for program, arrays in launches:
                 placed = self._put(arrays)
@@ -252,7 +252,7 @@ class Runner:
         return outputs
 
     def _late(self, launches: Sequence[Launch]) -> list[int]:
-        """Steps of these that are not compiled yet."""
+        """Return the step programs among the launches that are not compiled yet."""
         return [program - STEP for program, _ in launches if program >= STEP and program - STEP not in self.compiled]
 
     def _compile(self, number: int) -> None:
@@ -264,7 +264,7 @@ class Runner:
         return compile_step(self.configs[number], self.params, self._shapes)
 
     def _family(self, logprobs: Logprobs) -> range:
-        """The numbers of its steps."""
+        """Return the numbers of a family's step programs."""
         first = _FAMILIES.index(logprobs) * len(self.buckets)
         return range(first, first + len(self.buckets))
 
@@ -286,14 +286,14 @@ def _table(rows: LogprobRows) -> LogprobTable:
 
 
 def jit_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Wrapped:
-    """The jitted step of a bucket: (params, state, packed); the state is donated. Arrays may be given as shapes."""
+    """Return the jitted step of a bucket: (params, state, packed), state donated. Accepts arrays or shapes."""
     mesh, packed = mesh_of(next(iter(params.values()))), np.zeros(config.pack.size, np.int32)
     run = on_mesh(partial(step, config=config), mesh, (params, state, packed), (specs_of(state), REPLICATED))
     return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
 
 
 def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Compiled:
-    """Compile one bucket's step ahead of time; arrays may be given as shapes. The state is donated."""
+    """Compile one bucket's step ahead of time, from arrays or shapes. The state is donated."""
     precise, packed = run_dtype(params) == jnp.float32, np.zeros(config.pack.size, np.int32)
     with jax.default_matmul_precision("highest" if precise else "default"), _unsupported(config.backends):
         return jit_step(config, params, state).lower(params, state, packed).compile()
@@ -301,7 +301,7 @@ def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.
 
 @contextmanager
 def _unsupported(backends: Backends) -> Iterator[None]:
-    """What no kernel serves is an option's error: others may, and nothing chooses them silently."""
+    """Report a kernel that cannot serve the model as an error of its option: no other kernel is chosen silently."""
     try:
         yield
     except NoKernel as error:
@@ -321,14 +321,14 @@ def compile_set_row(state: DeviceState) -> jax.stages.Compiled:
 
 
 def compile_set_extras(extras: Extras) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-    """Compile the programs that enter a row into the extras tables, and that change its mask alone."""
+    """Compile the programs that set a row of the extras tables, and that set its mask alone."""
     place, (_, words), (_, vocab) = np.int32(0), extras["mask"].shape, extras["bias"].shape
     mask, bias, seen = np.zeros(words, np.int32), np.zeros(vocab, np.float32), np.zeros(vocab, np.int32)
     return _compile(set_extras, extras, place, mask, bias, seen), _compile(set_mask, extras["mask"], place, mask)
 
 
 def _compile(function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:
-    """A function of the state, or of a part, and of what is on all devices, to the next one; it is donated."""
+    """Compile a program from a state (or a part of it) and replicated arrays to the next state, which is donated."""
     mesh = mesh_of(jax.tree.leaves(state)[0])
     run = on_mesh(function, mesh, (state, *arguments), specs_of(state))
     return jax.jit(run, donate_argnums=0).lower(state, *arguments).compile()

@@ -17,7 +17,7 @@ from jswa.exec.programs.transfer import clear_stale
 from jswa.model.transformer import Params
 from jswa.storage import persist
 from jswa.storage.restore import restore
-from jswa.storage.snapshot import origins, take
+from jswa.storage.snapshot import capture, origins
 
 _log = logging.getLogger("jswa")
 
@@ -57,7 +57,7 @@ def save_cache(engine: Engine, path: str | Path, cache_salt: str = "", lora: str
     """
     runner = _page_runner(engine, cache_salt)
     cache, layout = engine.scheduler.cache, engine.layout
-    taken = take(cache.prefix, engine.adapter_root(lora, cache_salt)[1])
+    taken = capture(cache.prefix, engine.adapter_root(lora, cache_salt)[1])
     contents = runner.read_slots(origins(cache.moves, taken.slots))
     filled, local = taken.snapshot.filled(layout.page_size), taken.snapshot.local
     clear_stale(contents, layout, filled[: len(filled) if layout.full else 0], filled[local])

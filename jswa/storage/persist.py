@@ -1,11 +1,11 @@
 """A prefix cache on disk.
 
-    path/manifest.json   whose cache it is (`identity`), and checksums of every file and every array
+    path/manifest.json   the identity of model, weights, dtype, layout and salt; checksums of every file and array
     path/arrays/         the arrays, as orbax writes them
 
-A cache is written beside its place and renamed when it is complete. It is read and checked as a whole before anything
-is done with it; orbax reads only files that are whole, as its readers leave noise behind where they fail. Checksums
-find what is torn; they do not tell who wrote it: load only what you would run.
+A cache is written to a temporary folder and renamed once it is complete. Loading reads and checks all of it before the
+engine changes. Files are checked before orbax reads them, because orbax logs noise when it fails. Checksums detect
+damage, not forgery: load only caches that you trust.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _SAMPLES = 64
 _TYPES = {"tokens": "int32", "local": "uint8", "window_branch": "uint8"}  # other columns of a snapshot are int64
 
 Identity = dict[str, str]
-Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and of that by device
+Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and in each lane by device
 
 
 def identity(
@@ -49,11 +49,11 @@ def identity(
     deterministic: str = "",
     adapter: str = "",
 ) -> Identity:
-    """What must be equal for a cache to mean the same, in the order in which it is compared.
+    """Return the facts that must be equal for a saved cache to be valid, in the order of comparison.
 
     Args:
-        deterministic: what else the bits of the KV depend on, for an engine that promises them.
-        adapter: digest of the LoRA adapter that the texts ran with, if any. Others' do not count.
+        deterministic: what else the bits of the KV depend on, if the engine is deterministic.
+        adapter: digest of the LoRA adapter that the texts ran with, if any. Other adapters are ignored.
     """
     own = {"adapter": adapter} if adapter else {}
     return {
@@ -71,15 +71,15 @@ def identity(
 
 
 def save(path: str | Path, snapshot: Snapshot, contents: Contents, identity: Identity) -> None:
-    """Write a cache. One that is at `path` is replaced when the new one is complete, anything else left alone.
+    """Write a cache. It replaces a cache at `path` once it is complete; any other file there is left alone.
 
-    Raises CacheFileError, and leaves what was there.
+    Raises CacheFileError, and leaves `path` as it was.
     """
 
     def write() -> None:
         target = Path(path).resolve()
         _require_replaceable(target)
-        # Readable for the user alone, as texts and what was made of them should be.
+        # Readable by this user only: the files contain texts and their KV.
         write_folder(target, lambda folder: _write(folder, _to_arrays(snapshot, contents), identity), mode=0o700)
 
     _guard(path, "cannot be saved", write)
@@ -88,7 +88,7 @@ def save(path: str | Path, snapshot: Snapshot, contents: Contents, identity: Ide
 def load(
     path: str | Path, identity: Identity, layout: KVLayout, dtype: np.dtype, vocab: int
 ) -> tuple[Snapshot, Contents]:
-    """Read a cache and check all of it. Raises CacheFileError with the reason where it is not whole, or another's."""
+    """Read a cache and check all of it. Raises CacheFileError with the reason if it is damaged or of another engine."""
 
     def read() -> tuple[Snapshot, Contents]:
         folder = Path(path)
@@ -111,7 +111,7 @@ def load(
 
 
 def _guard[T](path: str | Path, what: str, action: Callable[[], T]) -> T:
-    """Run it; whatever orbax, JSON, NumPy or the file system raise, one error comes out."""
+    """Run an action; turn any error of orbax, JSON, NumPy or the file system into a CacheFileError."""
     try:
         return action()
     except CacheFileError:
@@ -122,7 +122,7 @@ def _guard[T](path: str | Path, what: str, action: Callable[[], T]) -> T:
 
 
 def _to_arrays(snapshot: Snapshot, contents: Contents) -> dict[str, np.ndarray]:
-    """All arrays by name, as bits; those without elements are left out, as orbax stores none."""
+    """Return all arrays by name, as bits. Empty arrays are left out: orbax does not store them."""
     arrays = {
         f.name: getattr(snapshot, f.name).astype(_TYPES.get(f.name, "int64")) for f in dataclasses.fields(snapshot)
     }
@@ -135,7 +135,7 @@ def _to_arrays(snapshot: Snapshot, contents: Contents) -> dict[str, np.ndarray]:
 def _from_arrays(
     arrays: dict[str, np.ndarray], layout: KVLayout, dtype: np.dtype, vocab: int
 ) -> tuple[Snapshot, Contents]:
-    """The reverse. Raises ValueError for what cannot have been saved."""
+    """Rebuild snapshot and contents. Raises ValueError for arrays that cannot have been saved."""
     types = _types(layout, dtype)
     columns = {f.name: arrays.get(f.name, np.zeros(0, types[f.name])) for f in dataclasses.fields(Snapshot)}
     if any(column.ndim != 1 for column in columns.values()):
@@ -156,7 +156,7 @@ def _from_arrays(
 
 
 def _types(layout: KVLayout, dtype: np.dtype) -> dict[str, str]:
-    """Every array that a cache may have, and its type on disk."""
+    """Return the type on disk of every array that a cache may have."""
     columns = {f.name: _TYPES.get(f.name, "int64") for f in dataclasses.fields(Snapshot)}
     lanes = {_lane(number): f"uint{8 * dtype.itemsize}" for number in range(layout.num_lanes * layout.devices)}
     return columns | lanes | {"sizes": "int64"}
@@ -167,12 +167,12 @@ def _lane(number: int) -> str:
 
 
 def _sizes(snapshot: Snapshot) -> np.ndarray:
-    """Lengths of the columns: an array that every cache has, even that of an empty tree."""
+    """Return the lengths of the columns: an array that even the cache of an empty tree has."""
     return np.array([len(getattr(snapshot, f.name)) for f in dataclasses.fields(snapshot)], np.int64)
 
 
 def _write(folder: Path, arrays: dict[str, np.ndarray], identity: Identity) -> None:
-    """Fill a folder with a cache."""
+    """Write a cache to a folder."""
     import orbax.checkpoint as ocp
 
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -184,7 +184,7 @@ def _write(folder: Path, arrays: dict[str, np.ndarray], identity: Identity) -> N
 
 
 def _require_replaceable(path: Path) -> None:
-    """Raise CacheFileError where something lies at `path` that is not a cache, whole or torn."""
+    """Raise CacheFileError if `path` holds anything but a saved cache, whole or torn."""
     if not os.path.lexists(path):
         return
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else {""}
@@ -220,7 +220,7 @@ def _require_same(path: Path, theirs: object, ours: Identity) -> None:
 
 
 def _read_arrays(path: Path, listed: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The listed arrays, once their sizes are those that the manifest says, and no more than memory holds."""
+    """Read the listed arrays, after checking that their sizes agree with the manifest and fit memory."""
     import orbax.checkpoint as ocp
 
     folder = path.resolve() / _ARRAYS
@@ -239,7 +239,7 @@ def _read_arrays(path: Path, listed: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _describe(array: np.ndarray) -> dict[str, Any]:
-    """Shape, type and checksum, as the manifest has them."""
+    """Return shape, type and checksum of an array, as in the manifest."""
     return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": _sha256(np.ascontiguousarray(array).data)}
 
 
@@ -250,7 +250,7 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def _file_digests(folder: Path) -> dict[str, str]:
-    """Checksums of the files below `arrays`, by their paths."""
+    """Return the checksums of the files below `arrays`, by path."""
     digests = {}
     for path in sorted((folder / _ARRAYS).rglob("*")):
         if path.is_file():
@@ -260,7 +260,7 @@ def _file_digests(folder: Path) -> dict[str, str]:
 
 
 def _require_files(folder: Path, listed: object) -> None:
-    """Raise CacheFileError where the files are not those of the manifest, byte for byte."""
+    """Raise CacheFileError if the files differ from the manifest in any byte."""
     wanted = listed if isinstance(listed, dict) else {}
     found = _file_digests(folder)
     for name in sorted(wanted.keys() | found.keys()):
@@ -271,9 +271,9 @@ def _require_files(folder: Path, listed: object) -> None:
 
 
 def weights_digest(params: Params) -> str:
-    """Names, shapes, types, and up to 64 elements of every parameter, spread over it."""
+    """Return a digest of names, shapes, types and up to 64 evenly spaced elements of every parameter."""
     digest = hashlib.sha256()
-    # Shard by shard: no device ever has the whole.
+    # Sample shard by shard: no device ever holds a whole parameter.
     samples = jax.device_get({name: [_sample(x.data) for x in _shards(value)] for name, value in params.items()})
     for name, value in sorted(params.items()):
         digest.update(f"{name} {value.shape} {value.dtype}\n".encode())
@@ -283,7 +283,7 @@ def weights_digest(params: Params) -> str:
 
 
 def _shards(value: jax.Array) -> list[Any]:
-    """What each device has that is not another's too."""
+    """Return the shards of an array without replicas."""
     return [shard for shard in value.addressable_shards if shard.replica_id == 0]
 
 

@@ -1,8 +1,8 @@
-"""The cached text of one salt as plain arrays: taken from the tree, and entered again into another.
+"""The cached text of one salt as plain arrays, captured from one tree to be restored in another (restore.py).
 
-Which pages there are is said here, what is in them is not: `take` names the arena slots to read, and `restore`
-(restore.py) those to write. A snapshot has no page that two edges share: edges begin at page boundaries, so edges
-that part inside a page both begin with the tokens before it.
+A snapshot lists pages, not their contents: `capture` returns the arena slots to read, `restore` the slots to write. No
+two edges of a snapshot share a page: edges begin at page boundaries, so two edges that diverge inside a page both
+begin with the tokens before it.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ _NO_TOKENS = np.zeros(0, np.int32)
 class Snapshot:
     """Text and pages of one salt's tree.
 
-    An edge of n tokens has ⌈n / p⌉ entries, one per page; all entries are numbered through. With full layers entry i
-    has the full page i; local pages are numbered in the order of the entries that have one. Ages are in requests that
-    have looked for a prefix since the last use. All numbers are int64 but the tokens, which are int32.
+    An edge of n tokens has ⌈n / p⌉ entries, one per page, numbered over all edges. With full layers entry i has full
+    page i; local pages are numbered in the order of the entries that have one. Ages count the rows that started from a
+    match since the last use. Tokens are int32, all other numbers int64.
 
     Attributes:
         parent: edge above, always an earlier one; -1 for an edge that begins at position 0.
-        length: tokens of each edge; whole pages for all but the last edge of a text.
+        length: tokens of each edge; whole pages except for the last edge of a text.
         age, hits: of each edge, as in `radix.Node`.
         tokens: of all edges, one edge after the other.
         local: whether an entry has a local page.
@@ -50,28 +50,28 @@ class Snapshot:
     window_hits: Int[np.ndarray, " windows"]
 
     def filled(self, page_size: int) -> Int[np.ndarray, " entries"]:
-        """Tokens in the page of each entry."""
+        """Return the number of tokens in the page of each entry."""
         out = np.full(len(self.local), page_size, np.int64)
         counts = -(-self.length.astype(np.int64) // page_size)
         out[np.cumsum(counts) - 1] = self.length - (counts - 1) * page_size
         return out
 
 
-class Taken(NamedTuple):
-    """A snapshot, the arena slots that hold its pages (all full pages, then all local ones), and its tokens of text."""
+class Captured(NamedTuple):
+    """A snapshot, the arena slots of its pages (all full pages, then all local pages), and its number of tokens."""
 
     snapshot: Snapshot
     slots: Int[np.ndarray, " slots"]
     tokens: int
 
 
-def take(prefix: PrefixCache, salt: str) -> Taken:
-    """The tree of a salt as it is. Changes nothing. Text of which no page is left is left out."""
+def capture(prefix: PrefixCache, salt: str) -> Captured:
+    """Capture the tree of a salt. Changes nothing. Text without any page is left out."""
     tree, p, clock = prefix.tree, prefix.layout.page_size, prefix.retention.clock
     root, total = tree.roots.get(salt), 0
     edges: list[tuple[int, int, int, int]] = []  # parent, length, age, hits
     texts, full, local = [_NO_TOKENS], [_NO_TOKENS], [_NO_TOKENS]
-    ends: dict[Node, tuple[int, int]] = {}  # the edge of a node, and its end
+    ends: dict[Node, tuple[int, int]] = {}  # number and end of the edge of a node
     nodes: list[Node] = []
     stack = [(child, -1, _NO_TOKENS) for child in root.children.values()] if root is not None else []
     while stack:
@@ -109,11 +109,11 @@ def take(prefix: PrefixCache, salt: str) -> Taken:
         window_age=marks[:, 3],
         window_hits=marks[:, 4],
     )
-    return Taken(snapshot, slots_of(ids[ids != NONE], blocks[blocks != NONE], prefix.pool.pages_per_block), total)
+    return Captured(snapshot, slots_of(ids[ids != NONE], blocks[blocks != NONE], prefix.pool.pages_per_block), total)
 
 
 def origins(moves: list[Move], slots: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Where the contents of slots still are, while these moves have not been carried out."""
+    """Return where the contents of slots are as long as `moves` have not been carried out."""
     came_from: dict[int, int] = {}
     for source, target, _ in moves:
         came_from[target] = came_from.get(source, source)
@@ -121,7 +121,7 @@ def origins(moves: list[Move], slots: Int[np.ndarray, " n"]) -> Int[np.ndarray, 
 
 
 def check(snapshot: Snapshot, layout: KVLayout, vocab: int) -> None:
-    """Raise ValueError, with the reason, for anything that `take` cannot have made."""
+    """Raise ValueError, with the reason, for a snapshot that `capture` cannot have made."""
     p, edges, windows = layout.page_size, len(snapshot.parent), len(snapshot.window_edge)
     _require(
         all(len(column) == edges for column in (snapshot.length, snapshot.age, snapshot.hits))
@@ -144,7 +144,7 @@ def check(snapshot: Snapshot, layout: KVLayout, vocab: int) -> None:
 
 
 class Edges(NamedTuple):
-    """Where edges lie: positions [start, end), tokens from `text` on, `pages` entries from `first` on."""
+    """Columns by edge: positions [start, end), tokens from `text` on, `pages` entries from `first` on."""
 
     start: Int[np.ndarray, " edges"]
     end: Int[np.ndarray, " edges"]
@@ -154,7 +154,7 @@ class Edges(NamedTuple):
 
     @staticmethod
     def of(snapshot: Snapshot, page_size: int) -> "Edges":
-        """Derive them; parents come before their children."""
+        """Derive the columns; parents come before their children."""
         length = snapshot.length
         end, count = length.copy(), -(-length // page_size)
         for edge, parent in enumerate(snapshot.parent.tolist()):
@@ -179,7 +179,7 @@ class Edges(NamedTuple):
 
 
 def _held_until(tree: RadixTree, node: Node) -> int:
-    """End of what a node's own pages hold: a page that others share is theirs."""
+    """Return the end of the text on a node's own pages: a shared last page belongs to lower edges."""
     p = tree.page_size
     first, whole = node.start // p, node.end // p * p
     if node.children:
@@ -193,7 +193,7 @@ def _held_until(tree: RadixTree, node: Node) -> int:
 def slots_of(
     full: Int[np.ndarray, " n"], local: Int[np.ndarray, " k"], pages_per_block: int
 ) -> Int[np.ndarray, " slots"]:
-    """Slots of 1/m block: those of full pages, then those of local pages."""
+    """Return the slots of full pages, then those of local pages."""
     return np.concatenate([full, (local[:, None] * pages_per_block + np.arange(pages_per_block)).reshape(-1)])
 
 

@@ -18,7 +18,7 @@ from jswa.cache.layout import KVLayout
 from jswa.llm import LLM
 from jswa.storage import persist
 from jswa.storage.cache_store import cache_identity
-from jswa.storage.snapshot import take
+from jswa.storage.snapshot import capture
 from tests.support.oracles import small_model
 
 OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 512}
@@ -391,7 +391,7 @@ def test_saved_pages_hold_nothing_but_the_text(llm: LLM, tmp_path: Path) -> None
     llm.save_cache(tmp_path / "cache")
     _, contents = read(llm, tmp_path / "cache")
     engine: Any = llm.engine
-    layout, snapshot = engine.layout, take(engine.scheduler.cache.prefix, "").snapshot
+    layout, snapshot = engine.layout, capture(engine.scheduler.cache.prefix, "").snapshot
     filled = snapshot.filled(layout.page_size)
     assert (filled < layout.page_size).any()
     for lane in contents:

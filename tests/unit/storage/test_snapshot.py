@@ -14,7 +14,7 @@ from jswa.architecture import Reach
 from jswa.cache.manager import CacheManager, Move
 from jswa.config import Limits
 from jswa.storage.restore import Restored, restore
-from jswa.storage.snapshot import Snapshot, Taken, check, origins, take
+from jswa.storage.snapshot import Captured, Snapshot, capture, check, origins
 from tests.support.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
 
 VOCAB = 5  # texts part often, and inside pages
@@ -76,7 +76,7 @@ def read(loop: Loop, slots: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, "n p"
     return [array[origins(loop.scheduler.cache.moves, slots)] for array in loop.runner.memory]
 
 
-def load(loop: Loop, taken: Taken, contents: list[Int[np.ndarray, "n p"]], salt: str = "") -> Restored:
+def load(loop: Loop, taken: Captured, contents: list[Int[np.ndarray, "n p"]], salt: str = "") -> Restored:
     """Enter a snapshot, with its contents, into the tree of another loop."""
     cache = loop.scheduler.cache
     check(taken.snapshot, loop.runner.layout, VOCAB)
@@ -117,7 +117,7 @@ def test_a_cache_that_was_taken_and_entered_again_serves_the_same(
     first, second = make_loop(layers, shape, blocks), make_loop(layers, shape, blocks)
     traffic = Traffic(first, rng)
     traffic.send(12)
-    taken = take(first.scheduler.cache.prefix, "")
+    taken = capture(first.scheduler.cache.prefix, "")
     first.scheduler.check()
     done = load(second, taken, read(first, taken.slots))
     assert done.tokens == taken.tokens
@@ -129,7 +129,7 @@ def test_a_cache_that_was_taken_and_entered_again_serves_the_same(
     assert lone or after == before
     assert all(new[0].start >= old[0].start for new, old in zip(after, before, strict=True))
     event(f"the same: {after == before}")
-    again = take(second.scheduler.cache.prefix, "")
+    again = capture(second.scheduler.cache.prefix, "")
     assert again.tokens == taken.tokens
     assert len(again.slots) == len(taken.slots)
     assert sorted(again.snapshot.window_end.tolist()) == sorted(taken.snapshot.window_end.tolist())
@@ -150,7 +150,7 @@ def test_a_cache_taken_while_rows_run_is_right(
     traffic.send(10, drain=False)
     other.texts = list(traffic.texts)
     other.send(5, drain=False)
-    taken = take(first.scheduler.cache.prefix, "")
+    taken = capture(first.scheduler.cache.prefix, "")
     contents = read(first, taken.slots)
     before = resumes(second.scheduler.cache, traffic.texts)
     load(second, taken, contents)
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_left_out(
     cache = second.scheduler.cache
     held, kept = other.texts[:], resumes(cache, other.texts)
     evictions, free = cache.stats().evictions, cache.pool.free_slots
-    taken = take(first.scheduler.cache.prefix, "")
+    taken = capture(first.scheduler.cache.prefix, "")
     done = load(second, taken, read(first, taken.slots))
     assert cache.stats().evictions == evictions
     assert_no_worse(resumes(cache, held), kept, shape[0])
@@ -201,7 +201,7 @@ def test_the_branch_used_last_is_the_one_that_stays() -> None:
     lease = first.scheduler.cache.open_at(first.scheduler.cache.match("", hot, 35), "", 36)
     assert lease is not None
     first.scheduler.cache.close(lease)
-    taken = take(first.scheduler.cache.prefix, "")
+    taken = capture(first.scheduler.cache.prefix, "")
     second = make_loop((1, 1), shape, 15)
     load(second, taken, read(first, taken.slots))
     found = resumes(second.scheduler.cache, [common + [end] * 20 for end in (2, 3, 4)])
@@ -218,15 +218,15 @@ def test_salts_are_taken_and_entered_apart() -> None:
     while first.scheduler.has_work():
         first.step()
     prefix = first.scheduler.cache.prefix
-    assert take(prefix, "").tokens == 0
-    taken = take(prefix, "a")
+    assert capture(prefix, "").tokens == 0
+    taken = capture(prefix, "a")
     assert set(taken.snapshot.tokens[:20].tolist()) == {1}
     assert load(second, taken, read(first, taken.slots), salt="c").tokens == taken.tokens
     cache = second.scheduler.cache
     assert resumes(cache, [[1] * 20], "c")[0][0].full_to == 19
     assert resumes(cache, [[1] * 20], "a")[0][0].full_to == 0
     cache.flush()
-    assert load(second, take(prefix, ""), [np.zeros((0, 4), np.int64)] * 3).tokens == 0
+    assert load(second, capture(prefix, ""), [np.zeros((0, 4), np.int64)] * 3).tokens == 0
     assert not cache.prefix.tree.roots
 
 
@@ -249,7 +249,7 @@ def test_ages_and_uses_come_back() -> None:
                 out.add(("window", *path[:end], w.branch, prefix.retention.clock - w.last, w.hits))
         return out
 
-    taken = take(first.scheduler.cache.prefix, "")
+    taken = capture(first.scheduler.cache.prefix, "")
     load(second, taken, read(first, taken.slots))
     assert len(seen(first)) > 10
     assert seen(second) == seen(first)
@@ -290,7 +290,7 @@ def test_a_snapshot_that_nobody_can_have_taken_is_refused(name: str, change: Cal
     """Out of range, out of order or of the wrong length."""
     loop = make_loop((1, 1), (4, Reach(5)), 100)
     Traffic(loop, np.random.default_rng(3)).send(15)
-    snapshot = take(loop.scheduler.cache.prefix, "").snapshot
+    snapshot = capture(loop.scheduler.cache.prefix, "").snapshot
     layout = loop.runner.layout
     check(snapshot, layout, VOCAB)
     with pytest.raises(ValueError, match=" "):
