@@ -1,11 +1,10 @@
-"""What the first host tells the others: messages over TCP, one connection each. No jax.
+"""Messages from host 0 to the other hosts over TCP, one connection each. No jax.
 
-A collective of the devices could carry them too, but it would queue behind the step that runs: no host but the first
-would then launch a step before the one before it has ended.
+A collective of the devices would queue behind the running step, so the other hosts could never launch ahead.
 
-A connection that ends without the word `_END` is a lost host. A process that ends closes it at once; where a machine is
-gone, or the network, the system's probes find out within `SILENCE` seconds. The others say one thing only: that they
-have been told to end (`say_terminating`).
+A connection that closes without `_END` is a lost host. A process that dies closes its connection at once; the system's
+probes detect a lost machine or network within `SILENCE` seconds. The other hosts send one message only: that they were
+told to exit (`say_terminating`).
 """
 
 import contextlib
@@ -31,16 +30,16 @@ Lost = Callable[[HostLost], None]
 
 
 def listen() -> socket.socket:
-    """A socket on a free port of all addresses."""
+    """Return a socket that listens on a free port of all addresses."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))
 
 
 def accept(server: socket.socket, nodes: int, secret: bytes, timeout: float) -> list[socket.socket]:
-    """The connections of hosts 1 to `nodes` - 1, in their order; whoever does not know the secret is not let in.
+    """Return the connections of hosts 1 to `nodes` - 1, in order. A peer without the secret is refused.
 
-    Raises ConfigError where some have not come in time.
+    Raises ConfigError if a host does not connect in time.
     """
     found: dict[int, socket.socket] = {}
     end = time.monotonic() + timeout
@@ -65,7 +64,7 @@ def accept(server: socket.socket, nodes: int, secret: bytes, timeout: float) -> 
 
 
 def connect(host: str, port: int, rank: int, secret: bytes, timeout: float) -> socket.socket:
-    """To the first host. Raises ConfigError where it cannot be reached in time."""
+    """Connect to host 0. Raises ConfigError if it cannot be reached in time."""
     end = time.monotonic() + timeout
     while True:
         try:
@@ -79,12 +78,12 @@ def connect(host: str, port: int, rank: int, secret: bytes, timeout: float) -> s
 
 
 class Sender:
-    """The first host's end: tells all others, and watches that they are there.
+    """Host 0's end of the channel: sends to all other hosts, and watches their connections.
 
     Args:
-        peers: their connections, in their order.
-        on_lost: is called once, in a thread of its own, when one is lost; may be replaced.
-        on_terminating: likewise, for each that has been told to end.
+        peers: connections, in order of rank.
+        on_lost: called once, in a thread of its own, when a host is lost; may be replaced.
+        on_terminating: called likewise for each host that was told to exit.
     """
 
     def __init__(self, peers: list[socket.socket], on_lost: Lost, on_terminating: Lost) -> None:
@@ -102,16 +101,16 @@ class Sender:
         self._thread.start()
 
     def send(self, message: bytes) -> None:
-        """Tell all others. Raises HostLost where one cannot be told."""
+        """Send a message to all hosts. Raises HostLost if one cannot be reached."""
         with self._lock:
             for name, peer in zip(self._names, self._peers, strict=True):
                 try:
                     peer.sendall(_SIZE.pack(len(message)) + message)
                 except OSError as error:
-                    raise HostLost(f"{name} cannot be told what to run: {error}") from error
+                    raise HostLost(f"{name} cannot be reached: {error}") from error
 
     def close(self, *, end: bool = True) -> None:
-        """Say that this was the end; or, without `end`, let the others see a loss. Closing twice is fine."""
+        """Send the end; without `end`, let the other hosts see a loss. Closing twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -126,7 +125,7 @@ class Sender:
             peer.close()
 
     def _watch(self, woken: int) -> None:
-        """Until the end, or the first loss."""
+        """Watch the connections until the end, or the first loss."""
         with selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
             for name, peer in zip(self._names, self._peers, strict=True):
@@ -144,7 +143,7 @@ class Sender:
 
 
 def _says(peer: socket.socket) -> bool:
-    """Whether something has come, and not the end."""
+    """Return whether a byte has come, rather than the end of the connection."""
     try:
         return bool(peer.recv(1))
     except OSError:
@@ -152,15 +151,15 @@ def _says(peer: socket.socket) -> bool:
 
 
 def say_terminating(peer: socket.socket) -> None:
-    """Tell the first host that this one has been told to end; it is the first one that ends both."""
-    with contextlib.suppress(OSError):  # it is gone, and that is seen elsewhere
+    """Tell host 0 that this host was told to exit; host 0 then ends all hosts."""
+    with contextlib.suppress(OSError):  # host 0 is gone; another thread notices
         peer.sendall(b"!")
 
 
 def messages(peer: socket.socket, on_lost: Lost) -> Iterator[bytes]:
-    """What the first host tells, to its end, read from now on.
+    """Return the messages of host 0 until its end, and start reading them.
 
-    `on_lost` is called in a thread of its own, where the connection ends otherwise.
+    `on_lost` is called in a thread of its own if the connection closes before the end.
     """
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     name = _name(0, peer)
@@ -185,7 +184,7 @@ def _name(rank: int, peer: socket.socket) -> str:
 
 
 def _receive(peer: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes. Raises OSError where they do not come."""
+    """Receive exactly `size` bytes. Raises OSError if they do not come."""
     found = bytearray(size)
     view = memoryview(found)
     while view:
@@ -197,7 +196,7 @@ def _receive(peer: socket.socket, size: int) -> bytes:
 
 
 def _steady(peer: socket.socket) -> socket.socket:
-    """Small messages go at once, and the system finds out in time that nobody answers any more."""
+    """Set TCP options: send small messages at once, and detect a dead peer within `SILENCE` seconds."""
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("KEEPIDLE", 5), ("KEEPINTVL", 5), ("KEEPCNT", 3), ("USER_TIMEOUT", SILENCE * 1000)):

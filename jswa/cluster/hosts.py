@@ -1,7 +1,7 @@
-"""Several hosts as one: they find each other through `jax.distributed`, agree on what they run, and stay in touch.
+"""Several hosts as one engine: they join through `jax.distributed`, compare what they run, and watch each other.
 
-Who is lost ends the others: a step that waits for a device which is gone cannot be called back. `channel` sees it
-first, the heartbeats of jax's coordination service where a process lives but does not answer.
+If any host is lost, all hosts exit: a step that waits for a lost device cannot be cancelled. `channel` notices first;
+the heartbeats of jax's coordination service notice a process that lives but does not answer.
 """
 
 import atexit
@@ -27,12 +27,12 @@ from jswa.cluster.rank import Member
 from jswa.errors import ConfigError, HostLost
 
 _log = logging.getLogger("jswa")
-_JOIN_SECONDS = 300  # until all have come; they may start minutes apart
+_JOIN_SECONDS = 300  # until all hosts have joined; they may start minutes apart
 _LEAVE_SECONDS = 15
 
 
 class Hosts:
-    """This process's member among several, from `join` to `leave`. One per process: jax can be joined once only."""
+    """This process as a member of several hosts, from `join` to `close`. jax allows one per process."""
 
     def __init__(self, member: Member, sender: Sender | None, peer: socket.socket | None) -> None:
         self.member = member
@@ -42,12 +42,12 @@ class Hosts:
         self._received = iter(()) if peer is None else messages(peer, self._lost)
 
     def broadcast(self, message: bytes) -> None:
-        """Tell all others; the first host's. Raises HostLost."""
+        """Host 0 only: send a message to all other hosts. Raises HostLost."""
         assert self._sender is not None
         self._sender.send(message)
 
     def received(self) -> Iterator[bytes]:
-        """What the first host tells, to its end; the others'. The process ends where that host is lost."""
+        """Other hosts: return the messages of host 0, until it ends. The process exits if host 0 is lost."""
         return self._received
 
     def _lost(self, error: HostLost) -> None:
@@ -56,7 +56,7 @@ class Hosts:
 
     @contextmanager
     def outlive_signal(self) -> Iterator[None]:
-        """Outlive the first signal to end: the first host, which is told, may have requests that need this one."""
+        """Ignore the first SIGTERM or SIGINT but report it to host 0, whose requests may need this host."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -67,9 +67,9 @@ class Hosts:
                 signal.signal(number, handler)
 
         def wait(number: int, frame: FrameType | None) -> None:
-            _log.info("%s: this host ends with the first one, or at the next signal", signal.Signals(number).name)
+            _log.info("%s: this host exits with host 0, or at the next signal", signal.Signals(number).name)
             restore()
-            if number == signal.SIGTERM:  # an interrupt goes to all by itself
+            if number == signal.SIGTERM:  # a terminal sends SIGINT to all processes itself
                 assert self._peer is not None
                 say_terminating(self._peer)
 
@@ -81,23 +81,23 @@ class Hosts:
             restore()
 
     def when_lost(self, lost: Callable[[HostLost], None], leaving: Callable[[HostLost], None]) -> None:
-        """Have these called, in a thread of their own, in member of the process's end; the first host's.
+        """Host 0 only: register callbacks that run in a thread of their own, instead of exiting when a host is lost.
 
         Args:
             lost: a host is gone, and a step may wait for it for ever.
-            leaving: a host has been told to end. It goes on until this one ends.
+            leaving: a host was told to exit. It keeps working until this one exits.
         """
         if self._sender is not None:
             self._sender.on_lost, self._sender.on_terminating = lost, leaving
 
     def least(self, mebibytes: int) -> int:
-        """The least of what all hosts say."""
+        """Return the minimum over all hosts."""
         return int(multihost_utils.process_allgather(np.array(mebibytes, np.int32)).min())
 
     def close(self) -> None:
-        """The end: the first host says so to the others. Leaving twice is fine.
+        """Leave the group; host 0 tells the others. Closing twice is fine.
 
-        Where one is lost it is the process's end too: jax would wait for who is gone, and then abort.
+        If a host is lost, this exits the process: jax would wait for the lost host, and then abort.
         """
         if self._closed:
             return
@@ -111,20 +111,20 @@ class Hosts:
         jax.distributed.shutdown()  # type: ignore[no-untyped-call]
 
     def abandon(self) -> None:
-        """After an error here: the others see a loss at once, and this process will not wait for them at its end."""
+        """After an error on this host: make the others see a loss at once, and do not wait for them at exit."""
         self._closed = True
         if self._sender is not None:
             self._sender.close(end=False)
         if self._peer is not None:
-            with contextlib.suppress(OSError):  # it is gone already, and the error here matters more
-                self._peer.shutdown(socket.SHUT_RDWR)  # a close alone would wait for the thread that reads
+            with contextlib.suppress(OSError):  # already gone, and the error on this host matters more
+                self._peer.shutdown(socket.SHUT_RDWR)  # close alone would wait for the reading thread
         atexit.register(_end_now)
 
 
 def join(member: Member, what: str) -> Hosts:
-    """Wait for all hosts, and see that they are to run the same. Before anything else asks jax for its devices.
+    """Wait for all hosts and check that they run the same `what`. Call it before jax initializes its devices.
 
-    Raises ConfigError: where one says something else of `what` it runs, on all of them.
+    Raises ConfigError on all hosts if one of them runs something else.
     """
     if jax.distributed.is_initialized():
         raise ConfigError("nnodes", member.nodes, "this process has joined other hosts before, and can do so once only")
@@ -163,20 +163,20 @@ def _require_same(member: Member, what: str) -> None:
 
 
 def _share(port: int, secret: bytes) -> tuple[int, bytes]:
-    """What the first host says of its channel."""
+    """Broadcast port and secret of host 0's channel."""
     words = np.concatenate([[np.int32(port)], np.frombuffer(secret, np.int32)])
     found = np.asarray(multihost_utils.broadcast_one_to_all(words))
     return int(found[0]), found[1:].astype(np.int32).tobytes()
 
 
 def end_process(error: HostLost) -> Never:
-    """End at once: threads that wait for a device that is gone would never end."""
+    """Exit at once: threads that wait for a lost device would never end."""
     _log.critical("%s: %s", type(error).__name__, error)
     _end_now()
 
 
 def _end_now() -> Never:
     logging.shutdown()
-    with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+    with contextlib.suppress(OSError, ValueError):  # closed, or a broken pipe
         sys.stdout.flush()
     os._exit(1)

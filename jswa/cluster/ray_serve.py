@@ -1,7 +1,7 @@
 """Replicas behind Ray Serve: `serve run jswa.cluster.ray_serve:app model=… max_replicas=4`. Needs the extra `ray`.
 
-Two deployments. `Engine` has an engine and all of the server in each replica, as one process of `jswa serve` has;
-`Ingress` takes requests in, reads what a prefix is known by, and passes them to the replica that Ray's router names.
+There are two deployments. Each replica of `Engine` runs an engine and the whole server, like a process of `jswa serve`.
+`Ingress` receives requests, computes the key of their prefix, and forwards them to the replica that Ray's router picks.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ try:
     from ray import serve
     from ray.exceptions import RayActorError, RayError
 
-    # Not `ray.serve.llm`, which has it too: that imports a whole engine of somebody else's.
+    # Not `ray.serve.llm`, which has it too but imports vLLM.
     from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
     from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -29,15 +29,13 @@ except ModuleNotFoundError as error:
     raise ConfigError("ray", error.name, "is not installed: `pip install jswa[ray]` (2.60 is tested)") from error
 
 _log = logging.getLogger("jswa.server")
-_ANSWER_SECONDS = 10.0  # for a route that all replicas are asked
-_INGRESS_REQUESTS = 100_000  # the ingress refuses nothing: limits are those of the engines and of the way to them
-_ANY_MATCH = (
-    1e-6  # share of a text that must be known: one block is enough (`server/cluster/relay.py` makes the blocks)
-)
+_ANSWER_SECONDS = 10.0  # for a route that asks all replicas
+_INGRESS_REQUESTS = 100_000  # the ingress refuses nothing: the engines have their own limits
+_ANY_MATCH = 1e-6  # share of a text that must match: one block is enough (`server/cluster/relay.py` makes the blocks)
 
 
 class Asked(NamedTuple):
-    """A request on its way to a replica. `prompt` is where Ray's router looks for the text that decides."""
+    """A request to a replica. Ray's router reads the prefix key from `prompt`."""
 
     prompt: str
     scope: Mapping[str, Any]
@@ -45,15 +43,15 @@ class Asked(NamedTuple):
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
-    """Ray's router by longest known prefix, which goes on without one where Ray's would leave a request for ever.
+    """Ray's router by longest known prefix, with a fallback where Ray's would never answer a request.
 
-    Its tree of prefixes is an actor that all routers share. That actor may name a replica that another router has heard
-    of and this one has not, and may be lost with its node; an exception in a router is only logged, and nobody answers
-    the request. Both cost a hit here, no request.
+    All routers share a tree of prefixes in an actor. It may name a replica that this router does not know yet, or be
+    lost with its node; Ray only logs an exception in a router, and the request waits for ever. Here both cost a cache
+    hit, not a request.
     """
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
-        """Replicas to choose from, in ranks."""
+        """Return the candidate replicas, in ranks."""
         try:
             ranks: list[list[Any]] = await super().choose_replicas(candidate_replicas, pending_request)
             return ranks
@@ -67,7 +65,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         return fallback
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        """Remember whose prefix this is now."""
+        """Record which replica has this prefix now."""
         try:
             super().on_request_routed(pending_request, replica_id, result)
         except RayActorError:
@@ -81,22 +79,22 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
             self.plant_tree()
 
     def initialize_state(self, **options: Any) -> None:
-        """Find the tree, or make it."""
+        """Find the tree actor, or create it."""
         super().initialize_state(**options)
         self._options = options
 
     def plant_tree(self) -> None:
-        """Begin with an empty tree, where the old one is lost."""
+        """Start with an empty tree if the old one is lost."""
         _log.warning("the tree of prefixes is lost; a new one begins")
         self.initialize_state(**self._options)
         known = list(self._replicas.values())
-        self._replica_id_set.clear()  # so that the tree is told of all of them
+        self._replica_id_set.clear()  # so that the tree learns of all of them
         self._eviction_loop_running = False
         self.update_replicas(known)
 
 
 class Engine:
-    """A replica: an engine, and the server in front of it, but for the socket."""
+    """A replica: an engine with the server in front of it, without a socket."""
 
     async def __init__(self, model: str, server: Mapping[str, Any], engine: Mapping[str, Any]) -> None:  # type: ignore[misc]
         """Load the model and start the engine's thread. Raises JswaError."""
@@ -114,28 +112,28 @@ class Engine:
         self._name: str = serve.get_replica_context().replica_id.unique_id
 
     async def respond(self, asked: Asked) -> AsyncGenerator[list[dict[str, Any]]]:
-        """The messages of an answer, those together that come together."""
+        """Yield the messages of an answer, in batches as they arrive."""
         async for pieces in self._replica.messages(asked.scope, asked.body):
             yield pieces
 
     async def answer(self, scope: Mapping[str, Any], body: bytes) -> tuple[str, tuple[Any, ...]]:
-        """The name of the replica, and its whole answer."""
+        """Return the name of the replica and its whole answer."""
         return self._name, tuple(await self._replica.answer(scope, body))
 
     def check_health(self) -> None:
-        """Raise where the engine is dead: Ray replaces the replica then."""
+        """Raise if the engine is dead, so that Ray replaces the replica."""
         if self._service.bridge.state == "dead":
             raise RuntimeError("the engine has died")
 
     async def __del__(self) -> None:
-        """What ran has ended, or has had its time."""
+        """Wait until running requests have ended or timed out."""
         self._service.abort_all()
         await self._life.__aexit__(None, None, None)
         self._held.close()
 
 
 class _Replicas:
-    """The way from the ingress to the engines."""
+    """Forwards requests from the ingress to the engines."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -148,7 +146,7 @@ class _Replicas:
     ) -> AsyncGenerator[list[dict[str, Any]]]:
         respond = self._handle.options(stream=True).respond
         asked = Asked(prefix or "", scope, body)
-        # The router looks for a prompt among arguments without a name only.
+        # The router looks for a prompt among positional arguments only.
         response = respond.remote(asked=asked) if prefix is None else respond.remote(asked)
         ended = False
         try:
@@ -237,7 +235,7 @@ def app(arguments: dict[str, Any]) -> Any:
 
 
 def _relay_of(max_body_size: int, retries: int) -> Any:
-    """What makes the ingress's application, in its process."""
+    """Build the ingress's application, in its process."""
 
     def relay() -> Any:
         handle = serve.get_deployment_handle("Engine", app_name=serve.get_replica_context().app_name)

@@ -129,7 +129,7 @@ class Runner:
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Launch a plan and return at once. It takes an upload, and one for each batch of moves, table row or extras."""
+        """Launch a plan and return at once. Uploads once, and once per batch of moves, table row or extras."""
         number = self._family(plan.logprobs)[self._numbers[pick_bucket(self.buckets, plan)]]
         spec = self.configs[number].pack
         launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row)
