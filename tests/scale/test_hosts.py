@@ -122,7 +122,7 @@ def test_hosts_start_serve_drain_and_end_together(tmp_path: Path) -> None:
         assert [one.result().json()["usage"]["completion_tokens"] for one in running] == [150] * 3
         assert first.wait(BOUND) == 0
         assert second.wait(BOUND) == 0
-        assert "SIGTERM: this host ends with the first one" in log.read_text()
+        assert "SIGTERM: this host exits with host 0" in log.read_text()
 
 
 @pytest.mark.parametrize("lost", ["second", "first"])
