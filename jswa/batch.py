@@ -26,11 +26,11 @@ class Host(Protocol):
         """The engine that all batches share."""
         ...
 
-    def enter(self, batch: "Batch") -> str:
+    def register(self, batch: "Batch") -> str:
         """Return a new request id whose events go to the batch."""
         ...
 
-    def leave(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         """Abort a request if it has not ended, and forget it."""
         ...
 
@@ -120,18 +120,18 @@ class Batch:
         text, ids = tokenize(prompt, tokenizer)
         words = bad_word_ids(params.bad_words or (), tokenizer)
         salt, lora = salt_of(prompt, self._cache_salt), adapter_of(prompt, self._lora)
-        entered: list[str] = []
+        request_ids: list[str] = []
         try:
             for choice in range(params.n):
                 own = (
                     params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
                 )
-                entered.append(self._host.enter(self))
+                request_ids.append(self._host.register(self))
                 request = engine.request(
-                    entered[-1], ids, own, bad_words=words, priority=self._priority, cache_salt=salt, lora=lora
+                    request_ids[-1], ids, own, bad_words=words, priority=self._priority, cache_salt=salt, lora=lora
                 )
                 engine.add(request)
-                self._choices[entered[-1]] = _Choice(
+                self._choices[request_ids[-1]] = _Choice(
                     index,
                     choice,
                     params,
@@ -141,13 +141,13 @@ class Batch:
                     stops=StopStrings(params.stop_strings(), include=params.include_stop_str_in_output),
                 )
         except RequestError:
-            for request_id in entered:
+            for request_id in request_ids:
                 self._choices.pop(request_id, None)
-                self._host.leave(request_id)
+                self._host.abort(request_id)
             raise
         self._unfinished[index] = params.n
         self._outputs[index] = RequestOutput(
-            request_id=entered[0],
+            request_id=request_ids[0],
             prompt=text,
             prompt_token_ids=ids.tolist(),
             outputs=[],
@@ -166,7 +166,7 @@ class Batch:
                     yield self._piece(event, self._choices[event.request_id])
         finally:
             for request_id in self._choices:
-                self._host.leave(request_id)
+                self._host.abort(request_id)
 
     def _piece(self, event: TokenEvent, choice: _Choice) -> tuple[int, RequestOutput]:
         output = self._outputs[choice.prompt]
@@ -178,7 +178,7 @@ class Batch:
             reason, stop_reason = "stop", choice.stops.stopped
         if reason is not None:
             del self._choices[event.request_id]
-            self._host.leave(event.request_id)
+            self._host.abort(event.request_id)
             self._unfinished[choice.prompt] -= 1
         error = None
         if reason == "error":

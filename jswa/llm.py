@@ -238,14 +238,14 @@ class LLM:
         batch = Batch(self, prompts, sampling_params, sampling, defaults=defaults, cache_salt=cache_salt, lora=lora)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
-    def enter(self, batch: Batch) -> str:
+    def register(self, batch: Batch) -> str:
         """Return an unused request id whose events go to the batch."""
         request_id = str(self._requests)
         self._requests += 1
         self._batches[request_id] = batch
         return request_id
 
-    def leave(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         """Abort a request if it has not ended, and forget it."""
         if self._batches.pop(request_id, None) is not None and self._engine is not None:
             self._engine.abort(request_id)

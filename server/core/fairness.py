@@ -1,9 +1,9 @@
-"""Fairness between API keys: whose turn it is, and what part of the queue is whose.
+"""Fairness between API keys: the order of their texts, and each key's share of the queue.
 
-Turns are start-time fair queueing (Goyal, Vin and Cheng, 1996) with tokens as the cost, as in the virtual token counter
-of Sheng et al. (2024): a key's next text starts, in virtual time, where its texts before have ended, or now. Texts run
-in the order of their starts. Virtual time is the latest start that has come to run. A key that was idle gains nothing
-by it, and one that asks for much only waits for itself.
+The order is start-time fair queueing (Goyal, Vin and Cheng, 1996) with tokens as the cost, as in the virtual token
+counter of Sheng et al. (2024): in virtual time a key's next text starts where its previous texts end, but not before
+now. Texts run in the order of their starts. Virtual time is the latest start of a text that has run. An idle key earns
+no credit, and a key with many requests delays only its own.
 """
 
 import math
@@ -16,20 +16,20 @@ _SCALE = 1_000  # of virtual time, so that weights below one keep their meaning 
 
 
 def weights_of(keys: Sequence[str], weights: Sequence[float]) -> dict[Key, float]:
-    """The weight of each key; a server without keys has one tenant."""
+    """Return the weight of each key; a server without keys has one tenant."""
     return dict(zip(keys, weights or [1.0] * len(keys), strict=True)) if keys else {None: 1.0}
 
 
 class Turns:
-    """Virtual starts of texts. With one tenant all are 0: order of arrival is all there is."""
+    """Virtual starts of texts. With one tenant all are 0, so that arrival decides."""
 
     def __init__(self, weights: Mapping[Key, float]) -> None:
         self._weights = weights
         self._now = 0
         self._next: dict[Key, int] = {}
 
-    def take(self, key: Key, tokens: Sequence[int]) -> list[int]:
-        """The starts of some texts with so many prompt tokens each."""
+    def starts(self, key: Key, tokens: Sequence[int]) -> list[int]:
+        """Return the virtual start of each text; `tokens`: its prompt tokens."""
         if len(self._weights) == 1:
             return [0] * len(tokens)
         starts = []
@@ -40,19 +40,19 @@ class Turns:
         return starts
 
     def charge(self, key: Key, tokens: int) -> None:
-        """Tokens that a key has used: a prompt's, or generated ones as they come."""
+        """Charge a key for tokens: of a prompt, or generated."""
         if tokens and len(self._weights) > 1:
             self._next[key] = self._next.get(key, 0) + math.ceil(_SCALE * tokens / self._weights[key])
 
     def runs(self, start: int) -> None:
-        """A text with this start has come to run."""
+        """Advance virtual time: a text with this start runs."""
         self._now = max(self._now, start)
 
 
 class Admission:
-    """The bounded queue: texts accepted that have no token yet, by count and by prompt tokens. Beyond that: 429.
+    """The bounded queue of accepted texts without a token, limited by count and by prompt tokens; beyond that: 429.
 
-    Half of it is for whoever comes first. The other half is divided by weight, and a key's part is kept for it.
+    Half of it is first come, first served. The other half is reserved for the keys in proportion to their weights.
     """
 
     def __init__(self, most_texts: int, most_tokens: int, weights: Mapping[Key, float] | None = None) -> None:
@@ -60,23 +60,23 @@ class Admission:
         whole = 2 * sum(weights.values()) if len(weights) > 1 else float("inf")
         self.refused = 0
         self._most = (most_texts, most_tokens)
-        self._kept = {key: (most_texts * w / whole, most_tokens * w / whole) for key, w in weights.items()}
+        self._reserved = {key: (most_texts * w / whole, most_tokens * w / whole) for key, w in weights.items()}
         self._used = {key: [0, 0] for key in weights}
 
     @property
     def texts(self) -> int:
-        """Texts that wait."""
+        """Number of waiting texts."""
         return sum(used[0] for used in self._used.values())
 
     @property
     def tokens(self) -> int:
-        """Their prompt tokens."""
+        """Prompt tokens of the waiting texts."""
         return sum(used[1] for used in self._used.values())
 
-    def enter(self, key: Key, texts: int, tokens: int) -> None:
-        """Take texts with so many prompt tokens. An empty queue takes any one request. Raises ApiError."""
+    def admit(self, key: Key, texts: int, tokens: int) -> None:
+        """Admit texts with `tokens` prompt tokens in all. An empty queue admits any request. Raises ApiError (429)."""
         for kind, new in enumerate((texts, tokens)):
-            others = [max(self._used[k][kind], self._kept[k][kind]) for k in self._used if k != key]
+            others = [max(self._used[k][kind], self._reserved[k][kind]) for k in self._used if k != key]
             if self._used[key][kind] + new + sum(others) > self._most[kind] and self.texts:
                 self.refused += 1
                 raise ApiError(
@@ -88,7 +88,7 @@ class Admission:
         self._used[key][0] += texts
         self._used[key][1] += tokens
 
-    def leave(self, key: Key, texts: int, tokens: int) -> None:
-        """These have their first token, or have ended."""
+    def release(self, key: Key, texts: int, tokens: int) -> None:
+        """Release texts that have their first token or have ended."""
         self._used[key][0] -= texts
         self._used[key][1] -= tokens

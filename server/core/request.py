@@ -249,7 +249,7 @@ class Job:
     def _leave_queue(self, text: Text) -> None:
         if text.waits:
             text.waits = False
-            self._admission.leave(self._order.key, 1, len(text.prompt.ids))
+            self._admission.release(self._order.key, 1, len(text.prompt.ids))
 
     def _start_timers(self) -> None:
         loop, order = asyncio.get_running_loop(), self._order

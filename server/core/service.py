@@ -144,14 +144,14 @@ class Service:
             await self.bridge.prepare(params)
         finally:
             self._starting -= 1
-        self.admission.enter(key, texts, tokens)
+        self.admission.admit(key, texts, tokens)
         try:
-            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.take(key, lengths))
+            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.starts(key, lengths))
             # A bias and a mask for each text, as long as the vocabulary: many of them must not hold up the event loop.
             async with self._building:
                 requests = build(*arguments) if texts <= _FEW else await asyncio.to_thread(build, *arguments)
         except BaseException:
-            self.admission.leave(key, texts, tokens)
+            self.admission.release(key, texts, tokens)
             raise
         job = Job(
             self.bridge, self.admission, self.turns, self.tokenizer, prompts, requests, params, order,

@@ -24,76 +24,76 @@ def serve_all(turns: Turns, waiting: list[tuple[int, str]], count: int) -> list[
 
 def test_one_tenant_keeps_the_order_of_arrival() -> None:
     turns = Turns({None: 1.0})
-    assert turns.take(None, [5, 6, 7]) == [0, 0, 0]
+    assert turns.starts(None, [5, 6, 7]) == [0, 0, 0]
 
 
 def test_who_asks_for_much_waits_for_himself_alone() -> None:
     turns = Turns({"hog": 1.0, "other": 1.0})
-    waiting = [(start, "hog") for start in turns.take("hog", [10] * 100)]
+    waiting = [(start, "hog") for start in turns.starts("hog", [10] * 100)]
     assert serve_all(turns, waiting, 50) == ["hog"] * 50
-    waiting += [(start, "other") for start in turns.take("other", [10] * 20)]
+    waiting += [(start, "other") for start in turns.starts("other", [10] * 20)]
     served = Counter(serve_all(turns, waiting, 20))
     assert abs(served["hog"] - served["other"]) <= 1
 
 
 def test_turns_follow_weights_and_tokens() -> None:
     turns = Turns({"a": 3.0, "b": 1.0})
-    waiting = [(start, key) for key in ("a", "b") for start in turns.take(key, [10] * 400)]
+    waiting = [(start, key) for key in ("a", "b") for start in turns.starts(key, [10] * 400)]
     served = Counter(serve_all(turns, waiting, 200))
     assert served["a"] == pytest.approx(3 * served["b"], rel=0.05)
     turns = Turns({"long": 1.0, "short": 1.0})
-    waiting = [(start, "long") for start in turns.take("long", [100] * 400)]
-    waiting += [(start, "short") for start in turns.take("short", [10] * 400)]
+    waiting = [(start, "long") for start in turns.starts("long", [100] * 400)]
+    waiting += [(start, "short") for start in turns.starts("short", [10] * 400)]
     served = Counter(serve_all(turns, waiting, 220))
     assert served["short"] == pytest.approx(10 * served["long"], rel=0.1)
 
 
 def test_who_was_idle_gains_nothing() -> None:
     turns = Turns({"a": 1.0, "b": 1.0})
-    waiting = [(start, "a") for start in turns.take("a", [10] * 200)]
+    waiting = [(start, "a") for start in turns.starts("a", [10] * 200)]
     serve_all(turns, waiting, 100)
-    waiting += [(start, "b") for start in turns.take("b", [10] * 100)]
+    waiting += [(start, "b") for start in turns.starts("b", [10] * 100)]
     served = Counter(serve_all(turns, waiting, 40))
     assert served["b"] <= 21, "not the hundred turns that it let pass"
 
 
 def test_generated_tokens_count() -> None:
     turns = Turns({"a": 1.0, "b": 1.0})
-    turns.take("a", [10])
-    turns.take("b", [10])
+    turns.starts("a", [10])
+    turns.starts("b", [10])
     turns.charge("a", 500)
-    assert turns.take("a", [1])[0] > turns.take("b", [1])[0]
+    assert turns.starts("a", [1])[0] > turns.starts("b", [1])[0]
 
 
 def test_half_of_the_queue_is_kept_by_weight() -> None:
     queue = Admission(100, 10_000, {"a": 3.0, "b": 1.0})
     for _ in range(87):  # of the half that is kept, an eighth of all is b's
-        queue.enter("a", 1, 1)
+        queue.admit("a", 1, 1)
     with pytest.raises(ApiError) as full:
-        queue.enter("a", 1, 1)
+        queue.admit("a", 1, 1)
     assert full.value.status == 429
-    queue.enter("b", 12, 12)
+    queue.admit("b", 12, 12)
     with pytest.raises(ApiError):
-        queue.enter("b", 2, 2)
-    queue.leave("a", 87, 87)
-    queue.leave("b", 12, 12)
+        queue.admit("b", 2, 2)
+    queue.release("a", 87, 87)
+    queue.release("b", 12, 12)
     assert (queue.texts, queue.tokens, queue.refused) == (0, 0, 2)
-    queue.enter("b", 62, 62)  # the half that is anybody's, and its own
+    queue.admit("b", 62, 62)  # the half that is anybody's, and its own
     with pytest.raises(ApiError):
-        queue.enter("b", 1, 1)
+        queue.admit("b", 1, 1)
 
 
 def test_one_tenant_has_all_of_the_queue() -> None:
     queue = Admission(10, 100)
-    queue.enter(None, 10, 10)
+    queue.admit(None, 10, 10)
     with pytest.raises(ApiError):
-        queue.enter(None, 1, 0)
-    queue.leave(None, 10, 10)
-    queue.enter(None, 1, 100)
+        queue.admit(None, 1, 0)
+    queue.release(None, 10, 10)
+    queue.admit(None, 1, 100)
     with pytest.raises(ApiError):
-        queue.enter(None, 1, 1)
-    queue.leave(None, 1, 100)
-    queue.enter(None, 11, 1_000)  # an empty queue takes any one request
+        queue.admit(None, 1, 1)
+    queue.release(None, 1, 100)
+    queue.admit(None, 11, 1_000)  # an empty queue takes any one request
     assert (queue.texts, queue.tokens, queue.refused) == (11, 1_000, 2)
 
 
