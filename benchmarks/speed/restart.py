@@ -22,8 +22,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jswa.model.hf.config import parse_config
-from jswa.model.hf.weights import sources
-from jswa.model.weights.hold import Mode
+from jswa.model.hf.tensor_map import sources
+from jswa.model.weights.formats import Mode
 from jswa.storage.convert import convert
 
 SHARDS = 4

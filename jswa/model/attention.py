@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, Gate, Norm, Temperature
 from jswa.model.layers import Normalize, RopeTables, linear, normed, rotate, zeros
-from jswa.model.low_rank import Ids
+from jswa.model.lora import Ids
 
 
 @runtime_checkable

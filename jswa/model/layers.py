@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MlpConfig, Norm, Rope
-from jswa.model.low_rank import Adapted, Ids, low_rank
+from jswa.model.lora import Adapted, Ids, low_rank
 from pallas_kernels.experts.glu import Glu, activate, glu
 from pallas_kernels.quantized import Quantized, matmul
 

@@ -14,9 +14,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
-from jswa.model.across import first_of
+from jswa.model.collectives import first_of
 from jswa.model.layers import Mlp, Normalize, normed, zeros
-from jswa.model.low_rank import Ids
+from jswa.model.lora import Ids
 from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, group_rows

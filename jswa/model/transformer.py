@@ -9,12 +9,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
-from jswa.model.across import own_rows, total
+from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
+from jswa.model.collectives import own_rows, total
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
-from jswa.model.low_rank import Adapted, Ids, with_adapters
+from jswa.model.lora import Adapted, Ids, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
-from jswa.model.streams import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 

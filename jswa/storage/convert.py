@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jswa.errors import CheckpointError, ConfigError, JswaError
 from jswa.model.weights.converted import MANIFEST, WEIGHTS, is_converted, write_converted
-from jswa.model.weights.hold import Mode
+from jswa.model.weights.formats import Mode
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.folders import write_folder
 from jswa.storage.json_object import read_object, shown

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from jswa.errors import CheckpointError
-from jswa.model.hf.weights import canonical_name
+from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.safetensors_header import BITS, read_header
 from tests.support.hostile import FILE, INDEX, Header, pack, sound, unpack

@@ -21,10 +21,10 @@ from jswa.errors import CacheFileError
 from jswa.exec.mesh import make_mesh
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
-from jswa.model.hf.weights import sources
+from jswa.model.hf.tensor_map import sources
 from jswa.model.partition import cut_of
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
-from jswa.model.weights.place import Placement
+from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
 from tests.e2e.model.test_kv_scales import grown
 from tests.parity.cases.case import F, S

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from safetensors.numpy import save
 
 from jswa.architecture import ModelConfig
-from jswa.model.hf.weights import Source, sources
+from jswa.model.hf.tensor_map import Source, sources
 from jswa.model.transformer import Params
 from tools.tiny import tokenizer
 from tools.tiny.tasks import ASSISTANT, END, SYSTEM, USER

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from jswa.model.hf.weights import SLICES, Fold, Part, Source
+from jswa.model.hf.tensor_map import SLICES, Fold, Part, Source
 
 Read = Callable[[Part, int, int], Shaped[np.ndarray, "rows columns"]]  # rows [begin, end) of a part as a matrix
 _CHUNK_BYTES = 2**21

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from jswa.architecture import ModelConfig
 from jswa.model.hf import blocks, dense, gated, gemma, gemma4, mixture
 from jswa.model.hf.common import Defaults, Usual
-from jswa.model.hf.names import LLAMA_NORMS, SANDWICH_NORMS, Names
+from jswa.model.hf.tensor_names import LLAMA_NORMS, SANDWICH_NORMS, Names
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.kv_scales import scales_name
-from jswa.model.weights.place import Placement, empty, load_all
+from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.storage.json_object import read_object, shown
 
 MANIFEST, WEIGHTS = "jswa_weights.json", "weights"

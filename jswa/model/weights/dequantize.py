@@ -21,8 +21,8 @@ from jaxtyping import Float, Shaped
 
 from jswa.errors import CheckpointError
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.weights import Part
-from jswa.model.weights.files import Reader, Tensor
+from jswa.model.hf.tensor_map import Part
+from jswa.model.weights.safetensors_files import Reader, Tensor
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 MX_BLOCK = 32

@@ -24,8 +24,8 @@ from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import FLOATS
-from jswa.model.weights.files import Reader, Tensor
-from jswa.model.weights.place import Placement
+from jswa.model.weights.placement import Placement
+from jswa.model.weights.safetensors_files import Reader, Tensor
 
 _ENDS = ("{}_scale", "{}_proj.output_scale", "{}_proj.{}_scale", "attn.{}_scale", "qkv_proj.{}_scale", "kv_scale")
 # Queries are multiplied by K's in float16 on Hopper; nothing near these bounds comes from real keys.

@@ -16,15 +16,15 @@ from jswa.errors import CheckpointError
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
-from jswa.model.hf.weights import Part, Source, sources, unused
+from jswa.model.hf.tensor_map import Part, Source, sources, unused
 from jswa.model.partition import part_of
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.converted import is_converted, load_converted
 from jswa.model.weights.dequantize import Weight, companions, is_idle, read_rows, resolve
-from jswa.model.weights.files import Reader, Tensor, stored_tensors
-from jswa.model.weights.hold import Mode, adopt, choose, load_held
+from jswa.model.weights.formats import Mode, adopt, choose, load_held
 from jswa.model.weights.kv_scales import kv_scale_names, read_scales, stored_scales
-from jswa.model.weights.place import Placement, empty, load_all
+from jswa.model.weights.placement import Placement, empty, load_all
+from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
 from jswa.storage.json_object import label, read_object
 from pallas_kernels.experts.api import Implementation
 
@@ -50,7 +50,7 @@ def load_checkpoint(
     naming the file and key where a tensor is missing, unknown, misshaped, stored twice or of a wrong type, or where a
     file is truncated or corrupt. The headers of all files are checked against each other, the index and the config
     before the first tensor is read. `adapt` may change what the config says of how parameters and KV are stored.
-    `quantization` says which matrices are held in fewer bits, `experts` which kernel they are for: see `hold.choose`.
+    `quantization` says which matrices are held in fewer bits, `experts` which kernel they are for: `formats.choose`.
     Each device of a `mesh` gets its part of every parameter (`jswa.model.partition`); the config is the whole model's.
     Raises ConfigError where the model cannot be split so.
     """

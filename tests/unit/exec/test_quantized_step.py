@@ -11,8 +11,8 @@ from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, param_shapes
-from jswa.model.weights.hold import Mode, adopt
-from jswa.model.weights.place import Placement
+from jswa.model.weights.formats import Mode, adopt
+from jswa.model.weights.placement import Placement
 
 FLOAT32 = jnp.dtype("float32")
 LLAMA = {

@@ -15,7 +15,7 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.gemma4 import unfolded
-from jswa.model.hf.weights import Fold, Part, Source, sources, unused
+from jswa.model.hf.tensor_map import Fold, Part, Source, sources, unused
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from tests.parity.load import Fixture, load_fixture, names
 from tests.parity.weights import Tensor, write_checkpoint

@@ -14,7 +14,7 @@ import pytest
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.config import load_config, parse_config
-from jswa.model.hf.weights import sources
+from jswa.model.hf.tensor_map import sources
 from tests.parity.load import FIXTURES
 from tests.support.hostile import loaded_within_limits, sound
 

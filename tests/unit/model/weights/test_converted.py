@@ -14,15 +14,15 @@ from jswa.commands.cli import app
 from jswa.errors import CheckpointError, ConfigError
 from jswa.llm import LLM, TINY
 from jswa.model.weights.converted import MANIFEST
-from jswa.model.weights.hold import Mode
+from jswa.model.weights.formats import Mode
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.cache_store import PageRunner
 from jswa.storage.convert import convert
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.support.quantized import fp8_block, write
-from tests.unit.model.weights.test_hold import packed_gpt_oss
-from tests.unit.model.weights.test_quantized import plain_tensors
+from tests.unit.model.weights.test_dequantize import plain_tensors
+from tests.unit.model.weights.test_formats import packed_gpt_oss
 
 FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
 

@@ -53,7 +53,9 @@ def sharded(tmp_path: Path) -> Path:
 def refused(folder: Path) -> str:
     """What the loader says, without opening any file for its values."""
     with (
-        mock.patch("jswa.model.weights.files.Reader.rows", side_effect=AssertionError("a tensor would be read")),
+        mock.patch(
+            "jswa.model.weights.safetensors_files.Reader.rows", side_effect=AssertionError("a tensor would be read")
+        ),
         pytest.raises(CheckpointError) as caught,
     ):
         load_checkpoint(folder, FLOAT32)

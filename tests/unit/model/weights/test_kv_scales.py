@@ -17,7 +17,7 @@ from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
 from jswa.storage.persist import weights_digest
 from tests.support.quantized import write
-from tests.unit.model.weights.test_quantized import COMPRESSED, plain_tensors
+from tests.unit.model.weights.test_dequantize import COMPRESSED, plain_tensors
 
 FLOAT32 = jnp.dtype("float32")
 SELF = "model.layers.0.self_attn."

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from jswa.errors import CheckpointError, ModelError
-from jswa.model.hf.weights import canonical_name
+from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from tests.parity.load import Fixture, load_fixture

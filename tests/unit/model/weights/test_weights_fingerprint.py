@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jswa.model.weights.files import weights_fingerprint
+from jswa.model.weights.safetensors_files import weights_fingerprint
 
 
 def write(folder: Path, name: str, content: bytes) -> None:

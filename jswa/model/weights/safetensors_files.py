@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jswa.errors import CheckpointError
-from jswa.model.hf.weights import canonical_name
+from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.weights.safetensors_header import Stored, read_header
 from jswa.storage.json_object import label, read_object, shown
 

@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 
 from jswa.errors import ConfigError
 from jswa.model import adapters
-from jswa.model.adapters import check_adapters, load_adapters
 from jswa.model.hf.config import parse_config
+from jswa.model.weights.lora_files import check_adapters, load_adapters
 from tests.parity.load import load_fixture
 from tests.support.adapters import CONFIG, DENSE, random_lora, save
 from tests.support.fakes import share

@@ -18,7 +18,7 @@ from jaxtyping import Shaped
 from tqdm import tqdm
 
 from jswa.architecture import ModelConfig
-from jswa.model.across import AXIS
+from jswa.model.collectives import AXIS
 from jswa.model.partition import Cut, cut_of
 from jswa.model.transformer import Params
 

@@ -16,10 +16,10 @@ from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, ModelError
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
-from jswa.model.hf.weights import Part, sources
+from jswa.model.hf.tensor_map import Part, sources
 from jswa.model.weights.dequantize import read_rows, resolve
-from jswa.model.weights.files import Reader, stored_tensors
 from jswa.model.weights.load import load_checkpoint
+from jswa.model.weights.safetensors_files import Reader, stored_tensors
 from jswa.model.weights.safetensors_header import BITS
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
@@ -284,7 +284,9 @@ def test_what_does_not_fit_is_refused_before_a_tensor_is_read(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     edit(tmp_path / FILE, change)
     with (
-        mock.patch("jswa.model.weights.files.Reader.rows", side_effect=AssertionError("a tensor would be read")),
+        mock.patch(
+            "jswa.model.weights.safetensors_files.Reader.rows", side_effect=AssertionError("a tensor would be read")
+        ),
         pytest.raises(CheckpointError, match=said),
     ):
         load_checkpoint(tmp_path, FLOAT32)

@@ -14,12 +14,12 @@ import numpy as np
 
 from jswa.errors import CheckpointError, ConfigError
 from jswa.model.hf.assemble import Read, assemble
-from jswa.model.hf.weights import Part, Source
+from jswa.model.hf.tensor_map import Part, Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Packed, Scaled, Weight, read_scales
-from jswa.model.weights.files import Reader
-from jswa.model.weights.place import Placement, empty
-from jswa.model.weights.rounding import OUTPUTS_ARE_ROWS, load_rounded, of_outputs
+from jswa.model.weights.placement import Placement, empty
+from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_rounded, of_outputs
+from jswa.model.weights.safetensors_files import Reader
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles, tiles, tiles_hold
 from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows

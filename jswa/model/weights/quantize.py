@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
 from jswa.model.hf.assemble import Read, assemble
-from jswa.model.hf.weights import Part, Source
-from jswa.model.weights.place import empty
+from jswa.model.hf.tensor_map import Part, Source
+from jswa.model.weights.placement import empty
 from pallas_kernels.quantized import Kind
 
 OUTPUTS_ARE_ROWS = ("matrix", "experts", "transposed", "turned", "columns", "sliced")  # of the tensors on disk

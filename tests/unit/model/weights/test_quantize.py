@@ -10,9 +10,8 @@ import pytest
 from jaxtyping import Shaped
 
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.weights import Fold, Part, Source
-from jswa.model.weights import rounding
-from jswa.model.weights.rounding import float8, load_rounded
+from jswa.model.hf.tensor_map import Fold, Part, Source
+from jswa.model.weights.quantize import float8, load_rounded
 from pallas_kernels.quantized import Kind, quantize, quantize_rows
 
 FIRST, LAST = Fold(8, 4, True), Fold(8, 4, False)
@@ -35,7 +34,7 @@ _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for funct
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_numbers_are_those_of_the_whole_matrix(name: str, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, in every layout of a checkpoint, wherever rows are cut; an output of zeros has the scale 1."""
-    monkeypatch.setattr(rounding, "CHUNK", 70)  # three rows
+    monkeypatch.setattr("jswa.model.weights.quantize.CHUNK", 70)  # three rows
     source, shape = CASES[name]
     rng, dtype = np.random.default_rng(0), np.dtype("float32" if name == "rows" else jnp.bfloat16)
     stored = {part.key: rng.standard_normal(part.shape).astype(np.float32) for part in source.parts}

@@ -22,13 +22,13 @@ from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, ConfigError
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.peft import CONFIG, LoraConfig, read_lora_config
-from jswa.model.hf.weights import Part, Source, canonical_name, sources, unused
-from jswa.model.low_rank import adapter_params
+from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused
+from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import FLOATS
-from jswa.model.weights.files import Reader, Tensor
-from jswa.model.weights.hold import LINEAR
-from jswa.model.weights.place import Placement, empty
+from jswa.model.weights.formats import LINEAR
+from jswa.model.weights.placement import Placement, empty
+from jswa.model.weights.safetensors_files import Reader, Tensor
 from jswa.model.weights.safetensors_header import read_header
 from jswa.storage.json_object import label
 

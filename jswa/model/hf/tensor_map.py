@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
 from jswa.errors import CheckpointError
 from jswa.model.hf.families import FAMILIES
-from jswa.model.hf.names import Names
+from jswa.model.hf.tensor_names import Names
 
 SLICES = 4  # of a fused projection that was saved per rank of a tensor-parallel group (MiMo-V2.5)
 

@@ -11,7 +11,7 @@ import pytest
 from jswa.errors import CheckpointError, ConfigError
 from jswa.llm import TINY
 from jswa.model.transformer import Params
-from jswa.model.weights.hold import Mode
+from jswa.model.weights.formats import Mode
 from jswa.model.weights.load import load_checkpoint
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import Mxfp4, tiles, unpack
@@ -20,7 +20,7 @@ from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import dense_logits
 from tests.support.quantized import fp8_block, int8_rows, mxfp4, write
-from tests.unit.model.weights.test_quantized import COMPRESSED, plain_tensors
+from tests.unit.model.weights.test_dequantize import COMPRESSED, plain_tensors
 from tools.tiny import scores
 
 FLOAT32 = jnp.dtype("float32")

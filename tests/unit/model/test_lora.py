@@ -1,4 +1,4 @@
-"""LoRA adapters in the decoder (jswa/model/adapters.py, low_rank.py): the model with its weights merged."""
+"""LoRA adapters in the decoder (jswa/model/lora.py, weights/lora_files.py): the model with its weights merged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +9,11 @@ import pytest
 from jaxtyping import Float, Int
 
 from jswa.architecture import ModelConfig
-from jswa.model.adapters import Adapters, check_adapters, load_adapters
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, bind
-from jswa.model.weights.hold import Mode
+from jswa.model.weights.formats import Mode
 from jswa.model.weights.load import load_checkpoint
+from jswa.model.weights.lora_files import Adapters, check_adapters, load_adapters
 from pallas_kernels.quantized import Quantized, dequantized
 from tests.parity.load import Fixture, adapter_names, load_adapter, load_fixture
 from tests.parity.weights import write_checkpoint
