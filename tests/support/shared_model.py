@@ -209,7 +209,7 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
             for number, part in enumerate(Placement(model, mesh).parts(shared[key])):
                 expected = np.asarray(value)
                 if cut is not None:
-                    runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.runs[number]]
+                    runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.ranges[number]]
                     expected = np.concatenate(runs, axis=cut.axis) if runs else np.zeros_like(expected)
                 assert np.array_equal(np.asarray(part), expected), f"{key} on device {number}"
 

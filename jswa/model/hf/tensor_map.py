@@ -152,7 +152,7 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, sliced:
     if a.kv_from is None:
         rows["k_proj"] = a.num_kv_heads * a.head_dim
         rows |= {} if a.keys_as_values else {"v_proj": a.num_kv_heads * a.v_head_dim}
-    queries, values = Fold(a.head_dim, a.kept_head_dim, True), Fold(a.head_dim, a.kept_head_dim, False)
+    queries, values = Fold(a.head_dim, a.stored_head_dim, True), Fold(a.head_dim, a.stored_head_dim, False)
     folds = (queries, values) if a.folded_keys else ()
     named = {f"{prefix}.{name}": n for name, n in rows.items()}
     out = {f"{prefix}.o_proj": d}

@@ -17,7 +17,7 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.hf.tensor_map import Part, Source, sources, unused
-from jswa.model.partition import part_of
+from jswa.model.partition import shard_config
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.converted import is_converted, load_converted
 from jswa.model.weights.dequantize import Weight, companions, is_idle, read_rows, resolve
@@ -57,7 +57,7 @@ def load_checkpoint(
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     declared = adapt(load_config(folder))
-    part_of(declared, 1 if mesh is None else mesh.size)  # before anything is read
+    shard_config(declared, 1 if mesh is None else mesh.size)  # before anything is read
     if is_converted(folder):
         return load_converted(folder, declared, dtype, partial(adopt, mode=quantization, experts=experts), mesh)
     stored = parse_quantization(read_object(folder / "config.json"))
@@ -146,7 +146,7 @@ def dummy_checkpoint(
     They are others on more devices than one.
     """
     config = load_config(folder)
-    part_of(config, 1 if mesh is None else mesh.size)
+    shard_config(config, 1 if mesh is None else mesh.size)
     params, where = random_params(config, dtype, seed, mesh), Placement(config, mesh)
     held: Params = {}
     for name in list(params):

@@ -102,7 +102,7 @@ class Placement:
 def _own(array: Shaped[np.ndarray, "..."], cut: Cut, device: int) -> Shaped[np.ndarray, "..."]:
     """A device's part."""
     axis = cut.axis % array.ndim
-    runs = [array[(slice(None),) * axis + (slice(*run),)] for run in cut.runs[device]]
+    runs = [array[(slice(None),) * axis + (slice(*run),)] for run in cut.ranges[device]]
     if not runs:
         return np.zeros((*array.shape[:axis], cut.size, *array.shape[axis + 1 :]), array.dtype)
     return runs[0] if len(runs) == 1 else np.concatenate(runs, axis=axis)

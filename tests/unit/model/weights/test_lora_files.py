@@ -1,4 +1,4 @@
-"""Adapters that cannot be served: an error that names the folder, the file, the key and the reason."""
+"""LoRA folders that cannot be served are refused with the folder, the file, the key and the reason."""
 
 import json
 import re
@@ -15,7 +15,6 @@ from jaxtyping import Array
 from safetensors.numpy import save_file
 
 from jswa.errors import ConfigError
-from jswa.model import adapters
 from jswa.model.hf.config import parse_config
 from jswa.model.weights.lora_files import check_adapters, load_adapters
 from tests.parity.load import load_fixture
@@ -33,17 +32,17 @@ Tensors = dict[str, np.ndarray]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A sound adapter."""
+    """Write a valid adapter."""
     return random_lora(FIXTURE.tensors, DENSE, 3, seed=0).write(tmp_path / "it")
 
 
 def read(folder: Path) -> dict[str, Array]:
-    """Its parameters."""
+    """Return the parameters of the adapter."""
     return load_adapters(check_adapters({"it": folder}, MODEL), MODEL, jnp.dtype("float32")).params
 
 
 def refusal(folder: Path) -> str:
-    """Why it is refused: what the engine says before it reads any tensor."""
+    """Return the error text with which the folder is refused before any tensor is read."""
     with pytest.raises(ConfigError) as error:
         check_adapters({"it": folder}, MODEL)
     assert error.value.field == "lora_modules"
@@ -51,12 +50,12 @@ def refusal(folder: Path) -> str:
     return error.value.limit
 
 
-def test_a_sound_one_is_read(folder: Path) -> None:
+def test_a_valid_adapter_is_read(folder: Path) -> None:
     found = read(folder)
     assert {name.rpartition(".")[0].removeprefix("layers.0.") for name in found} == {
         "attention.qkv", "attention.out", "mlp.gate_up", "mlp.down",
     }  # fmt: skip
-    assert found["layers.0.attention.qkv.lora_owner"].shape == (9,), "q, k and v have a rank each"
+    assert found["layers.0.attention.qkv.lora_owner"].shape == (9,), "q, k and v each have a rank of 3"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_a_sound_one_is_read(folder: Path) -> None:
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern = .*must be an object"),
     ],
 )
-def test_settings_that_are_refused(folder: Path, fields: dict[str, Any], says: str) -> None:
+def test_unsupported_settings_are_refused(folder: Path, fields: dict[str, Any], says: str) -> None:
     edit_json(folder / FIELDS, lambda config: config.update(fields))
     reason = refusal(folder)
     assert "adapter_" in reason
@@ -114,7 +113,7 @@ def test_settings_that_are_refused(folder: Path, fields: dict[str, Any], says: s
         (lambda t: t.clear(), "has no tensors for this model"),
     ],
 )
-def test_tensors_that_are_refused(tmp_path: Path, change: Callable[[Tensors], object], says: str) -> None:
+def test_unsupported_tensors_are_refused(tmp_path: Path, change: Callable[[Tensors], object], says: str) -> None:
     lora = random_lora(FIXTURE.tensors, DENSE, 3, seed=0)
     tensors = lora.tensors()
     change(tensors)
@@ -125,8 +124,8 @@ def test_tensors_that_are_refused(tmp_path: Path, change: Callable[[Tensors], ob
     assert len(reason) < 1000
 
 
-def test_files_that_are_refused(folder: Path, tmp_path: Path) -> None:
-    """None, a pickle, a torn one, one that ends early; a header that lies."""
+def test_missing_and_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Cases are no file, a pickle, truncated files, a file with an extra byte, and a config that is not an object."""
     assert "is not a folder" in refusal(tmp_path / "nowhere")
     content = (folder / FILE).read_bytes()
     (folder / FILE).unlink()
@@ -145,7 +144,7 @@ def test_files_that_are_refused(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "value"), [("float32", np.nan), ("float32", np.inf), ("float16", 1e6)])
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, dtype: str, value: float) -> None:
-    """One adapter's infinity would be every row's: they share the products."""
+    """All rows share the products, so an infinite number of one adapter could reach every row."""
     lora = random_lora(FIXTURE.tensors, DENSE, 3, seed=0)
     for key in (A, B):
         tensors = lora.tensors()
@@ -159,7 +158,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, dtype: str, val
             load_adapters(found, MODEL, jnp.dtype(dtype))
 
 
-def test_a_file_cut_after_its_header_was_checked(folder: Path) -> None:
+def test_a_file_truncated_after_the_check_is_refused(folder: Path) -> None:
     found = check_adapters({"it": folder}, MODEL)
     with (folder / FILE).open("r+b") as file:
         file.truncate(5000)
@@ -167,8 +166,8 @@ def test_a_file_cut_after_its_header_was_checked(folder: Path) -> None:
         load_adapters(found, MODEL, jnp.dtype("float32"))
 
 
-def test_patterns_count_from_the_end_of_a_name(tmp_path: Path) -> None:
-    """The first that fits; one of another module with the same end does not."""
+def test_patterns_match_whole_names_at_the_end_of_a_module(tmp_path: Path) -> None:
+    """The first match wins; "attn.q_proj" does not match "self_attn.q_proj"."""
     lora = random_lora(FIXTURE.tensors, ("q_proj", "k_proj"), 3, seed=0, alpha=6)
     more = {"alpha_pattern": {"attn.q_proj": 1, "layers.0.self_attn.q_proj": 12, "q_proj": 99}}
     for name, config in (("plain", lora.config), ("pattern", {**lora.config, **more})):
@@ -181,8 +180,8 @@ def test_patterns_count_from_the_end_of_a_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pattern[3:], plain[3:])
 
 
-def test_the_digest_is_of_the_numbers_alone(tmp_path: Path) -> None:
-    """Not of names, order, metadata or type; any number more or less is another."""
+def test_the_digest_depends_on_the_numbers_alone(tmp_path: Path) -> None:
+    """Key prefixes, order and metadata do not change it; the scale and every number do."""
     lora = random_lora(FIXTURE.tensors, DENSE, 3, seed=0)
     digests = []
     for number, change in enumerate([None, "order", "alpha", "number"]):
@@ -205,10 +204,10 @@ def test_the_digest_is_of_the_numbers_alone(tmp_path: Path) -> None:
 
 @given(data=st.data())
 @settings(share(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_damage_at_random(folder: Path, data: st.DataObject) -> None:
-    """Fields and headers replaced by anything: a ConfigError, or the very values that were there."""
+def test_random_damage_is_refused_or_harmless(folder: Path, data: st.DataObject) -> None:
+    """Replacing fields and header entries gives a ConfigError, or parameters of the same shapes."""
     before = {name: np.asarray(value) for name, value in read(folder).items()}
-    kept = {name: (folder / name).read_bytes() for name in (FILE, FIELDS)}
+    original = {name: (folder / name).read_bytes() for name in (FILE, FIELDS)}
     junk: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
     junk |= st.lists(junk, max_size=3) | st.dictionaries(st.text(max_size=8), junk, max_size=3)
     try:
@@ -240,15 +239,17 @@ def test_damage_at_random(folder: Path, data: st.DataObject) -> None:
             return
         assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in before.items()}
     finally:
-        for name, content in kept.items():
+        for name, content in original.items():
             (folder / name).write_bytes(content)
 
 
-def test_nothing_is_read_before_all_is_checked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sound adapter before a wrong one."""
+def test_all_folders_are_checked_before_any_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A valid adapter precedes an invalid one."""
     other = random_lora(FIXTURE.tensors, DENSE, 3, seed=1).write(tmp_path / "other")
     header, data = unpack(other / FILE)
     pack(other / FILE, {**header, "x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, data)
-    monkeypatch.setattr(adapters, "Reader", None)
+    monkeypatch.setattr("jswa.model.weights.lora_files.Reader", None)
     with pytest.raises(ConfigError, match="other"):
         check_adapters({"it": folder, "other": other}, MODEL)
