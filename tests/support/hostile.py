@@ -1,4 +1,4 @@
-"""Writing checkpoints that are wrong in one place, and reading which place the loader names."""
+"""Invalid checkpoints: helpers that damage a valid checkpoint, and a loader with limited memory and time."""
 
 import json
 import struct
@@ -16,15 +16,15 @@ EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
 Header = dict[str, Any]
 
 
-def sound(folder: Path, *, shards: int = 1) -> Fixture:
-    """Write a small sound checkpoint: one layer, untied."""
+def write_valid(folder: Path, *, shards: int = 1) -> Fixture:
+    """Write a small valid checkpoint with one layer and an untied head."""
     fixture = load_fixture("llama_one_layer")
     write_checkpoint(folder, fixture.config, fixture.tensors, shards=shards)
     return fixture
 
 
 def unpack(path: Path) -> tuple[Header, bytes]:
-    """The header and the bytes behind it of a sound file."""
+    """Return the header of a valid file, and the bytes after it."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header: Header = json.loads(content[8 : 8 + length])
@@ -32,13 +32,13 @@ def unpack(path: Path) -> tuple[Header, bytes]:
 
 
 def pack(path: Path, header: Header | bytes, data: bytes, *, length: int | None = None) -> None:
-    """Write a safetensors file of any header, sound or not."""
+    """Write a safetensors file with any header, valid or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
 
 
 def edit(path: Path, change: Callable[[Header], object]) -> None:
-    """Change the header of a sound file in place."""
+    """Change the header of a valid file in place."""
     header, data = unpack(path)
     change(header)
     pack(path, header, data)
@@ -51,7 +51,7 @@ def edit_json(path: Path, change: Callable[[Header], object]) -> None:
     path.write_text(json.dumps(value))
 
 
-# Loads every folder named on the command line within 512 MiB above what the process has then, and 60 seconds each.
+# Loads each folder on the command line, with at most 512 MiB more memory than the process has, and 60 s per folder.
 _LOADER = """
 import json, resource, signal, sys, time
 from pathlib import Path
@@ -70,17 +70,17 @@ for folder in sys.argv[1:]:
     start = time.process_time()
     try:
         load_checkpoint(Path(folder), jnp.dtype("float32"))
-        said = "loaded"
+        outcome = "loaded"
     except BaseException as error:
-        said = f"{type(error).__name__}: {error}"
-    print(json.dumps([folder, said, time.process_time() - start]), flush=True)
+        outcome = f"{type(error).__name__}: {error}"
+    print(json.dumps([folder, outcome, time.process_time() - start]), flush=True)
 """
 
 
 def loaded_within_limits(folders: list[Path]) -> dict[str, tuple[str, float]]:
-    """What a process of its own says of each folder, and its processor seconds; limits are the operating system's."""
+    """Load folders in another process with limited memory; return the outcome and CPU seconds of each."""
     command = [sys.executable, "-c", _LOADER, *map(str, folders)]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     outcomes = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(outcomes) == len(folders)
-    return {Path(folder).name: (said, seconds) for folder, said, seconds in outcomes}
+    return {Path(folder).name: (outcome, seconds) for folder, outcome, seconds in outcomes}

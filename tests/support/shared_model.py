@@ -206,7 +206,7 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
             cut = cut_of(key, value.shape, model, devices)
             assert mode == "auto" or random[key].shape == shared[key].shape
             assert random.get(key, shared[key]).sharding == shared[key].sharding
-            for number, part in enumerate(Placement(model, mesh).parts(shared[key])):
+            for number, part in enumerate(Placement(model, mesh).shards(shared[key])):
                 expected = np.asarray(value)
                 if cut is not None:
                     runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.ranges[number]]

@@ -19,7 +19,7 @@ from jswa.exec.runner import jit_step
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
-from jswa.model.weights.formats import LINEAR, Mode, adopt
+from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from tools.aot import device
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
@@ -49,7 +49,7 @@ class StepSpec:
     shorter: int
     tokens: int = 0
     rows: int = ROWS
-    quantization: Mode = "none"
+    quantization: QuantizationMode = "none"
     adapters: int = 0
 
     @property
@@ -153,10 +153,10 @@ def facts_of(spec: StepSpec) -> StepFacts:
     )
 
 
-def _held(model: ModelConfig, params: Params, mode: Mode) -> Params:
+def _held(model: ModelConfig, params: Params, mode: QuantizationMode) -> Params:
     held: Params = {}
     for name, value in params.items():
-        held |= adopt(name, {name: value}, Placement(model), mode, "mosaic")
+        held |= reformat(name, {name: value}, Placement(model), mode, "mosaic")
     return held
 
 

@@ -161,7 +161,7 @@ def round_to_stored(params: Params) -> Params:
 
 
 def _split(source: Source, value: np.ndarray) -> Mapping[str, np.ndarray]:
-    stacked = value.T if source.how == "matrix" else value
+    stacked = value.T if source.layout == "matrix" else value
     ends = np.cumsum([part.shape[0] for part in source.parts])[:-1]
     pieces = np.split(stacked, ends)
     return {part.key: np.ascontiguousarray(piece) for part, piece in zip(source.parts, pieces, strict=True)}

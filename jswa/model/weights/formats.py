@@ -1,7 +1,7 @@
-"""How the engine holds its matrices: in the run's type, in 8 bits with a scale per output, or in 4 bits (experts).
+"""Storage formats of matrices in device memory: the engine's dtype, 8 bits with a scale per output, or MXFP4 (experts).
 
-A matrix N of 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`); one of 4 bits
-is N.blocks and N.scales (`Mxfp4`), or N.words and N.scales where Hopper's kernel runs (`Mxfp4Tiles`).
+A matrix N in 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`). An MXFP4 matrix
+is N.blocks and N.scales (`Mxfp4`), or N.words and N.scales for the Hopper kernel (`Mxfp4Tiles`).
 """
 
 import re
@@ -18,27 +18,32 @@ from jswa.model.hf.tensor_map import Part, Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Packed, Scaled, Weight, read_scales
 from jswa.model.weights.placement import Placement, empty
-from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_rounded, of_outputs
+from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles, tiles, tiles_hold
 from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
 
-Mode = Literal["none", "auto", "int8", "fp8"]
+QuantizationMode = Literal["none", "auto", "int8", "fp8"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
 _ENDS = ("embed", "lm_head")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
-def choose(
-    table: Mapping[str, Source], weights: Mapping[str, Weight], shapes: Shapes, mode: Mode, experts: Implementation
+def choose_formats(
+    table: Mapping[str, Source],
+    weights: Mapping[str, Weight],
+    shapes: Shapes,
+    mode: QuantizationMode,
+    experts: Implementation,
 ) -> dict[str, Kind | Literal["mxfp4"]]:
-    """The matrices that are not held in the run's type, and how they are.
+    """Return the storage format of each matrix that is not stored in the engine's dtype.
 
-    "auto" holds what a checkpoint has in 8 bits with a scale per row, or a single one, and experts in MXFP4 as they
-    are; "int8" and "fp8" round linear layers, embedding and head, and keep experts in MXFP4; "none" holds nothing so.
-    Hopper's kernel runs experts of 4 bits, not of 8: those are an error where they were asked for.
+    Mode "auto" leaves two kinds of matrices as the checkpoint has them: 8 bits with one scale or a scale per row, and
+    MXFP4 experts. "int8" and "fp8" quantize linear layers, embedding and head, and leave MXFP4 experts as they are.
+    "none" stores everything in the engine's dtype. Raises ConfigError for experts in 8 bits if the Hopper kernel runs
+    them.
     """
     if mode == "none":
         return {}
@@ -60,18 +65,21 @@ def choose(
     return found
 
 
-def adopt(name: str, found: Params, where: Placement, mode: Mode, experts: Implementation) -> Params:
-    """A matrix as the engine asks for it, from what it was in an earlier run. Raises ConfigError where it cannot be.
+def reformat(name: str, found: Params, placement: Placement, mode: QuantizationMode, experts: Implementation) -> Params:
+    """Return a matrix in the storage format that the engine asks for.
 
-    `where`: it is placed already.
+    Raises ConfigError if its current format does not allow that.
+
+    Args:
+        found: the matrix as one or two parameters that are on the devices already.
     """
     if name in found:
         if mode not in ("int8", "fp8") or not (LINEAR.search(name) or name in _ENDS):
             return found
         _require_runnable(mode, found[name].ndim, experts)
-        return _eight(name, found[name], mode, where)
+        return _quantize_on_devices(name, found[name], mode, placement)
     if f"{name}.blocks" in found:
-        held = Mxfp4(found[f"{name}.blocks"], found[f"{name}.scales"])
+        blocks = Mxfp4(found[f"{name}.blocks"], found[f"{name}.scales"])
         kind = "mxfp4"
     else:
         values = found[f"{name}.values"]
@@ -79,68 +87,69 @@ def adopt(name: str, found: Params, where: Placement, mode: Mode, experts: Imple
         _require_runnable(mode, values.ndim, experts)
     if mode == "none" or (mode != "auto" and kind not in (mode, "mxfp4")):
         raise ConfigError("quantization", mode, f"{name} is stored as {kind}: must be auto or {kind}")
-    return _packed(name, held, experts, where) if kind == "mxfp4" else found
+    return _mxfp4_params(name, blocks, experts, placement) if kind == "mxfp4" else found
 
 
-def _require_runnable(mode: Mode, axes: int, experts: Implementation) -> None:
-    """Raise ConfigError for experts in 8 bits where Hopper's kernel is to run them."""
+def _require_runnable(mode: QuantizationMode, axes: int, experts: Implementation) -> None:
+    """Raise ConfigError for experts in 8 bits if the Hopper kernel is to run them."""
     if axes == 3 and experts == "mosaic":
-        raise ConfigError("quantization", mode, "experts in 8 bits run on moe_backend = xla alone")
+        raise ConfigError("quantization", mode, "experts in 8 bits need moe_backend = xla")
 
 
-def load_held(
+def load_matrix(
     name: str, kind: Kind | Literal["mxfp4"], source: Source, reader: Reader, weights: Mapping[str, Weight],
-    shape: jax.ShapeDtypeStruct, read: Read, experts: Implementation, where: Placement,
+    shape: jax.ShapeDtypeStruct, read: Read, experts: Implementation, placement: Placement,
 ) -> Params:  # fmt: skip
-    """One matrix, as the parameters that it is."""
+    """Read one matrix from a checkpoint in the given storage format, and return its parameters."""
     if kind == "mxfp4":
-        return _load_mxfp4(name, source, reader, weights, shape, experts, where)
+        return _load_mxfp4(name, source, reader, weights, shape, experts, placement)
     if _stored_kind(source, weights) == kind:
-        return _load_codes(name, kind, source, reader, weights, shape, where)
-    rounded = load_rounded(kind, source, shape, read)
-    return {part: where.put(part, array) for part, array in zip(_names(name), rounded, strict=True)}
+        return _load_codes(name, kind, source, reader, weights, shape, placement)
+    arrays = load_quantized(kind, source, shape, read)
+    return {field: placement.put(field, array) for field, array in zip(_names(name), arrays, strict=True)}
 
 
 def _names(name: str) -> tuple[str, str]:
-    """Of the parameters that a matrix of 8 bits is."""
+    """Return the names of the two parameters of a matrix in 8 bits."""
     return f"{name}.values", f"{name}.scales"
 
 
-def _eight(name: str, weights: jax.Array, kind: Kind, where: Placement) -> Params:
-    """Rounded to 8 bits where it is, by scales of whole outputs."""
-    parts, (values, scales) = where.parts(weights), _names(name)
+def _quantize_on_devices(name: str, weights: jax.Array, kind: Kind, placement: Placement) -> Params:
+    """Quantize a matrix to 8 bits on its devices, with one scale per output of the whole matrix."""
+    shards, (values, scales) = placement.shards(weights), _names(name)
     if name == "embed":
-        done = [_quantize_rows(part, kind=kind) for part in parts]
-    elif where.is_cut(name, weights) and not where.is_cut(scales, weights):
-        # Each device has some of every output's inputs.
-        if where.mesh is not None and where.mesh.is_multi_process:
-            raise ConfigError("quantization", kind, "on several hosts weights are rounded as they are read: convert so")
-        most = np.max([np.asarray(_magnitudes(part)) for part in parts], axis=0)
-        done = [_quantize(part, kind=kind, largest=jax.device_put(most, part.sharding)) for part in parts]
+        quantized = [_quantize_rows(shard, kind=kind) for shard in shards]
+    elif placement.is_sharded(name, weights) and not placement.is_sharded(scales, weights):
+        # Inputs are split, so an output's scale needs the magnitudes of all devices.
+        if placement.mesh is not None and placement.mesh.is_multi_process:
+            limit = "weights that are loaded already cannot be quantized on several hosts: convert the checkpoint so"
+            raise ConfigError("quantization", kind, limit)
+        most = np.max([np.asarray(_magnitudes(shard)) for shard in shards], axis=0)
+        quantized = [_quantize(shard, kind=kind, largest=jax.device_put(most, shard.sharding)) for shard in shards]
     else:
-        done = [_quantize(part, kind=kind) for part in parts]
+        quantized = [_quantize(shard, kind=kind) for shard in shards]
     return {
-        values: where.join(values, [one.values for one in done]),
-        scales: where.join(scales, [one.scales for one in done]),
+        values: placement.from_shards(values, [one.values for one in quantized]),
+        scales: placement.from_shards(scales, [one.scales for one in quantized]),
     }
 
 
 def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
-    """The kind that a matrix has on disk already, with one scale per output."""
+    """Return the 8-bit type of a matrix that the checkpoint stores with one scale per output, else None."""
     kinds = set()
     for part in source.parts:
         weight = weights[part.key]
         if not isinstance(weight, Scaled) or weight.zero is not None or weight.block[1] < part.shape[-1]:
             return None
         kinds.add(_KINDS[weight.values.dtype])
-    return kinds.pop() if len(kinds) == 1 and source.how in OUTPUTS_ARE_ROWS else None
+    return kinds.pop() if len(kinds) == 1 and source.layout in OUTPUTS_ARE_ROWS else None
 
 
 def _load_codes(
     name: str, kind: Kind, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
-    where: Placement,
+    placement: Placement,
 ) -> Params:  # fmt: skip
-    """The bytes as they are, and the scales in the order of the outputs."""
+    """Read a matrix that the checkpoint has in 8 bits: its bytes unchanged, and its scales in the order of outputs."""
 
     def codes(part: Part, begin: int, end: int) -> np.ndarray:
         return reader.rows(_scaled(part).values, begin, end).view(values.dtype)
@@ -157,60 +166,62 @@ def _load_codes(
     assemble(source, values, codes)
     scales = empty((*shape.shape[:-2], 1, shape.shape[-1]), np.dtype(np.float32))
     assemble(of_outputs(source), scales, factors)
-    return {part: where.put(part, array) for part, array in zip(_names(name), (values, scales[..., 0, :]), strict=True)}
+    arrays = values, scales[..., 0, :]
+    return {field: placement.put(field, array) for field, array in zip(_names(name), arrays, strict=True)}
 
 
 def _load_mxfp4(
     name: str, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
-    experts: Implementation, where: Placement,
+    experts: Implementation, placement: Placement,
 ) -> Params:  # fmt: skip
-    """Bytes and exponents [E, C, ...], gates before ups; in tiles for Hopper's kernel."""
+    """Read MXFP4 blocks and exponents [E, C, ...], gates before ups; the Hopper kernel gets them in tiles."""
     count, inputs, outputs = shape.shape
 
-    def filled(columns: int, of: str) -> np.ndarray:
+    def read_all(columns: int, field: str) -> np.ndarray:
         out = empty((count, outputs, columns), np.dtype(np.uint8))
 
         def read(part: Part, begin: int, end: int) -> np.ndarray:
             weight = weights[part.key]
             assert isinstance(weight, Packed)
-            return reader.rows(getattr(weight, of), begin, end, columns=columns)
+            return reader.rows(getattr(weight, field), begin, end, columns=columns)
 
         assemble(source, np.swapaxes(out, 1, 2), read)
         return out
 
-    blocks, scales = filled(inputs // 2, "values"), filled(inputs // BLOCK, "scale")
-    held = Mxfp4(where.put(f"{name}.blocks", blocks), where.put(f"{name}.scales", scales))
-    return _packed(name, held, experts, where)
+    blocks, scales = read_all(inputs // 2, "values"), read_all(inputs // BLOCK, "scale")
+    matrices = Mxfp4(placement.put(f"{name}.blocks", blocks), placement.put(f"{name}.scales", scales))
+    return _mxfp4_params(name, matrices, experts, placement)
 
 
-def _packed(name: str, held: Mxfp4, experts: Implementation, where: Placement) -> Params:
-    """Weights of 4 bits as the kernel takes them. Raises CheckpointError where Hopper's cannot."""
+def _mxfp4_params(name: str, matrices: Mxfp4, experts: Implementation, placement: Placement) -> Params:
+    """Return MXFP4 matrices in the form that the kernel reads. Raises CheckpointError if the Hopper kernel cannot."""
     if experts != "mosaic":
-        return {f"{name}.blocks": held.blocks, f"{name}.scales": held.scales}
-    parts = map(Mxfp4, where.parts(held.blocks), where.parts(held.scales))
-    made = [_tiled(name, part) for part in parts]
+        return {f"{name}.blocks": matrices.blocks, f"{name}.scales": matrices.scales}
+    shards = map(Mxfp4, placement.shards(matrices.blocks), placement.shards(matrices.scales))
+    tiled = [_tiled(name, shard) for shard in shards]
     names = f"{name}.words", f"{name}.scales"
-    return {one: where.join(one, list(fields)) for one, fields in zip(names, zip(*made, strict=True), strict=True)}
+    by_field = zip(names, zip(*tiled, strict=True), strict=True)
+    return {field: placement.from_shards(field, list(arrays)) for field, arrays in by_field}
 
 
-def _tiled(name: str, held: Mxfp4) -> Mxfp4Tiles:
-    """What one device has of them."""
-    _, outputs, half = held.blocks.shape
-    held = _without_idle_scales(held)
-    if 2 * half % TILE or outputs % TILE or not bool(_tiles_hold(held.scales)):
+def _tiled(name: str, shard: Mxfp4) -> Mxfp4Tiles:
+    """Return the tiles of one device's shard."""
+    _, outputs, half = shard.blocks.shape
+    shard = _without_zero_block_scales(shard)
+    if 2 * half % TILE or outputs % TILE or not bool(_tiles_hold(shard.scales)):
         raise CheckpointError(
-            f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit Hopper's kernel, which takes multiples of {TILE} "
+            f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit the Hopper kernel, which needs multiples of {TILE} "
             "and scales from 2^-93 to 2^33: choose quantization = none or moe_backend = xla"
         )
-    made: Mxfp4Tiles = _tiles(held)
-    return made
+    tiled: Mxfp4Tiles = _tiles(shard)
+    return tiled
 
 
 @jax.jit
-def _without_idle_scales(held: Mxfp4) -> Mxfp4:
-    """The same numbers, where 32 zeros have the scale 1: theirs may be one that the kernel's tiles cannot hold."""
-    codes = held.blocks.reshape(*held.scales.shape, BLOCK // 2) & 0x77
-    return held._replace(scales=jnp.where((codes == 0).all(axis=-1), jnp.uint8(127), held.scales))
+def _without_zero_block_scales(matrices: Mxfp4) -> Mxfp4:
+    """Return the same numbers with scale 1 for blocks of zeros; tiles may be unable to represent their own scales."""
+    codes = matrices.blocks.reshape(*matrices.scales.shape, BLOCK // 2) & 0x77
+    return matrices._replace(scales=jnp.where((codes == 0).all(axis=-1), jnp.uint8(127), matrices.scales))
 
 
 _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from jswa.architecture import ModelConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, bind
-from jswa.model.weights.formats import Mode
+from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.lora_files import Adapters, check_adapters, load_adapters
 from pallas_kernels.quantized import Quantized, dequantized
@@ -60,7 +60,7 @@ def test_logits_agree_with_peft(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["int8", "fp8"])
-def test_adapters_work_beside_weights_quantized_to_8_bits(mode: Mode, tmp_path: Path) -> None:
+def test_adapters_work_beside_weights_quantized_to_8_bits(mode: QuantizationMode, tmp_path: Path) -> None:
     """Logits agree with dequantized float32 weights to which the adapter's A · B is added."""
     fixture = load_fixture("llama_one_layer")
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
@@ -114,7 +114,7 @@ def logits_with(
     ("name", "modules"), [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in NIGHTLY)]
 )
 def test_an_adapter_agrees_with_merged_weights(name: str, modules: tuple[str, ...], tmp_path: Path) -> None:
-    """Three adapters with different ranks and targets are loaded; without an adapter, logits equal the model's exactly."""
+    """Three adapters differ in ranks and targets; logits without an adapter equal the model's exactly."""
     fixture: Fixture = load_fixture(name)
     tokens = fixture.tokens[:40]
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)

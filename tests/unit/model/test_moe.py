@@ -177,7 +177,7 @@ def test_the_mixture_agrees_with_a_loop_over_tokens_and_experts(config: MoeConfi
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 33])
 @pytest.mark.parametrize("favourites", [(3,), (0, EXPERTS - 1), (2, 3, 4)])
 def test_experts_without_tokens_are_never_read(favourites: tuple[int, ...], tokens: int) -> None:
-    """All tokens go to a few experts, in full and part-filled tiles; NaN in the other experts does not reach the output."""
+    """All tokens go to a few experts, in full and part-filled tiles; NaN in other experts does not reach the output."""
     config = dataclasses.replace(MOE, top_k=len(favourites), router=RouterConfig("top_k_softmax", bias=True))
     moe = random_moe(config)
     idle = [expert for expert in range(EXPERTS) if expert not in favourites]
