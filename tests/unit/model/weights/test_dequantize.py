@@ -321,7 +321,7 @@ def test_ambiguous_scales_and_misshapen_zero_points_are_refused(tmp_path: Path) 
     codes, scale, zero, _ = int8_rows(exact[Q])
     base = {**exact, Q: codes, f"{Q}_scale": scale}
     for more, expected in (
-        ({S: scale}, f"{Q} has type I8: must have one of"),
+        ({S: scale}, f"{Q} has type I8: must have exactly one of"),
         ({f"{Q}_zero_point": zero[:, 0]}, f"{Q}_zero_point has shape .*its scales ask for"),
         ({f"{Q}_zero_point": zero.astype(np.int32)}, f"{Q}_zero_point has type I32: must be one of I8"),
         ({Q: fp8_block(exact[Q], (64, 64))[0], f"{Q}_zero_point": zero}, f"{Q} has type F8_E4M3: must be one of I8"),
