@@ -1,6 +1,7 @@
 """Invalid checkpoints: helpers that damage a valid checkpoint, and a loader with limited memory and time."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jswa.storage.json_object import MAX_BYTES, MAX_VALUES
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 
@@ -49,6 +51,38 @@ def edit_json(path: Path, change: Callable[[Header], object]) -> None:
     value = json.loads(path.read_text())
     change(value)
     path.write_text(json.dumps(value))
+
+
+def weight_bombs(header: Header, data: bytes) -> dict[str, Callable[[Path], object]]:
+    """Return writers of weight files that would exhaust memory or time if the loader trusted them."""
+
+    def values(unit: bytes, count: int) -> Callable[[Path], object]:
+        return lambda path: pack(path, b'{"a": [' + unit * count + b"1]}", data)
+
+    def sparse(length: int, start: bytes, size: int) -> Callable[[Path], object]:
+        def write(path: Path) -> None:
+            pack(path, start, b"", length=length)
+            os.truncate(path, size)
+
+        return write
+
+    wide_text = f'{{"a": "\U0001f600{"x" * (MAX_BYTES - 20)}"}}'
+    wide = {"dtype": "F32", "shape": [2**34], "data_offsets": [0, 2**36]}
+    scalar = {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}
+    alone = json.dumps({NORM: wide}).encode()
+    return {
+        "lists": values(b"[],", 8_000_000),
+        "nested": values(b"[", 24_000_000),
+        "the maximum of lists": values(b"[],", MAX_VALUES // 2 - 10),
+        "the maximum of strings": values(b'"\\u1234\\u1234",', MAX_VALUES - 10),
+        "a long string of wide characters": lambda path: pack(path, wide_text.encode(), data),
+        "zeros": sparse(MAX_BYTES, b"{", MAX_BYTES + 8),
+        "endless": sparse(2**64 - 1, b"{}", 2**36),
+        "one wide tensor": sparse(len(alone), alone, 8 + len(alone) + 2**36),
+        "a product beyond 64 bits": lambda path: pack(path, header | {NORM: wide | {"shape": [2**32] * 4}}, data),
+        "long numbers": lambda path: pack(path, header | {NORM: wide | {"shape": [9**4500] * 3000}}, data),
+        "many tensors": lambda path: pack(path, dict.fromkeys(map(str, range(150_000)), scalar), bytes(4)),
+    }
 
 
 # Loads each folder on the command line, with at most 512 MiB more memory than the process has, and 60 s per folder.

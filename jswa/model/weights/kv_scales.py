@@ -1,4 +1,4 @@
-"""Scales of an fp8 KV cache that a checkpoint brings along.
+"""Scales of an fp8 KV cache, if a checkpoint contains them.
 
 Each layer that stores KV may have a parameter layers.N.attention.kv.scales [2, K] float32: the scales of K, then of V,
 per KV head. A layer without it stores unscaled numbers. Checkpoints name the scales as follows, below self_attn:

@@ -148,10 +148,10 @@ def test_formats_that_the_hopper_kernel_cannot_run_are_refused(tmp_path: Path) -
     write_gpt_oss_mxfp4(tmp_path / "zeros", scale=3, zeros=True)
     assert "layers.0.mlp.down.words" in load(tmp_path / "zeros", "auto", "mosaic")
     fixture = load_fixture("gpt_oss_base")
-    write_checkpoint(tmp_path / "dequantize", fixture.config, fixture.tensors)
+    write_checkpoint(tmp_path / "plain", fixture.config, fixture.tensors)
     with pytest.raises(ConfigError, match="quantization = 'fp8': experts in 8 bits need moe_backend = xla"):
-        load(tmp_path / "dequantize", "fp8", "mosaic")
-    assert "layers.0.mlp.gate_up" in load(tmp_path / "dequantize", "auto", "mosaic")
+        load(tmp_path / "plain", "fp8", "mosaic")
+    assert "layers.0.mlp.gate_up" in load(tmp_path / "plain", "auto", "mosaic")
 
 
 @pytest.mark.parametrize("mode", ["int8", "fp8"])

@@ -1,4 +1,4 @@
-"""Malicious weight files are refusal with file, key, value and limit before a tensor is read."""
+"""Malicious weight files are refused with file, key, value and limit before a tensor is read."""
 
 import json
 import os
@@ -28,6 +28,7 @@ from tests.support.hostile import (
     loaded_within_limits,
     pack,
     unpack,
+    weight_bombs,
     write_valid,
 )
 
@@ -368,44 +369,12 @@ def test_json_files_are_bounded_in_bytes_and_values(tmp_path: Path) -> None:
     assert len(parse_object(b'{"a": [' + b"1," * 1000 + b"1]}", "x")["a"]) == 1001
 
 
-def bombs(header: Header, data: bytes) -> dict[str, Callable[[Path], object]]:
-    """Return writers of weight files that would exhaust memory or time if the loader trusted them."""
-
-    def values(unit: bytes, count: int) -> Callable[[Path], object]:
-        return lambda path: pack(path, b'{"a": [' + unit * count + b"1]}", data)
-
-    def sparse(length: int, start: bytes, size: int) -> Callable[[Path], object]:
-        def write(path: Path) -> None:
-            pack(path, start, b"", length=length)
-            os.truncate(path, size)
-
-        return write
-
-    wide_text = f'{{"a": "\U0001f600{"x" * (MAX_BYTES - 20)}"}}'
-    wide = {"dtype": "F32", "shape": [2**34], "data_offsets": [0, 2**36]}
-    scalar = {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}
-    alone = json.dumps({NORM: wide}).encode()
-    return {
-        "lists": values(b"[],", 8_000_000),
-        "nested": values(b"[", 24_000_000),
-        "as many lists as may be": values(b"[],", MAX_VALUES // 2 - 10),
-        "as many texts as may be": values(b'"\\u1234\\u1234",', MAX_VALUES - 10),
-        "long text of wide characters": lambda path: pack(path, wide_text.encode(), data),
-        "zeros": sparse(MAX_BYTES, b"{", MAX_BYTES + 8),
-        "endless": sparse(2**64 - 1, b"{}", 2**36),
-        "one wide tensor": sparse(len(alone), alone, 8 + len(alone) + 2**36),
-        "a product beyond 64 bits": lambda path: pack(path, header | {NORM: wide | {"shape": [2**32] * 4}}, data),
-        "long numbers": lambda path: pack(path, header | {NORM: wide | {"shape": [9**4500] * 3000}}, data),
-        "many tensors": lambda path: pack(path, dict.fromkeys(map(str, range(150_000)), scalar), bytes(4)),
-    }
-
-
 @pytest.mark.slow
 def test_bombs_are_refused_with_little_memory_and_time(tmp_path: Path) -> None:
     """The operating system limits the memory of the loading process."""
     write_valid(tmp_path / "valid")
     folders = []
-    for name, write in bombs(*unpack(tmp_path / "valid" / FILE)).items():
+    for name, write in weight_bombs(*unpack(tmp_path / "valid" / FILE)).items():
         folders.append(tmp_path / name)
         write_valid(folders[-1])
         write(folders[-1] / FILE)
