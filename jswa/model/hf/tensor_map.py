@@ -55,12 +55,16 @@ class Source(NamedTuple):
 
     Attributes:
         parts: the tensors.
-        layout: "rows": concatenated along the first axis. "matrix": the same, then transposed from torch's [out, in].
-            "columns": one tensor, whose columns are reordered by `folds`, then transposed. "experts": each group of
-            `per_expert` tensors forms one "matrix", and these are stacked. "transposed": the last two axes are
-            transposed, then tensors are concatenated along the last. "interleaved": even entries of the last axis come
-            first, then the odd ones. "transposed_interleaved": both. "rank_slices": one tensor in RANK_SLICES slices,
-            each with q, k and v of one rank. "product": product of two vectors, but rotated numbers are the first's.
+        layout: one of these:
+            "rows": tensors are concatenated along the first axis.
+            "matrix": the same, then transposed from torch's [out, in].
+            "columns": the columns of one tensor are reordered by `folds`, then it is transposed.
+            "experts": each group of `per_expert` tensors forms one "matrix", and these are stacked.
+            "transposed": the last two axes are transposed, then tensors are concatenated along the last.
+            "interleaved": even entries of the last axis come first, then the odd ones.
+            "transposed_interleaved": transposed, then interleaved.
+            "rank_slices": one tensor in RANK_SLICES slices, each with q, k and v of one rank.
+            "product": product of two vectors, except that rotated numbers are those of the first.
         per_expert: tensors per expert ("experts").
         rows: number of rows of q, k and v ("rank_slices").
         folds: reordering of the rows of the first tensors; of the columns for layout "columns".
