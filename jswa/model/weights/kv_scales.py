@@ -5,8 +5,8 @@ per KV head. A layer without it stores unscaled numbers. Checkpoints name the sc
 
     k_scale, v_scale                              compressed-tensors; [], [1], or a scale per head [K, 1, 1]
     k_proj.output_scale, v_proj.output_scale      earlier versions of compressed-tensors, and Quark
-    k_proj.k_scale, v_proj.v_scale                ModelOpt, as vLLM reads it
-    attn.k_scale, attn.v_scale                    vLLM, as it saves its own models
+    k_proj.k_scale, v_proj.v_scale                ModelOpt
+    attn.k_scale, attn.v_scale                    vLLM
     qkv_proj.k_scale, qkv_proj.v_scale            fused projections
     kv_scale                                      one scale for K and V
 

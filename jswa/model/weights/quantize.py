@@ -1,6 +1,6 @@
 """Quantization of matrices to 8 bits while they are read, a few rows at a time.
 
-Results equal `pallas_kernels.quantized.quantize` of the whole matrix bit for bit. XLA turns those divisions into
+Results equal `pallas_kernels.quantized.quantize` of the whole matrix bit for bit. XLA turns its divisions into
 products with the reciprocal, so this module multiplies by reciprocals too.
 """
 
