@@ -244,8 +244,8 @@ def folder_edits(draw: st.DrawFn) -> Callable[[Path], object]:
         link,
         lambda path: (path / file).unlink(),
         lambda path: (path / file).write_bytes((path / file).read_bytes()[:size]),
-        lambda path: reindex(path, lambda places: places.pop(key, None)),
-        lambda path: reindex(path, lambda places: places.update({key: name})),
+        lambda path: reindex(path, lambda weight_map: weight_map.pop(key, None)),
+        lambda path: reindex(path, lambda weight_map: weight_map.update({key: name})),
         lambda path: (path / INDEX).write_bytes((path / INDEX).read_bytes()[: size // 40]),
     ]
     return draw(st.sampled_from(changes))
@@ -259,7 +259,7 @@ def test_random_shards_give_an_error_or_the_values(three: Checkpoint, edits: lis
         for change in edits:
             change(three.folder)
     except (OSError, ValueError):
-        pass  # the first change took away what the second one needs
+        pass  # the first change removed a file that the second one needs
     error_or_values(three.folder, INDEX, "config.json", *SHARDS)
 
 

@@ -1,4 +1,4 @@
-"""How models are cut: each number of a parameter on the device that needs it, and clear errors for what cannot be."""
+"""Tensor parallel shards: each device stores the numbers that it needs, and models that cannot be split are refused."""
 
 import dataclasses
 from typing import Any

@@ -285,8 +285,8 @@ def test_one_file_under_two_names_is_refused(sharded: Path) -> None:
     """This holds even if the text decoder needs none of its tensors."""
     save_file({"vision_tower.x": np.zeros(2, np.float32)}, sharded / "x1")
     (sharded / "x2").symlink_to("x1")
-    places = {"vision_tower.x": "x1", "vision_tower.y": "x2"}
-    edit_json(sharded / INDEX, lambda index: index["weight_map"].update(places))
+    extra = {"vision_tower.x": "x1", "vision_tower.y": "x2"}
+    edit_json(sharded / INDEX, lambda index: index["weight_map"].update(extra))
     assert refusal(sharded) == "x2: vision_tower.x is stored twice in this checkpoint, first in x1"
 
 

@@ -1,4 +1,4 @@
-"""Loading gives the same parameters for every sharding; whatever is wrong with the files raises a CheckpointError."""
+"""Loading gives the same parameters for every sharding; invalid files raise a CheckpointError that names them."""
 
 import contextlib
 import json
@@ -202,8 +202,8 @@ def test_any_damage_to_the_header_is_an_error_or_harmless(
         write_checkpoint(folder, llama.config, llama.tensors)
         (folder / FILE).rename(folder / "valid")
     content = bytearray((folder / "valid").read_bytes())
-    for place, byte in damage:
-        content[place] = byte
+    for offset, byte in damage:
+        content[offset] = byte
     (folder / FILE).write_bytes(content)
     with contextlib.suppress(ModelError):
         load(folder)

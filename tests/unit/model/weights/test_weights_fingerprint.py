@@ -19,11 +19,11 @@ def test_the_fingerprint_depends_on_size_start_middle_and_end(name: str, size: i
     write(tmp_path / "a", name, same[:size])
     write(tmp_path / "b", name, same[:size])
     assert weights_fingerprint(tmp_path / "a") == weights_fingerprint(tmp_path / "b")
-    for place in {0, size // 2, size - 1} if size else ():
+    for offset in {0, size // 2, size - 1} if size else ():
         changed = bytearray(same[:size])
-        changed[place] ^= 1
+        changed[offset] ^= 1
         write(tmp_path / "b", name, bytes(changed))
-        assert weights_fingerprint(tmp_path / "a") != weights_fingerprint(tmp_path / "b"), place
+        assert weights_fingerprint(tmp_path / "a") != weights_fingerprint(tmp_path / "b"), offset
     write(tmp_path / "b", name, same[: size + 1])
     assert weights_fingerprint(tmp_path / "a") != weights_fingerprint(tmp_path / "b")
 
