@@ -81,7 +81,9 @@ def parse_rope(
 
 
 def _rope(rope: Fields, inv_freq: Float[np.ndarray, " n"], scale: float, interleaved: bool) -> Rope:
-    if not np.isfinite([*inv_freq, scale]).all():
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(np.array([*inv_freq, scale]).astype(np.float32)).all()
+    if not finite:
         raise CheckpointError(f"{rope.where} = {shown(rope.raw)}: frequencies must be finite in float32")
     return Rope(tuple(inv_freq.astype(np.float32).tolist()), scale, interleaved)
 
