@@ -1,8 +1,8 @@
-"""What a model is: `ModelConfig`, one `LayerConfig` per layer, and what they are made of.
+"""Description of a model's architecture: `ModelConfig`, one `LayerConfig` per layer, and their parts.
 
-All are frozen and hashable, so that they can be static arguments of a jitted function. No jax here.
-A feature that a layer does not have is None, False or the neutral number; the decoder leaves it out.
-Units: every length, window and position is in tokens; a window counts the query token itself.
+All classes are frozen and hashable, so they can be static arguments of a jitted function. This module imports no jax.
+If a layer lacks a feature, its field is None, False or the neutral number, and the decoder skips the feature.
+Units: every length, window and position is in tokens; a window includes the query token.
 """
 
 import dataclasses
@@ -17,9 +17,12 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 class Norm:
     """x / rms(x) · (offset + weight) + bias, computed in float32.
 
-    Gemma stores the weight minus one (offset 1). `cast_first` rounds x / rms(x) to the activation type before the
-    weight is applied (llama) instead of after (gemma); float32 does not see it. `weighted` False: no weight at all.
-    `centered` takes the mean away first, which makes it a LayerNorm.
+    Attributes:
+        offset: Gemma stores the weight minus one, so its offset is 1.
+        cast_first: x / rms(x) is cast to the activation dtype before it is multiplied by the weight (llama), not after
+            (gemma). This makes no difference in float32.
+        weighted: False if the norm has no weight.
+        centered: the mean is subtracted first, which makes it a LayerNorm.
     """
 
     eps: float
@@ -32,11 +35,15 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding of the first 2n dimensions, n = len(inv_freq); those from 2n on pass through.
+    """Rotary embedding of the first 2n dimensions, n = len(inv_freq); the other dimensions are not rotated.
 
-    Pairs are (i, i + n) (half or NeoX style), or (2i, 2i + 1) where `interleaved` (GPT-J style).
-    angle = position · inv_freq; cos and sin are multiplied by `scale`.
-    An engine whose max_model_len exceeds `original` uses `beyond` in its place (LongRoPE, `ModelConfig.at_length`).
+    angle = position · inv_freq.
+
+    Attributes:
+        scale: factor of cos and sin.
+        interleaved: pairs are (2i, 2i + 1) (GPT-J style) instead of (i, i + n) (half or NeoX style).
+        original, beyond: LongRoPE. If max_model_len exceeds `original`, the engine uses `beyond` instead of this
+            embedding (`ModelConfig.at_length`).
     """
 
     inv_freq: tuple[float, ...]
@@ -48,30 +55,30 @@ class Rope:
 
 @dataclass(frozen=True)
 class Reach:
-    """Which keys a local layer's query at position q sees: sliding, k > q - size, or chunked, k ≥ ⌊q / size⌋ · size.
+    """Keys that a query at position q of a local layer attends to.
 
-    `size` counts the query itself: keys seen at most.
+    Sliding: k > q - size. Chunked: k ≥ ⌊q / size⌋ · size. Both include q itself, so a query sees at most `size` keys.
     """
 
     size: int
     chunked: bool = False
 
     def first_visible(self, position: int) -> int:
-        """Oldest position that a query at `position` sees, and so the oldest that any later query sees."""
+        """Return the oldest position that a query at `position`, or any later query, sees."""
         return position // self.size * self.size if self.chunked else max(0, position - (self.size - 1))
 
-    def leaves_at(self, position: int) -> int:
-        """First query position that no longer sees `position`."""
+    def hidden_from(self, position: int) -> int:
+        """Return the first query position that no longer sees `position`."""
         return (position // self.size + 1) * self.size if self.chunked else position + self.size
 
 
 @dataclass(frozen=True)
 class Temperature:
-    """Queries grow with their position: q · (1 + rate · ln(1 + n)), n = (position + offset) / period.
+    """Scaling of queries by position: q · (1 + rate · ln(1 + n)), n = (position + offset) / period.
 
     Attributes:
         whole: n is rounded down (Llama 4, Ministral 3).
-        power: the factor is (1 + n)^rate instead (beam).
+        power: the factor is (1 + n)^rate (beam).
     """
 
     period: float
@@ -83,9 +90,11 @@ class Temperature:
 
 @dataclass(frozen=True)
 class Gate:
-    """Attention output · activation(x · w + bias), before it is projected back; one gate per element or per head.
+    """Gate on the attention output before the output projection: output · activation(x · w + bias).
 
-    `bias`: one learned number per head.
+    Attributes:
+        per_head: there is one gate per head instead of one per element.
+        bias: there is a learned bias per head.
     """
 
     activation: Literal["sigmoid", "softplus"]
@@ -95,19 +104,23 @@ class Gate:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """One attention layer; `reach` is None for a full layer.
+    """One attention layer.
 
     Attributes:
-        qk_norm: on q and k, per head, or over all heads together with `qk_norm_all_heads` (olmo3).
-        v_norm: per head, on the values.
-        sinks: a learned logit per query head joins the softmax and takes its share of the weights.
+        scale: factor of q · k.
+        reach: the window or chunk of a local layer; None for a full layer.
+        qk_norm: norm of q and k, per head, or over all heads together if `qk_norm_all_heads` (olmo3).
+        v_norm: norm of the values, per head.
+        softcap: scores become softcap · tanh(score / softcap).
+        sinks: a learned logit per query head takes part in the softmax (attention sink).
         v_scale: values are multiplied by it before they are stored.
-        kv_from: the layer whose stored keys and values this one reads; it has none of its own.
-        keys_as_values: the key projection is the value projection too; K is normed by `qk_norm` and rotated, V by
-            `v_norm` alone.
-        folded_keys: of such a layer only V and the rotated part of K are stored. The rest of K is the rest of V times
-            the k norm's weight, which the loader moves into the q norm's. Queries are laid out (rotated | rest), values
-            (rest | rotated), so that K is the first `head_dim` and V the last `v_head_dim` numbers of what is stored.
+        kv_from: index of the layer whose stored KV this layer reads (shared KV); this layer then stores none.
+        keys_as_values: the key projection also gives the values. K is normed by `qk_norm` and rotated, V is normed by
+            `v_norm`.
+        folded_keys: a layer with `keys_as_values` stores only V and the rotated part of K. The rest of K equals the
+            rest of V times the weight of the k norm, and the loader moves that weight into the q norm. Queries are laid
+            out as (rotated | rest) and values as (rest | rotated), so K is the first `head_dim` and V the last
+            `v_head_dim` of the stored numbers.
     """
 
     num_heads: int
@@ -133,22 +146,23 @@ class AttentionConfig:
 
     @property
     def kind(self) -> AttentionKind:
-        """Which page view of the arena the layer reads: `local` layers hold what their reach needs."""
+        """The page view of the arena that the layer reads; "local" layers store only the tokens within reach."""
         return "full" if self.reach is None else "local"
 
     @property
-    def kept_head_dim(self) -> int:
-        """Numbers of a key that are stored beside its value."""
+    def stored_head_dim(self) -> int:
+        """Numbers per KV head that the cache stores for a key, beside those of its value."""
         return 2 * len(self.rope.inv_freq) if self.folded_keys and self.rope is not None else self.head_dim
 
 
 @dataclass(frozen=True)
 class MlpConfig:
-    """Feed-forward: down(act(gate(x)) · up(x)), or down(act(up(x))) where it is not `gated`.
+    """Feed-forward: down(act(gate(x)) · up(x)) if `gated`, else down(act(up(x))).
 
     Attributes:
-        clamp: act(gate) ≤ clamp, |up| ≤ clamp.
-        sparsity: gates are cut at mean + sparsity · standard deviation of the token's gates first (Gemma 3n).
+        hidden: width of gate and up.
+        clamp: upper bound of act(gate) and of |up|.
+        sparsity: gates below mean + sparsity · standard deviation of the token's gates become 0 first (Gemma 3n).
     """
 
     hidden: int
@@ -161,20 +175,22 @@ class MlpConfig:
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """How experts are chosen and weighed; logits = x · w + bias, ties go to the lowest index.
+    """Choice and weights of a token's experts; logits = x · w + bias, ties go to the lowest index.
 
     Attributes:
-        score: what is ranked and weighs: "softmax" over all experts, or "sigmoid"; or logits are ranked, and the
-            chosen ones weigh by their "top_k_softmax" or "top_k_sigmoid"; or "sparsemixer" (Phi-3.5-MoE, of two).
-        jitter: sparsemixer's width of ties.
-        norm: the router's own norm, over what the layer adds to, not over the experts' input (Gemma 4).
-        logit_scale: logits are multiplied by it.
+        score: "softmax" (over all experts) and "sigmoid" rank experts by these scores and use them as weights.
+            "top_k_softmax" and "top_k_sigmoid" rank experts by logits and apply the function to the chosen logits.
+            "sparsemixer" is the router of Phi-3.5-MoE, which chooses two experts.
+        jitter: tie width of sparsemixer.
+        norm: the router's own norm of the residual stream; the router then does not read the experts' input (Gemma 4).
+        logit_scale: factor of the logits.
         softcap: logits become softcap · tanh(logit / softcap).
-        selection_bias: a learned bias joins the scores for the choice, never the weights.
+        selection_bias: a learned bias is added to the scores for the choice, but not to the weights.
         normalize: weights are divided by their sum + `eps`.
-        groups, top_groups: experts are chosen within the best groups, a group's merit being its two best scores.
+        groups, top_groups: experts are chosen within the `top_groups` best of `groups` groups; a group is ranked by the
+            sum of its two best scores.
         scale: factor of the weights.
-        expert_scale: a learned factor per expert.
+        expert_scale: there is a learned factor per expert.
     """
 
     score: Literal["softmax", "sigmoid", "top_k_softmax", "top_k_sigmoid", "sparsemixer"]
@@ -194,16 +210,18 @@ class RouterConfig:
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """A mixture of experts, each an MLP of width `hidden`; `shared` is one that every token passes.
+    """A mixture of experts; each expert is a gated MLP of width `hidden`.
 
     Attributes:
         bias: experts have biases.
-        clamp: as in `MlpConfig`; with `alpha`, gpt-oss's activation: gate ≤ clamp, |up| ≤ clamp,
-            (up + 1) · gate · σ(alpha · gate).
-        weight_on_input: the weight multiplies the expert's input instead of its output (Llama 4).
+        clamp: as in `MlpConfig`. With `alpha` the activation is gpt-oss's: gate ≤ clamp, |up| ≤ clamp, and the result
+            is (up + 1) · gate · σ(alpha · gate).
+        weight_on_input: the router's weight multiplies the expert's input, not its output (Llama 4).
+        shared: an expert that processes every token.
         shared_gate: the shared expert's output is multiplied by σ(x · w).
-        mean: experts and shared expert are averaged, not added.
-        devices: that share the experts, the same number of whole ones each (`jswa.model.partition`).
+        mean: the outputs of routed and shared experts are averaged, not added.
+        devices: number of devices that share the experts; each stores the same number of whole experts
+            (`jswa.model.partition`).
     """
 
     num_experts: int
@@ -223,9 +241,9 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class SideExperts:
-    """Experts beside a layer's dense feed-forward (Gemma 4).
+    """Experts that run beside a layer's dense feed-forward (Gemma 4).
 
-    With the residual r: post_mlp(post_dense(mlp(pre_mlp(r))) + post(moe(pre(r)))), routed by r itself.
+    The layer computes post_mlp(post_dense(mlp(pre_mlp(r))) + post(moe(pre(r)))) of the residual r; the router reads r.
     """
 
     moe: MoeConfig
@@ -236,7 +254,7 @@ class SideExperts:
 
 @dataclass(frozen=True)
 class Residual:
-    """How a result joins the stream: keep · x + add · result."""
+    """Residual connection: keep · x + add · result."""
 
     keep: float = 1.0
     add: float = 1.0
@@ -246,11 +264,12 @@ class Residual:
 class LayerConfig:
     """One decoder layer; a norm that is None is the identity.
 
-    x = x + post_attn(attn(pre_attn(x))), then x = x + post_mlp(mlp(pre_mlp(x))); each + as its `Residual` says.
+    x = x + post_attn(attn(pre_attn(x))), then x = x + post_mlp(mlp(pre_mlp(x))); `Residual` weights each sum.
 
     Attributes:
-        parallel: both halves read pre_attn(x), and their results are added together (Command R).
-        scalar: the layer's whole output is multiplied by a learned number (Gemma 4).
+        parallel: attention and feed-forward both read pre_attn(x), and both results are added to x (Command R).
+        side: experts beside the dense feed-forward.
+        scalar: the layer's output is multiplied by a learned number (Gemma 4).
     """
 
     attention: AttentionConfig
@@ -268,9 +287,9 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class PerLayerInput:
-    """A second embedding, `dim` numbers per token and layer, that each layer mixes in (Gemma 3n, Gemma 4 E2B/E4B).
+    """Per-layer embedding: `dim` numbers per token and layer, which each layer mixes in (Gemma 3n, Gemma 4 E2B/E4B).
 
-    Ids from `vocab_size` on count as 0.
+    Token ids of `vocab_size` and above use row 0 of the table.
     """
 
     dim: int
@@ -281,9 +300,13 @@ class PerLayerInput:
 
 @dataclass(frozen=True)
 class AltUp:
-    """Gemma 3n's `streams` parallel residual streams, of which each layer runs the `active` one (arXiv 2301.13310).
+    """Gemma 3n's parallel residual streams (AltUp, arXiv 2301.13310).
 
-    `laurel_rank`: of the low-rank branch beside attention (arXiv 2411.07501).
+    Attributes:
+        streams: number of residual streams.
+        active: index of the stream that attention and feed-forward read.
+        laurel_rank: rank of the low-rank branch beside attention (LAuReL, arXiv 2411.07501).
+        corrects_scale: the active stream is multiplied by a learned scale before the per-layer embedding reads it.
     """
 
     streams: int
@@ -294,13 +317,15 @@ class AltUp:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder, derived from a checkpoint's config.json. `layers` says everything that differs by layer.
+    """A decoder, derived from a checkpoint's config.json.
 
     Attributes:
-        embed_norm: on the embeddings, behind `embed_scale`.
-        logit_scale: logits are multiplied by it, before `final_softcap`.
-        devices: that share the model. More than one: heads and widths are those of one device's part, and so is
-            1 / devices of the vocabulary (`jswa.model.partition`).
+        family: model_type of the text decoder, the key in `jswa.model.hf.families.FAMILIES`.
+        layers: everything that may differ between layers.
+        embed_norm: norm of the embeddings, applied after `embed_scale`.
+        logit_scale: factor of the logits, applied before `final_softcap`.
+        devices: number of tensor parallel devices. If there are several, heads and widths are those of one device's
+            shard; the device also stores vocab_size / devices rows of the embedding (`jswa.model.partition`).
     """
 
     family: str
@@ -322,13 +347,17 @@ class ModelConfig:
 
     @property
     def tail(self) -> int:
-        """The first of the layers at the end that store no KV: only tokens whose logits are wanted need run them."""
+        """Index of the first layer after the last one that stores KV.
+
+        From there on, layers run only for tokens whose logits are wanted.
+        """
         return 1 + max((i for i, layer in enumerate(self.layers) if layer.attention.kv_from is None), default=-1)
 
     def at_length(self, max_model_len: int) -> "ModelConfig":
-        """The model with the rotary embeddings that an engine of this max_model_len uses for all its texts.
+        """Return the model with the rotary embeddings that an engine of this max_model_len uses for all sequences.
 
-        One set for all, chosen at start (as vLLM does): cached keys could not be used by a text that outgrows it.
+        The engine chooses one set at start (as vLLM does): if a sequence switched sets as it grew, its cached keys
+        would be wrong.
         """
 
         def chosen(rope: Rope | None) -> Rope | None:

@@ -22,11 +22,11 @@ from jswa.exec.backends import choose_backends
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
 from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
-from jswa.model.adapters import check_adapters, load_adapters
 from jswa.model.hf.config import load_config
-from jswa.model.partition import part_of
-from jswa.model.weights.files import weights_fingerprint
+from jswa.model.partition import shard_config
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
+from jswa.model.weights.lora_files import check_adapters, load_adapters
+from jswa.model.weights.safetensors_files import weights_fingerprint
 from jswa.storage.planfile import write_header
 from jswa.version import __version__
 
@@ -115,7 +115,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     params |= adapters.params
     limits = resolve_limits(options, model, on_gpu=on_gpu)
     model = model.at_length(limits.max_model_len)
-    part = part_of(model, options.tensor_parallel_size)
+    part = shard_config(model, options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size)
     _log.info("kernels: attention %s, experts %s", *backends)
     memory = options.kv_cache_memory_bytes

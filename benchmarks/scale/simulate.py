@@ -16,7 +16,7 @@ from benchmarks.scale.step_time import H200, Assumed, Device, StepTime, step_tim
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.model.hf.config import parse_config
-from jswa.model.partition import part_of
+from jswa.model.partition import shard_config
 from tools.cases.hub_configs import CONFIGS
 
 PAGE = 64
@@ -66,7 +66,7 @@ def fleet_of(
         rows, tokens: max_num_seqs and max_num_batched_tokens; the engine's defaults on a GPU.
     """
     served, assumed = SERVED[model] if isinstance(model, str) else model, assumed or Assumed()
-    part = part_of(parse_config(CONFIGS[served.config], weights=False), served.devices)
+    part = shard_config(parse_config(CONFIGS[served.config], weights=False), served.devices)
     layout = KVLayout.of(part, PAGE)
     limits = Limits(longest, rows, tokens, PAGE)
     time = step_time(part, limits, bits=served.bits, expert_bits=served.expert_bits, device=device, assumed=assumed)

@@ -22,8 +22,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jswa.model.hf.config import parse_config
-from jswa.model.hf.weights import sources
-from jswa.model.weights.hold import Mode
+from jswa.model.hf.tensor_map import sources
+from jswa.model.weights.formats import QuantizationMode
 from jswa.storage.convert import convert
 
 SHARDS = 4
@@ -106,7 +106,7 @@ def _patch(path: Path) -> None:
         file.truncate()
 
 
-def measured(folder: Path, quantization: Mode) -> dict[str, Any]:
+def measured(folder: Path, quantization: QuantizationMode) -> dict[str, Any]:
     """One load in a process of its own."""
     command = [sys.executable, "-c", _CHILD, str(folder), quantization]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -133,7 +133,7 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=1))
 
 
-def run(folder: Path, repeats: int, quantization: Mode) -> dict[str, Any]:
+def run(folder: Path, repeats: int, quantization: QuantizationMode) -> dict[str, Any]:
     """Figures by kind; the first load of each is not counted."""
     kinds = ["safetensors", "converted"]
     begin = time.perf_counter()

@@ -149,7 +149,7 @@ def _place(attention: list[AttentionConfig], local_per_lane: int) -> tuple[Layer
 
 
 def _elems(layer: AttentionConfig) -> int:
-    return layer.num_kv_heads * (layer.kept_head_dim + layer.v_head_dim)
+    return layer.num_kv_heads * (layer.stored_head_dim + layer.v_head_dim)
 
 
 def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_block: int) -> KindLayout:
@@ -157,7 +157,7 @@ def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_bloc
     return KindLayout(
         len(layers),
         first.num_kv_heads,
-        row=first.kept_head_dim + first.v_head_dim,
+        row=first.stored_head_dim + first.v_head_dim,
         v_head_dim=first.v_head_dim,
         layers_per_page=layers_per_page,
         pages_per_block=pages_per_block,
@@ -165,7 +165,7 @@ def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_bloc
 
 
 def _require_uniform(layers: list[AttentionConfig], name: str) -> None:
-    shapes = {(a.num_kv_heads, a.kept_head_dim, a.v_head_dim, a.reach.size if a.reach else 0) for a in layers}
+    shapes = {(a.num_kv_heads, a.stored_head_dim, a.v_head_dim, a.reach.size if a.reach else 0) for a in layers}
     chunked = {a.reach is not None and a.reach.chunked for a in layers}
     if len(shapes) > 1 or len(chunked) > 1:
         raise UnsupportedModel(

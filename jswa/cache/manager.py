@@ -339,7 +339,7 @@ class CacheManager:
         """Return the launched length at which page `local_start` is outside of every later query's window."""
         if self.layout.reach is None:
             return NEVER
-        return self.layout.reach.leaves_at((local_start + 1) * self.layout.page_size - 1)
+        return self.layout.reach.hidden_from((local_start + 1) * self.layout.page_size - 1)
 
     def _follow_moves(self) -> None:
         """Rewrite the ids of pages that compaction moved, in every lease and in the tree. Rare."""

@@ -9,7 +9,7 @@ from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.capacity import ideal_fraction, padding, rows_held
 from jswa.cache.layout import KVLayout
 from jswa.model.hf.config import parse_config
-from jswa.model.partition import part_of
+from jswa.model.partition import shard_config
 from jswa.storage.json_object import read_object
 
 LENGTHS = (2048, 8192, 32768, 131072)
@@ -42,7 +42,7 @@ def report(model: str, *, block_size: int, itemsize: int, memory: int, devices: 
     path = Path(model)
     raw = read_object(path / "config.json" if path.is_dir() else path)
     whole = parse_config(raw, weights=False)
-    config = part_of(whole, devices)
+    config = shard_config(whole, devices)
     layout = KVLayout.of(config, block_size)
     rows = table(config, layout, itemsize=itemsize, memory=memory)
     kinds = ", ".join(

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jswa.errors import ConfigError
-from jswa.model.across import AXIS
+from jswa.model.collectives import AXIS
 
 REPLICATED = PartitionSpec()  # type: ignore[no-untyped-call]
 BY_DEVICE = PartitionSpec(AXIS)  # type: ignore[no-untyped-call]

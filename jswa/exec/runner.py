@@ -43,7 +43,7 @@ from jswa.exec.programs.state import DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import StepConfig, StepOutputs, step
 from jswa.exec.programs.transfer import WIDTH as SLOTS
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
-from jswa.model.low_rank import has_adapters
+from jswa.model.lora import has_adapters
 from jswa.model.transformer import Params, run_dtype
 from jswa.plan import Logprobs, LogprobTable, StepLogprobs, StepPlan
 from pallas_kernels.errors import NoExpertKernel, NoKernel

@@ -20,7 +20,7 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.state import state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
-from jswa.model.low_rank import has_adapters
+from jswa.model.lora import has_adapters
 from jswa.model.transformer import Params
 from jswa.plan import Logprobs
 

@@ -1,4 +1,4 @@
-"""Projections, norms and rotary embedding around the attention itself, which the caller supplies."""
+"""Attention layer: projections, norms and rotary embedding around the attention function, which the caller supplies."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,15 +9,16 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, Gate, Norm, Temperature
 from jswa.model.layers import Normalize, RopeTables, linear, normed, rotate, zeros
-from jswa.model.low_rank import Ids
+from jswa.model.lora import AdapterIds
 
 
 @runtime_checkable
 class Attend(Protocol):
-    """Store K and V of layer `layer` and attend to all that its queries may see: over pages, or densely.
+    """Function that stores the K and V of a layer and attends to all keys that its queries may see.
 
-    A layer that has none of its own (`kv_from`) brings None and reads what that layer has stored. E is D + V, or less
-    where a layer stores a part of K only (`folded_keys`).
+    One implementation reads KV pages, another attends densely. For a layer with shared KV (`kv_from`), `kv` is None,
+    and the function reads the KV of the owner. E is D + V, or less if the layer stores only a part of K
+    (`folded_keys`).
     """
 
     def __call__(
@@ -28,12 +29,15 @@ class Attend(Protocol):
         sinks: Float[Array, " H"] | None,
         /,
     ) -> Float[Array, "T H V"]:
-        """Attention output per query head; `sinks` are the layer's, where it has any."""
+        """Return the attention output per query head; `sinks` are the attention sinks, if the layer has them."""
         ...
 
 
 class Attention(nnx.Module):
-    """q, k and v are one matrix [M, H·D + K·D + K·V], in that order, as far as the layer has them."""
+    """One attention layer; q, k and v are one matrix [M, H·D + K·D + K·V], in this order.
+
+    Layers with shared KV have no k and v columns; layers with `keys_as_values` have no v columns.
+    """
 
     def __init__(self, config: AttentionConfig, d_model: int, dtype: jnp.dtype) -> None:
         self.config = config
@@ -61,9 +65,9 @@ class Attention(nnx.Module):
         positions: Int[Array, " T"],
         ropes: RopeTables,
         attend: Attend,
-        adapters: Ids | None = None,
+        adapters: AdapterIds | None = None,
     ) -> Float[Array, "T M"]:
-        """Attention of each token, projected back to the model's width."""
+        """Return the attention output of each token, projected to the model's width."""
         config = self.config
         q_size, k_size, _ = projected(config)
         qkv = linear(x, self.qkv, self.qkv_bias, adapters)
@@ -84,20 +88,22 @@ class Attention(nnx.Module):
     def _keys_and_values(
         self, k: Float[Array, "T k"], v: Float[Array, "T v"], ropes: RopeTables
     ) -> Float[Array, "T K E"] | None:
-        """What the layer stores: K and V of a token side by side; None where it reads another layer's."""
+        """Return what the layer stores per token, K and V side by side; None if it reads another layer's KV."""
         config = self.config
         if config.kv_from is not None:
             return None
         values = k if config.keys_as_values else v
         values = normed(self.v_norm, values.reshape(len(k), config.num_kv_heads, config.v_head_dim))
-        keys = self._heads(self.k_norm, k)[..., -config.kept_head_dim :]
+        keys = self._heads(self.k_norm, k)[..., -config.stored_head_dim :]
         if config.rope is not None:
             keys = rotate(keys, config.rope, ropes)
         if config.v_scale != 1.0:
             values = values * jnp.asarray(config.v_scale, values.dtype)
         return jnp.concatenate([keys, values], axis=-1)
 
-    def _gated(self, out: Float[Array, "T H V"], x: Float[Array, "T M"], adapters: Ids | None) -> Float[Array, "T H V"]:
+    def _gated(
+        self, out: Float[Array, "T H V"], x: Float[Array, "T M"], adapters: AdapterIds | None
+    ) -> Float[Array, "T H V"]:
         config = self.config.gate
         if config is None or self.gate is None:
             return out
@@ -109,7 +115,7 @@ class Attention(nnx.Module):
 
 
 def projected(config: AttentionConfig) -> tuple[int, int, int]:
-    """Columns of q, k and v in the fused projection: none for what the layer has not got."""
+    """Return the numbers of columns of q, k and v in the fused projection; 0 for each that the layer lacks."""
     q, k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     if config.kv_from is not None:
         return q, 0, 0
@@ -117,7 +123,7 @@ def projected(config: AttentionConfig) -> tuple[int, int, int]:
 
 
 def gates(config: AttentionConfig, gate: Gate) -> int:
-    """Numbers that a token's gates are."""
+    """Return the number of gates per token."""
     return config.num_heads * (1 if gate.per_head else config.v_head_dim)
 
 

@@ -1,4 +1,4 @@
-"""Norm, rotary embedding, feed-forward. Linear weights are [in, out]."""
+"""Norms, rotary embedding and feed-forward. Linear weights are [in, out]."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MlpConfig, Norm, Rope
-from jswa.model.low_rank import Adapted, Ids, low_rank
+from jswa.model.lora import Adapted, AdapterIds, lora_product
 from pallas_kernels.experts.glu import Glu, activate, glu
 from pallas_kernels.quantized import Quantized, matmul
 
@@ -14,7 +14,10 @@ RopeTables = dict[Rope, tuple[Float[Array, "T n"], Float[Array, "T n"]]]
 
 
 def zeros(*shape: int, dtype: jnp.dtype) -> nnx.Param[Array]:
-    """A parameter to be loaded; models are only ever built under `nnx.eval_shape`, so nothing is allocated."""
+    """Return a parameter that will be loaded.
+
+    Models are built under `nnx.eval_shape` only, so nothing is allocated.
+    """
     return nnx.Param(jnp.zeros(shape, dtype))
 
 
@@ -27,7 +30,7 @@ class Normalize(nnx.Module):
         self.bias = zeros(size, dtype=dtype) if config.bias else None
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-        """Same shape and type as x."""
+        """Return the normed x, of the same shape and dtype."""
         wide = x.astype(jnp.float32)
         if self.config.centered:
             wide = wide - wide.mean(axis=-1, keepdims=True)
@@ -44,12 +47,12 @@ class Normalize(nnx.Module):
 
 
 def normed(norm: Normalize | None, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-    """x through a norm that may not be there."""
+    """Return norm(x), or x if there is no norm."""
     return x if norm is None else norm(x)
 
 
 def rope_tables(ropes: set[Rope], positions: Int[Array, " T"]) -> RopeTables:
-    """cos and sin of every rotary embedding of a model, once per step."""
+    """Return cos and sin of every rotary embedding of a model, computed once per step."""
     tables: RopeTables = {}
     for rope in ropes:
         angle = positions.astype(jnp.float32)[:, None] * jnp.asarray(rope.inv_freq, jnp.float32)[None]
@@ -58,7 +61,7 @@ def rope_tables(ropes: set[Rope], positions: Int[Array, " T"]) -> RopeTables:
 
 
 def rotate(x: Float[Array, "T N D"], rope: Rope, tables: RopeTables) -> Float[Array, "T N D"]:
-    """Rotate pairs of the first 2n dimensions in float32; the rest passes through (Su et al. 2021)."""
+    """Rotate pairs of the first 2n dimensions in float32; the others are unchanged (Su et al. 2021)."""
     cos, sin = (table[:, None] for table in tables[rope])
     size = 2 * cos.shape[-1]
     wide = x[..., :size].astype(jnp.float32)
@@ -73,7 +76,7 @@ def rotate(x: Float[Array, "T N D"], rope: Rope, tables: RopeTables) -> Float[Ar
 
 
 def feed(config: MlpConfig, gate_up: Float[Array, "T n"]) -> Float[Array, "T m"]:
-    """What goes into the down projection: act(gate) · up of the two halves, or act(up) where nothing is gated."""
+    """Return the input of the down projection: act(gate) · up of the two halves, or act(up) if the MLP is not gated."""
     if not config.gated:
         return activate(config.activation, gate_up)
     gate, up = jnp.split(gate_up, 2, axis=-1)
@@ -85,7 +88,7 @@ def feed(config: MlpConfig, gate_up: Float[Array, "T n"]) -> Float[Array, "T m"]
 
 
 class Mlp(nnx.Module):
-    """Feed-forward; gate and up are one matrix [M, 2F] (or [M, F] where nothing is gated)."""
+    """Feed-forward; gate and up are one matrix [M, 2F], or up alone [M, F] if the MLP is not gated."""
 
     def __init__(self, config: MlpConfig, d_model: int, dtype: jnp.dtype) -> None:
         self.config = config
@@ -95,20 +98,23 @@ class Mlp(nnx.Module):
         self.gate_up_bias = zeros(width, dtype=dtype) if config.bias else None
         self.down_bias = zeros(d_model, dtype=dtype) if config.bias else None
 
-    def __call__(self, x: Float[Array, "T M"], adapters: Ids | None = None) -> Float[Array, "T M"]:
-        """Feed-forward of each token."""
+    def __call__(self, x: Float[Array, "T M"], adapters: AdapterIds | None = None) -> Float[Array, "T M"]:
+        """Return the feed-forward output of each token."""
         hidden = feed(self.config, linear(x, self.gate_up, self.gate_up_bias, adapters))
         return linear(hidden, self.down, self.down_bias, adapters)
 
 
 def linear(
-    x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None, adapters: Ids | None = None
+    x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None, adapters: AdapterIds | None = None
 ) -> Float[Array, "T m"]:
-    """x · weight + bias; the weight may be one of 8 bits, and have adapters, of which `adapters` says each token's."""
+    """Return x · weight + bias.
+
+    The weight may be quantized to 8 bits, and it may have LoRA adapters; `adapters` is the adapter of each token.
+    """
     values = weight.get_value()
     base = values.base if isinstance(values, Adapted) else values
     out = matmul(x, base) if isinstance(base, Quantized) else x @ base
     if isinstance(values, Adapted):
-        assert adapters is not None, "a model with adapters must be told each token's"
-        out = out + low_rank(x, values, adapters)
+        assert adapters is not None, "a model with LoRA adapters needs the adapter of each token"
+        out = out + lora_product(x, values, adapters)
     return out if bias is None else out + bias[...][None]

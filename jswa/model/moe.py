@@ -1,6 +1,6 @@
-"""Mixture of experts: route, sort tokens by expert, run each expert over its own tokens, weigh and add.
+"""Mixture of experts: route tokens, sort them by expert, run each expert on its tokens, and add the weighted results.
 
-A step reads the weights of experts that have tokens, and no others, so a decode step of few rows costs few experts;
+A step reads only the weights of experts that have tokens, so a decode step with few rows reads few experts.
 `lax.ragged_dot` would compute all experts for all tokens.
 """
 
@@ -14,9 +14,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
-from jswa.model.across import first_of
+from jswa.model.collectives import first_of
 from jswa.model.layers import Mlp, Normalize, normed, zeros
-from jswa.model.low_rank import Ids
+from jswa.model.lora import AdapterIds
 from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, group_rows
@@ -26,7 +26,7 @@ Storage = Literal["plain", "mxfp4", "mxfp4_tiles"]
 
 
 class Experts(NamedTuple):
-    """How experts run, and how their matrices are stored: as `grouped_matmul` takes them."""
+    """Kernel that runs the experts, and storage format of their matrices, as `grouped_matmul` expects them."""
 
     implementation: Implementation = "xla"
     storage: Storage = "plain"
@@ -36,7 +36,7 @@ _DEFAULT = Experts()
 
 
 class Packed(nnx.Module):
-    """Matrices of 4 bits [E, K, C]: a parameter for each field of `Mxfp4`, or of `Mxfp4Tiles`."""
+    """MXFP4 matrices [E, K, C]: one parameter for each field of `Mxfp4` or `Mxfp4Tiles`."""
 
     def __init__(self, storage: Storage, experts: int, inputs: int, columns: int) -> None:
         self.storage = storage
@@ -49,17 +49,17 @@ class Packed(nnx.Module):
             self.scales = zeros(*tiles, TILE, dtype=jnp.dtype(jnp.int16))
 
     def __getitem__(self, _: EllipsisType) -> Mxfp4 | Mxfp4Tiles:
-        """The arrays, as `grouped_matmul` takes them."""
+        """Return the arrays as `grouped_matmul` expects them."""
         if self.storage == "mxfp4":
             return Mxfp4(self.blocks[...], self.scales[...])
         return Mxfp4Tiles(self.words[...], self.scales[...])
 
 
 class Moe(nnx.Module):
-    """Experts [E, M, 2F] (gate and up halves) and [E, F, M], a router [M, E], and perhaps a shared expert.
+    """Mixture of experts [E, M, 2F] (gate and up halves) and [E, F, M] with a router [M, E]; may have a shared expert.
 
-    Where several devices share the model, E is what each of them holds, and the result its summand; the router is for
-    the experts of all.
+    With tensor parallelism each device stores E / devices experts and all of the router, and its output is one summand
+    of the result.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class Moe(nnx.Module):
         config: MoeConfig,
         d_model: int,
         dtype: jnp.dtype,
-        run: Experts = _DEFAULT,
+        kernel: Experts = _DEFAULT,
     ) -> None:
         self.config = config
-        self.run = run
+        self.kernel = kernel
         experts, hidden = config.num_experts // config.devices, config.hidden
         self.router = zeros(d_model, config.num_experts, dtype=dtype)
         self.router_bias = zeros(config.num_experts, dtype=dtype) if config.router.bias else None
         self.selection_bias = zeros(config.num_experts, dtype=dtype) if config.router.selection_bias else None
         self.gate_up: nnx.Param[Array] | Packed
         self.down: nnx.Param[Array] | Packed
-        if run.storage == "plain":
+        if kernel.storage == "plain":
             self.gate_up = zeros(experts, d_model, 2 * hidden, dtype=dtype)
             self.down = zeros(experts, hidden, d_model, dtype=dtype)
         else:
-            self.gate_up = Packed(run.storage, experts, d_model, 2 * hidden)
-            self.down = Packed(run.storage, experts, hidden, d_model)
+            self.gate_up = Packed(kernel.storage, experts, d_model, 2 * hidden)
+            self.down = Packed(kernel.storage, experts, hidden, d_model)
         self.gate_up_bias = zeros(experts, 2 * hidden, dtype=dtype) if config.bias else None
         self.down_bias = zeros(experts, d_model, dtype=dtype) if config.bias else None
         self.router_norm = Normalize(config.router.norm, d_model, dtype) if config.router.norm else None
@@ -91,9 +91,9 @@ class Moe(nnx.Module):
         self.shared_gate = zeros(d_model, 1, dtype=dtype) if config.shared_gate else None
 
     def __call__(
-        self, x: Float[Array, "T M"], adapters: Ids | None = None, routed_by: Float[Array, "T M"] | None = None
+        self, x: Float[Array, "T M"], adapters: AdapterIds | None = None, routed_by: Float[Array, "T M"] | None = None
     ) -> Float[Array, "T M"]:
-        """Each token through its experts, which `routed_by` chooses, or else x itself."""
+        """Return the output of each token's experts; the router reads `routed_by`, or x if it is None."""
         with jax.named_scope("moe"):
             chosen, weights = self._route(x if routed_by is None else routed_by)
             out = self._experts(x, chosen, weights.astype(x.dtype))
@@ -118,7 +118,7 @@ class Moe(nnx.Module):
     def _experts(
         self, x: Float[Array, "T M"], chosen: Int[Array, "T k"], weights: Float[Array, "T k"]
     ) -> Float[Array, "T M"]:
-        """Sort (token, expert) pairs by expert, run each expert over its own."""
+        """Sort (token, expert) pairs by expert, run each expert on its pairs, and add the results of each token."""
         config = self.config
         groups, rows, pair, mine = _grouped(chosen, config)
         inputs = x.at[pair // config.top_k].get(mode="promise_in_bounds")
@@ -130,14 +130,14 @@ class Moe(nnx.Module):
             groups,
             bias=None if self.gate_up_bias is None else self.gate_up_bias[...],
             gated=Glu(config.activation, config.clamp, config.alpha),
-            implementation=self.run.implementation,
+            implementation=self.kernel.implementation,
         )
         out = grouped_matmul(
             hidden,
             _matrix(self.down),
             groups,
             bias=None if self.down_bias is None else self.down_bias[...],
-            implementation=self.run.implementation,
+            implementation=self.kernel.implementation,
         )
         done = out.at[rows].get(mode="promise_in_bounds")
         if mine is not None:
@@ -150,29 +150,29 @@ class Moe(nnx.Module):
 def _grouped(
     chosen: Int[Array, "T k"], config: MoeConfig
 ) -> tuple[Groups, Int[Array, "T k"], Int[Array, " R"], Bool[Array, "T k"] | None]:
-    """`group_rows`, and which pairs are of experts on this device, where there are several. Behind those lie the rest.
+    """Return the result of `group_rows`, and with several devices also which pairs belong to experts on this device.
 
-    Rows of the rest belong to no expert that runs: they hold anything.
+    Pairs of other devices' experts are sorted to the end. No expert processes their rows, whose values are undefined.
     """
     if config.devices == 1:
         return *group_rows(chosen, config.num_experts), None
-    held = config.num_experts // config.devices
-    own = chosen - first_of(held, config.devices)
-    mine = (own >= 0) & (own < held)
-    groups, rows, pair = group_rows(jnp.where(mine, own, held), held + 1)
-    return Groups(groups.starts[:held], groups.sizes[:held]), rows, pair, mine
+    count = config.num_experts // config.devices
+    local = chosen - first_of(count, config.devices)
+    mine = (local >= 0) & (local < count)
+    groups, rows, pair = group_rows(jnp.where(mine, local, count), count + 1)
+    return Groups(groups.starts[:count], groups.sizes[:count]), rows, pair, mine
 
 
 def _matrix(weights: nnx.Param[Array] | Packed) -> Weights:
-    """As `grouped_matmul` takes it; a parameter may hold one of 8 bits."""
-    held: Weights = weights[...] if isinstance(weights, Packed) else weights.get_value()
-    return held
+    """Return the matrix as `grouped_matmul` expects it; the value of a parameter may be quantized to 8 bits."""
+    matrix: Weights = weights[...] if isinstance(weights, Packed) else weights.get_value()
+    return matrix
 
 
 def route(
     config: RouterConfig, logits: Float[Array, "T E"], selection_bias: Float[Array, " E"] | None, top_k: int
 ) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
-    """Chosen experts and their weights, float32."""
+    """Return the chosen experts and their weights, float32."""
     logits = logits * config.logit_scale
     if config.softcap is not None:
         logits = config.softcap * jnp.tanh(logits / config.softcap)
@@ -197,19 +197,22 @@ def route(
 
 
 def _best_groups(config: RouterConfig, merit: Float[Array, "T E"]) -> Float[Array, "T E"]:
-    """Merit, -inf for experts outside the best groups; a group's merit is the sum of its two best (DeepSeek-V3)."""
+    """Return the scores, with -inf outside the best groups.
+
+    A group is ranked by the sum of its two best scores (DeepSeek-V3).
+    """
     grouped = merit.reshape(len(merit), config.groups, -1)
     best_two, _ = lax.top_k(grouped, 2)
-    _, kept = lax.top_k(best_two.sum(axis=-1), config.top_groups)
-    inside = jax.nn.one_hot(kept, config.groups, dtype=jnp.float32).sum(axis=1) > 0
+    _, best = lax.top_k(best_two.sum(axis=-1), config.top_groups)
+    inside = jax.nn.one_hot(best, config.groups, dtype=jnp.float32).sum(axis=1) > 0
     return jnp.where(inside[:, :, None], grouped, -jnp.inf).reshape(merit.shape)
 
 
 def _sparsemixer(jitter: float, logits: Float[Array, "T E"]) -> tuple[Int[Array, "T 2"], Float[Array, "T 2"]]:
-    """The two best experts, each weighed by a softmax over those near it (Phi-3.5-MoE; SparseMixer, arXiv 2310.00811).
+    """Return the two best experts and their weights (Phi-3.5-MoE; SparseMixer, arXiv 2310.00811).
 
-    The first's softmax leaves out experts that fall short of it by more than 2 · jitter of the larger of the best and
-    their own absolute value; the second's the same among the rest.
+    The weight of each is its softmax over the experts near it: those with
+    (best - logit) / max(|logit|, best) ≤ 2 · jitter. The second expert is chosen and weighted without the first.
     """
     chosen, weights, open_logits = [], [], logits
     for _ in range(2):

@@ -1,16 +1,17 @@
-"""Tensor parallelism: the part of a model, and of each of its parameters, that one of several devices holds. No jax.
+"""Tensor parallelism: the shard of a model, and of each parameter, that one device stores. Imports no jax.
 
-One device's part is a `ModelConfig` too, with its own query heads, KV heads and widths, so everything made from a
-config (decoder, arena, kernels) is that of one device. Split are, as in Megatron-LM (Shoeybi et al. 2019, arXiv
-1909.08053):
+One device's shard is a `ModelConfig` with its own query heads, KV heads and widths, so everything that is built from a
+config (decoder, arena, kernels) is built for one device. As in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053), the
+model is split as follows:
 
-    attention      by query heads, with the KV heads that they read (where these are fewer, several devices have one)
-    feed-forward   by its inner width
-    experts        whole experts: matrices keep the shapes that kernels are tuned for, and blocks of 32 and tiles of 64
-                   inputs of 4-bit weights are never cut
+    attention            by query heads, with the KV heads that they read; if there are fewer KV heads than devices,
+                         several devices store the same one
+    feed-forward         by its inner width
+    experts              by expert: matrices keep the shapes that kernels are tuned for, and the blocks of 32 and tiles
+                         of 64 inputs of MXFP4 weights stay whole
     embedding, logits    by vocabulary
 
-All else is on every device. What attention and feed-forward give is a summand of the whole: one sum over devices each.
+All other parameters are replicated. The outputs of attention and feed-forward are summed over devices, one sum each.
 """
 
 import dataclasses
@@ -21,11 +22,12 @@ from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConf
 from jswa.errors import ConfigError
 
 _FIELD = "tensor_parallel_size"
-Run = tuple[int, int]
+Range = tuple[int, int]  # [begin, end)
 Side = Literal["inputs", "outputs", "leading", "first"]
 
-# Which side of a parameter is split: a matrix [..., inputs, outputs], its first axis, or not at all: "first" is a bias
-# behind a sum over devices, which one device adds. No entry: every device has all of it.
+# Axis on which a parameter is split: "inputs" or "outputs" of a matrix [..., inputs, outputs], or the "leading" axis.
+# A "first" parameter is the bias of a result that is summed over devices, so only the first device stores it.
+# Parameters without an entry are replicated.
 _DENSE: dict[str, Side] = {"gate_up": "outputs", "gate_up_bias": "outputs", "down": "inputs", "down_bias": "first"}
 _SIDES: dict[str, dict[str, Side]] = {
     "ends": {"embed": "leading", "lm_head": "outputs", "head_bias": "outputs"},
@@ -39,32 +41,37 @@ _SIDES: dict[str, dict[str, Side]] = {
     "experts": dict.fromkeys(_DENSE, "leading"),
     "other": {},
 }
-_HELD = re.compile(r"\.(values|scales|blocks|words|lora_a|lora_b|lora_owner)$")
+_FORMAT = re.compile(r"\.(values|scales|blocks|words|lora_a|lora_b|lora_owner)$")
 _LAYER = re.compile(r"layers\.(\d+)\.(attention|mlp\.shared|side\.moe\.shared|mlp|side\.moe)\.(\w+)")
 
 
 class Cut(NamedTuple):
-    """How a parameter is split along an axis: the runs [begin, end) that each device holds, side by side.
+    """How a parameter is split along an axis.
 
-    A device without runs holds zeros, as many as the first one's numbers.
+    Attributes:
+        ranges: for each device, the ranges of the axis that it stores, one after the other. A device without ranges
+            stores zeros, in the size of the first device's shard.
     """
 
     axis: int
-    runs: tuple[tuple[Run, ...], ...]
+    ranges: tuple[tuple[Range, ...], ...]
 
     @property
     def size(self) -> int:
-        """What each device holds along the axis."""
-        return sum(end - begin for begin, end in self.runs[0])
+        """Size of each device's shard along the axis."""
+        return sum(end - begin for begin, end in self.ranges[0])
 
 
-def part_of(model: ModelConfig, devices: int) -> ModelConfig:
-    """The part of each of so many devices; they are alike. Raises ConfigError for what cannot be split."""
+def shard_config(model: ModelConfig, devices: int) -> ModelConfig:
+    """Return the config of one device's shard; all devices have the same.
+
+    Raises ConfigError if the model cannot be split over so many devices.
+    """
     if devices == 1:
         return model
     _require_whole("vocab_size", model.vocab_size, devices)
     if model.altup is not None:
-        raise ConfigError(_FIELD, devices, f"{model.family} has parallel residual streams (AltUp): must be 1")
+        raise ConfigError(_FIELD, devices, f"must be 1, because {model.family} has parallel residual streams (AltUp)")
     layers = tuple(_layer(layer, devices) for layer in model.layers)
     return dataclasses.replace(model, layers=layers, devices=devices)
 
@@ -80,7 +87,7 @@ def _attention(a: AttentionConfig, devices: int) -> AttentionConfig:
     if a.num_kv_heads % devices and devices % a.num_kv_heads:
         raise ConfigError(_FIELD, devices, f"must divide or be a multiple of num_key_value_heads = {a.num_kv_heads}")
     if a.qk_norm is not None and a.qk_norm_all_heads:
-        raise ConfigError(_FIELD, devices, "queries and keys are normed over all heads together: must be 1")
+        raise ConfigError(_FIELD, devices, "must be 1, because q and k are normed over all heads together")
     heads = a.num_heads // devices
     return dataclasses.replace(a, num_heads=heads, num_kv_heads=max(1, a.num_kv_heads // devices))
 
@@ -88,7 +95,7 @@ def _attention(a: AttentionConfig, devices: int) -> AttentionConfig:
 def _mlp(mlp: MlpConfig, devices: int) -> MlpConfig:
     _require_whole("intermediate_size", mlp.hidden, devices)
     if mlp.sparsity is not None:
-        raise ConfigError(_FIELD, devices, "gates are cut by their mean over the whole width (sparsity): must be 1")
+        raise ConfigError(_FIELD, devices, "must be 1, because activation sparsity needs the mean of all gates")
     return dataclasses.replace(mlp, hidden=mlp.hidden // devices)
 
 
@@ -103,14 +110,15 @@ def _require_whole(name: str, value: int, devices: int) -> None:
 
 
 def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) -> Cut | None:
-    """How the parameter of that name and whole shape is split; None: every device has all of it.
+    """Return how a parameter is split, or None if it is replicated.
 
     Args:
-        name: with its suffix, where a matrix is held in 4 or 8 bits, or where it is of adapters.
-        model: the whole model.
+        name: name of the parameter, with the suffix of its storage format (`jswa.model.weights.formats`) or adapter.
+        shape: shape of the whole parameter.
+        model: config of the whole model, not of a shard.
     """
-    held = _HELD.search(name)
-    owner, last, layer = _place(name[: held.start()] if held else name, model)
+    suffix = _FORMAT.search(name)
+    owner, last, layer = _split_name(name[: suffix.start()] if suffix else name, model)
     side = _SIDES[owner].get(last)
     if side is None:
         return None
@@ -118,20 +126,20 @@ def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) 
         return Cut(-1, (((0, shape[-1]),), *((),) * (devices - 1)))
     if side == "leading":
         return Cut(0, _even(shape[0], devices))
-    form = held[1] if held else ""
+    form = suffix[1] if suffix else ""
     if form == "lora_owner" or form == ("lora_a" if side == "outputs" else "lora_b"):
         return None
     if side == "inputs":
         return None if form == "scales" else Cut(-2, _even(shape[-2], devices))
     if layer is not None and last in ("qkv", "qkv_bias"):
-        return Cut(-1, _heads(layer.attention, devices))
-    if layer is not None and last == "kv":  # scales by KV head
-        return Cut(-1, tuple((_stored(layer.attention, device, devices),) for device in range(devices)))
+        return Cut(-1, _qkv_columns(layer.attention, devices))
+    if layer is not None and last == "kv":  # one scale per KV head
+        return Cut(-1, tuple((_kv_heads(layer.attention, device, devices),) for device in range(devices)))
     return Cut(-1, _even(shape[-1], devices, halves=1 + _is_gated(owner, last, layer)))
 
 
-def _place(name: str, model: ModelConfig) -> tuple[str, str, LayerConfig | None]:
-    """Whose a parameter is, the key of `_SIDES`, and its name there."""
+def _split_name(name: str, model: ModelConfig) -> tuple[str, str, LayerConfig | None]:
+    """Return the key of a parameter in `_SIDES`, its name there, and its layer."""
     found = _LAYER.fullmatch(name)
     if found is None:
         return "ends" if name in ("embed", "lm_head", "head_bias") else "other", name, None
@@ -144,7 +152,7 @@ def _place(name: str, model: ModelConfig) -> tuple[str, str, LayerConfig | None]
 
 
 def _is_gated(owner: str, last: str, layer: LayerConfig | None) -> bool:
-    """Whether a parameter is gates, and then ups."""
+    """Return whether a parameter consists of a gate half and an up half."""
     if layer is None or last not in ("gate_up", "gate_up_bias"):
         return False
     mlp: MlpConfig | MoeConfig | SideExperts | None = layer.mlp
@@ -154,29 +162,29 @@ def _is_gated(owner: str, last: str, layer: LayerConfig | None) -> bool:
     return isinstance(mlp, MlpConfig) and mlp.gated
 
 
-def _even(size: int, devices: int, *, halves: int = 1) -> tuple[tuple[Run, ...], ...]:
-    """Equal shares of each half."""
+def _even(size: int, devices: int, *, halves: int = 1) -> tuple[tuple[Range, ...], ...]:
+    """Return equal ranges of each half for every device."""
     half = size // halves
     each = half // devices
     return tuple(tuple((h * half + d * each, h * half + (d + 1) * each) for h in range(halves)) for d in range(devices))
 
 
-def _stored(a: AttentionConfig, device: int, devices: int) -> Run:
-    """The KV heads that a device keeps."""
+def _kv_heads(a: AttentionConfig, device: int, devices: int) -> Range:
+    """Return the range of KV heads that a device stores."""
     first = device * a.num_kv_heads // devices
     return first, first + max(1, a.num_kv_heads // devices)
 
 
-def _heads(a: AttentionConfig, devices: int) -> tuple[tuple[Run, ...], ...]:
-    """Columns of q, k and v: each device's query heads, and the KV heads that those read."""
+def _qkv_columns(a: AttentionConfig, devices: int) -> tuple[tuple[Range, ...], ...]:
+    """Return the columns of q, k and v for every device: its query heads and the KV heads that they read."""
     heads = a.num_heads // devices
     sizes = [] if a.kv_from is not None else [a.head_dim] if a.keys_as_values else [a.head_dim, a.v_head_dim]
-    runs = []
+    ranges = []
     for device in range(devices):
-        first, end = _stored(a, device, devices)
+        first, end = _kv_heads(a, device, devices)
         begin, own = a.num_heads * a.head_dim, [(device * heads * a.head_dim, (device + 1) * heads * a.head_dim)]
         for size in sizes:
             own.append((begin + first * size, begin + end * size))
             begin += a.num_kv_heads * size
-        runs.append(tuple(own))
-    return tuple(runs)
+        ranges.append(tuple(own))
+    return tuple(ranges)

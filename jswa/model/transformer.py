@@ -1,4 +1,7 @@
-"""The one config-driven decoder. Parameters cross every boundary as a plain dict {dotted name: array}."""
+"""The decoder that all families share, built from a `ModelConfig`.
+
+Outside this module, parameters are a plain dict {dotted name: array}; nnx modules exist at trace time only.
+"""
 
 from typing import Any, NamedTuple
 
@@ -9,48 +12,52 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
-from jswa.model.across import own_rows, total
+from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
+from jswa.model.collectives import lookup_rows, total
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
-from jswa.model.low_rank import Adapted, Ids, with_adapters
+from jswa.model.lora import Adapted, AdapterIds, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
-from jswa.model.streams import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
 
 
-class Run(NamedTuple):
-    """The tokens that a layer runs, and what all layers share about them; `per_layer` where the model has it.
+class LayerInputs(NamedTuple):
+    """What all layers share about the tokens that they run.
 
-    `adapters`: of each token, where the engine has any.
+    Attributes:
+        per_layer: the per-layer embedding, if the model has one.
+        adapters: the LoRA adapter of each token, if the engine has adapters.
     """
 
     positions: Int[Array, " T"]
     ropes: RopeTables
     attend: Attend
     per_layer: Float[Array, "T L P"] | None
-    adapters: Ids | None = None
+    adapters: AdapterIds | None = None
 
-    def only(self, select: Int[Array, " R"]) -> "Run":
-        """The same for some of the tokens."""
+    def only(self, select: Int[Array, " R"]) -> "LayerInputs":
+        """Return the inputs of the selected tokens."""
         ropes = {rope: (cos[select], sin[select]) for rope, (cos, sin) in self.ropes.items()}
         per_layer = None if self.per_layer is None else self.per_layer[select]
         adapters = None if self.adapters is None else self.adapters[select]
-        return Run(self.positions[select], ropes, self.attend, per_layer, adapters)
+        return LayerInputs(self.positions[select], ropes, self.attend, per_layer, adapters)
 
 
 class Side(nnx.Module):
-    """Experts beside the dense feed-forward; see `SideExperts`."""
+    """Experts that run beside the dense feed-forward; see `SideExperts`."""
 
     def __init__(self, config: SideExperts, d_model: int, dtype: jnp.dtype, experts: Experts) -> None:
         self.moe = Moe(config.moe, d_model, dtype, experts)
         self.pre, self.post = Normalize(config.pre, d_model, dtype), Normalize(config.post, d_model, dtype)
         self.post_dense = Normalize(config.post_dense, d_model, dtype)
 
-    def __call__(self, x: Float[Array, "T M"], dense: Float[Array, "T M"], adapters: Ids | None) -> Float[Array, "T M"]:
-        """Both branches of the stream x, added; `dense` is this device's summand of the one."""
+    def __call__(
+        self, x: Float[Array, "T M"], dense: Float[Array, "T M"], adapters: AdapterIds | None
+    ) -> Float[Array, "T M"]:
+        """Return the sum of both branches for the residual x; `dense` is this device's summand of the dense branch."""
         devices = self.moe.config.devices
         if devices == 1:
             return self.post_dense(dense) + self.post(self.moe(self.pre(x), adapters, routed_by=x))
@@ -79,8 +86,8 @@ class Layer(nnx.Module):
         self.per_layer = PerLayerMix(ple, ple.norm, d_model, dtype) if ple else None
         self.streams = StreamLayer(model.altup, model.final_norm, d_model, dtype) if model.altup else None
 
-    def __call__(self, x: Float[Array, "..."], index: int, run: Run) -> Float[Array, "..."]:
-        """The residual stream [T, M], or streams [T, S, M], after this layer."""
+    def __call__(self, x: Float[Array, "..."], index: int, run: LayerInputs) -> Float[Array, "..."]:
+        """Return the residual stream [T, M], or the AltUp streams [T, S, M], after this layer."""
         own = None if run.per_layer is None else run.per_layer[:, index]
         if self.streams is not None:
             return self._all_streams(self.streams, x, index, run, own)
@@ -94,17 +101,22 @@ class Layer(nnx.Module):
             x = x + self.per_layer(x, own)
         return x if self.scalar is None else x * self.scalar[...][None]
 
-    def _attend(self, x: Float[Array, "T M"], index: int, run: Run) -> Float[Array, "T M"]:
+    def _attend(self, x: Float[Array, "T M"], index: int, run: LayerInputs) -> Float[Array, "T M"]:
         out = self.attention(x, index, run.positions, run.ropes, run.attend, run.adapters)
         return total(out, self.devices)
 
-    def _feed(self, x: Float[Array, "T M"], run: Run) -> Float[Array, "T M"]:
+    def _feed(self, x: Float[Array, "T M"], run: LayerInputs) -> Float[Array, "T M"]:
         out = self.mlp(normed(self.pre_mlp, x), run.adapters)
         whole = total(out, self.devices) if self.side is None else self.side(x, out, run.adapters)
         return normed(self.post_mlp, whole)
 
     def _all_streams(
-        self, streams: StreamLayer, x: Float[Array, "T S M"], index: int, run: Run, own: Float[Array, "T P"] | None
+        self,
+        streams: StreamLayer,
+        x: Float[Array, "T S M"],
+        index: int,
+        run: LayerInputs,
+        own: Float[Array, "T P"] | None,
     ) -> Float[Array, "T S M"]:
         predicted = streams.predict(x)
         active = predicted[:, streams.config.active]
@@ -116,7 +128,7 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding, layers, final norm, logits."""
+    """The model: embedding, layers, final norm and logits."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts) -> None:
         self.config = config
@@ -137,19 +149,22 @@ class Decoder(nnx.Module):
         positions: Int[Array, " T"],
         attend: Attend,
         select: Int[Array, " R"] | None = None,
-        adapters: Ids | None = None,
+        adapters: AdapterIds | None = None,
     ) -> Float[Array, "N M"]:
-        """Hidden states after the final norm, of the tokens in `select` if it is given, or of all.
+        """Return the hidden states after the final norm, for the tokens in `select`, or for all if it is None.
 
-        `adapters`: of each token, for a model that is bound with some.
-        Layers behind the last one that stores KV (`ModelConfig.tail`) run for those tokens only: nothing else of
-        theirs is ever read. Ids outside the vocabulary must have been refused before.
+        Layers after the last one that stores KV (`ModelConfig.tail`) run for the selected tokens only, because their
+        other outputs are never read. The caller must have refused token ids outside the vocabulary.
+
+        Args:
+            adapters: the LoRA adapter of each token; required if the parameters have adapters.
         """
         config = self.config
-        rows = own_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
+        rows = lookup_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
         x = normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
-        run = Run(positions, ropes, attend, None if self.per_layer is None else self.per_layer(tokens, x), adapters)
+        per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
+        run = LayerInputs(positions, ropes, attend, per_layer, adapters)
         if self.streams is not None:
             x = self.streams.split(x)
         for index, layer in enumerate(self.layers):
@@ -166,7 +181,7 @@ class Decoder(nnx.Module):
         return rows_of(embed, tokens, self.dtype) if isinstance(embed, QuantizedRows) else embed[tokens]
 
     def logits(self, hidden: Float[Array, "R M"]) -> Float[Array, "R V"]:
-        """float32 logits of the given hidden states, of this device's part of the vocabulary."""
+        """Return float32 logits of the hidden states over this device's shard of the vocabulary."""
         config = self.config
         weight = (self.embed if self.lm_head is None else self.lm_head).get_value()
         if isinstance(weight, QuantizedRows):
@@ -184,22 +199,28 @@ class Decoder(nnx.Module):
 
 
 def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plain") -> dict[str, jax.ShapeDtypeStruct]:
-    """Name, shape and type of every parameter; nothing is allocated. `storage` is that of the experts' matrices."""
+    """Return shape and dtype of every parameter by name, without allocating any.
+
+    `storage` is the storage format of the experts' matrices.
+    """
     _, state = _abstract(config, dtype, Experts(storage=storage))
     return {_name(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
 def run_dtype(params: Params) -> np.dtype:
-    """The type that a model runs in: that of what is not held in 8 bits or 4, and norms never are."""
+    """Return the dtype of the activations: the dtype of parameters that are not quantized, such as norms."""
     floats = (value.dtype for name, value in params.items() if not name.endswith(".scales"))
     return next(np.dtype(dtype) for dtype in floats if jnp.issubdtype(dtype, jnp.floating))
 
 
 def bind(config: ModelConfig, params: Params, experts: Implementation = "xla") -> Decoder:
-    """The decoder over these parameters; called inside a jitted function, at trace time only.
+    """Return the decoder over these parameters; called inside a jitted function, at trace time only.
 
-    `experts` is the implementation of mixtures of experts; see `grouped_matmul`. Whether matrices have 4 bits (experts'
-    alone) or 8, and which have adapters, is seen from the parameters' names.
+    The names of the parameters say which matrices are quantized to 8 bits or to 4 (experts only), and which have LoRA
+    adapters.
+
+    Args:
+        experts: the implementation of mixtures of experts; see `grouped_matmul`.
     """
     dtype = run_dtype(params)
     graph, state = _abstract(config, dtype, Experts(experts, _storage(params)))
@@ -234,5 +255,5 @@ def _name(path: tuple[object, ...]) -> str:
 
 
 def _join(residual: Residual, x: Float[Array, "T M"], result: Float[Array, "T M"]) -> Float[Array, "T M"]:
-    kept = x if residual.keep == 1.0 else x * jnp.asarray(residual.keep, x.dtype)
-    return kept + (result if residual.add == 1.0 else result * jnp.asarray(residual.add, x.dtype))
+    scaled = x if residual.keep == 1.0 else x * jnp.asarray(residual.keep, x.dtype)
+    return scaled + (result if residual.add == 1.0 else result * jnp.asarray(residual.add, x.dtype))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jswa.errors import CheckpointError, ConfigError, JswaError
 from jswa.model.weights.converted import MANIFEST, WEIGHTS, is_converted, write_converted
-from jswa.model.weights.hold import Mode
+from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.folders import write_folder
 from jswa.storage.json_object import read_object, shown
@@ -18,7 +18,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf", ".h5")
 
 
-def convert(source: Path, target: Path, dtype: str = "auto", quantization: Mode = "auto") -> int:
+def convert(source: Path, target: Path, dtype: str = "auto", quantization: QuantizationMode = "auto") -> int:
     """Write `target`, a folder that `LLM` loads as it loads `source`, and faster. Returns bytes of parameters.
 
     Everything beside the weights is copied. A folder that an earlier call has written is replaced when the new one is
@@ -33,8 +33,8 @@ def convert(source: Path, target: Path, dtype: str = "auto", quantization: Mode 
     """
     if dtype not in ("auto", *_DTYPES):
         raise ConfigError("dtype", dtype, f"must be auto, {', '.join(_DTYPES)}")
-    if quantization not in get_args(Mode):
-        raise ConfigError("quantization", quantization, f"must be one of {', '.join(get_args(Mode))}")
+    if quantization not in get_args(QuantizationMode):
+        raise ConfigError("quantization", quantization, f"must be one of {', '.join(get_args(QuantizationMode))}")
     source, target = source.resolve(), target.resolve()
     if source == target or source in target.parents or target in source.parents:
         raise CheckpointError(f"{target} must lie outside of the checkpoint {source}, and not around it")

@@ -24,7 +24,7 @@ from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.cache.prefix.radix import root_key
 from jswa.errors import CacheFileError
-from jswa.model.low_rank import without_adapters
+from jswa.model.lora import without_adapters
 from jswa.model.transformer import Params
 from jswa.storage.folders import write_folder
 from jswa.storage.snapshot import Snapshot, check

@@ -1,4 +1,4 @@
-"""Checkpoints damaged at random: a typed error that names the file, or the very values that the files hold."""
+"""Random damage to checkpoints gives a typed error that names the file, or the values that the files have."""
 
 import json
 import struct
@@ -15,26 +15,26 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from jswa.errors import CheckpointError
-from jswa.model.hf.weights import canonical_name
+from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.safetensors_header import BITS, read_header
-from tests.support.hostile import FILE, INDEX, Header, pack, sound, unpack
+from tests.support.hostile import FILE, INDEX, Header, pack, unpack, write_valid
 
 SHARDS = tuple(f"model-0000{k}-of-00003.safetensors" for k in (1, 2, 3))
 Edit = Callable[[Header], object]
 
 
 class Checkpoint:
-    """A sound checkpoint that comes back after each damage."""
+    """A valid checkpoint that is restored after each damage."""
 
     def __init__(self, folder: Path, *, shards: int = 1) -> None:
-        sound(folder, shards=shards)
+        write_valid(folder, shards=shards)
         self.folder = folder
         self.files = {path.name: path.read_bytes() for path in folder.iterdir()}
         self.header, self.data = unpack(folder / FILE) if shards == 1 else ({}, b"")
 
     def restore(self) -> None:
-        """Write every file as it was and nothing else."""
+        """Restore every file and remove all others."""
         for path in self.folder.iterdir():
             path.unlink()
         for name, content in self.files.items():
@@ -43,18 +43,18 @@ class Checkpoint:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """In one file."""
+    """Write a checkpoint of one file."""
     return Checkpoint(tmp_path_factory.mktemp("one"))
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """In three files and an index."""
+    """Write a checkpoint of three shards and an index."""
     return Checkpoint(tmp_path_factory.mktemp("three"), shards=3)
 
 
 def error_or_values(folder: Path, *named: str) -> None:
-    """Load; refused with a short message that has one of these names in it, or loaded as the library reads it."""
+    """Assert that loading fails with a short error that has one of these names, or gives the library's values."""
     try:
         params = load_checkpoint(folder, jnp.dtype("float32"))[1]
     except CheckpointError as error:
@@ -81,7 +81,7 @@ def error_or_values(folder: Path, *named: str) -> None:
 
 
 def library_agrees(path: Path) -> None:
-    """What our check lets through, the library lets through, and describes the same."""
+    """Assert that the safetensors library accepts a header that our check accepts, and reads the same."""
     try:
         header = read_header(path)
     except CheckpointError:
@@ -115,7 +115,7 @@ VALUES = (
 
 @st.composite
 def header_edits(draw: st.DrawFn) -> Edit:
-    """One change: a field set or copied from another tensor, a tensor dropped, added, renamed or exchanged."""
+    """Draw one change: a field is set or copied, or a tensor is dropped, added, renamed or exchanged."""
     key, other, field = draw(st.sampled_from(KEYS)), draw(st.sampled_from(KEYS)), draw(st.sampled_from(FIELDS))
     value = draw(VALUES)
 
@@ -142,8 +142,10 @@ def header_edits(draw: st.DrawFn) -> Edit:
 
 
 @given(st.lists(header_edits(), min_size=1, max_size=3), st.integers(-300, 300), st.booleans())
-def test_any_header_gives_an_error_or_the_values(one: Checkpoint, edits: list[Edit], more: int, resize: bool) -> None:
-    """Types, shapes, places and names changed, the file cut or lengthened."""
+def test_a_random_header_gives_an_error_or_the_values(
+    one: Checkpoint, edits: list[Edit], more: int, resize: bool
+) -> None:
+    """Types, shapes, offsets and names change, and the file is truncated or extended."""
     header = json.loads(json.dumps(one.header))
     for change in edits:
         change(header)
@@ -155,8 +157,8 @@ def test_any_header_gives_an_error_or_the_values(one: Checkpoint, edits: list[Ed
 
 @settings(max_examples=40)
 @given(st.permutations(KEYS), st.sampled_from(["F64", "F32", "F16", "BF16"]), st.integers(0, 20))
-def test_any_order_of_tensors_and_any_padding_is_sound(one: Checkpoint, order: list[str], dtype: str, pad: int) -> None:
-    """The names in any order, the bytes in any order, every floating type."""
+def test_any_order_of_tensors_and_any_padding_is_valid(one: Checkpoint, order: list[str], dtype: str, pad: int) -> None:
+    """Names and bytes are in any order, in every floating-point type."""
     header: Header = {}
     data = b""
     for key in dict.fromkeys([*order, *sorted(one.header)]):
@@ -173,7 +175,7 @@ def test_any_order_of_tensors_and_any_padding_is_sound(one: Checkpoint, order: l
 
 @st.composite
 def byte_edits(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """One change of the bytes, mostly near the header: a byte set, some dropped, some put in, the end cut."""
+    """Draw one change of bytes, mostly near the header: set, drop or insert some, or truncate the file."""
     at = draw(st.integers(0, 1400) | st.integers(0, 175_000))
     count = draw(st.integers(1, 40))
     piece = draw(
@@ -191,8 +193,8 @@ def byte_edits(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 
 
 @given(st.lists(byte_edits(), min_size=1, max_size=3))
-def test_any_bytes_give_an_error_or_the_values(one: Checkpoint, edits: list[Callable[[bytes], bytes]]) -> None:
-    """Whatever happens to a file on its way."""
+def test_random_bytes_give_an_error_or_the_values(one: Checkpoint, edits: list[Callable[[bytes], bytes]]) -> None:
+    """Several changes are applied in sequence."""
     content = one.files[FILE]
     for change in edits:
         content = change(content)
@@ -203,7 +205,7 @@ def test_any_bytes_give_an_error_or_the_values(one: Checkpoint, edits: list[Call
 
 @given(st.binary(max_size=200), st.booleans(), st.integers(0, 2**64 - 1) | st.integers(0, 250))
 def test_a_file_of_noise_is_an_error(one: Checkpoint, noise: bytes, counted: bool, length: int) -> None:
-    """Also behind a header length that fits."""
+    """This holds even if the header length fits."""
     content = struct.pack("<Q", len(noise) if counted else length) + noise
     (one.folder / FILE).write_bytes(content)
     library_agrees(one.folder / FILE)
@@ -213,7 +215,7 @@ def test_a_file_of_noise_is_an_error(one: Checkpoint, noise: bytes, counted: boo
 
 @st.composite
 def folder_edits(draw: st.DrawFn) -> Callable[[Path], object]:
-    """One change to the files of a sharded checkpoint, or to its index."""
+    """Draw one change of the files of a sharded checkpoint, or of its index."""
     file, other = draw(st.sampled_from(SHARDS)), draw(st.sampled_from(SHARDS))
     key = draw(st.sampled_from([*KEYS, "model.norm.bias", "vision_tower.x"]))
     name = draw(st.sampled_from([*SHARDS, INDEX, "config.json", "..", "", f"./{file}", f"/{file}", "\x00"]) | st.text())
@@ -242,24 +244,22 @@ def folder_edits(draw: st.DrawFn) -> Callable[[Path], object]:
         link,
         lambda path: (path / file).unlink(),
         lambda path: (path / file).write_bytes((path / file).read_bytes()[:size]),
-        lambda path: reindex(path, lambda places: places.pop(key, None)),
-        lambda path: reindex(path, lambda places: places.update({key: name})),
+        lambda path: reindex(path, lambda weight_map: weight_map.pop(key, None)),
+        lambda path: reindex(path, lambda weight_map: weight_map.update({key: name})),
         lambda path: (path / INDEX).write_bytes((path / INDEX).read_bytes()[: size // 40]),
     ]
     return draw(st.sampled_from(changes))
 
 
 @given(st.lists(folder_edits(), min_size=1, max_size=2))
-def test_any_set_of_shards_gives_an_error_or_the_values(
-    three: Checkpoint, edits: list[Callable[[Path], object]]
-) -> None:
-    """Shards missing, doubled, exchanged, cut or linked, and an index that says otherwise."""
+def test_random_shards_give_an_error_or_the_values(three: Checkpoint, edits: list[Callable[[Path], object]]) -> None:
+    """Shards are missing, copied, exchanged, truncated or linked, and the index disagrees."""
     three.restore()
     try:
         for change in edits:
             change(three.folder)
     except (OSError, ValueError):
-        pass  # the first change took away what the second one needs
+        pass  # the first change removed a file that the second one needs
     error_or_values(three.folder, INDEX, "config.json", *SHARDS)
 
 
@@ -271,8 +271,8 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["weight_map", "metadata"]), JSON) | JSON, st.booleans())
-def test_any_index_gives_an_error_or_the_values(three: Checkpoint, value: object, twice: bool) -> None:
-    """Any JSON as an index, also with all of it said twice."""
+def test_a_random_index_gives_an_error_or_the_values(three: Checkpoint, value: object, twice: bool) -> None:
+    """The index is any JSON value, or has all keys twice."""
     three.restore()
     text = json.dumps(value)
     if twice and text.startswith("{") and len(text) > 2:
@@ -281,8 +281,8 @@ def test_any_index_gives_an_error_or_the_values(three: Checkpoint, value: object
     error_or_values(three.folder, INDEX, "config.json", *SHARDS)
 
 
-def test_the_library_refuses_what_these_tests_take_it_to_refuse(one: Checkpoint) -> None:
-    """The oracle is awake: it sees holes, overlaps and cut files itself."""
+def test_the_library_refuses_gaps_overlaps_and_truncation(one: Checkpoint) -> None:
+    """The other tests rely on the library as an oracle."""
     changes: list[Edit] = [
         lambda header: header["model.norm.weight"].update(data_offsets=[0, 256]),
         lambda header: header.pop("model.norm.weight"),

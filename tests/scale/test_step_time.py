@@ -10,7 +10,7 @@ from benchmarks.scale.step_time import Assumed, StepTime, Work
 from jswa.architecture import Reach
 from jswa.commands.capacity import weight_bytes
 from jswa.model.hf.config import parse_config
-from jswa.model.partition import part_of
+from jswa.model.partition import shard_config
 from tools.cases.hub_configs import CONFIGS
 
 
@@ -60,7 +60,7 @@ def test_decode_steps_ahead_are_the_same_steps(reach: Reach | None) -> None:
 def test_weights_are_those_of_capacity(name: str) -> None:
     """Within 1 %: norms, biases and scales of blocks are left out. 8-bit weights are counted as of one byte."""
     served = SERVED[name]
-    part = part_of(parse_config(CONFIGS[served.config], weights=False), served.devices)
+    part = shard_config(parse_config(CONFIGS[served.config], weights=False), served.devices)
     true = weight_bytes(part, int(served.bits / 8), packed=served.expert_bits is not None)
     assert fleet_of(name, longest=8192).time.held == pytest.approx(true, rel=0.01)
 

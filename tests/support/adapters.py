@@ -1,4 +1,4 @@
-"""Adapters as PEFT saves them, made with NumPy; and the same checkpoint with an adapter merged into its weights."""
+"""LoRA adapter folders as PEFT saves them, and checkpoints with an adapter merged into their weights."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from tests.parity.weights import Tensor
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DENSE = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
-# What PEFT 0.21 writes besides what a test chooses.
+# Fields that PEFT 0.21 writes; tests replace some.
 CONFIG: dict[str, Any] = {
     "alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None,
     "base_model_name_or_path": "somewhere", "bias": "none", "corda_config": None, "ensure_weight_tying": False,
@@ -29,20 +29,20 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Lora:
-    """One adapter: A [r, in] and B [out, r] by module, and what B · A is multiplied by."""
+    """One adapter: A [r, in] and B [out, r] by module, and the factor of B · A."""
 
     updates: Mapping[str, tuple[Tensor, Tensor]]
     scale: float
     config: Mapping[str, Any]
 
     def write(self, folder: Path) -> Path:
-        """The folder, as PEFT's `save_pretrained` leaves it."""
+        """Write the folder as PEFT's `save_pretrained` does, and return it."""
         folder.mkdir(parents=True)
         save(folder, self.tensors(), self.config)
         return folder
 
     def tensors(self) -> dict[str, Tensor]:
-        """By the keys that PEFT uses."""
+        """Return the tensors by PEFT's keys."""
         return {
             f"base_model.model.{module}.lora_{half}.weight": tensor
             for module, pair in self.updates.items()
@@ -50,7 +50,7 @@ class Lora:
         }
 
     def merged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A checkpoint's tensors with the adapter in them."""
+        """Return a checkpoint's tensors with the adapter merged into them."""
         found = dict(tensors)
         for module, (a, b) in self.updates.items():
             wide = found[f"{module}.weight"].astype(np.float64) + self.scale * b.astype(np.float64) @ a
@@ -61,7 +61,7 @@ class Lora:
 def random_lora(
     tensors: Mapping[str, Tensor], modules: Sequence[str], rank: int, seed: int, *, alpha: float = 6.0, **config: Any
 ) -> Lora:
-    """An adapter of every linear layer whose name ends so; its update is about as large as the layer itself."""
+    """Return an adapter of every linear layer in `modules`; its update is about as large as the layer's weights."""
     rng, updates = np.random.default_rng(seed), {}
     for key in sorted(tensors):
         module = key.removesuffix(".weight")
@@ -77,6 +77,6 @@ def random_lora(
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write both files, whatever they hold."""
+    """Write both files without checking their content."""
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
     save_file(dict(tensors), folder / "adapter_model.safetensors", metadata={"format": "pt"})

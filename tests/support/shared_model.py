@@ -21,10 +21,10 @@ from jswa.errors import CacheFileError
 from jswa.exec.mesh import make_mesh
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
-from jswa.model.hf.weights import sources
+from jswa.model.hf.tensor_map import sources
 from jswa.model.partition import cut_of
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
-from jswa.model.weights.place import Placement
+from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
 from tests.e2e.model.test_kv_scales import grown
 from tests.parity.cases.case import F, S
@@ -206,10 +206,10 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
             cut = cut_of(key, value.shape, model, devices)
             assert mode == "auto" or random[key].shape == shared[key].shape
             assert random.get(key, shared[key]).sharding == shared[key].sharding
-            for number, part in enumerate(Placement(model, mesh).parts(shared[key])):
+            for number, part in enumerate(Placement(model, mesh).shards(shared[key])):
                 expected = np.asarray(value)
                 if cut is not None:
-                    runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.runs[number]]
+                    runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.ranges[number]]
                     expected = np.concatenate(runs, axis=cut.axis) if runs else np.zeros_like(expected)
                 assert np.array_equal(np.asarray(part), expected), f"{key} on device {number}"
 

@@ -29,11 +29,11 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import jit_step
-from jswa.model.across import AXIS
+from jswa.model.collectives import AXIS
 from jswa.model.hf.config import parse_config
-from jswa.model.partition import part_of
+from jswa.model.partition import shard_config
 from jswa.model.transformer import param_shapes
-from jswa.model.weights.place import Placement
+from jswa.model.weights.placement import Placement
 from tools.aot import device
 from tools.aot.facts import copies, top_level
 from tools.aot.programs import collectives
@@ -112,7 +112,7 @@ def compile_shared(spec: Spec) -> Facts:
     mesh, raw = h200s(spec.devices, spec.hosts), CONFIGS[spec.model]
     whole = parse_config(raw, weights=False)
     whole = replace(whole, layers=whole.layers[: spec.layers])
-    part, packed = part_of(whole, spec.devices), "gpt-oss" in spec.model
+    part, packed = shard_config(whole, spec.devices), "gpt-oss" in spec.model
     layout = KVLayout.of(part, PAGE)
     rows = spec.tokens if spec.decode else 64
     bucket, blocks = Bucket(spec.tokens, rows, decode=spec.decode), KV_BYTES // layout.block_bytes(2)

@@ -17,10 +17,10 @@ from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import jit_step
 from jswa.model.hf.config import parse_config
-from jswa.model.low_rank import adapter_params
+from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
-from jswa.model.weights.hold import LINEAR, Mode, adopt
-from jswa.model.weights.place import Placement
+from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
+from jswa.model.weights.placement import Placement
 from tools.aot import device
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
 from tools.cases.hub_configs import CONFIGS
@@ -40,7 +40,7 @@ class StepSpec:
             makes the indices part of the one layer that needs them.
         tokens: of a prefill step with `ROWS` rows; 0: a decode step.
         rows: of a decode step.
-        quantization: of the weights; see `jswa.model.weights.hold`.
+        quantization: of the weights; see `jswa.model.weights.formats`.
         adapters: sum of the ranks of the LoRA adapters beside each linear layer.
     """
 
@@ -49,7 +49,7 @@ class StepSpec:
     shorter: int
     tokens: int = 0
     rows: int = ROWS
-    quantization: Mode = "none"
+    quantization: QuantizationMode = "none"
     adapters: int = 0
 
     @property
@@ -153,10 +153,10 @@ def facts_of(spec: StepSpec) -> StepFacts:
     )
 
 
-def _held(model: ModelConfig, params: Params, mode: Mode) -> Params:
+def _held(model: ModelConfig, params: Params, mode: QuantizationMode) -> Params:
     held: Params = {}
     for name, value in params.items():
-        held |= adopt(name, {name: value}, Placement(model), mode, "mosaic")
+        held |= reformat(name, {name: value}, Placement(model), mode, "mosaic")
     return held
 
 

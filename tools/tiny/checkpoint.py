@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from safetensors.numpy import save
 
 from jswa.architecture import ModelConfig
-from jswa.model.hf.weights import Source, sources
+from jswa.model.hf.tensor_map import Source, sources
 from jswa.model.transformer import Params
 from tools.tiny import tokenizer
 from tools.tiny.tasks import ASSISTANT, END, SYSTEM, USER
@@ -161,7 +161,7 @@ def round_to_stored(params: Params) -> Params:
 
 
 def _split(source: Source, value: np.ndarray) -> Mapping[str, np.ndarray]:
-    stacked = value.T if source.how == "matrix" else value
+    stacked = value.T if source.layout == "matrix" else value
     ends = np.cumsum([part.shape[0] for part in source.parts])[:-1]
     pieces = np.split(stacked, ends)
     return {part.key: np.ascontiguousarray(piece) for part, piece in zip(source.parts, pieces, strict=True)}

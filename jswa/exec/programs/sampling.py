@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jswa.exec.programs.extras import Extras
-from jswa.model.across import (
+from jswa.model.collectives import (
     AXIS,
     anywhere,
     everywhere,

@@ -1,4 +1,4 @@
-"""One parameter from its checkpoint tensors, a few rows at a time; see `Source`."""
+"""Assembly of one parameter from its checkpoint tensors, a few rows at a time; see `Source`."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -6,15 +6,15 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from jswa.model.hf.weights import SLICES, Fold, Part, Source
+from jswa.model.hf.tensor_map import RANK_SLICES, Fold, Part, Source
 
-Read = Callable[[Part, int, int], Shaped[np.ndarray, "rows columns"]]  # rows [begin, end) of a part as a matrix
+Read = Callable[[Part, int, int], Shaped[np.ndarray, "rows columns"]]  # reads rows [begin, end) of a tensor as a matrix
 _CHUNK_BYTES = 2**21
-_LINE = 32  # rows of 16-bit numbers that fill a cache line of a transposed copy
+_LINE = 32  # rows of 16-bit numbers that fill a cache line in a transposed copy
 
 
 class _Panel(NamedTuple):
-    """Where rows of a part go: `each` rows from `begin` on to every entry of the view's first axis."""
+    """The target of a tensor's rows: each entry of the view's first axis gets `each` rows, starting at row `begin`."""
 
     part: Part
     begin: int
@@ -23,8 +23,11 @@ class _Panel(NamedTuple):
 
 
 def assemble(source: Source, out: Shaped[np.ndarray, "..."], read: Read) -> None:
-    """Fill `out`, of the parameter's shape and type. Holds a chunk of rows, or where they are reordered whole parts."""
-    if source.folds or source.how in ("columns", "product", "sliced"):
+    """Fill `out`, an array of the parameter's shape and dtype.
+
+    Memory holds one chunk of rows at a time, or whole tensors if the layout reorders rows.
+    """
+    if source.folds or source.layout in ("columns", "product", "rank_slices"):
         out[...] = _reordered(source, [_whole(part, read) for part in source.parts])
         return
     for panel in _panels(source, out):
@@ -39,25 +42,25 @@ def assemble(source: Source, out: Shaped[np.ndarray, "..."], read: Read) -> None
 
 
 def _panels(source: Source, out: Shaped[np.ndarray, "..."]) -> Iterator[_Panel]:
-    """The parts of a source whose rows keep their order."""
+    """Yield the targets of all tensors of a source that keeps the order of rows."""
     begin = 0
     for index, part in enumerate(source.parts):
         rows = part.shape[-2] if len(part.shape) > 1 else 1
-        if source.how == "experts":
+        if source.layout == "experts":
             begin = 0 if index % source.per_expert == 0 else begin
             yield _Panel(part, 0, out[index // source.per_expert].T[begin : begin + rows])
-        elif source.how == "matrix":
+        elif source.layout == "matrix":
             yield _Panel(part, 0, out.T[begin : begin + rows])
-        elif source.how == "interleaved":
+        elif source.layout == "interleaved":
             halves = out.reshape(-1, 2, out.shape[-1] // 2)
             yield _Panel(part, 0, np.swapaxes(halves, 1, 2))
-        elif source.how in ("transposed", "turned"):
+        elif source.layout in ("transposed", "transposed_interleaved"):
             for expert, matrix in enumerate(out):
-                if source.how == "transposed":
+                if source.layout == "transposed":
                     yield _Panel(part, expert * rows, matrix.T[begin : begin + rows])
                 else:
-                    turns = matrix.reshape(len(matrix), 2, rows // 2).transpose(2, 1, 0)
-                    yield _Panel(part, expert * rows, turns, each=2)
+                    pairs = matrix.reshape(len(matrix), 2, rows // 2).transpose(2, 1, 0)
+                    yield _Panel(part, expert * rows, pairs, each=2)
         elif len(part.shape) == 1:
             yield _Panel(part, 0, out[None, begin : begin + part.shape[0]])
             rows = part.shape[0]
@@ -68,7 +71,7 @@ def _panels(source: Source, out: Shaped[np.ndarray, "..."]) -> Iterator[_Panel]:
 
 
 def _copy(view: Shaped[np.ndarray, "entries ..."], rows: Shaped[np.ndarray, "entries ..."]) -> None:
-    """view[...] = rows, as bits, in pieces that the cache holds where the view is a transposed one."""
+    """Copy rows into the view as bits; if the view is transposed, in blocks that fit in the CPU cache."""
     bits = f"u{view.itemsize}"
     view, rows = view.view(bits), rows.view(bits)
     step = len(view) if view.strides[-1] == view.itemsize else _LINE
@@ -81,30 +84,30 @@ def _whole(part: Part, read: Read) -> Shaped[np.ndarray, "..."]:
     return read(part, 0, rows).reshape(part.shape)
 
 
-def _reordered(source: Source, pieces: list[np.ndarray]) -> Shaped[np.ndarray, "..."]:
-    """A parameter whose rows or columns are put in another order."""
-    if source.how == "columns":
-        return _folded(pieces[0].T, source.folds[0])
-    pieces = [*map(_folded, pieces, source.folds), *pieces[len(source.folds) :]]
-    if source.how == "product":
+def _reordered(source: Source, tensors: list[np.ndarray]) -> Shaped[np.ndarray, "..."]:
+    """Return a parameter whose rows or columns are reordered."""
+    if source.layout == "columns":
+        return _folded(tensors[0].T, source.folds[0])
+    tensors = [*map(_folded, tensors, source.folds), *tensors[len(source.folds) :]]
+    if source.layout == "product":
         rotated = source.folds[0].rotated
-        one, other = (piece.astype(np.float32) for piece in pieces)  # a product in bfloat16 would round once more
+        one, other = (tensor.astype(np.float32) for tensor in tensors)  # a bfloat16 product would round twice
         return np.concatenate([one[:rotated], one[rotated:] * other[rotated:]])
-    stacked = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    if source.how == "sliced":
-        rows = np.split(stacked.reshape(SLICES, -1, *stacked.shape[1:]), _bounds(source.rows), axis=1)
+    stacked = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
+    if source.layout == "rank_slices":
+        rows = np.split(stacked.reshape(RANK_SLICES, -1, *stacked.shape[1:]), _bounds(source.rows), axis=1)
         return np.concatenate([part.reshape(-1, *stacked.shape[1:]) for part in rows]).T
-    return stacked.T if source.how == "matrix" else stacked
+    return stacked.T if source.layout == "matrix" else stacked
 
 
 def _bounds(rows: tuple[int, ...]) -> list[int]:
-    """Where k and v begin in one slice."""
-    q, k, _ = (n // SLICES for n in rows)
+    """Return the rows at which k and v begin in one slice."""
+    q, k, _ = (n // RANK_SLICES for n in rows)
     return [q, q + k]
 
 
 def _folded(x: Shaped[np.ndarray, "rows ..."], fold: Fold) -> Shaped[np.ndarray, "rows ..."]:
-    """Rows of all heads, each head's in the order of the fold."""
+    """Return x with the rows of each head reordered by the fold."""
     half, turned = fold.head_dim // 2, fold.rotated // 2
     rotated = [*range(turned), *range(half, half + turned)]
     rest = [*range(turned, half), *range(half + turned, fold.head_dim)]

@@ -1,4 +1,4 @@
-"""Dense models whose block is not llama's: olmo2 and olmo3, exaone4, cohere2, granite_swa, muse_glimmer."""
+"""Parsers of dense models whose block is not llama's: olmo2 and olmo3, exaone4, cohere2, granite_swa, muse_glimmer."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,7 +32,10 @@ from jswa.storage.json_object import shown
 
 
 def olmo3(u: Usual) -> ModelConfig:
-    """Norms behind each half alone, and over all heads of q and of k; full layers stretch their rotation."""
+    """Parse olmo3: norms only after attention and feed-forward, and over all heads of q and of k.
+
+    Only full layers scale their rotary embedding.
+    """
     norm = dataclasses.replace(u.norm, cast_first=False)
     types = layer_types(u, every(u, 4))
 
@@ -45,41 +48,44 @@ def olmo3(u: Usual) -> ModelConfig:
 
 
 def olmo2(u: Usual) -> ModelConfig:
-    """olmo3's block, all layers full."""
+    """Parse olmo2: olmo3's block with full layers only."""
     norm = dataclasses.replace(u.norm, cast_first=False)
     base = attention(u, rope=parse_rope(u), qk_norm=norm, qk_norm_all_heads=True, **biased(u))
     return decoder(u, [base] * u.layers, mlp(u), post_norms(norm), final_norm=norm)
 
 
 def exaone4(u: Usual) -> ModelConfig:
-    """Norms behind each half alone; where some layers slide, the full ones do not rotate."""
+    """Parse exaone4: norms only after attention and feed-forward; in hybrid models, full layers are not rotated."""
     return decoder(u, exaone_attentions(u), mlp(u), post_norms(u.norm))
 
 
 def exaone_attentions(u: Usual) -> list[AttentionConfig]:
-    """By `layer_types`, or by a pattern: a period, or letters such as LLLG; all full and rotated without a window."""
+    """Return attentions by `layer_types` or by `sliding_window_pattern`, a period or letters such as LLLG.
+
+    Without a window all layers are full and rotated.
+    """
     types = layer_types(u, _exaone_types(u)) if u.window else [FULL] * u.layers
     base = attention(u, rope=parse_rope(u), qk_norm=u.norm)
-    still = dataclasses.replace(base, rope=None) if u.window else base
-    return by_type(u, types, {FULL: still, SLIDING: base})
+    full = dataclasses.replace(base, rope=None) if u.window else base
+    return by_type(u, types, {FULL: full, SLIDING: base})
 
 
 def _exaone_types(u: Usual) -> list[str]:
     pattern = u.fields.raw.get("sliding_window_pattern", 4)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         types = [SLIDING if pattern[i % len(pattern)] == "L" else FULL for i in range(u.layers)]
-        return [*types[:-1], FULL]  # the last layer is full in any case
+        return [*types[:-1], FULL]  # the last layer is always full
     return every(u, u.fields.integer("sliding_window_pattern", 4))
 
 
 def cohere2(u: Usual) -> ModelConfig:
-    """Attention and feed-forward side by side behind one LayerNorm; full layers do not rotate."""
+    """Parse cohere2: attention and feed-forward in parallel after one LayerNorm; full layers are not rotated."""
     types = layer_types(u, every(u, u.fields.integer("sliding_window_pattern", 4)))
     return _parallel(u, _cohere_attentions(u, types, [False] * u.layers), mlp(u), _layer_norm(u))
 
 
 def cohere2_moe(u: Usual) -> ModelConfig:
-    """cohere2 with experts; dense layers at the start may rotate though they are full."""
+    """Parse cohere2_moe: cohere2 with experts; the dense layers at the start may be full and rotated."""
     fields = u.fields
     first = fields.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS)
     prefix = fields.integer("prefix_dense_sliding_window_pattern", 1)
@@ -103,8 +109,8 @@ def _cohere_moe(u: Usual) -> MoeConfig:
     combination = fields.string("shared_expert_combination_strategy", "average")
     if selection not in ("softmax", "sigmoid") or combination not in ("sum", "average"):
         raise UnsupportedModel(
-            f"{fields.where}: expert_selection_fn = {shown(selection)} must be softmax or sigmoid, "
-            f"shared_expert_combination_strategy = {shown(combination)} sum or average"
+            f"{fields.where}: expert_selection_fn = {shown(selection)}: must be softmax or sigmoid; "
+            f"shared_expert_combination_strategy = {shown(combination)}: must be sum or average"
         )
     normalize = selection == "sigmoid" and fields.boolean("norm_topk_prob", True)
     shared, each = fields.integer("num_shared_experts", 0, low=0, high=1024), mlp(u)
@@ -122,8 +128,8 @@ def _cohere_attentions(u: Usual, types: list[str], rotated: Sequence[bool]) -> l
     rope = parse_rope(u, interleaved=True)
     base = attention(u, **biased(u))
     return [
-        dataclasses.replace(base, reach=reach, rope=rope if reach is not None or turns else None)
-        for reach, turns in zip(reaches(u, types), rotated, strict=True)
+        dataclasses.replace(base, reach=reach, rope=rope if reach is not None or rotates else None)
+        for reach, rotates in zip(reaches(u, types), rotated, strict=True)
     ]
 
 
@@ -141,12 +147,12 @@ def _parallel(u: Usual, attentions: list[AttentionConfig], mlps: Any, norm: Norm
 
 
 def granite_swa(u: Usual) -> ModelConfig:
-    """Sinks on all layers; embeddings, results of each half and logits are scaled; rotary bases by layer."""
+    """Parse granite_swa: sinks on all layers; scaled embeddings, residuals and logits; RoPE bases by layer."""
     return _granite(u, mlp(u, bias=u.fields.boolean("mlp_bias", False)))
 
 
 def granitemoe_swa(u: Usual) -> ModelConfig:
-    """granite_swa with experts, and perhaps a shared one."""
+    """Parse granitemoe_swa: granite_swa with experts, and optionally a shared one."""
     shared = u.fields.integer("shared_intermediate_size", 0, low=0, high=2**20)
     each = mlp(u)
     moe = MoeConfig(
@@ -180,7 +186,7 @@ def _granite(u: Usual, feed: Any) -> ModelConfig:
 
 
 def layer_ropes(u: Usual, default: Sequence[Rope | None]) -> list[Rope | None]:
-    """By `layer_rope_theta`, where 0 is a layer that does not rotate. Raises CheckpointError."""
+    """Return rotary embeddings by `layer_rope_theta`; 0 means that a layer is not rotated. Raises CheckpointError."""
     thetas = u.fields.raw.get("layer_rope_theta")
     if thetas is None:
         return list(default)
@@ -193,12 +199,12 @@ def layer_ropes(u: Usual, default: Sequence[Rope | None]) -> list[Rope | None]:
 
 
 def muse_glimmer(u: Usual) -> ModelConfig:
-    """Normed embeddings, q and k normed without weights, elementwise gates, rotary bases by layer."""
+    """Parse muse_glimmer: normed embeddings, weightless norms of q and k, elementwise gates, RoPE bases by layer."""
     fields = u.fields
     full = [(u.layers - 1 - i) % 4 == 0 for i in range(u.layers)]
     types = layer_types(u, [FULL if one else SLIDING for one in full])
     rope = parse_rope(u)
-    # Of the bases that are listed only which are 0 counts.
+    # Only whether a listed rotary base is 0 matters; the other values are ignored.
     ropes = [rope if listed else None for listed in layer_ropes(u, [None if one else rope for one in full])]
     base = attention(
         u,

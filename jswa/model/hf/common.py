@@ -1,4 +1,4 @@
-"""What adapters share: keys that nearly every config has, read once, and builders of layers and models from them."""
+"""Builders that the families' parsers share: common config keys, read once, and layers and models made from them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from jswa.model.hf.fields import Fields
 from jswa.storage.json_object import shown
 
 MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM, MAX_EXPERTS = 512, 4096, 8192, 4096
-MAX_ALL_EXPERTS = 2**18  # of all layers; a checkpoint may name each of their matrices
+MAX_ALL_EXPERTS = 2**18  # of all layers, because a checkpoint may have a tensor for each of their matrices
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -37,7 +37,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a family's config class says where config.json is silent, by the key's name there.
+    """Defaults of a family's config class, by the name of the key in config.json.
 
     `num_key_value_heads` None: as many as query heads. `head_dim` None: hidden_size / num_attention_heads.
     """
@@ -57,7 +57,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Usual:
-    """The keys that nearly every family has, once read; `fields` has the rest."""
+    """Values of the keys that nearly every family has; `fields` reads the others."""
 
     fields: Fields
     family: str
@@ -74,14 +74,14 @@ class Usual:
 
 
 def usual(fields: Fields, family: str, eos: tuple[int, ...], defaults: Defaults) -> Usual:
-    """Read them. Raises CheckpointError that names the key."""
+    """Read the common keys. Raises CheckpointError that names the key."""
     heads = fields.integer("num_attention_heads", defaults.num_attention_heads, high=MAX_HEADS)
     d_model = fields.width("hidden_size", defaults.hidden_size)
     head_dim = fields.optional_integer("head_dim", defaults.head_dim, high=MAX_HEAD_DIM) or d_model // heads
     if head_dim < 1:
-        raise CheckpointError(f"{fields.where}: num_attention_heads = {heads} must be at most hidden_size = {d_model}")
+        raise CheckpointError(f"{fields.where}: num_attention_heads = {heads}: must be at most hidden_size = {d_model}")
     kv_heads = fields.optional_integer("num_key_value_heads", defaults.num_key_value_heads, high=MAX_HEADS) or heads
-    lowest = 0 if "use_sliding_window" in fields.raw else 1  # qwen2_moe saves 0 for no window
+    lowest = 0 if "use_sliding_window" in fields.raw else 1  # qwen2_moe saves 0 if there is no window
     return Usual(
         fields,
         family,
@@ -99,56 +99,63 @@ def usual(fields: Fields, family: str, eos: tuple[int, ...], defaults: Defaults)
 
 
 def attention(u: Usual, **changes: Any) -> AttentionConfig:
-    """Attention of the usual heads, scaled by 1 / √head_dim, with `changes`. Raises CheckpointError for bad counts."""
+    """Return attention with the common head counts, scaled by 1 / √head_dim, and with `changes`.
+
+    Raises CheckpointError for invalid counts.
+    """
     head_dim = changes.get("head_dim", u.head_dim)
     usual_heads = {"num_heads": u.heads, "num_kv_heads": u.kv_heads, "head_dim": head_dim, "v_head_dim": head_dim}
     built = AttentionConfig(**{**usual_heads, "scale": head_dim**-0.5, "rope": None, **changes})
     if built.num_heads % built.num_kv_heads:
         raise CheckpointError(
-            f"{u.fields.where}: num_attention_heads = {built.num_heads} must be a multiple of "
+            f"{u.fields.where}: num_attention_heads = {built.num_heads}: must be a multiple of "
             f"num_key_value_heads = {built.num_kv_heads}"
         )
     return built
 
 
 def biased(u: Usual, key: str = "attention_bias", default: bool = False) -> dict[str, bool]:
-    """Biases on all four projections of attention, or none."""
+    """Return fields for biases on all four projections of attention, or on none."""
     bias = u.fields.boolean(key, default)
     return {"qkv_bias": bias, "out_bias": bias}
 
 
 def mlp(u: Usual, key: str = "intermediate_size", default: int | None = None, **changes: Any) -> MlpConfig:
-    """The usual gated feed-forward, of the width that a key names."""
+    """Return a gated feed-forward of the width that a key names."""
     hidden = u.fields.width(key, default or u.defaults.intermediate_size)
     return MlpConfig(hidden, **{"activation": activation(u), **changes})
 
 
 def activation(u: Usual, key: str = "hidden_act", default: str = "silu") -> Activation:
-    """The activation function that a key names. Raises UnsupportedModel."""
+    """Return the activation function that a key names. Raises UnsupportedModel."""
     name = u.fields.string(key, default)
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
-            f"{u.fields.where}: {key} = {shown(name)} is not one of {', '.join(sorted(_ACTIVATIONS))}"
+            f"{u.fields.where}: {key} = {shown(name)}: must be one of {', '.join(sorted(_ACTIVATIONS))}"
         )
     return _ACTIVATIONS[name]
 
 
 def experts(u: Usual, key: str, default: int | None, top_k: int | None, top_key: str = "num_experts_per_tok") -> Any:
-    """{num_experts, top_k} of a mixture, by the key that counts the experts."""
+    """Return {num_experts, top_k} of a mixture; `key` counts the experts."""
     count = u.fields.integer(key, default, high=MAX_EXPERTS)
     return {"num_experts": count, "top_k": u.fields.integer(top_key, top_k, high=count)}
 
 
 def sigmoid_router(u: Usual, counts: Mapping[str, int], *, normalize: bool, scale: float) -> RouterConfig:
-    """DeepSeek-V3's router: sigmoid scores, a selection bias, groups. `normalize`, `scale`: the family's defaults."""
+    """Return DeepSeek-V3's router: sigmoid scores, a selection bias and groups.
+
+    `normalize` and `scale` are the family's defaults.
+    """
     fields, count, top_k = u.fields, counts["num_experts"], counts["top_k"]
-    if fields.string("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # dots1 says the latter, and means it
-        raise UnsupportedModel(f"{fields.where}: scoring_func = {shown(fields.raw['scoring_func'])} must be sigmoid")
-    groups, kept = fields.integer("n_group", 1), fields.integer("topk_group", 1)
-    if count % groups or (groups > 1 and count // groups < 2) or not top_k <= kept * (count // groups) <= count:
+    # dots1 configs say "noaux_tc"; transformers computes sigmoid scores for them too.
+    if fields.string("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):
+        raise UnsupportedModel(f"{fields.where}: scoring_func = {shown(fields.raw['scoring_func'])}: must be sigmoid")
+    groups, top_groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+    if count % groups or (groups > 1 and count // groups < 2) or not top_k <= top_groups * (count // groups) <= count:
         raise CheckpointError(
-            f"{fields.where}: n_group = {groups}, topk_group = {kept}: must cut {count} experts into equal groups of "
-            f"at least 2, of which the kept ones hold the {top_k} that a token takes"
+            f"{fields.where}: n_group = {groups}, topk_group = {top_groups}: must split {count} experts into equal "
+            f"groups of at least 2, and topk_group groups must have num_experts_per_tok = {top_k} experts"
         )
     return RouterConfig(
         "sigmoid",
@@ -156,44 +163,47 @@ def sigmoid_router(u: Usual, counts: Mapping[str, int], *, normalize: bool, scal
         normalize=fields.boolean("norm_topk_prob", normalize),
         eps=1e-20,
         groups=groups,
-        top_groups=kept,
+        top_groups=top_groups,
         scale=fields.optional_number("routed_scaling_factor", scale) or 1.0,
     )
 
 
 def every(u: Usual, period: int | None, *, full_at: int = -1) -> list[str]:
-    """Layers of index ≡ full_at (mod period) full, the others sliding; all sliding without a period."""
+    """Return layer types: layers with index ≡ full_at (mod period) are full, the others slide.
+
+    Without a period all layers slide.
+    """
     return [FULL if period and i % period == full_at % period else SLIDING for i in range(u.layers)]
 
 
 def sliding_from(u: Usual, window: int | None, first: int) -> list[str]:
-    """Layers from `first` on slide, if there is a window."""
+    """Return layer types: layers from `first` on slide if there is a window."""
     return [SLIDING if window is not None and i >= first else FULL for i in range(u.layers)]
 
 
 def layer_types(u: Usual, default: list[str], allowed: Sequence[str] = (FULL, SLIDING)) -> list[str]:
-    """`layer_types`, which wins over the family's own rule."""
+    """Return `layer_types` of the config, or else the family's own rule."""
     return u.fields.layer_types(default, allowed=tuple(allowed))
 
 
 def reaches(u: Usual, types: Sequence[str], key: str = "sliding_window", size: int | None = None) -> list[Reach | None]:
-    """What each layer sees, by its type. Raises CheckpointError for local layers without a size."""
+    """Return each layer's reach by its type. Raises CheckpointError if a local layer has no size."""
     size = size or (u.window if key == "sliding_window" else None)
     if size is None and set(types) - {FULL}:
-        raise u.fields.wrong(key, "must be a size, for the model has local layers")
+        raise u.fields.wrong(key, "must be a size, because the model has local layers")
     return [None if kind == FULL or size is None else Reach(size, chunked=kind == CHUNKED) for kind in types]
 
 
 def by_type(
     u: Usual, types: Sequence[str], kinds: Mapping[str, AttentionConfig], **reach: Any
 ) -> list[AttentionConfig]:
-    """Each layer's attention, with its reach."""
+    """Return each layer's attention, chosen by its type, with its reach."""
     sizes = reaches(u, types, **reach)
     return [dataclasses.replace(kinds[kind], reach=size) for kind, size in zip(types, sizes, strict=True)]
 
 
 def sparse_layers(u: Usual, default: Sequence[bool]) -> list[bool]:
-    """Which layers are mixtures: `mlp_layer_types`, or else the family's rule."""
+    """Return which layers are mixtures of experts: `mlp_layer_types`, or else the family's rule."""
     types = u.fields.raw.get("mlp_layer_types")
     if types is None:
         return list(default)
@@ -203,17 +213,17 @@ def sparse_layers(u: Usual, default: Sequence[bool]) -> list[bool]:
 
 
 def llama_norms(norm: Norm) -> dict[str, Norm]:
-    """A norm before attention and before the feed-forward, none behind."""
+    """Return a norm before attention and one before the feed-forward."""
     return {"pre_attn": norm, "pre_mlp": norm}
 
 
 def sandwich(norm: Norm) -> dict[str, Norm]:
-    """Norms before and behind both halves."""
+    """Return norms before and after both attention and feed-forward."""
     return {**llama_norms(norm), **post_norms(norm)}
 
 
 def post_norms(norm: Norm) -> dict[str, Norm]:
-    """Norms behind both halves, none before."""
+    """Return a norm after attention and one after the feed-forward."""
     return {"post_attn": norm, "post_mlp": norm}
 
 
@@ -226,14 +236,16 @@ def decoder(
     layer: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> ModelConfig:
-    """A model whose layers differ in attention and feed-forward alone.
+    """Return a model whose layers differ only in attention and feed-forward.
 
-    `layer`: further fields of every layer; `rest`: of the model.
+    Args:
+        layer: further fields of every layer.
+        rest: further fields of the model.
     """
     each = [mlps] * u.layers if isinstance(mlps, MlpConfig | MoeConfig) else mlps
     beside = layer["side"].moe.num_experts * u.layers if layer and layer.get("side") else 0
     if beside + sum(one.num_experts for one in each if isinstance(one, MoeConfig)) > MAX_ALL_EXPERTS:
-        raise CheckpointError(f"{u.fields.where}: more than {MAX_ALL_EXPERTS} experts in all layers")
+        raise CheckpointError(f"{u.fields.where}: all layers together must have at most {MAX_ALL_EXPERTS} experts")
     extra = {**norms, **(layer or {})}
     fields = {
         "family": u.family,

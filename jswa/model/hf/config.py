@@ -1,4 +1,7 @@
-"""config.json to ModelConfig. Old hub forms and version-5 forms, text-only and multimodal configs all parse."""
+"""Parsing of config.json to ModelConfig: the entry of all families.
+
+Configs may be in the old hub form or the version-5 form, and text-only or multimodal.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +15,7 @@ from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
 from jswa.storage.json_object import read_object, shown
 
-# Multimodal configs whose text part may not say what it is; others say so.
+# Model types of the text part of multimodal configs whose text_config may lack model_type.
 _TEXT_PARTS = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
@@ -25,7 +28,7 @@ _TEXT_PARTS = {
     "step3p7": "step3p5",
 }
 # Other names of a family.
-_SAME = {
+_ALIASES = {
     "exaone4_5_text": "exaone4",
     "mimo_v2": "mimo_v2_flash",
     "mimo_v2_pro": "mimo_v2_flash",
@@ -48,8 +51,8 @@ _OTHER_BLOCKS = {
 def load_config(folder: Path) -> ModelConfig:
     """Read config.json and generation_config.json of a checkpoint folder.
 
-    Raises CheckpointError where a file is missing, is not JSON, or has a key of the wrong type or range;
-    UnsupportedModel where the architecture, or a feature it asks for, is not implemented.
+    Raises CheckpointError if a file is missing, is not JSON, or has a key of the wrong type or range. Raises
+    UnsupportedModel if the architecture, or a feature that it needs, is not implemented.
     """
     raw = read_object(folder / "config.json")
     generation = folder / "generation_config.json"
@@ -60,8 +63,9 @@ def load_config(folder: Path) -> ModelConfig:
 def parse_config(raw: dict[str, Any], *, eos_token_id: object = None, weights: bool = True) -> ModelConfig:
     """Derive the ModelConfig of a config.json.
 
-    `eos_token_id` (generation_config.json) wins over the config's own. `weights` False: only shapes are wanted, so that
-    weights may be of a type that cannot be loaded.
+    Args:
+        eos_token_id: end tokens of generation_config.json, which override the config's own.
+        weights: False if only shapes are wanted; weights may then have a type that jswa cannot load.
     """
     outer = Fields(raw, "config.json")
     fields, family = _text_part(outer)
@@ -79,29 +83,32 @@ def parse_config(raw: dict[str, Any], *, eos_token_id: object = None, weights: b
 
 
 def _wrapped(model: ModelConfig, outer: Fields, fields: Fields) -> ModelConfig:
-    """What a multimodal config decides for its text part.
+    """Apply the fields that a multimodal config sets for its text part.
 
-    Whether embeddings are tied is its own; where neither part says, they are unless the checkpoint has another head.
+    The multimodal config decides whether embeddings are tied. If neither part says so, they are, unless the checkpoint
+    has another head.
     """
     tied = outer.boolean("tie_word_embeddings", fields.boolean("tie_word_embeddings", True))
-    softcap = None if outer.raw.get("model_type") == "gemma3" else model.final_softcap  # gemma3 caps text alone
+    softcap = (
+        None if outer.raw.get("model_type") == "gemma3" else model.final_softcap
+    )  # gemma3 caps logits in text-only models alone
     return dataclasses.replace(model, tie_embeddings=tied, final_softcap=softcap)
 
 
 def _text_part(outer: Fields) -> tuple[Fields, str]:
-    """The keys of the text decoder, and its family. Raises UnsupportedModel where there is none that jswa runs."""
+    """Return the keys of the text decoder, and its family. Raises UnsupportedModel if jswa does not run it."""
     family, fields = outer.string("model_type", None), outer
     if family not in FAMILIES and (family in _TEXT_PARTS or outer.raw.get("text_config") is not None):
         fields = Fields(outer.table("text_config"), "config.json: text_config")
         family = fields.string("model_type", _TEXT_PARTS.get(family, family))
-    family = _SAME.get(_TEXT_PARTS.get(family, family), _TEXT_PARTS.get(family, family))
+    family = _ALIASES.get(_TEXT_PARTS.get(family, family), _TEXT_PARTS.get(family, family))
     if family in _OTHER_BLOCKS:
         raise UnsupportedModel(
             f"{fields.where}: model_type = {shown(family)} has {_OTHER_BLOCKS[family]}: not implemented"
         )
     if family not in FAMILIES:
         raise UnsupportedModel(
-            f"{fields.where}: model_type = {shown(family)} is not one of {', '.join(sorted(FAMILIES))}"
+            f"{fields.where}: model_type = {shown(family)}: must be one of {', '.join(sorted(FAMILIES))}"
         )
     return fields, family
 
@@ -109,5 +116,5 @@ def _text_part(outer: Fields) -> tuple[Fields, str]:
 def _token_ids(value: object) -> tuple[int, ...]:
     ids: list[Any] = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
     if not all(isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**31 for x in ids):
-        raise CheckpointError(f"eos_token_id = {shown(value)} must be a token id or a list of token ids")
+        raise CheckpointError(f"eos_token_id = {shown(value)}: must be a token id or a list of token ids")
     return tuple(ids)

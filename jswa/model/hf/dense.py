@@ -1,4 +1,4 @@
-"""Dense models of llama's block: they differ in windows, rotary embedding, biases and norms on q and k."""
+"""Parsers of dense models with llama's block; they differ in windows, rotary embedding, biases, and q and k norms."""
 
 from typing import Any
 
@@ -43,18 +43,18 @@ _CWM_ROPE = {
 
 
 def llama(u: Usual) -> ModelConfig:
-    """All layers full."""
+    """Parse llama: all layers are full."""
     feed = mlp(u, bias=u.fields.boolean("mlp_bias", False))
     return _model(u, [None] * u.layers, feed, rope=parse_rope(u), **biased(u))
 
 
 def mistral(u: Usual) -> ModelConfig:
-    """All layers slide, or none where sliding_window is null; `layer_types` (ministral) wins where it is given."""
+    """Parse mistral: all layers slide, or none if sliding_window is null; `layer_types` (ministral) overrides this."""
     return _model(u, _all_or_none(u), mlp(u), rope=parse_rope(u))
 
 
 def ministral3(u: Usual) -> ModelConfig:
-    """Queries grow with their position; all layers slide, or none."""
+    """Parse ministral3: queries are scaled by position; all layers slide, or none."""
     rope = u.fields.table("rope_parameters") or u.fields.table("rope_scaling") or _MINISTRAL3_ROPE
     fields = Fields(rope, f"{u.fields.where}: rope_parameters")
     beta = None if not rope.get("llama_4_scaling_beta") else fields.number("llama_4_scaling_beta", None)
@@ -66,23 +66,23 @@ def ministral3(u: Usual) -> ModelConfig:
 
 
 def qwen2(u: Usual) -> ModelConfig:
-    """Biases on q, k and v; layers from max_window_layers on slide, if any do."""
+    """Parse qwen2: q, k and v have biases; layers from max_window_layers on slide if use_sliding_window is set."""
     return _model(u, _qwen_reaches(u), mlp(u), rope=parse_rope(u), qkv_bias=True)
 
 
 def qwen3(u: Usual) -> ModelConfig:
-    """qwen2 with norms on q and k, and no biases unless asked for."""
+    """Parse qwen3: as qwen2, with norms on q and k, and without biases by default."""
     return _model(u, _qwen_reaches(u), mlp(u), rope=parse_rope(u), qk_norm=u.norm, **biased(u))
 
 
 def phi3(u: Usual) -> ModelConfig:
-    """Part of each head rotates, perhaps by LongRoPE; all layers slide, or none."""
+    """Parse phi3: a part of each head is rotated, possibly by LongRoPE; all layers slide, or none."""
     rope = parse_rope(u, partial=1.0, aliases={"su": "longrope", "yarn": "longrope"})
     return _model(u, reaches(u, sliding_from(u, u.window, 0)), mlp(u), rope=rope)
 
 
 def starcoder2(u: Usual) -> ModelConfig:
-    """LayerNorms and biases everywhere, a feed-forward without gate; all layers slide, or none."""
+    """Parse starcoder2: LayerNorms and biases everywhere, no gate in the feed-forward; all layers slide, or none."""
     bias = u.fields.boolean("use_bias", True)
     norm = Norm(u.fields.number("norm_epsilon", 1e-5), centered=True, bias=True)
     feed = mlp(u, activation=activation(u, default="gelu_pytorch_tanh"), gated=False, bias=bias)
@@ -92,28 +92,28 @@ def starcoder2(u: Usual) -> ModelConfig:
 
 
 def smollm3(u: Usual) -> ModelConfig:
-    """Every fourth layer does not rotate, and it is those that slide, if any do."""
+    """Parse smollm3: every fourth layer is not rotated, and with use_sliding_window these layers slide."""
     interval = u.fields.integer("no_rope_layer_interval", 4)
     rotated = flags(u, "no_rope_layers", [int((i + 1) % interval != 0) for i in range(u.layers)])
     slides = u.fields.boolean("use_sliding_window", False)
     types = layer_types(u, [SLIDING if slides and u.window and not rope else FULL for rope in rotated])
     rope = parse_rope(u, theta=2e6)
     attentions = [
-        attention(u, rope=rope if turns else None, reach=reach, **biased(u))
-        for turns, reach in zip(rotated, reaches(u, types), strict=True)
+        attention(u, rope=rope if rotates else None, reach=reach, **biased(u))
+        for rotates, reach in zip(rotated, reaches(u, types), strict=True)
     ]
     return decoder(u, attentions, mlp(u, bias=u.fields.boolean("mlp_bias", False)), llama_norms(u.norm))
 
 
 def cwm(u: Usual) -> ModelConfig:
-    """The first of every four layers is full."""
+    """Parse cwm: the first of every four layers is full."""
     types = layer_types(u, every(u, 4, full_at=0))
     feed = mlp(u, bias=u.fields.boolean("mlp_bias", False))
     return _model(u, reaches(u, types), feed, rope=parse_rope(u, theta=1e6, default=_CWM_ROPE))
 
 
 def flags(u: Usual, key: str, default: list[int]) -> list[int]:
-    """A list of 0 and 1, one per layer; an empty one counts as absent. Raises CheckpointError."""
+    """Return a list of 0 and 1 per layer; an empty list counts as absent. Raises CheckpointError."""
     value = u.fields.raw.get(key) or default
     if not isinstance(value, list) or len(value) < u.layers or not all(entry in (0, 1) for entry in value):
         raise u.fields.wrong(key, f"must list {u.layers} of 0 and 1")

@@ -1,7 +1,8 @@
-"""The families that jswa runs: one entry each, by model_type. docs/adding-a-model.md says how to add one.
+"""The model families that jswa runs: one entry per model_type. docs/adding-a-model.md says how to add one.
 
-Facts are transformers 5.23's: a key that is absent has the default of that family's config class, since checkpoints
-on the hub leave such keys out.
+Each entry names the function that parses the family's config.json; that function is in the module given by its prefix,
+for example `gemma.gemma3` in gemma.py. If a key is absent, the default is that of transformers 5.23's config class,
+because checkpoints on the hub omit such keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,18 +11,19 @@ from dataclasses import dataclass, field
 from jswa.architecture import ModelConfig
 from jswa.model.hf import blocks, dense, gated, gemma, gemma4, mixture
 from jswa.model.hf.common import Defaults, Usual
-from jswa.model.hf.names import LLAMA_NORMS, SANDWICH_NORMS, Names
+from jswa.model.hf.tensor_names import LLAMA_NORMS, SANDWICH_NORMS, Names
 
 
 @dataclass(frozen=True)
 class Family:
-    """How one model_type reads.
+    """How the config.json and the tensors of one model_type are read.
 
     Attributes:
-        parse: what the usual keys and the family's own make.
-        defaults: what a config class says where config.json is silent.
-        eos: the end token of a config without any.
-        aliases: other names of keys.
+        parse: derives the ModelConfig.
+        defaults: values of absent keys.
+        names: names of the tensors.
+        eos: end token if config.json has none.
+        aliases: other names of config keys, mapped to the usual ones.
     """
 
     parse: Callable[[Usual], ModelConfig]
@@ -74,7 +76,7 @@ _MISTRAL = Family(
 )
 
 FAMILIES: Mapping[str, Family] = {
-    # Llama's block.
+    # Dense models with llama's block.
     "llama": Family(dense.llama, Defaults(32000, 4096, 32, 32, 2048, 11008), eos=2),
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
@@ -200,7 +202,7 @@ FAMILIES: Mapping[str, Family] = {
         _GEMMA4,
         eos=1,
     ),
-    # Other blocks.
+    # Models with other blocks.
     "olmo2": Family(
         blocks.olmo2,
         Defaults(50304, 4096, 32, 32, 2048, 11008, rms_norm_eps=1e-5),
@@ -274,7 +276,7 @@ FAMILIES: Mapping[str, Family] = {
         _SANDWICH,
         eos=200001,
     ),
-    # Mixtures of experts in llama's block.
+    # Mixtures of experts with llama's block.
     "gpt_oss": Family(
         mixture.gpt_oss,
         Defaults(
@@ -343,7 +345,7 @@ FAMILIES: Mapping[str, Family] = {
         Defaults(150144, 2048, 49, 32, 262144, 6144, num_key_value_heads=4, head_dim=128, sliding_window=513),
         Names(sinks="softmax_offset", shared="mlp.shared_expert"),
     ),
-    # Gates.
+    # Models with gated attention.
     "afmoe": Family(
         gated.afmoe,
         Defaults(200192, 2048, 32, 16, 16384, 6144, head_dim=128, rms_norm_eps=1e-5, sliding_window=1024),

@@ -1,4 +1,4 @@
-"""Models whose attention output is gated: afmoe, step3p5, laguna, beam; and kolibri1, which shares their norms."""
+"""Parsers of models with gated attention (afmoe, step3p5, laguna, beam), and of kolibri1, which shares their norms."""
 
 import dataclasses
 import math
@@ -37,17 +37,17 @@ from jswa.model.hf.common import (
     sparse_layers,
 )
 from jswa.model.hf.fields import Fields
-from jswa.model.hf.mixture import still_full
+from jswa.model.hf.mixture import unrotated_full
 from jswa.model.hf.rope import parse_rope
 from jswa.storage.json_object import shown
 
 
 def afmoe(u: Usual) -> ModelConfig:
-    """Elementwise gates; full layers do not rotate; the first layers are dense."""
+    """Parse afmoe: elementwise gates; full layers are not rotated; the first layers are dense."""
     fields = u.fields
     norm = dataclasses.replace(u.norm, cast_first=False)
     types = layer_types(u, every(u, fields.integer("global_attn_every_n_layers", 4)))
-    kinds = still_full(attention(u, rope=parse_rope(u), qk_norm=norm, gate=Gate("sigmoid"), **biased(u)))
+    kinds = unrotated_full(attention(u, rope=parse_rope(u), qk_norm=norm, gate=Gate("sigmoid"), **biased(u)))
     hidden = fields.width("moe_intermediate_size", 1408)
     shared = fields.integer("num_shared_experts", 2, low=0, high=1024)
     moe = MoeConfig(
@@ -66,7 +66,7 @@ def afmoe(u: Usual) -> ModelConfig:
 
 
 def kolibri1(u: Usual) -> ModelConfig:
-    """Full layers do not rotate; experts are chosen by logits with a bias and weigh by sigmoids without."""
+    """Parse kolibri1: full layers are not rotated; experts rank by biased logits and weigh by unbiased sigmoids."""
     fields = u.fields
     types = layer_types(u, every(u, 5))
     base = attention(u, rope=parse_rope(u), qk_norm=u.norm)
@@ -77,12 +77,12 @@ def kolibri1(u: Usual) -> ModelConfig:
         router=RouterConfig("top_k_sigmoid", selection_bias=True, normalize=fields.boolean("norm_topk_prob", False)),
         shared=mlp(u, "shared_expert_intermediate_size", 512),
     )
-    kinds = still_full(base) if u.window else {FULL: base, SLIDING: base}
+    kinds = unrotated_full(base) if u.window else {FULL: base, SLIDING: base}
     return decoder(u, by_type(u, types, kinds), moe, sandwich(u.norm))
 
 
 def beam(u: Usual) -> ModelConfig:
-    """Gates with a bias per head; layers that do not rotate grow their queries; results fade in with depth."""
+    """Parse beam: gates with a bias per head; unrotated layers scale queries by position; depth-scaled residuals."""
     fields = u.fields
     norm = dataclasses.replace(u.norm, cast_first=False)
     types = layer_types(u, [*every(u, 6)[:-1], FULL])
@@ -114,7 +114,7 @@ def _deepened(layer: LayerConfig, index: int) -> LayerConfig:
 
 
 def laguna(u: Usual) -> ModelConfig:
-    """Softplus gates; query heads by layer; rotary embedding by layer type."""
+    """Parse laguna: softplus gates; query heads by layer; rotary embedding by layer type."""
     fields = u.fields
     if fields.boolean("moe_apply_router_weight_on_input", False):
         raise UnsupportedModel(f"{fields.where}: moe_apply_router_weight_on_input = true is not implemented")
@@ -131,7 +131,7 @@ def laguna(u: Usual) -> ModelConfig:
         attention(u, num_heads=count, rope=ropes[kind], reach=reach, qk_norm=u.norm, gate=gate, **biased(u))
         for kind, reach, count in zip(types, reaches(u, types), heads, strict=True)
     ]
-    capped = fields.raw.get("moe_router_logit_softcapping")  # 0: none
+    capped = fields.raw.get("moe_router_logit_softcapping")  # 0 means none
     moe = MoeConfig(
         **experts(u, "num_experts", 256, 8),
         hidden=fields.width("moe_intermediate_size", 512),
@@ -150,7 +150,7 @@ def laguna(u: Usual) -> ModelConfig:
 
 
 def step3p5(u: Usual) -> ModelConfig:
-    """Gates per head; sliding layers have query heads of their own; clamps and rotary bases by layer."""
+    """Parse step3p5: gates per head; sliding layers have their own query heads; clamps and rotary bases by layer."""
     u = _without_extra_layers(u)
     fields = u.fields
     norm = dataclasses.replace(u.norm, offset=1.0, cast_first=False)
@@ -181,7 +181,7 @@ _STEP_LISTS = (
 
 
 def _without_extra_layers(u: Usual) -> Usual:
-    """Lists by layer may go on for layers that guess further tokens, which are not loaded."""
+    """Cut lists by layer to the model's layers; entries for multi-token prediction layers may follow."""
     raw = u.fields.raw
     cut = {key: raw[key][: u.layers] for key in _STEP_LISTS if isinstance(raw.get(key), list)}
     return dataclasses.replace(u, fields=Fields({**raw, **cut}, u.fields.where))
@@ -189,18 +189,21 @@ def _without_extra_layers(u: Usual) -> Usual:
 
 def _step_heads(u: Usual) -> int:
     other = Fields(u.fields.table("attention_other_setting"), f"{u.fields.where}: attention_other_setting")
-    given = u.fields.optional_integer("num_sliding_attention_heads", None, high=MAX_HEADS)
+    sliding = u.fields.optional_integer("num_sliding_attention_heads", None, high=MAX_HEADS)
     table = u.fields.table("per_layer_config")
     own = [one.get("num_attention_heads") for one in table.values() if isinstance(one, dict)]
     if any(own):
         return Fields({"num_attention_heads": next(filter(None, own))}, f"{u.fields.where}: per_layer_config").integer(
             "num_attention_heads", None, high=MAX_HEADS
         )
-    return given or other.integer("num_attention_heads", u.heads, high=MAX_HEADS)
+    return sliding or other.integer("num_attention_heads", u.heads, high=MAX_HEADS)
 
 
 def _step_rope(u: Usual, kind: str, index: int) -> Any:
-    """`rope_parameters` by type, or lists by layer, of which a type's first layer counts; full layers may be scaled."""
+    """Return the rotary embedding of a layer type, whose first layer has index `index`.
+
+    The config has `rope_parameters` by type, or lists by layer. In the second form only full layers are scaled.
+    """
     fields = u.fields
     if isinstance(fields.table("rope_parameters").get(kind), dict):
         return parse_rope(u, layer_type=kind, partial=1.0)
@@ -243,7 +246,7 @@ def _step_mlps(u: Usual) -> list[MlpConfig | MoeConfig]:
 
 
 def _step_sparse(u: Usual) -> list[bool]:
-    """`moe_layers_enum`: the numbers of the mixtures, as text or a list; else all from the fourth on."""
+    """Return which layers are mixtures: `moe_layers_enum`, a string or list of indices; else all from the fourth on."""
     listed = u.fields.raw.get("moe_layers_enum")
     if listed is None:
         return [index >= 3 for index in range(u.layers)]
@@ -251,12 +254,12 @@ def _step_sparse(u: Usual) -> list[bool]:
     items = [item.strip() if isinstance(item, str) else item for item in items] if isinstance(items, list) else [None]
     numbers = {int(item) for item in items if str(item).isdecimal() and len(str(item)) < 10}
     if len(items) > 2 * MAX_LAYERS or not all(item == "" or str(item)[:10].isdecimal() for item in items):
-        raise u.fields.wrong("moe_layers_enum", "must list layers")
+        raise u.fields.wrong("moe_layers_enum", "must list layer indices")
     return [index in numbers for index in range(u.layers)]
 
 
 def _limits(u: Usual, key: str) -> list[float | None]:
-    """One clamp per layer, 0 or null for none."""
+    """Return one clamp per layer; 0 or null means none."""
     value = u.fields.raw.get(key) or [None] * u.layers
     if not isinstance(value, list) or len(value) < u.layers:
         raise u.fields.wrong(key, f"must list {u.layers} limits")
@@ -275,7 +278,7 @@ def _heads_per_layer(u: Usual) -> list[int]:
 def _per_head(u: Usual) -> bool:
     gating = u.fields.raw.get("gating", True)
     if gating not in (True, "per-head", "per-element", False):
-        raise UnsupportedModel(f"{u.fields.where}: gating = {shown(gating)} must be true, per-head or per-element")
+        raise UnsupportedModel(f"{u.fields.where}: gating = {shown(gating)}: must be true, per-head or per-element")
     return gating in (True, "per-head")
 
 

@@ -1,4 +1,4 @@
-"""gemma2, gemma3, vaultgemma: norms with weights 1 + w, embeddings times √d. (Gemma 3n and 4 are in gemma4.py.)"""
+"""Parsers of gemma2, gemma3 and vaultgemma: norms with weights 1 + w, embeddings times √d. gemma4.py has 3n and 4."""
 
 import dataclasses
 import math
@@ -26,17 +26,17 @@ from jswa.storage.json_object import shown
 
 
 def gemma2(u: Usual) -> ModelConfig:
-    """Every second layer full; softcaps on scores and logits, unless null."""
+    """Parse gemma2: every second layer is full; attention scores and logits have softcaps unless these are null."""
     return _one_rope(u, sandwich(_norm(u)))
 
 
 def vaultgemma(u: Usual) -> ModelConfig:
-    """gemma2 without norms behind attention and feed-forward."""
+    """Parse vaultgemma: as gemma2, without norms after attention and feed-forward."""
     return _one_rope(u, llama_norms(_norm(u)))
 
 
 def gemma3(u: Usual) -> ModelConfig:
-    """Every sixth layer full; q and k norms; one rotary embedding per layer type."""
+    """Parse gemma3: every sixth layer is full; q and k are normed; each layer type has its own rotary embedding."""
     types = layer_types(u, every(u, u.fields.integer("sliding_window_pattern", 6)))
     full = parse_rope(u, layer_type=FULL, theta=1e6)
     sliding = parse_rope(u, layer_type=SLIDING, theta_key="rope_local_base_freq", theta=1e4, scaled=False)
@@ -49,16 +49,16 @@ def gemma3(u: Usual) -> ModelConfig:
 
 
 def gelu_mlp(u: Usual, **changes: Any) -> MlpConfig:
-    """Gemma's feed-forward."""
+    """Return Gemma's feed-forward."""
     return mlp(u, activation=activation(u, "hidden_activation", "gelu_pytorch_tanh"), **changes)
 
 
 def causal(u: Usual) -> None:
-    """Raise UnsupportedModel for an encoder's attention; "vision" concerns images alone."""
+    """Raise UnsupportedModel for bidirectional attention; `vision` is allowed, because it concerns images only."""
     both = u.fields.raw.get("use_bidirectional_attention")
     if both not in (None, False, "vision"):
         raise UnsupportedModel(
-            f"{u.fields.where}: use_bidirectional_attention = {shown(both)} is not a decoder's attention"
+            f"{u.fields.where}: use_bidirectional_attention = {shown(both)}: must be false or vision"
         )
 
 

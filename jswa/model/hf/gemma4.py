@@ -1,6 +1,6 @@
-"""gemma4 and gemma3n: shared KV, K = V layers, experts beside the dense feed-forward, per-layer inputs, streams.
+"""Parsers of gemma4 and gemma3n: shared KV, K = V layers, experts beside the dense feed-forward, per-layer embeddings.
 
-Norms have plain weights and attention is not scaled.
+Gemma 3n also has AltUp streams. Norms have plain weights, and attention is not scaled.
 """
 
 import dataclasses
@@ -47,10 +47,10 @@ _FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_
 
 
 def gemma4(u: Usual, *, per_layer_dim: int = 256) -> ModelConfig:
-    """Full layers with heads of their own; what else there is differs by size."""
+    """Parse gemma4: full layers have their own head sizes; the model's size decides about its other features."""
     causal(u)
     types = layer_types(u, every(u, 6))
-    types = [*types[:-1], FULL]  # transformers makes the last layer full whatever the config says
+    types = [*types[:-1], FULL]  # transformers always makes the last layer full
     ropes: dict[tuple[str, int], Rope] = {}
     attentions = [
         dataclasses.replace(_attention(u, kind, index, ropes), reach=reach)
@@ -74,12 +74,12 @@ def gemma4(u: Usual, *, per_layer_dim: int = 256) -> ModelConfig:
 
 
 def gemma4_unified(u: Usual) -> ModelConfig:
-    """gemma4 without per-layer inputs and experts."""
+    """Parse gemma4_unified: as gemma4, without per-layer embeddings and experts."""
     return gemma4(u, per_layer_dim=0)
 
 
 def gemma3n(u: Usual) -> ModelConfig:
-    """Every fifth layer full; parallel streams; sparse gates in the first layers."""
+    """Parse gemma3n: every fifth layer is full; AltUp streams; activation sparsity in the first layers."""
     types, norm = layer_types(u, every(u, 5)), _norm(u)
     full = parse_rope(u, layer_type=FULL, theta=1e6)
     sliding = parse_rope(u, layer_type=SLIDING, theta_key="rope_local_base_freq", theta=1e4, scaled=False)
@@ -103,7 +103,7 @@ def gemma3n(u: Usual) -> ModelConfig:
 
 
 def unfolded(model: ModelConfig) -> ModelConfig:
-    """The same model storing K and V whole in all layers: what folding saves is measured against it."""
+    """Return the same model with whole K and V stored in all layers, to measure what folded keys save."""
 
     def whole(a: AttentionConfig) -> AttentionConfig:
         if not a.folded_keys or a.rope is None:
@@ -126,7 +126,10 @@ def _normed(u: Usual, rope: Rope, norm: Norm, **changes: Any) -> AttentionConfig
 
 
 def _attention(u: Usual, kind: str, index: int, ropes: dict[tuple[str, int], Rope]) -> AttentionConfig:
-    """One layer's, by its type and by `per_layer_config`, version 5's form of what differs; `ropes` known so far."""
+    """Return one layer's attention, by its type and by `per_layer_config`, the version-5 form of what differs.
+
+    `ropes` caches rotary embeddings.
+    """
     fields, full = u.fields, kind == FULL
     tied = full and fields.boolean("attention_k_eq_v", False)
     own = _per_layer(u, index)
@@ -142,15 +145,18 @@ def _attention(u: Usual, kind: str, index: int, ropes: dict[tuple[str, int], Rop
         theta, default = (1e6, _FULL_ROPE) if full else (1e4, None)
         ropes[kind, head_dim] = parse_rope(u, layer_type=kind, head_dim=head_dim, default=default, theta=theta)
     rope = ropes[kind, head_dim]
-    turned = sum(1 for frequency in rope.inv_freq if frequency)
-    folded = tied and 0 < turned < head_dim // 2
+    rotated = sum(1 for frequency in rope.inv_freq if frequency)
+    folded = tied and 0 < rotated < head_dim // 2
     if folded:
-        rope = dataclasses.replace(rope, inv_freq=rope.inv_freq[:turned])
+        rope = dataclasses.replace(rope, inv_freq=rope.inv_freq[:rotated])
     return _normed(u, rope, _norm(u), head_dim=head_dim, num_kv_heads=kv_heads, keys_as_values=tied, folded_keys=folded)
 
 
 def _per_layer(u: Usual, index: int) -> Fields | None:
-    """What `per_layer_config` says of a layer, {} where it is there and silent; its keys may have leading zeros."""
+    """Return the entry of `per_layer_config` for a layer; {} if it has none, None if there is no `per_layer_config`.
+
+    Keys may have leading zeros.
+    """
     if "per_layer_config" not in u.fields.raw:
         return None
     table = u.fields.table("per_layer_config")
@@ -165,7 +171,7 @@ def _shared_layers(u: Usual, default: int) -> int:
 def _with_shared_kv(
     u: Usual, attentions: Sequence[AttentionConfig], types: Sequence[str], shared: int
 ) -> list[AttentionConfig]:
-    """The last `shared` layers read the KV of the last layer of their type that has its own."""
+    """Make the last `shared` layers read the KV of the last layer of their type that stores its own."""
     owners = {kind: index for index, kind in enumerate(types[: u.layers - shared])}
     if missing := set(types) - set(owners):
         raise CheckpointError(
@@ -198,7 +204,7 @@ def _per_layer_input(u: Usual, dim: int, norm: Norm) -> PerLayerInput | None:
 
 
 def _gemma3n_mlps(u: Usual) -> list[MlpConfig]:
-    """Widths and sparsity of gates, each one number or one per layer."""
+    """Return feed-forwards by widths and sparsities, each of which is one number or a list by layer."""
     widths, shares = u.fields.raw.get("intermediate_size"), u.fields.raw.get("activation_sparsity_pattern")
     sparse = [0.95] * 10 + [0.0] * (u.layers - 10) if u.layers > 10 else [0.0] * u.layers
     shares = _each(u, "activation_sparsity_pattern", sparse if shares is None else shares)
@@ -216,7 +222,7 @@ def _gemma3n_mlps(u: Usual) -> list[MlpConfig]:
 def _each(u: Usual, key: str, value: Any) -> list[Any]:
     each = value if isinstance(value, list) else [value] * u.layers
     if len(each) != u.layers:
-        raise u.fields.wrong(key, f"must list {u.layers} numbers, or be one")
+        raise u.fields.wrong(key, f"must be a number or list {u.layers} numbers")
     return each
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts in llama's block."""
+"""Parsers of mixtures of experts with llama's block."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ _GPT_OSS_ROPE = {
 
 
 def gpt_oss(u: Usual) -> ModelConfig:
-    """Every second layer slides; sinks on all; biased experts with a clamped activation."""
+    """Parse gpt_oss: every second layer slides; all have sinks; experts have biases and a clamped activation."""
     types = layer_types(u, [SLIDING if index % 2 == 0 else FULL for index in range(u.layers)])
     rope = parse_rope(u, theta=150_000.0, default=_GPT_OSS_ROPE)
     base = attention(u, rope=rope, sinks=True, **biased(u, default=True))
@@ -70,7 +70,7 @@ def gpt_oss(u: Usual) -> ModelConfig:
 
 
 def mimo_v2_flash(u: Usual) -> ModelConfig:
-    """Layers of two kinds with head counts of their own; values narrower than keys; sinks on sliding layers."""
+    """Parse mimo_v2_flash: full and sliding layers have their own head counts; values are narrower than keys."""
     fields = u.fields
     default = [FULL if index == 0 or (index + 1) % 6 == 0 else SLIDING for index in range(u.layers)]
     pattern = flags(u, "hybrid_layer_pattern", [int(kind == SLIDING) for kind in default])
@@ -119,21 +119,21 @@ def _mimo_attention(u: Usual, kind: str) -> AttentionConfig:
 
 
 def llama4_text(u: Usual) -> ModelConfig:
-    """Chunked layers with rotary embedding and, between them, full layers without."""
+    """Parse llama4_text: chunked layers are rotated, full layers between them are not."""
     fields = u.fields
     interval = fields.integer("no_rope_layer_interval", 4)
     rotated = flags(u, "no_rope_layers", [int((index + 1) % interval != 0) for index in range(u.layers)])
-    types = layer_types(u, [CHUNKED if turns else FULL for turns in rotated], allowed=(FULL, CHUNKED))
+    types = layer_types(u, [CHUNKED if rotates else FULL for rotates in rotated], allowed=(FULL, CHUNKED))
     rope = parse_rope(u, theta=500_000.0, interleaved=True)
     tuned = bool(fields.raw.get("attn_temperature_tuning", True))
     growth = Temperature(fields.number("floor_scale", 8192.0), fields.number("attn_scale", 0.1)) if tuned else None
     normed = Norm(u.norm.eps, weighted=False) if fields.boolean("use_qk_norm", True) else None
     chunks = reaches(u, types, "attention_chunk_size", fields.optional_integer("attention_chunk_size", 8192))
     base = attention(u, **biased(u))
-    turning = {"rope": rope, "qk_norm": normed}  # weightless, so that norm and rotation may change places
+    rotating = {"rope": rope, "qk_norm": normed}  # a norm without weights commutes with the rotation
     attentions = [
-        dataclasses.replace(base, reach=reach, **(turning if turns else {"temperature": growth}))
-        for turns, reach in zip(rotated, chunks, strict=True)
+        dataclasses.replace(base, reach=reach, **(rotating if rotates else {"temperature": growth}))
+        for rotates, reach in zip(rotated, chunks, strict=True)
     ]
     return decoder(u, attentions, _llama4_mlps(u), llama_norms(u.norm))
 
@@ -155,7 +155,7 @@ def _llama4_mlps(u: Usual) -> list[MlpConfig | MoeConfig]:
 
 
 def mixtral(u: Usual) -> ModelConfig:
-    """All layers slide, or none; weights of the chosen experts add up to 1."""
+    """Parse mixtral: all layers slide, or none; the weights of the chosen experts add up to 1."""
     each = mlp(u)
     moe = MoeConfig(
         **experts(u, "num_local_experts", 8, 2),
@@ -167,7 +167,7 @@ def mixtral(u: Usual) -> ModelConfig:
 
 
 def qwen3_moe(u: Usual) -> ModelConfig:
-    """Norms on q and k; all layers slide, or none; some layers may be dense."""
+    """Parse qwen3_moe: q and k are normed; all layers slide, or none; some layers may be dense."""
     count = u.fields.optional_integer("num_local_experts", None, high=MAX_EXPERTS) or u.fields.integer(
         "num_experts", 128, low=0, high=MAX_EXPERTS
     )
@@ -177,7 +177,7 @@ def qwen3_moe(u: Usual) -> ModelConfig:
 
 
 def qwen2_moe(u: Usual) -> ModelConfig:
-    """Every second of the first layers may slide; a gated shared expert."""
+    """Parse qwen2_moe: every second of the first layers may slide; the shared expert has a gate."""
     fields = u.fields
     slides, first = fields.boolean("use_sliding_window", False), fields.integer("max_window_layers", 28, low=0)
     types = [SLIDING if slides and i % 2 == 0 and i < first else FULL for i in range(u.layers)]
@@ -191,7 +191,7 @@ def qwen2_moe(u: Usual) -> ModelConfig:
 
 
 def _qwen_mlps(u: Usual, count: int, top_k: int, width: int, **shared: Any) -> list[MlpConfig | MoeConfig]:
-    """Every `decoder_sparse_step`-th layer is a mixture, but for `mlp_only_layers`."""
+    """Return feed-forwards: every `decoder_sparse_step`-th is a mixture, except those in `mlp_only_layers`."""
     step, dense = u.fields.integer("decoder_sparse_step", 1), _listed(u, "mlp_only_layers", [])
     if not count:
         return [mlp(u)] * u.layers
@@ -207,7 +207,7 @@ def _qwen_mlps(u: Usual, count: int, top_k: int, width: int, **shared: Any) -> l
 
 
 def dots1(u: Usual) -> ModelConfig:
-    """Norms on q and k; layers from max_window_layers on slide; the first layers are dense."""
+    """Parse dots1: q and k are normed; layers from max_window_layers on slide; the first layers are dense."""
     fields = u.fields
     types = layer_types(u, sliding_from(u, u.window, fields.integer("max_window_layers", 62, low=0)))
     base = attention(u, rope=parse_rope(u), qk_norm=u.norm, **biased(u))
@@ -220,7 +220,7 @@ def dots1(u: Usual) -> ModelConfig:
 
 
 def exaone_moe(u: Usual) -> ModelConfig:
-    """exaone4's attention in llama's block; the first layer is dense."""
+    """Parse exaone_moe: exaone4's attention in llama's block; the first layer is dense."""
     fields = u.fields
     first = fields.integer("first_k_dense_replace", 1, low=0, high=MAX_LAYERS)
     shared = fields.integer("num_shared_experts", 1, low=0, high=1024)
@@ -232,7 +232,7 @@ def exaone_moe(u: Usual) -> ModelConfig:
 def _deepseek_moe(
     u: Usual, key: str, width: int, count: int | None, shared: int, *, scale: float, normalize: bool = False
 ) -> MoeConfig:
-    """DeepSeek-V3's mixture: its router, and `shared` experts for all tokens, in one."""
+    """Return DeepSeek-V3's mixture: its router, and `shared` experts for all tokens, fused into one."""
     counts = experts(u, key, count, 8 if count else None)
     hidden = u.fields.width("moe_intermediate_size", width)
     return MoeConfig(
@@ -245,7 +245,7 @@ def _deepseek_moe(
 
 
 def mellum(u: Usual) -> ModelConfig:
-    """Norms on q and k; rotary embedding by layer type."""
+    """Parse mellum: q and k are normed; each layer type has its own rotary embedding."""
     types = layer_types(u, [FULL] * u.layers)
     kinds = {
         kind: attention(u, rope=parse_rope(u, layer_type=kind, theta=theta), qk_norm=u.norm, **biased(u))
@@ -263,10 +263,10 @@ def mellum(u: Usual) -> ModelConfig:
 
 
 def phimoe(u: Usual) -> ModelConfig:
-    """LayerNorms with biases, SparseMixer routing; all layers slide, or none."""
+    """Parse phimoe: LayerNorms with biases, SparseMixer routing; all layers slide, or none."""
     fields = u.fields
     norm, each = Norm(u.norm.eps, centered=True, bias=True), mlp(u)
-    counts = {**experts(u, "num_local_experts", 16, 2), "top_k": 2}  # SparseMixer takes two, whatever the key says
+    counts = {**experts(u, "num_local_experts", 16, 2), "top_k": 2}  # SparseMixer always chooses two
     jitter = fields.number("router_jitter_noise", 0.01) if fields.raw.get("router_jitter_noise") != 0 else 0.0
     moe = MoeConfig(
         **counts, hidden=each.hidden, activation=each.activation, router=RouterConfig("sparsemixer", jitter=jitter)
@@ -277,7 +277,7 @@ def phimoe(u: Usual) -> ModelConfig:
 
 
 def flint(u: Usual) -> ModelConfig:
-    """Sinks on all layers; full layers, where they do not slide, do not rotate; a shared expert."""
+    """Parse flint: all layers have sinks; full layers are not rotated; a shared expert."""
     last, fields = u.layers - 1, u.fields
     types = layer_types(u, [FULL if i < 2 or i % 4 == 1 or i == last else SLIDING for i in range(u.layers)])
     dense, step = _listed(u, "mlp_only_layers", [0, 1]), fields.integer("decoder_sparse_step", 1)
@@ -290,12 +290,12 @@ def flint(u: Usual) -> ModelConfig:
     )
     mlps = [moe if i not in dense and (i + 1) % step == 0 else mlp(u) for i in range(u.layers)]
     norm = dataclasses.replace(u.norm, cast_first=False)
-    kinds = still_full(attention(u, rope=parse_rope(u), qk_norm=norm, sinks=True, **biased(u)))
+    kinds = unrotated_full(attention(u, rope=parse_rope(u), qk_norm=norm, sinks=True, **biased(u)))
     return decoder(u, by_type(u, types, kinds), mlps, llama_norms(norm), final_norm=norm)
 
 
-def still_full(base: AttentionConfig, **full: Any) -> dict[str, AttentionConfig]:
-    """Sliding layers rotate, full layers do not."""
+def unrotated_full(base: AttentionConfig, **full: Any) -> dict[str, AttentionConfig]:
+    """Return attentions by layer type: sliding layers are rotated, full layers are not."""
     return {SLIDING: base, FULL: dataclasses.replace(base, rope=None, **full)}
 
 
@@ -304,14 +304,14 @@ def _sliding(u: Usual, mlps: MoeConfig | Sequence[MlpConfig | MoeConfig], **chan
 
 
 def _all_sliding(u: Usual, **changes: Any) -> list[AttentionConfig]:
-    """All layers slide, or none."""
+    """Return attentions that all slide, or are all full without a window."""
     return [attention(u, reach=reach, **changes) for reach in reaches(u, sliding_from(u, u.window, 0))]
 
 
 def _listed(u: Usual, key: str, default: list[int]) -> list[int]:
-    """A list of layers. Raises CheckpointError."""
+    """Return a list of layer indices. Raises CheckpointError."""
     value = u.fields.raw.get(key)
     value = default if value is None else value
     if not isinstance(value, list) or not all(isinstance(index, int) for index in value):
-        raise u.fields.wrong(key, "must be a list of layers")
+        raise u.fields.wrong(key, "must be a list of layer indices")
     return value

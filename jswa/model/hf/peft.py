@@ -1,7 +1,8 @@
-"""adapter_config.json of PEFT 0.21 and earlier: the rank and scale of each module; what changes results is refused.
+"""Parsing of adapter_config.json (PEFT 0.21 and earlier): rank and scale of each module of a LoRA adapter.
 
-A module's update is scale · B · A, with scale = lora_alpha / r, or lora_alpha / √r where `use_rslora` (Kalajdzievski
-2023, arXiv 2312.03732); `rank_pattern` and `alpha_pattern` give single modules others.
+A module's update is scale · B · A, with scale = lora_alpha / r, or lora_alpha / √r if `use_rslora` (Kalajdzievski 2023,
+arXiv 2312.03732). `rank_pattern` and `alpha_pattern` override r and lora_alpha for single modules. Settings that would
+change the result and are not implemented are refused.
 """
 
 import math
@@ -18,8 +19,8 @@ CONFIG = "adapter_config.json"
 MAX_RANK = 256
 _MAX_PATTERNS = 10_000
 _NAME = re.compile(r"\^?[\w.]{1,500}")
-# Fields that say how it was trained, or which modules have tensors: those are in the file.
-_IDLE = {
+# Fields about training, and about which modules are adapted; the tensors in the file show the latter.
+_IGNORED = {
     "auto_mapping", "base_model_name_or_path", "base_model_class", "ensure_weight_tying", "eva_config",
     "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core",
     "parent_library", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
@@ -31,12 +32,12 @@ _REASONS = {
     "trainable_token_indices": "whole rows of embeddings in an adapter are not supported",
     "target_parameters": "adapters of parameters, such as stacked experts, are not supported",
     "lora_bias": "biases in an adapter are not supported",
-    "fan_in_fan_out": "must be false: linear layers are [out, in]",
-    "layer_replication": "layers run twice are not supported",
-    "alora_invocation_tokens": "adapters that begin within a text (aLoRA) are not supported",
+    "fan_in_fan_out": "must be false, because linear layers are [out, in]",
+    "layer_replication": "repeated layers are not supported",
+    "alora_invocation_tokens": "adapters that apply to a part of the prompt (aLoRA) are not supported",
 }
-# Others replace the base's own weights when they are loaded, so that the file alone means something else.
-_PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
+# Other initializations change the base model's weights on loading, so the adapter does not fit the original ones.
+_PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 @dataclass(frozen=True)
@@ -50,28 +51,28 @@ class LoraConfig:
     alphas: Mapping[str, float]
 
     def rank_of(self, module: str) -> int:
-        """Of a module, by its name in the model that was trained."""
+        """Return the rank of a module, by its name in the trained model."""
         return _matching(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What its B·A is multiplied by."""
+        """Return the factor of a module's B · A."""
         rank = self.rank_of(module)
         return _matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
 
 def read_lora_config(folder: Path) -> LoraConfig:
-    """Read adapter_config.json. Raises CheckpointError that names the field, the value and what would do."""
+    """Read adapter_config.json. Raises CheckpointError that names the field, the value and the limit."""
     fields = read_object(folder / CONFIG)
     if fields.get("peft_type") != "LORA":
         raise _refused("peft_type", fields.get("peft_type"), "must be LORA")
     if fields.get("bias", "none") != "none":
-        raise _refused("bias", fields["bias"], "must be none: biases in an adapter are not supported")
-    start = fields.get("init_lora_weights")
-    if not any(start is plain for plain in _PLAIN_STARTS[:3]) and start not in _PLAIN_STARTS[3:]:
-        limit = "changes the base's weights: convert the adapter to plain LoRA when it is saved (PEFT can)"
-        raise _refused("init_lora_weights", start, limit)
+        raise _refused("bias", fields["bias"], "must be none, because biases in an adapter are not supported")
+    init = fields.get("init_lora_weights")
+    if not any(init is plain for plain in _PLAIN_INITS[:3]) and init not in _PLAIN_INITS[3:]:
+        limit = "changes the weights of the base model: save the adapter as plain LoRA with PEFT"
+        raise _refused("init_lora_weights", init, limit)
     for name, value in fields.items():
-        if name not in _IDLE | _READ and value not in (None, False, 0, "", [], {}):
+        if name not in _IGNORED | _READ and value not in (None, False, 0, "", [], {}):
             raise _refused(name, value, _REASONS.get(name, "is not supported"))
     rslora = fields.get("use_rslora") or False
     if not isinstance(rslora, bool):
@@ -86,7 +87,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
 
 
 def _matching[T](pattern: Mapping[str, T], module: str, default: T) -> T:
-    """The first entry that is the module's name, or the end of it."""
+    """Return the value of the first entry that equals the module's name or its last components."""
     if not pattern:
         return default
     parts = module.split(".")
@@ -99,9 +100,9 @@ def _pattern(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(found, dict) or len(found) > _MAX_PATTERNS:
         raise _refused(name, found, f"must be an object of at most {_MAX_PATTERNS} modules")
     for key in found:
-        # PEFT takes regular expressions; one that nobody vouches for may run for ever.
+        # PEFT allows regular expressions; an untrusted one could run for a very long time.
         if not _NAME.fullmatch(key):
-            raise _refused(name, key, "must be the name of a module, or the end of one")
+            raise _refused(name, key, "must be the name of a module, or its last components")
     return found
 
 

@@ -1,4 +1,4 @@
-"""`quantization_config` of a config.json: what it says of how weights are stored, or why they cannot be read."""
+"""Parsing of `quantization_config`: how a checkpoint's weights are stored, or why jswa cannot read them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,12 @@ _MAX_GROUPS, _MAX_BLOCK = 64, 2**16
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a checkpoint's quantised weights lie on disk; the tensors themselves say which weights are.
+    """How a checkpoint's quantized weights are stored; the tensors show which weights are quantized.
 
     Attributes:
-        method: as errors name it.
-        blocks: rows and columns that share a scale, where the checkpoint has weights with block scales. Scales of a
-            whole tensor and of each row need no entry.
+        method: name of the method in errors.
+        blocks: rows and columns that share a scale, for each group of weights with block scales. Scales per tensor and
+            per row need no entry.
     """
 
     method: str
@@ -29,11 +29,11 @@ class Quantization:
 
 
 def parse_quantization(raw: dict[str, Any]) -> Quantization | None:
-    """That of a whole config.json; None where weights are plain.
+    """Parse the quantization of a config.json; None if weights are plain.
 
-    How activations and KV were to be quantised is not looked at: jswa reads weights, and scales of KV wherever there
-    are any (`jswa.model.weights.kv_scales`). Raises UnsupportedModel
-    for methods and formats that jswa cannot read, by their names, and CheckpointError for values that make no sense.
+    The quantization of activations and KV is ignored, because jswa quantizes weights only, and reads scales of KV
+    wherever a checkpoint has them (`jswa.model.weights.kv_scales`). Raises UnsupportedModel that names a method or
+    format that jswa cannot read, and CheckpointError for invalid values.
     """
     text = raw.get("text_config")
     for holder, where in ((raw, "config.json"), (text if isinstance(text, dict) else {}, "config.json: text_config")):
@@ -47,22 +47,22 @@ def parse_quantization(raw: dict[str, Any]) -> Quantization | None:
 def _parse(fields: Fields) -> Quantization:
     method = fields.string("quant_method", "(none)")
     if method not in _METHODS:
-        raise UnsupportedModel(f"{fields.where}: quant_method = {shown(method)} is not one of {', '.join(_METHODS)}")
+        raise UnsupportedModel(f"{fields.where}: quant_method = {shown(method)}: must be one of {', '.join(_METHODS)}")
     if method == "compressed-tensors":
         return Quantization(method, _compressed(fields))
     if method == "fp8" and fields.string("fmt", "e4m3") != "e4m3":
-        raise UnsupportedModel(f"{fields.where}: fmt = {shown(fields.raw['fmt'])} must be e4m3")
+        raise UnsupportedModel(f"{fields.where}: fmt = {shown(fields.raw['fmt'])}: must be e4m3")
     size = fields.raw.get("weight_block_size")
     return Quantization(method, () if method != "fp8" or size is None else (_block(fields, "weight_block_size"),))
 
 
 def _compressed(fields: Fields) -> tuple[tuple[int, int], ...]:
-    """The blocks of all groups of a compressed-tensors config."""
+    """Return the block sizes of all groups of a compressed-tensors config."""
     if fields.table("transform_config"):
-        raise UnsupportedModel(f"{fields.where}: transform_config asks for rotated weights, which are not implemented")
+        raise UnsupportedModel(f"{fields.where}: transform_config needs rotated weights, which are not implemented")
     sparsity = Fields(fields.table("sparsity_config"), f"{fields.where}: sparsity_config").string("format", "dense")
     if sparsity != "dense":
-        raise UnsupportedModel(f"{fields.where}: sparsity_config: format = {shown(sparsity)} must be dense")
+        raise UnsupportedModel(f"{fields.where}: sparsity_config: format = {shown(sparsity)}: must be dense")
     groups, common = fields.table("config_groups"), fields.string("format", "(none)")
     fewest = 0 if fields.raw.get("kv_cache_scheme") is not None else 1
     if not fewest <= len(groups) <= _MAX_GROUPS:
@@ -73,14 +73,14 @@ def _compressed(fields: Fields) -> tuple[tuple[int, int], ...]:
         group = Fields(Fields(groups, where).table(name), where)
         kind = group.string("format", common)
         if kind not in _FORMATS:
-            raise UnsupportedModel(f"{where}: format = {shown(kind)} is not one of {', '.join(_FORMATS)}")
+            raise UnsupportedModel(f"{where}: format = {shown(kind)}: must be one of {', '.join(_FORMATS)}")
         blocks += _weights(Fields(group.table("weights"), f"{where}: weights"), packed=kind == "mxfp4-pack-quantized")
     return tuple(dict.fromkeys(blocks))
 
 
 def _weights(fields: Fields, *, packed: bool) -> list[tuple[int, int]]:
-    """The block of one group, where it has one."""
-    if packed:  # blocks of 32 columns, by definition
+    """Return the block size of one group, if it has one."""
+    if packed:  # MXFP4 always has blocks of 32 columns
         return []
     kind, bits = fields.string("type", "int"), fields.integer("num_bits", 8)
     if kind not in ("int", "float") or bits != 8:
@@ -90,7 +90,7 @@ def _weights(fields: Fields, *, packed: bool) -> list[tuple[int, int]]:
     size = fields.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK)
     strategy = fields.string("strategy", "tensor" if size is None else "channel" if size == -1 else "group")
     if strategy not in _STRATEGIES:
-        raise UnsupportedModel(f"{fields.where}: strategy = {shown(strategy)} is not one of {', '.join(_STRATEGIES)}")
+        raise UnsupportedModel(f"{fields.where}: strategy = {shown(strategy)}: must be one of {', '.join(_STRATEGIES)}")
     if strategy == "block":
         return [_block(fields, "block_structure")]
     if strategy == "group":
@@ -99,7 +99,7 @@ def _weights(fields: Fields, *, packed: bool) -> list[tuple[int, int]]:
 
 
 def _block(fields: Fields, key: str) -> tuple[int, int]:
-    """Rows and columns. Raises CheckpointError."""
+    """Return the rows and columns of a block. Raises CheckpointError."""
     sizes = fields.raw.get(key)
     whole = isinstance(sizes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
     if not isinstance(sizes, list) or not whole or len(sizes) != 2 or not all(0 < n <= _MAX_BLOCK for n in sizes):

@@ -1,8 +1,8 @@
-"""Rotary parameters of a config.json, in each of their three forms, to inverse frequencies.
+"""Parsing of rotary embeddings: the three forms of config.json to inverse frequencies.
 
 (a) old hub: rope_theta and rope_scaling {type | rope_type, …}; (b) version 5, flat: rope_parameters {…};
 (c) version 5, by layer type: rope_parameters {full_attention: {…} | null, sliding_attention: {…}}.
-Computed in float32 where transformers does, so that positions far out agree.
+Computation is in float32 wherever transformers does so, because distant positions would differ otherwise.
 """
 
 import dataclasses
@@ -35,18 +35,18 @@ def parse_rope(
     aliases: dict[str, str] | None = None,
     base: float | None = None,
 ) -> Rope:
-    """The rotary embedding of a layer type.
+    """Return the rotary embedding of a layer type.
 
     Args:
-        layer_type: name in nested rope_parameters.
-        theta_key, theta: where the old form keeps this layer type's base, and the family's default.
-        scaled: whether the old form's rope_scaling applies to this layer type.
-        default: parameters of a family whose config has none.
-        partial: the family's default share of dimensions that are rotated; None: the family rotates all, and
-            transformers ignores the key.
-        interleaved: the family's pairing.
-        aliases: other names of rope types in this family.
-        base: in place of the config's, for families that list a base per layer.
+        layer_type: its name in nested rope_parameters.
+        theta_key, theta: key of this layer type's base in the old form, and the family's default.
+        scaled: whether rope_scaling of the old form applies to this layer type.
+        default: parameters of the family, for configs that have none.
+        partial: the family's default share of rotated dimensions. None if the family rotates all dimensions, because
+            transformers then ignores the key.
+        interleaved: whether the family pairs dimensions (2i, 2i + 1).
+        aliases: the family's other names of rope types.
+        base: overrides the config's base, for families that list a base per layer.
     """
     fields, head_dim = u.fields, head_dim or u.head_dim
     where, table, nested = _parameters(fields, layer_type, scaled=scaled)
@@ -60,7 +60,7 @@ def parse_rope(
     given = rope.share("partial_rotary_factor", fields.share("partial_rotary_factor", partial))
     dim = head_dim if partial is None or kind == "proportional" else int(head_dim * (given or 1.0))
     if dim % 2 or dim < 2 or dim > head_dim:
-        raise UnsupportedModel(f"{where}: a head size of {dim} cannot be rotated, it must be even")
+        raise UnsupportedModel(f"{where}: a head size of {dim} cannot be rotated: must be even")
     if partial is None and kind not in ("default", "dynamic", "proportional") and (given or 1.0) != 1.0:
         raise UnsupportedModel(f"{where}: partial_rotary_factor with rope_type = {shown(kind)} is not implemented")
     original = fields.optional_integer("original_max_position_embeddings", None) or rope.integer(
@@ -70,19 +70,21 @@ def parse_rope(
         with np.errstate(all="ignore"):
             if kind == "longrope":
                 return _longrope(rope, theta, dim, u.max_position, original, interleaved=interleaved)
-            truncate = nested or rope.boolean("truncate", True)  # transformers reads it in flat parameters only
+            truncate = nested or rope.boolean("truncate", True)  # transformers reads it only in flat parameters
             share = 1.0 if given is None else given
             inv_freq, scale = _frequencies(
                 rope, kind, theta, dim, u.max_position, original, share=share, truncate=truncate
             )
     except (ArithmeticError, ValueError) as error:
-        raise CheckpointError(f"{where}: {shown(table)} cannot be computed with: {error}") from error
+        raise CheckpointError(f"{where} = {shown(table)}: frequencies cannot be computed: {error}") from error
     return _rope(rope, inv_freq, scale, interleaved)
 
 
 def _rope(rope: Fields, inv_freq: Float[np.ndarray, " n"], scale: float, interleaved: bool) -> Rope:
-    if not np.isfinite([*inv_freq, scale]).all():
-        raise CheckpointError(f"{rope.where}: {shown(rope.raw)} gives frequencies that are not finite in float32")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(np.array([*inv_freq, scale]).astype(np.float32)).all()
+    if not finite:
+        raise CheckpointError(f"{rope.where} = {shown(rope.raw)}: frequencies must be finite in float32")
     return Rope(tuple(inv_freq.astype(np.float32).tolist()), scale, interleaved)
 
 
@@ -101,26 +103,28 @@ def _frequencies(
     share: float,
     truncate: bool,
 ) -> tuple[Float[np.ndarray, " n"], float]:
-    """Inverse frequencies, and the factor of cos and sin."""
+    """Return inverse frequencies, and the factor of cos and sin."""
     inv_freq = _inverse(theta, dim)
-    # "dynamic" differs from "default" past max_position_embeddings only, where max_model_len does not reach.
+    # "dynamic" differs from "default" only beyond max_position_embeddings, which max_model_len never exceeds.
     if kind in ("default", "dynamic"):
         return inv_freq, 1.0
     if kind == "linear":
         return inv_freq / np.float32(rope.number("factor", None)), 1.0
-    if kind == "proportional":  # gemma4: all pairs (i, i + D / 2), the first ones with frequencies of the whole head
-        turned = min(int(share * dim // 2), dim // 2)
-        rest = np.zeros(dim // 2 - turned, np.float32)
-        return np.concatenate([inv_freq[:turned], rest]) / np.float32(rope.number("factor", 1.0)), 1.0
+    if (
+        kind == "proportional"
+    ):  # gemma4: pairs are (i, i + D / 2), and only the first ones rotate, at the frequencies of the whole head
+        rotated = min(int(share * dim // 2), dim // 2)
+        rest = np.zeros(dim // 2 - rotated, np.float32)
+        return np.concatenate([inv_freq[:rotated], rest]) / np.float32(rope.number("factor", 1.0)), 1.0
     if kind == "llama3":
         return _llama3(inv_freq, rope, original), 1.0
     if kind == "yarn":
         return _yarn(inv_freq, rope, theta, max_position, original, truncate=truncate)
-    raise UnsupportedModel(f"{rope.where}: rope_type = {shown(kind)} is not one of {', '.join(_KINDS)}")
+    raise UnsupportedModel(f"{rope.where}: rope_type = {shown(kind)}: must be one of {', '.join(_KINDS)}")
 
 
 def _longrope(rope: Fields, theta: float, dim: int, max_position: int, original: int, *, interleaved: bool) -> Rope:
-    """One factor per pair, and another set of them past the original length (Ding et al. 2024, arXiv 2402.13753)."""
+    """Return LongRoPE's factors up to the original length and beyond it (Ding et al. 2024, arXiv 2402.13753)."""
     factor = rope.optional_number("factor", None) or max_position / original
     scale = rope.optional_number("attention_factor", None)
     if scale is None:
@@ -135,7 +139,7 @@ def _longrope(rope: Fields, theta: float, dim: int, max_position: int, original:
 
 
 def _parameters(fields: Fields, layer_type: str | None, *, scaled: bool) -> tuple[str, dict[str, Any], bool]:
-    """What the parameters are called in errors, the parameters, and whether they were nested by layer type."""
+    """Return the name of the parameters in errors, the parameters, and whether they are nested by layer type."""
     parameters = fields.table("rope_parameters")
     scaling = fields.table("rope_scaling") if scaled else {}
     if layer_type is None:
@@ -147,11 +151,11 @@ def _parameters(fields: Fields, layer_type: str | None, *, scaled: bool) -> tupl
 
 
 def _llama3(inv_freq: Float[np.ndarray, " n"], rope: Fields, original: int) -> Float[np.ndarray, " n"]:
-    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    """Return Llama 3.1's frequencies: long wavelengths are stretched by `factor`, medium ones are blended."""
     factor = rope.number("factor", None)
     low, high = rope.number("low_freq_factor", None), rope.number("high_freq_factor", None)
     wavelength = 2 * math.pi / inv_freq.astype(np.float64)
-    # Where high = low nothing is blended, and what the division gives is not used.
+    # If high = low, no wavelength is blended, and the result of the division is not used.
     smooth = (original / wavelength - low) / np.float64(high - low)
     blended = (1 - smooth) * inv_freq / factor + smooth * inv_freq
     out = np.where(wavelength > original / low, inv_freq / factor, blended)
@@ -167,7 +171,7 @@ def _yarn(
     *,
     truncate: bool,
 ) -> tuple[Float[np.ndarray, " n"], float]:
-    """Inverse frequencies and scale of YaRN (Peng et al. 2023, arXiv 2309.00071)."""
+    """Return inverse frequencies and scale of YaRN (Peng et al. 2023, arXiv 2309.00071)."""
     dim = 2 * len(inv_freq)
     factor = rope.optional_number("factor", None) or max_position / original
     mscale, mscale_all = rope.optional_number("mscale", None), rope.optional_number("mscale_all_dim", None)

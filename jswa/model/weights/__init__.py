@@ -1,1 +1,9 @@
-"""Checkpoint files to parameters: read, dequantize, place on devices, hold in 16, 8 or 4 bits."""
+"""Weights of a checkpoint, from files to parameters on devices; `load` is the entry.
+
+safetensors_header, safetensors_files    checked headers; rows of tensors
+dequantize, kv_scales                    fp8, int8 and MXFP4 tensors -> numbers; scales of a quantized KV cache
+quantize, formats                        quantization to 8 bits at load time; storage formats in device memory
+placement                                parameters to devices, each device its tensor parallel shard
+converted                                checkpoints that `jswa convert` wrote
+lora_files                               LoRA adapters in PEFT folders
+"""

@@ -1,12 +1,12 @@
-"""Parameters as the engine holds them, on disk: what `jswa convert` writes beside a model's config and tokenizer.
+"""Converted checkpoints: parameters as the engine stores them, which `jswa convert` writes beside config and tokenizer.
 
-    folder/jswa_weights.json   whose parameters they are, and of each the shape, type and checksum
-    folder/weights/            the parameters, by name, as orbax writes them
+    folder/jswa_weights.json   manifest: identity of the model; shape, dtype and checksum of each parameter
+    folder/weights/            the parameters by name, as orbax writes them
 
-Nothing has to be cast, put together or transposed, so a start takes as long as the bytes take to be read. Orbax is told
-to write each parameter as one plain run of bytes (zarr 2, no compression, one chunk), which is read here without orbax;
-orbax itself can restore the folder `weights` with any sharding. Checksums find what is torn; they do not tell who wrote
-it: load only what you would run.
+No tensor has to be cast, fused or transposed, so loading takes as long as reading the bytes. Orbax writes each
+parameter as one chunk of plain bytes (zarr 2, no compression), and this module reads it without orbax. Orbax itself can
+restore the folder `weights` with any sharding. Checksums detect damage but do not authenticate the author: load only
+folders that you trust.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.kv_scales import scales_name
-from jswa.model.weights.place import Placement, empty, load_all
+from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.storage.json_object import read_object, shown
 
 MANIFEST, WEIGHTS = "jswa_weights.json", "weights"
@@ -40,16 +40,16 @@ _FLOATS = ("float32", "bfloat16", "float16")
 
 
 def is_converted(folder: Path) -> bool:
-    """Whether a folder has parameters in this form."""
+    """Return whether a folder is a converted checkpoint."""
     return os.path.lexists(folder / MANIFEST)
 
 
 def write_converted(folder: Path, model: ModelConfig, params: Params) -> None:
     """Write the parameters and their manifest into a new folder."""
-    import orbax.checkpoint as ocp  # a fifth of a second, and only here
+    import orbax.checkpoint as ocp  # takes 0.2 s, and only conversion needs it
 
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-    noise = logging.getLogger("absl")  # orbax warns that it skips a step of formats that this is not
+    noise = logging.getLogger("absl")  # orbax warns that it skips a step that this format does not have
     level = noise.level
     noise.setLevel(logging.ERROR)
     try:
@@ -60,7 +60,7 @@ def write_converted(folder: Path, model: ModelConfig, params: Params) -> None:
     entries = {}
     for name, value in params.items():
         if _read_zarray(folder, name) != _zarray(value.shape, np.dtype(value.dtype)):
-            raise CheckpointError(f"orbax has written {name} in a form that jswa cannot read: {folder}")
+            raise CheckpointError(f"{folder}: orbax has written {name} in a form that jswa cannot read")
         checksum = _read(folder, name, empty(value.shape, np.dtype(value.dtype)))
         entries[name] = {"shape": list(value.shape), "dtype": str(value.dtype), "crc32": checksum}
     manifest = {
@@ -78,42 +78,49 @@ def load_converted(
     folder: Path,
     model: ModelConfig,
     dtype: jnp.dtype,
-    adopt: Callable[[str, Params, Placement], Params],
+    reformat: Callable[[str, Params, Placement], Params],
     mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, Params]:
-    """The parameters of a folder whose config says `model`, cast to `dtype` where they are of another floating type.
+    """Load the parameters of a converted checkpoint.
 
-    Each device of a `mesh` gets its part.
+    Raises CheckpointError with the reason if the folder is damaged, or was written for another model or by another
+    version of jswa.
 
-    `adopt` may hold them in another form, by name. Raises CheckpointError with the reason where they are torn, of
-    another model, or of another version of jswa.
+    Args:
+        model: the folder's config.
+        dtype: floating-point parameters of another dtype are cast to it.
+        reformat: changes the storage format of a matrix (`formats.reformat`).
+        mesh: each of its devices gets its tensor parallel shard.
     """
     manifest = _read_manifest(folder)
     model = dataclasses.replace(model, tie_embeddings=manifest.get("tied") is True)
     if manifest.get("model") != _identity(model):
         raise CheckpointError(
-            f"{folder}: {MANIFEST} is of another model than config.json, or was written by another version of jswa: "
+            f"{folder}: {MANIFEST} does not belong to config.json, or was written by another version of jswa: "
             "convert the checkpoint again"
         )
     shapes = param_shapes(model, dtype)
     shapes |= _kv_scale_shapes(model, manifest.get("parameters"))
-    entries, where = _entries(folder, manifest.get("parameters"), shapes), Placement(model, mesh)
+    entries, placement = _entries(folder, manifest.get("parameters"), shapes), Placement(model, mesh)
 
     def read(entry: _Entry) -> jax.Array:
         array = empty(entry.shape, entry.dtype)
         if _read(folder, entry.name, array) != entry.checksum:
-            raise CheckpointError(f"{folder}: the parameter {entry.name} is torn: it does not agree with its checksum")
+            raise CheckpointError(f"{folder}: the parameter {entry.name} is damaged: its checksum does not match")
         if entry.dtype.name in _FLOATS and entry.dtype != dtype and not entry.name.endswith(".scales"):
             cast = empty(array.shape, np.dtype(dtype))
             cast[...] = array
             array = cast
-        return where.put(entry.name, array)
+        return placement.put(entry.name, array)
 
-    return model, load_all(lambda name: adopt(name, {one.name: read(one) for one in entries[name]}, where), shapes)
+    def load(name: str) -> Params:
+        return reformat(name, {entry.name: read(entry) for entry in entries[name]}, placement)
+
+    return model, load_all(load, shapes)
 
 
 class _Entry(NamedTuple):
-    """A stored parameter."""
+    """One parameter of the manifest."""
 
     name: str
     shape: tuple[int, ...]
@@ -122,7 +129,7 @@ class _Entry(NamedTuple):
 
 
 def _forms(name: str, shape: tuple[int, ...]) -> list[dict[str, tuple[tuple[int, ...], tuple[str, ...]]]]:
-    """Shapes and types of the parameters that a matrix may be; see `hold`."""
+    """Return shapes and dtypes of a matrix's parameters for each storage format; see `formats`."""
     if name.endswith(".scales"):
         return [{name: (shape, ("float32",))}]
     if len(shape) < 2:
@@ -140,14 +147,14 @@ def _forms(name: str, shape: tuple[int, ...]) -> list[dict[str, tuple[tuple[int,
 
 
 def _kv_scale_shapes(model: ModelConfig, listed: object) -> dict[str, jax.ShapeDtypeStruct]:
-    """Of the scales of KV that are there: a checkpoint need not have any."""
+    """Return the shapes of the KV scales that the manifest lists; a checkpoint may have none."""
     names = listed if isinstance(listed, dict) else {}
     heads = {scales_name(index): layer.attention.num_kv_heads for index, layer in enumerate(model.layers)}
     return {name: jax.ShapeDtypeStruct((2, n), jnp.float32) for name, n in heads.items() if name in names}  # type: ignore[no-untyped-call]
 
 
 def _entries(folder: Path, listed: object, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, list[_Entry]]:
-    """What is stored of each parameter of the model, in files as long as they must be. Raises CheckpointError."""
+    """Return the checked entries of each matrix of the model. Raises CheckpointError."""
     listed = listed if isinstance(listed, dict) else {}
     found: dict[str, list[_Entry]] = {}
     for name, shape in shapes.items():
@@ -155,30 +162,32 @@ def _entries(folder: Path, listed: object, shapes: Mapping[str, jax.ShapeDtypeSt
         found[name] = [_entry(folder, one, listed[one], *form[one]) for one in form]
     known = {entry.name for entries in found.values() for entry in entries}
     if not all(found.values()) or known != listed.keys():
-        raise CheckpointError(f"{folder}: {MANIFEST} does not list the parameters that config.json asks for")
+        raise CheckpointError(f"{folder}: {MANIFEST} must list the parameters that config.json asks for")
     return found
 
 
-def _entry(folder: Path, name: str, said: object, shape: tuple[int, ...], kinds: tuple[str, ...]) -> _Entry:
-    """One entry of the manifest, checked against what it must be, and against its files."""
-    entry = said if isinstance(said, dict) else {}
+def _entry(folder: Path, name: str, listed: object, shape: tuple[int, ...], kinds: tuple[str, ...]) -> _Entry:
+    """Check one entry of the manifest against the expected shape and dtypes, and against its files."""
+    entry = listed if isinstance(listed, dict) else {}
     kind, checksum = entry.get("dtype"), entry.get("crc32")
     if entry.get("shape") != list(shape) or kind not in kinds or not isinstance(checksum, int):
         raise CheckpointError(
-            f"{folder}: {MANIFEST} has {name} = {shown(said)}: must be of shape {list(shape)}, of type "
-            f"{' or '.join(kinds)}, and have a checksum"
+            f"{folder}: {MANIFEST}: {name} = {shown(listed)}: must have shape {list(shape)}, type "
+            f"{' or '.join(kinds)} and a checksum"
         )
     dtype, file = np.dtype(jnp.dtype(kind)), _file(folder, name, len(shape))
     if _read_zarray(folder, name) != _zarray(shape, dtype):
-        raise CheckpointError(f"{folder}: {file.with_name('.zarray')} is torn, or another's")
+        raise CheckpointError(f"{folder}: {file.with_name('.zarray')} is damaged")
     size, length = math.prod(shape) * dtype.itemsize, _length(file)
     if length != size:
-        raise CheckpointError(f"{folder}: the parameter {name} is torn: its file has {length} bytes, not {size}")
+        raise CheckpointError(
+            f"{folder}: the parameter {name} is damaged: its file has {length} bytes, must have {size}"
+        )
     return _Entry(name, shape, dtype, checksum)
 
 
 def _read(folder: Path, name: str, out: Shaped[np.ndarray, "..."]) -> int:
-    """Fill an array with a parameter's bytes; returns their checksum. Raises CheckpointError."""
+    """Read a parameter's bytes into an array, and return their checksum. Raises CheckpointError."""
     view = memoryview(out.reshape(-1).view(np.uint8))
     done = checksum = 0
     try:
@@ -186,8 +195,8 @@ def _read(folder: Path, name: str, out: Shaped[np.ndarray, "..."]) -> int:
             while done < len(view):
                 count = file.readinto(view[done : done + _CHUNK_BYTES])
                 if not count:
-                    raise CheckpointError(f"{folder}: the parameter {name} is torn: its file ends at {done} bytes")
-                checksum = zlib.crc32(view[done : done + count], checksum)  # while the cache holds them
+                    raise CheckpointError(f"{folder}: the parameter {name} is damaged: its file ends at {done} bytes")
+                checksum = zlib.crc32(view[done : done + count], checksum)  # while they are in the CPU cache
                 done += count
     except OSError as error:
         raise CheckpointError(f"{folder}: the parameter {name} cannot be read: {error}") from error
@@ -195,17 +204,17 @@ def _read(folder: Path, name: str, out: Shaped[np.ndarray, "..."]) -> int:
 
 
 def _file(folder: Path, name: str, axes: int) -> Path:
-    """The one chunk of a parameter."""
+    """Return the path of a parameter's only chunk."""
     return folder / WEIGHTS / name / ".".join("0" * axes)
 
 
 def _length(path: Path) -> int:
-    """Bytes of a regular file; -1 where there is none."""
+    """Return the size of a regular file in bytes; -1 if there is none."""
     return path.stat().st_size if path.is_file() else -1
 
 
 def _zarray(shape: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
-    """Zarr's description of an array in one chunk of plain bytes."""
+    """Return zarr's description of an array in one chunk of plain bytes."""
     kind = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "uint8": "|u1"}.get(dtype.name, dtype.name)
     return {
         "chunks": list(shape),
@@ -227,22 +236,24 @@ def _read_zarray(folder: Path, name: str) -> dict[str, Any]:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_object(folder / MANIFEST)
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{folder}: {MANIFEST} is another's: format = {shown(manifest.get('format'))}")
+        raise CheckpointError(f"{folder}: {MANIFEST}: format = {shown(manifest.get('format'))}: must be {FORMAT}")
     if manifest.get("version") != VERSION:
         found = shown(manifest.get("version"))
-        raise CheckpointError(f"{folder}: {MANIFEST}: version = {found}: must be {VERSION}: convert it again")
+        raise CheckpointError(
+            f"{folder}: {MANIFEST}: version = {found}: must be {VERSION}: convert the checkpoint again"
+        )
     if manifest.get("sha256") != manifest_digest(manifest):
-        raise CheckpointError(f"{folder}: {MANIFEST} is torn: it does not agree with its checksum")
+        raise CheckpointError(f"{folder}: {MANIFEST} is damaged: its checksum does not match")
     return manifest
 
 
 def _identity(model: ModelConfig) -> str:
-    """What decides how parameters are laid out and read; not where texts end, nor how long they may be."""
+    """Return a digest of the config, without end tokens and maximum length, which do not concern the parameters."""
     same = dataclasses.replace(model, eos_token_ids=(), max_position=0)
     return hashlib.sha256(repr(same).encode()).hexdigest()
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of a manifest without its own `sha256`."""
-    said = {name: value for name, value in manifest.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    signed = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(signed, sort_keys=True).encode()).hexdigest()

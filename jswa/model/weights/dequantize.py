@@ -1,13 +1,13 @@
-"""Weights as they lie in a checkpoint, plain or quantised, and their rows as floating-point numbers.
+"""Dequantization of checkpoint weights: rows of plain, fp8, int8 and MXFP4 tensors as floating-point numbers.
 
-    K (F8_E4M3, I8), K_scale or K_scale_inv    (K - zero) · scale: one scale for all, one a row, or one a block of rows
-      (, K_zero_point of I8)                   and columns, where the last blocks may be smaller
-    K_blocks (U8 [.., G, 16]), K_scales        MXFP4 (OCP Microscaling Formats 1.0): two numbers a byte, the low half
-      or K or K_packed (U8 [.., 16 G]),        first; 32 in a row share an exponent [.., G]
+    K (F8_E4M3, I8), K_scale or K_scale_inv    (K - zero point) · scale, with one scale per tensor, row or block of rows
+      (, K_zero_point of I8)                   and columns; the last blocks may be smaller
+    K_blocks (U8 [.., G, 16]), K_scales        MXFP4 (OCP Microscaling Formats 1.0): two numbers per byte, the low half
+      or K or K_packed (U8 [.., 16 G]),        first; 32 numbers of a row share an exponent [.., G]
       K_scale
 
-Scales that are bytes are exponents: 2^(byte - 127). Products are float32. Everything is a matrix here: leading axes are
-rows.
+Scales of type U8 or F8_E8M0 are exponents: 2^(byte - 127). Products are float32. Every tensor is read as a matrix whose
+rows include the leading axes.
 """
 
 import math
@@ -21,14 +21,14 @@ from jaxtyping import Float, Shaped
 
 from jswa.errors import CheckpointError
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.weights import Part
-from jswa.model.weights.files import Reader, Tensor
+from jswa.model.hf.tensor_map import Part
+from jswa.model.weights.safetensors_files import Reader, Tensor
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 MX_BLOCK = 32
 _EXPONENTS = ("U8", "F8_E8M0")
-# Of how activations were to be quantised, which nothing here asks for. Scales of KV: see `kv_scales`.
-_IDLE = re.compile(r"(\.|_)(input_scale|input_scale_ub|input_zero_point|activation_scale)$|\.(q|output)_scale$")
+# Parameters of activation quantization, which jswa does not use. `kv_scales` reads the scales of KV.
+_ACTIVATIONS = re.compile(r"(\.|_)(input_scale|input_scale_ub|input_zero_point|activation_scale)$|\.(q|output)_scale$")
 _KV = re.compile(r"\.(k|v)_proj\.output_scale$")
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
@@ -42,11 +42,11 @@ class Plain:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A tensor of 8-bit numbers, and what they are multiplied by.
+    """A tensor of 8-bit numbers with scales.
 
     Attributes:
-        height: rows of one matrix; further ones are those of the next.
-        run: rows, within a matrix, after which blocks begin anew.
+        height: rows per matrix of the stack.
+        group: rows, within a matrix, whose blocks of scales are counted separately (`Part.row_groups`).
         block: rows and columns that share a scale.
     """
 
@@ -54,13 +54,13 @@ class Scaled:
     scale: Tensor
     zero: Tensor | None
     height: int
-    run: int
+    group: int
     block: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A tensor of MXFP4."""
+    """A tensor of MXFP4 numbers with scales."""
 
     values: Tensor
     scale: Tensor
@@ -70,29 +70,32 @@ Weight = Plain | Scaled | Packed
 
 
 def companions(key: str, tensors: Collection[str], quantization: Quantization | None) -> tuple[str, ...]:
-    """The tensors that make a weight, by what is there; it may be that some are not."""
+    """Return the names of the tensors that a weight consists of, judged by the names present; some may be missing."""
     if quantization is None:
         return (key,)
     if key not in tensors and f"{key}_blocks" in tensors:
         return f"{key}_blocks", f"{key}_scales"
     if key not in tensors and f"{key}_packed" in tensors:
         return f"{key}_packed", f"{key}_scale"
-    others = [f"{key}_{what}" for what in ("scale", "scale_inv", "zero_point")]
+    others = [f"{key}_{suffix}" for suffix in ("scale", "scale_inv", "zero_point")]
     return key, *(name for name in others if name in tensors)
 
 
-def is_idle(key: str) -> bool:
-    """Whether a tensor of a quantised checkpoint says nothing about weights."""
-    return _IDLE.search(key) is not None and _KV.search(key) is None
+def is_activation_scale(key: str) -> bool:
+    """Return whether a tensor of a quantized checkpoint concerns only the quantization of activations."""
+    return _ACTIVATIONS.search(key) is not None and _KV.search(key) is None
 
 
 def resolve(part: Part, tensors: Mapping[str, Tensor], quantization: Quantization | None) -> Weight:
-    """The weight that a part is. Raises CheckpointError, naming file and key, where types and shapes do not fit."""
+    """Return the weight of a checkpoint tensor and its companions.
+
+    Raises CheckpointError that names file and key if types or shapes do not fit.
+    """
     names = companions(part.key, tensors, quantization)
     first = tensors[names[0]]
     if quantization is None or len(part.shape) < 2 or first.dtype in FLOATS:
         if first.dtype in FLOATS and len(names) > 1:
-            raise CheckpointError(f"{first.where} has type {first.dtype}, and {names[1]} beside it: must have no scale")
+            raise CheckpointError(f"{first.where} has type {first.dtype}: must not have {names[1]}")
         first.require_shape(part.shape)
         first.require_type(*FLOATS)
         return Plain(first)
@@ -103,13 +106,13 @@ def resolve(part: Part, tensors: Mapping[str, Tensor], quantization: Quantizatio
     zeros = [tensors[name] for name in names[1:] if name.endswith("zero_point")]
     scales = [tensors[name] for name in names[1:] if not name.endswith("zero_point")]
     if len(scales) != 1:
-        beside = f"{part.key}_scale or {part.key}_scale_inv"
-        raise CheckpointError(f"{first.where} has type {first.dtype}: must have one of {beside} beside it")
+        one = f"{part.key}_scale or {part.key}_scale_inv"
+        raise CheckpointError(f"{first.where} has type {first.dtype}: must have exactly one of {one}")
     return _scaled(part, first, scales[0], zeros[0] if zeros else None, quantization)
 
 
 def read_rows(weight: Weight, reader: Reader, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
-    """Rows [begin, end) of a weight; float32, or as they are stored where they are plain."""
+    """Return rows [begin, end) of a weight, in float32, or in the stored type if the weight is plain."""
     match weight:
         case Plain(tensor):
             return reader.rows(tensor, begin, end)
@@ -124,8 +127,10 @@ def read_rows(weight: Weight, reader: Reader, begin: int, end: int) -> Shaped[np
 def unpack_mxfp4(
     packed: Shaped[np.ndarray, "rows half"], exponents: Shaped[np.ndarray, "rows groups"]
 ) -> Float[np.ndarray, "rows columns"]:
-    """The float32 numbers of rows of MXFP4, as transformers' `convert_moe_packed_tensors` has them."""
-    pairs: Float[np.ndarray, "rows columns"] = np.take(_PAIRS, packed).view(np.float32)  # two numbers as one 64-bit one
+    """Return rows of MXFP4 as float32, with the same numbers as transformers' `convert_moe_packed_tensors`."""
+    pairs: Float[np.ndarray, "rows columns"] = np.take(_PAIRS, packed).view(
+        np.float32
+    )  # the table has two float32 per uint64
     grouped = pairs.reshape(*exponents.shape, MX_BLOCK)
     with np.errstate(over="ignore"):
         grouped *= _QUARTER_POWERS[exponents][..., None]
@@ -135,7 +140,7 @@ def unpack_mxfp4(
 def _packed(part: Part, first: Tensor, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Packed:
     *lead, columns = part.shape
     if columns % MX_BLOCK:
-        raise CheckpointError(f"{first.where} has MXFP4 rows of {columns}: must be a multiple of {MX_BLOCK}")
+        raise CheckpointError(f"{first.where} has MXFP4 rows of {columns} numbers: must be a multiple of {MX_BLOCK}")
     groups = columns // MX_BLOCK
     if names[0].endswith("_blocks"):
         first.require_shape((*lead, groups, MX_BLOCK // 2))
@@ -143,7 +148,7 @@ def _packed(part: Part, first: Tensor, names: tuple[str, ...], tensors: Mapping[
         first.require_shape((*lead, columns // 2))
     first.require_type("U8")
     if len(names) != 2:
-        raise CheckpointError(f"{first.where} has type U8: must have {part.key}_scale beside it, and no zero points")
+        raise CheckpointError(f"{first.where} has type U8: must have {part.key}_scale and no zero points")
     scale = tensors[names[1]]
     scale.require_shape((*lead, groups), by=f"{part.key} asks for")
     scale.require_type(*_EXPONENTS)
@@ -152,15 +157,15 @@ def _packed(part: Part, first: Tensor, names: tuple[str, ...], tensors: Mapping[
 
 def _scaled(part: Part, values: Tensor, scale: Tensor, zero: Tensor | None, quantization: Quantization) -> Scaled:
     *lead, height, columns = part.shape
-    run = height // part.runs
-    # Slices of a tensor-parallel group have blocks of their own.
+    group = height // part.row_groups
+    # The slices of a tensor parallel group may have been quantized separately.
     found = [
         ((*lead, height // size * -(-size // rows), -(-columns // width)), size, (rows, width))
         for rows, width in quantization.blocks
-        for size in dict.fromkeys((run, height))
+        for size in dict.fromkeys((group, height))
     ]
     if len({block for shape, _, block in found if shape == scale.shape}) > 1:
-        raise CheckpointError(f"{scale.where} may be of blocks of several sizes: {list(quantization.blocks)}")
+        raise CheckpointError(f"{scale.where} fits several block sizes: {list(quantization.blocks)}")
     found += [(shape, height, (1, columns)) for shape in ((*lead, height, 1), (*lead, height))]
     found += [(shape, height, (height, columns)) for shape in ((*lead, 1, 1), (*lead, 1), tuple(lead))]
     scale.require_shape(*(shape for shape, _, _ in found), by=f"{part.key} asks for")
@@ -190,7 +195,7 @@ def _read_scaled(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[
 
 
 def read_scales(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[np.ndarray, "rows blocks"]:
-    """What rows [begin, end) are multiplied by, for each of the blocks that a row has."""
+    """Return the scales of rows [begin, end), one for each block of columns."""
     return _read_grid(weight, weight.scale, reader, begin, end)
 
 
@@ -198,10 +203,11 @@ def _read_grid(
     weight: Scaled, tensor: Tensor, reader: Reader, begin: int, end: int
 ) -> Float[np.ndarray, "rows blocks"]:
     rows, width = weight.block
-    per_run = -(-weight.run // rows)
+    per_group = -(-weight.group // rows)
     row = np.arange(begin, end)
     matrix, within = row // weight.height, row % weight.height
-    line = (matrix * (weight.height // weight.run) + within // weight.run) * per_run + within % weight.run // rows
+    group = matrix * (weight.height // weight.group) + within // weight.group
+    line = group * per_group + within % weight.group // rows
     blocks = -(-weight.values.shape[-1] // width)
     found = reader.rows(tensor, int(line[0]), int(line[-1]) + 1, columns=blocks)
     table = _POWERS[found] if tensor.dtype in _EXPONENTS else found.astype(np.float32)
@@ -210,7 +216,7 @@ def _read_grid(
 
 
 def _pairs() -> Shaped[np.ndarray, " 256"]:
-    """The two numbers of each byte times 4, as the bits of two float32."""
+    """Return the two numbers of each byte, times 4, as the bits of two float32."""
     table = 4 * np.concatenate([_E2M1, -_E2M1])
     byte = np.arange(256)
     return np.ascontiguousarray(np.stack([table[byte & 15], table[byte >> 4]], axis=1)).view(np.uint64)[:, 0]
@@ -223,5 +229,5 @@ def _powers(bias: int) -> Float[np.ndarray, " 256"]:
 
 
 _PAIRS, _POWERS = _pairs(), _powers(127)
-_QUARTER_POWERS = _powers(129)  # 2^128 is infinite, but 0 · 2^128 is 0, and half of it a number
+_QUARTER_POWERS = _powers(129)  # 2^128 is inf, but 0 · 2^128 must be 0, and 0.5 · 2^128 is finite
 _FLOAT8: Float[np.ndarray, " 256"] = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)

@@ -1,17 +1,17 @@
-"""What a number of K and of V is worth in a KV cache of 8 bits, where the checkpoint says so.
+"""Scales of an fp8 KV cache, if a checkpoint contains them.
 
-It is one parameter of each layer that stores KV, layers.N.attention.kv.scales [2, K] float32: by KV head, K's first. A
-layer without it writes its numbers as they are. Checkpoints call them, below self_attn:
+Each layer that stores KV may have a parameter layers.N.attention.kv.scales [2, K] float32: the scales of K, then of V,
+per KV head. A layer without it stores unscaled numbers. Checkpoints name the scales as follows, below self_attn:
 
     k_scale, v_scale                              compressed-tensors; [], [1], or a scale per head [K, 1, 1]
-    k_proj.output_scale, v_proj.output_scale      the same, before it had names of their own, and Quark
-    k_proj.k_scale, v_proj.v_scale                ModelOpt, by vLLM
-    attn.k_scale, attn.v_scale                    vLLM, as it saves its own
-    qkv_proj.k_scale, qkv_proj.v_scale            of fused projections
-    kv_scale                                      one for both
+    k_proj.output_scale, v_proj.output_scale      earlier versions of compressed-tensors, and Quark
+    k_proj.k_scale, v_proj.v_scale                ModelOpt
+    attn.k_scale, attn.v_scale                    vLLM
+    qkv_proj.k_scale, qkv_proj.v_scale            fused projections
+    kv_scale                                      one scale for K and V
 
-Where keys are the values too (`keys_as_values`), K's may be there alone: it is V's as well. Where parts of both are the
-same numbers (`folded_keys`), those are stored as V, by V's scale; only the rotated part of K has K's.
+With `keys_as_values`, K's scale alone is enough: V then has the same. With `folded_keys`, numbers that belong to both K
+and V are stored with V's scale, and only the rotated part of K has K's.
 """
 
 from collections.abc import Mapping
@@ -24,16 +24,16 @@ from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import FLOATS
-from jswa.model.weights.files import Reader, Tensor
-from jswa.model.weights.place import Placement
+from jswa.model.weights.placement import Placement
+from jswa.model.weights.safetensors_files import Reader, Tensor
 
 _ENDS = ("{}_scale", "{}_proj.output_scale", "{}_proj.{}_scale", "attn.{}_scale", "qkv_proj.{}_scale", "kv_scale")
-# Queries are multiplied by K's in float16 on Hopper; nothing near these bounds comes from real keys.
+# On Hopper queries are multiplied by K's scale in float16; scales of real keys are far from these bounds.
 _LEAST, _MOST = 2.0**-32, 2.0**16
 
 
 class StoredScales(NamedTuple):
-    """The tensors of one layer, not read yet, and its KV heads."""
+    """The scale tensors of one layer, which are not read yet, and its number of KV heads."""
 
     keys: Tensor
     values: Tensor
@@ -41,24 +41,25 @@ class StoredScales(NamedTuple):
 
 
 def scales_name(layer: int) -> str:
-    """The parameter of a layer that stores KV."""
+    """Return the name of a layer's scales among the parameters."""
     return f"layers.{layer}.attention.kv.scales"
 
 
 def scales_of(params: Params, attention: AttentionConfig, layer: int) -> Float32[Array, "2 K"] | None:
-    """The scales of the KV that a layer reads, its own or another's."""
+    """Return the scales of the KV that a layer reads, which may be another layer's (`kv_from`)."""
     return params.get(scales_name(layer if attention.kv_from is None else attention.kv_from))
 
 
 def kv_scale_names(layers: int, tensors: Mapping[str, Tensor]) -> set[str]:
-    """Those of a checkpoint's canonical names that are scales of KV."""
+    """Return the checkpoint's canonical names that are scales of KV."""
     return {name for layer in range(layers) for which in "kv" for name in _names(layer, which) if name in tensors}
 
 
 def stored_scales(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, StoredScales]:
-    """Of each layer that has any, by our name. Layers that store no KV need none, and theirs are not looked at.
+    """Return the scale tensors by parameter name. Scales of layers that store no KV are ignored.
 
-    Raises CheckpointError, naming file and key, where one is missing or there twice, or its shape or type does not fit.
+    Raises CheckpointError that names file and key if a scale is missing or stored twice, or if its shape or type does
+    not fit.
     """
     found = {}
     for index, layer in enumerate(config.layers):
@@ -69,9 +70,9 @@ def stored_scales(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[st
         if attention.keys_as_values:
             values = values or keys
         if keys is None or values is None:
-            there = keys or values
-            assert there is not None
-            raise CheckpointError(f"{there.where} is a scale of KV: must have {'V' if keys else 'K'}'s beside it")
+            tensor = keys or values
+            assert tensor is not None
+            raise CheckpointError(f"{tensor.where}: the layer must also have a scale for {'V' if keys else 'K'}")
         heads = attention.num_kv_heads
         for tensor in (keys, values):
             tensor.require_shape(*(shape for n in (1, heads) for shape in ((), (n,), (n, 1), (n, 1, 1))))
@@ -80,9 +81,9 @@ def stored_scales(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[st
     return found
 
 
-def read_scales(found: Mapping[str, StoredScales], reader: Reader, where: Placement) -> Params:
-    """The parameters. Raises CheckpointError for numbers that are no scales."""
-    return {name: where.put(name, np.stack([_read(x.keys, x.heads, reader), _read(x.values, x.heads, reader)]))
+def read_scales(found: Mapping[str, StoredScales], reader: Reader, placement: Placement) -> Params:
+    """Read the scales and return the parameters. Raises CheckpointError for scales out of range."""
+    return {name: placement.put(name, np.stack([_read(x.keys, x.heads, reader), _read(x.values, x.heads, reader)]))
             for name, x in found.items()}  # fmt: skip
 
 
@@ -91,10 +92,10 @@ def _names(layer: int, which: str) -> list[str]:
 
 
 def _only(layer: int, which: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    there = [tensors[name] for name in _names(layer, which) if name in tensors]
-    if len(there) > 1:
-        raise CheckpointError(f"{there[0].where} and {there[1].where} are the same scale of KV: must be one of them")
-    return there[0] if there else None
+    found = [tensors[name] for name in _names(layer, which) if name in tensors]
+    if len(found) > 1:
+        raise CheckpointError(f"{found[0].where} and {found[1].where} are the same scale of KV: must be only one")
+    return found[0] if found else None
 
 
 def _read(tensor: Tensor, heads: int, reader: Reader) -> Float32[np.ndarray, " K"]:

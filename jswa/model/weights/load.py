@@ -1,4 +1,7 @@
-"""Checkpoint folder to ModelConfig and parameters: a few rows at a time, every key used exactly once."""
+"""Loading of a checkpoint folder: ModelConfig and parameters on devices.
+
+Tensors are read a few rows at a time, and every tensor must be used exactly once.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,20 +19,20 @@ from jswa.errors import CheckpointError
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
-from jswa.model.hf.weights import Part, Source, sources, unused
-from jswa.model.partition import part_of
+from jswa.model.hf.tensor_map import Part, Source, sources, unused_names
+from jswa.model.partition import shard_config
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.converted import is_converted, load_converted
-from jswa.model.weights.dequantize import Weight, companions, is_idle, read_rows, resolve
-from jswa.model.weights.files import Reader, Tensor, stored_tensors
-from jswa.model.weights.hold import Mode, adopt, choose, load_held
+from jswa.model.weights.dequantize import Weight, companions, is_activation_scale, read_rows, resolve
+from jswa.model.weights.formats import QuantizationMode, choose_formats, load_matrix, reformat
 from jswa.model.weights.kv_scales import kv_scale_names, read_scales, stored_scales
-from jswa.model.weights.place import Placement, empty, load_all
+from jswa.model.weights.placement import Placement, empty, load_all
+from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
 from jswa.storage.json_object import label, read_object
 from pallas_kernels.experts.api import Implementation
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
-_FACTORS = (".scalar", ".expert_scale", ".output_scale")  # neutral at 1, as norms are
+_FACTORS = (".scalar", ".expert_scale", ".output_scale")  # 1 is their neutral value, as for norms
 _COMPARED_ROWS = 256
 
 
@@ -38,32 +41,41 @@ def load_checkpoint(
     dtype: jnp.dtype,
     *,
     adapt: Callable[[ModelConfig], ModelConfig] = lambda config: config,
-    quantization: Mode = "none",
+    quantization: QuantizationMode = "none",
     experts: Implementation = "xla",
     mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, Params]:
-    """Read a Hugging Face checkpoint: config.json and safetensors, one file or sharded, plain or quantised; or what
-    `jswa convert` made of one.
+    """Read a Hugging Face checkpoint (config.json and safetensors) or a converted one.
 
-    Weights are cast to `dtype` (quantised ones by way of float32; see `dequantize`), q/k/v and gate/up are fused,
-    matrices become [in, out]. Host memory holds, beside the parameters, some MiB per thread. Raises CheckpointError
-    naming the file and key where a tensor is missing, unknown, misshaped, stored twice or of a wrong type, or where a
-    file is truncated or corrupt. The headers of all files are checked against each other, the index and the config
-    before the first tensor is read. `adapt` may change what the config says of how parameters and KV are stored.
-    `quantization` says which matrices are held in fewer bits, `experts` which kernel they are for: see `hold.choose`.
-    Each device of a `mesh` gets its part of every parameter (`jswa.model.partition`); the config is the whole model's.
-    Raises ConfigError where the model cannot be split so.
+    The tensors may be in one file or in checkpoint shards, plain or quantized. Weights are cast to `dtype` (quantized
+    ones via float32; see `dequantize`), q/k/v and gate/up are fused, and matrices are transposed to [in, out]. Beside
+    the parameters, host memory needs a few MiB per thread. The headers of all files are checked against each other, the
+    index and the config before the first tensor is read.
+
+    Args:
+        adapt: changes how the config says that parameters and KV are stored.
+        quantization, experts: the storage format of matrices, and the kernel that runs experts; see
+            `formats.choose_formats`.
+        mesh: each of its devices gets its shard of every parameter (`jswa.model.partition`).
+
+    Returns:
+        The config of the whole model, not of a shard, and the parameters.
+
+    Raises CheckpointError that names the file and key if a tensor is missing, unknown, misshaped, stored twice or of a
+    wrong type, or if a file is truncated or corrupt. Raises ConfigError if the model cannot be split over the mesh.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder")
+        raise CheckpointError(f"{folder}: must be a folder")
     declared = adapt(load_config(folder))
-    part_of(declared, 1 if mesh is None else mesh.size)  # before anything is read
+    shard_config(declared, 1 if mesh is None else mesh.size)  # raises before anything is read
     if is_converted(folder):
-        return load_converted(folder, declared, dtype, partial(adopt, mode=quantization, experts=experts), mesh)
+        return load_converted(folder, declared, dtype, partial(reformat, mode=quantization, experts=experts), mesh)
     stored = parse_quantization(read_object(folder / "config.json"))
     config, tensors = _resolve_tied(declared, stored_tensors(folder))
-    idle = unused(config, tensors) | (set() if stored is None else set(filter(is_idle, tensors)))
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in idle}
+    ignored = unused_names(config, tensors)
+    if stored is not None:
+        ignored |= set(filter(is_activation_scale, tensors))
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in ignored}
     of_kv = kv_scale_names(len(config.layers), tensors)
     scales = stored_scales(config, tensors)
     table = sources(config, tensors)
@@ -76,42 +88,48 @@ def load_checkpoint(
         if config is not declared and _same(_part(table, _EMBED), _part(table, _HEAD), read):
             config, table = declared, sources(declared, tensors)
         shapes = param_shapes(config, dtype)
-        assert table.keys() == shapes.keys(), "the name map disagrees with the decoder"
+        assert table.keys() == shapes.keys(), "tensor_map and the decoder must have the same parameters"
 
-        where = Placement(config, mesh)
-        held = choose(table, weights, shapes, quantization, experts)
+        placement = Placement(config, mesh)
+        formats = choose_formats(table, weights, shapes, quantization, experts)
 
         def load(name: str) -> Params:
-            if name in held:
-                shape = shapes[name]
-                return load_held(name, held[name], table[name], reader, weights, shape, read, experts, where)
-            out = empty(shapes[name].shape, np.dtype(dtype))
+            shape = shapes[name]
+            if name in formats:
+                return load_matrix(name, formats[name], table[name], reader, weights, shape, read, experts, placement)
+            out = empty(shape.shape, np.dtype(dtype))
             assemble(table[name], out, read)
-            return {name: where.put(name, out)}
+            return {name: placement.put(name, out)}
 
-        return config, load_all(load, shapes) | read_scales(scales, reader, where)
+        return config, load_all(load, shapes) | read_scales(scales, reader, placement)
 
 
 def _weights(
     table: Mapping[str, Source], tensors: dict[str, Tensor], quantization: Quantization | None
 ) -> dict[str, Weight]:
-    """The weight that each part is, by key. Every tensor belongs to one. Raises CheckpointError."""
+    """Return the weight of each checkpoint tensor by key.
+
+    Raises CheckpointError if a tensor is missing or belongs to no weight.
+    """
     parts = [part for source in table.values() for part in source.parts]
     wanted = {name for part in parts for name in companions(part.key, tensors, quantization)}
     if missing := sorted(wanted - tensors.keys()):
-        raise CheckpointError(f"the checkpoint lacks {_some(missing)}")
+        raise CheckpointError(f"the checkpoint lacks {_first_five(missing)}")
     if extra := sorted(tensors.keys() - wanted):
-        raise CheckpointError(f"the checkpoint has tensors that this model does not use: {_some(extra)}")
+        raise CheckpointError(f"the checkpoint has tensors that this model does not use: {_first_five(extra)}")
     return {part.key: resolve(part, tensors, quantization) for part in parts}
 
 
-def _some(names: list[str]) -> str:
+def _first_five(names: list[str]) -> str:
     return ", ".join(map(label, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _resolve_tied(config: ModelConfig, tensors: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """A tied checkpoint may store its one matrix under either name, or twice: untied until both have been read."""
-    heads = [name for name in tensors if name.startswith(_HEAD)]  # and its scales
+    """Rename the head of a tied checkpoint that stores only the head.
+
+    If the checkpoint stores both embedding and head, return an untied config; the caller compares the two matrices.
+    """
+    heads = [name for name in tensors if name.startswith(_HEAD)]  # includes its scales
     if not config.tie_embeddings or not heads:
         return config, tensors
     if any(name.startswith(_EMBED) for name in tensors):
@@ -124,7 +142,7 @@ def _part(table: Mapping[str, Source], key: str) -> Part:
 
 
 def _same(one: Part, other: Part, read: Callable[[Part, int, int], Shaped[np.ndarray, "rows columns"]]) -> bool:
-    """Whether two matrices hold the same numbers."""
+    """Return whether two checkpoint matrices have the same numbers."""
     return one.shape == other.shape and all(
         np.array_equal(read(one, row, end), read(other, row, end))
         for row in range(0, one.shape[0], _COMPARED_ROWS)
@@ -137,40 +155,46 @@ def dummy_checkpoint(
     dtype: jnp.dtype,
     seed: int,
     *,
-    quantization: Mode = "none",
+    quantization: QuantizationMode = "none",
     experts: Implementation = "xla",
     mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, Params]:
-    """Random weights for the config of a folder; only config.json is read. "auto" holds none in fewer bits.
+    """Return random weights for the config of a folder; only config.json is read.
 
-    They are others on more devices than one.
+    Quantization "auto" stores all matrices in `dtype`. Several devices get other numbers than one.
     """
     config = load_config(folder)
-    part_of(config, 1 if mesh is None else mesh.size)
-    params, where = random_params(config, dtype, seed, mesh), Placement(config, mesh)
-    held: Params = {}
+    shard_config(config, 1 if mesh is None else mesh.size)
+    params, placement = random_params(config, dtype, seed, mesh), Placement(config, mesh)
+    formatted: Params = {}
     for name in list(params):
-        held |= adopt(name, {name: params.pop(name)}, where, quantization, experts)
-    return config, held
+        formatted |= reformat(name, {name: params.pop(name)}, placement, quantization, experts)
+    return config, formatted
 
 
 def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int, mesh: Mesh | None = None) -> Params:
-    """Matrices N(0, 1/fan_in), norms the identity, biases and sinks 0, so that activations keep their size."""
+    """Return random parameters: matrices N(0, 1/fan_in), identity norms, zero biases and sinks.
+
+    Activations therefore have about the same magnitude in all layers.
+    """
     params: Params = {}
-    where = Placement(config, mesh)
+    placement = Placement(config, mesh)
     for index, (name, leaf) in enumerate(param_shapes(config, dtype).items()):
-        place = where.shape(name, leaf)
-        make = partial(_random, name, leaf, place.shape, dtype, config.final_norm.offset)
-        # Each device of a mesh makes its own part.
-        made = make if mesh is None else jax.jit(make, out_shardings=place.sharding)
-        params[name] = made(jax.random.key(seed + index))
+        target = placement.shape(name, leaf)
+        make = partial(_random, name, leaf, target.shape, dtype, config.final_norm.offset)
+        # Each device of a mesh generates its own shard.
+        generate = make if mesh is None else jax.jit(make, out_shardings=target.sharding)
+        params[name] = generate(jax.random.key(seed + index))
     return params
 
 
 def _random(
     name: str, whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], dtype: jnp.dtype, offset: float, key: jax.Array
 ) -> jax.Array:
-    """One parameter of random weights, of a shape that may be other than the whole's: KV heads on several devices."""
+    """Return one random parameter of the given shape.
+
+    The shape may exceed that of the whole parameter, because devices may store the same KV heads.
+    """
     if name.endswith(_FACTORS):
         return jnp.ones(shape, dtype)
     if len(shape) > 1:

@@ -1,8 +1,9 @@
-"""The header of a safetensors file, checked against the file before anything is read or allocated.
+"""The header of a safetensors file, an untrusted input: checked before anything is read or allocated.
 
-A file is 8 bytes of header length (little-endian), the header, and the tensors' bytes. The header is a JSON object
-{name: {"dtype", "shape", "data_offsets": [begin, end]}} with offsets from the header's end, and may have the key
-`__metadata__` with texts. The safetensors library makes most of these checks too, but names no key.
+A file consists of 8 bytes of header length (little-endian), the header, and the tensors' bytes. The header is a JSON
+object {name: {"dtype", "shape", "data_offsets": [begin, end]}} with offsets from the header's end; it may also have a
+key `__metadata__` with an object of strings. The safetensors library makes most of these checks too, but its errors
+name no key.
 """
 
 import math
@@ -30,7 +31,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
 class Stored(NamedTuple):
-    """A tensor as a header describes it; its bytes are [begin, end) behind the header."""
+    """A tensor as a header describes it; its bytes are [begin, end), counted from the end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,38 +40,38 @@ class Stored(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file by name, once the file can hold them.
+    """Return the checked tensors of a safetensors file by name.
 
-    Raises CheckpointError that names the file, the key, the value and the limit, where the header does not fit the
-    file, is not a JSON object with every key once, or where a type, a shape or a place makes no sense: tensors must
-    lie within the file, fill it without holes, and not overlap.
+    Raises CheckpointError that names the file, the key, the value and the limit, in these cases: the header does not
+    fit in the file; it is not a JSON object, or has a key twice; a type, shape or offset is invalid; tensors overlap,
+    leave gaps, or do not end with the file.
     """
     where = f"{path.name} is not a readable safetensors file"
     header, size = _header_bytes(path, where)
     if not header.startswith(b"{"):
         raise CheckpointError(f"{where}: its header starts with {shown(header[:8])}: must start with {{")
     raw = parse_object(header, f"{where}: its header")
-    texts = raw.pop(_METADATA, {})
-    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise CheckpointError(f"{where}: {_METADATA} = {shown(texts)}: must be an object of texts")
+    metadata = raw.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError(f"{where}: {_METADATA} = {shown(metadata)}: must be an object of strings")
     tensors = {key: _stored(entry, size, f"{where}: {label(key)}") for key, entry in raw.items()}
     _require_full(tensors, size, where)
     return tensors
 
 
 def _header_bytes(path: Path, where: str) -> tuple[bytes, int]:
-    """The header and how many bytes follow it."""
+    """Return the header and the number of bytes after it."""
     try:
         info = path.stat()
-        if not stat.S_ISREG(info.st_mode):  # opening a pipe waits for ever
-            raise CheckpointError(f"{where}: it is not a file")
+        if not stat.S_ISREG(info.st_mode):  # opening a pipe would block
+            raise CheckpointError(f"{where}: it is not a regular file")
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             rest = info.st_size - 8
             if rest < 0:
                 raise CheckpointError(f"{where}: it has {info.st_size} bytes: must have at least 8")
             if length > rest:
-                raise CheckpointError(f"{where}: header length = {length}: must be at most {rest}, the bytes behind it")
+                raise CheckpointError(f"{where}: header length = {length}: must be at most {rest}, the bytes after it")
             if length > MAX_BYTES:
                 raise CheckpointError(f"{where}: header length = {length}: must be at most {MAX_BYTES}")
             return file.read(length), rest - length
@@ -79,13 +80,13 @@ def _header_bytes(path: Path, where: str) -> tuple[bytes, int]:
 
 
 def _stored(entry: Any, size: int, where: str) -> Stored:
-    """One entry; `size` is how many bytes all tensors have. Raises CheckpointError."""
+    """Check one entry; `size` is the number of bytes of all tensors. Raises CheckpointError."""
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
         raise CheckpointError(f"{where} = {shown(entry)}: must be an object of dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise CheckpointError(f"{where}: dtype = {shown(dtype)}: must be one of {', '.join(sorted(BITS))}")
-    # The library multiplies in 64 bits, and a product of many large numbers takes for ever.
+    # The safetensors library multiplies in 64 bits; in Python a product of many large numbers would take very long.
     if (
         not isinstance(shape, list)
         or len(shape) > _MAX_RANK
@@ -100,7 +101,7 @@ def _stored(entry: Any, size: int, where: str) -> Stored:
     begin, end = offsets
     if not 0 <= begin <= end <= size:
         raise CheckpointError(
-            f"{where}: data_offsets = {shown(offsets)}: must rise from 0 to at most {size}, the bytes behind the header"
+            f"{where}: data_offsets = {shown(offsets)}: must rise from 0 to at most {size}, the bytes after the header"
         )
     bits = math.prod(shape) * BITS[dtype]
     if bits != 8 * (end - begin):
@@ -111,12 +112,12 @@ def _stored(entry: Any, size: int, where: str) -> Stored:
 
 
 def _require_full(tensors: dict[str, Stored], size: int, where: str) -> None:
-    """Every byte behind the header belongs to one tensor."""
+    """Raise CheckpointError unless every byte after the header belongs to exactly one tensor."""
     start = ("the header", Stored("", (), 0, 0))
     ordered = [start, *sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))]
     for (before, previous), (key, stored) in pairwise(ordered):
         if stored.begin != previous.end:
-            what = "overlap" if stored.begin < previous.end else "leave a hole behind"
+            what = "overlap" if stored.begin < previous.end else "leave a gap after"
             raise CheckpointError(
                 f"{where}: {label(key)}: data_offsets = {[stored.begin, stored.end]} {what} those of {label(before)}: "
                 f"must begin at {previous.end}"

@@ -13,7 +13,7 @@ import pytest
 
 from jswa.architecture import ModelConfig
 from jswa.model.hf.config import parse_config
-from jswa.model.hf.weights import canonical_name
+from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.transformer import Params
 from jswa.model.weights.kv_scales import scales_name
 from jswa.model.weights.load import load_checkpoint

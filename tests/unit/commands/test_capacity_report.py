@@ -10,7 +10,7 @@ from jswa.cache.layout import KVLayout
 from jswa.commands import capacity
 from jswa.commands.capacity import Row
 from jswa.model.hf.config import parse_config
-from jswa.model.partition import part_of
+from jswa.model.partition import shard_config
 from tools.cases.hub_configs import CONFIGS
 from tools.cases.hub_kv import FOLDED_KIB, FOLDED_SHOWN, GIB, KIB, ROWS
 
@@ -143,9 +143,9 @@ def test_several_devices_share_weights_and_kv(tmp_path: Path) -> None:
     raw = CONFIGS["gpt-oss-20b"]
     (tmp_path / "config.json").write_text(json.dumps(raw))
     whole = parse_config(raw, weights=False)
-    one, half = (capacity.weight_bytes(part_of(whole, devices), 2, packed=True) for devices in (1, 2))
+    one, half = (capacity.weight_bytes(shard_config(whole, devices), 2, packed=True) for devices in (1, 2))
     assert 0.5 < half / one < 0.501
     lines = capacity.report(str(tmp_path), block_size=64, itemsize=2, memory=MEMORY, devices=2)
     told = next(line for line in lines if line.startswith("each of 2 devices"))
     assert f"{half / GIB:.3g} GiB of weights, {(half + MEMORY) / GIB:.3g} GiB with the KV" in told
-    assert 2 * KVLayout.of(part_of(whole, 2), 64).block_bytes(2) == KVLayout.of(whole, 64).block_bytes(2)
+    assert 2 * KVLayout.of(shard_config(whole, 2), 64).block_bytes(2) == KVLayout.of(whole, 64).block_bytes(2)

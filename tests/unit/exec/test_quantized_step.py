@@ -11,8 +11,8 @@ from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, param_shapes
-from jswa.model.weights.hold import Mode, adopt
-from jswa.model.weights.place import Placement
+from jswa.model.weights.formats import QuantizationMode, reformat
+from jswa.model.weights.placement import Placement
 
 FLOAT32 = jnp.dtype("float32")
 LLAMA = {
@@ -28,12 +28,12 @@ LLAMA = {
 }
 
 
-def temporaries(mode: Mode) -> tuple[int, int]:
+def temporaries(mode: QuantizationMode) -> tuple[int, int]:
     """Bytes of temporaries, and of the weights, of a decode step."""
     model = parse_config(LLAMA)
     params: Params = {}
     for name, shape in param_shapes(model, FLOAT32).items():
-        params |= adopt(name, {name: jnp.zeros(shape.shape, FLOAT32)}, Placement(model), mode, "xla")
+        params |= reformat(name, {name: jnp.zeros(shape.shape, FLOAT32)}, Placement(model), mode, "xla")
     layout, bucket = KVLayout.of(model, 16), Bucket(4, 4, decode=True)
     limits = Limits(256, 4, 4, page_size=16, num_blocks=8)
     spec = PackSpec.of(bucket, page_size=16, max_rows=4, targets=False)

@@ -12,7 +12,7 @@ import pytest
 from jswa.architecture import ModelConfig
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import parse_config
-from jswa.model.hf.weights import sources
+from jswa.model.hf.tensor_map import sources
 from jswa.model.transformer import param_shapes
 from jswa.model.weights.load import load_checkpoint
 from tests.parity.load import load_fixture, names

@@ -1,4 +1,4 @@
-"""Routers and mixtures of experts against plain NumPy: one token and one expert at a time."""
+"""Routers and mixtures of experts agree with a NumPy loop over tokens and experts."""
 
 import dataclasses
 import itertools
@@ -37,12 +37,12 @@ ROUTERS = {
 
 
 def sigmoid(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """1 / (1 + e^-x)."""
+    """Return 1 / (1 + e^-x)."""
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
 def softmax(x: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Of one vector."""
+    """Return the softmax of one vector."""
     weight = np.exp(x - x.max())
     return np.asarray(weight / weight.sum())
 
@@ -50,7 +50,7 @@ def softmax(x: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
 def route_one(
     config: RouterConfig, logits: Float[np.ndarray, " E"], bias: Float[np.ndarray, " E"] | None, top_k: int
 ) -> tuple[list[int], Float[np.ndarray, " k"]]:
-    """The experts of one token, best first, and their weights."""
+    """Return the experts of one token, best first, and their weights."""
     scores = logits
     if config.score in ("softmax", "sigmoid"):
         scores = (softmax if config.score == "softmax" else sigmoid)(logits)
@@ -70,10 +70,8 @@ def route_one(
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 @pytest.mark.parametrize("router", list(ROUTERS.values()), ids=list(ROUTERS))
-def test_a_token_gets_the_experts_of_highest_merit_and_the_weights_of_their_scores(
-    router: RouterConfig, top_k: int
-) -> None:
-    """Chosen by score plus selection bias within the best groups; weighed by the score alone."""
+def test_the_selection_bias_changes_the_chosen_experts_but_not_their_weights(router: RouterConfig, top_k: int) -> None:
+    """Experts are chosen by score plus selection bias within the best groups; weights come from the score alone."""
     rng = np.random.default_rng(top_k)
     logits = (2 * rng.standard_normal((40, EXPERTS))).astype(np.float32)
     bias = rng.standard_normal(EXPERTS).astype(np.float32) if router.selection_bias else None
@@ -93,7 +91,7 @@ def test_a_token_gets_the_experts_of_highest_merit_and_the_weights_of_their_scor
 
 @pytest.mark.parametrize("name", ["softmax", "sigmoid", "softmax of the chosen", "sigmoid of the chosen"])
 def test_ties_go_to_the_lowest_index(name: str) -> None:
-    """Equal logits: experts 0, 1, 2; and an even share where weights are normalised."""
+    """Equal logits choose experts 0, 1 and 2, and normalized weights are equal."""
     router = dataclasses.replace(ROUTERS[name], normalize=True)
     chosen, weights = route(router, jnp.zeros((2, EXPERTS)), None, 3)
     assert chosen.tolist() == [[0, 1, 2]] * 2
@@ -101,7 +99,7 @@ def test_ties_go_to_the_lowest_index(name: str) -> None:
 
 
 def random_moe(config: MoeConfig, seed: int = 0) -> Moe:
-    """Weights of unit gain, biases of about one half."""
+    """Return a mixture with weights of unit gain and biases of about one half."""
     rng = np.random.default_rng(seed)
     moe = Moe(config, WIDTH, FLOAT32)
     parts = [getattr(moe, name) for name in ("router", "gate_up", "down", "gate_up_bias", "down_bias")]
@@ -115,7 +113,7 @@ def random_moe(config: MoeConfig, seed: int = 0) -> Moe:
 
 
 def swiglu(gate_up: Float[np.ndarray, " n"], config: MoeConfig) -> Float[np.ndarray, " F"]:
-    """The activation of the experts."""
+    """Return the activation of one expert."""
     gate, up = np.split(gate_up, 2)
     if config.clamp is None:
         return np.asarray(gate * sigmoid(gate) * up)
@@ -124,7 +122,7 @@ def swiglu(gate_up: Float[np.ndarray, " n"], config: MoeConfig) -> Float[np.ndar
 
 
 def dense_moe(moe: Moe, x: Float[np.ndarray, "T M"]) -> tuple[Float[np.ndarray, "T M"], Int[np.ndarray, " E"]]:
-    """Each token through its experts, one after the other, in float64; and how many tokens each expert had."""
+    """Return the float64 output of a loop over tokens and experts, and the number of tokens of each expert."""
     config = moe.config
     wide = {
         name: np.asarray(getattr(moe, name)[...], np.float64)
@@ -167,10 +165,8 @@ MOES = {
 
 @pytest.mark.parametrize(("tokens", "top_k"), list(itertools.product((1, 5, 40), (1, 2, EXPERTS))))
 @pytest.mark.parametrize("config", list(MOES.values()), ids=list(MOES))
-def test_tokens_sorted_by_expert_give_what_a_loop_over_experts_gives(
-    config: MoeConfig, tokens: int, top_k: int
-) -> None:
-    """Whatever shares the step: fewer tokens than experts, part-filled tiles, several tiles of one expert."""
+def test_the_mixture_agrees_with_a_loop_over_tokens_and_experts(config: MoeConfig, tokens: int, top_k: int) -> None:
+    """Cases have fewer tokens than experts, part-filled tiles, and several tiles of one expert."""
     moe = random_moe(dataclasses.replace(config, top_k=top_k), seed=tokens)
     x = np.random.default_rng(top_k).standard_normal((tokens, WIDTH)).astype(np.float32)
     expected, counts = dense_moe(moe, x)
@@ -181,7 +177,7 @@ def test_tokens_sorted_by_expert_give_what_a_loop_over_experts_gives(
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 33])
 @pytest.mark.parametrize("favourites", [(3,), (0, EXPERTS - 1), (2, 3, 4)])
 def test_experts_without_tokens_are_never_read(favourites: tuple[int, ...], tokens: int) -> None:
-    """All tokens go to a few experts, in whole and in part-filled tiles; NaN in all the others does not show."""
+    """All tokens go to a few experts, in full and part-filled tiles; NaN in other experts does not reach the output."""
     config = dataclasses.replace(MOE, top_k=len(favourites), router=RouterConfig("top_k_softmax", bias=True))
     moe = random_moe(config)
     idle = [expert for expert in range(EXPERTS) if expert not in favourites]
@@ -196,8 +192,8 @@ def test_experts_without_tokens_are_never_read(favourites: tuple[int, ...], toke
     np.testing.assert_allclose(moe(jnp.asarray(x)), expected, rtol=0, atol=2e-5)
 
 
-def test_experts_on_hopper_give_what_the_loop_gives() -> None:
-    """The same weights in 16 bits, the kernel simulated."""
+def test_the_hopper_kernel_agrees_with_the_xla_loop() -> None:
+    """Weights are bfloat16, and the kernel is simulated."""
     config = dataclasses.replace(MOES["biases and clamp"], hidden=64)
     model = dataclasses.replace(small_model("F", d_model=64), layers=(_layer(config),))
     half = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
@@ -211,8 +207,8 @@ def test_experts_on_hopper_give_what_the_loop_gives() -> None:
 
 
 @pytest.mark.parametrize(("implementation", "storage"), [("xla", "mxfp4"), ("mosaic", "mxfp4_tiles")])
-def test_weights_of_4_bits_give_what_their_numbers_give(implementation: Implementation, storage: Storage) -> None:
-    """Same names of parameters, but for the experts' matrices; `bind` sees by them what it has."""
+def test_mxfp4_experts_agree_with_their_dequantized_weights(implementation: Implementation, storage: Storage) -> None:
+    """`bind` recognizes MXFP4 by the names of the experts' parameters."""
     config = dataclasses.replace(MOES["biases and clamp"], hidden=64)
     model = dataclasses.replace(small_model("F", d_model=64), layers=(_layer(config),))
     plain = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
@@ -236,8 +232,8 @@ def test_weights_of_4_bits_give_what_their_numbers_give(implementation: Implemen
     np.testing.assert_allclose(out, expected, rtol=3e-2, atol=3e-2 * np.abs(expected).max())
 
 
-def test_bind_chooses_for_all_mixtures() -> None:
-    """Those beside a dense feed-forward too; the loop where nothing is said."""
+def test_bind_sets_the_implementation_of_every_mixture() -> None:
+    """This includes experts beside a dense feed-forward; the default is "xla"."""
     norm = Norm(1e-6)
     side = SideExperts(MOE, norm, norm, norm)
     model = small_model("FF")
@@ -253,4 +249,4 @@ def _layer(config: MoeConfig) -> LayerConfig:
 
 
 def _implementations(decoder: Decoder) -> list[str]:
-    return [part.run.implementation for _, part in nnx.iter_modules(decoder) if isinstance(part, Moe)]
+    return [part.kernel.implementation for _, part in nnx.iter_modules(decoder) if isinstance(part, Moe)]

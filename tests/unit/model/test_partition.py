@@ -1,4 +1,4 @@
-"""How models are cut: each number of a parameter on the device that needs it, and clear errors for what cannot be."""
+"""Tensor parallel shards: each device stores the numbers that it needs, and models that cannot be split are refused."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from jswa.architecture import MlpConfig, ModelConfig, MoeConfig, Norm, RouterConfig
 from jswa.cache.layout import KVLayout
 from jswa.errors import ConfigError
-from jswa.model.partition import Cut, cut_of, part_of
+from jswa.model.partition import Cut, cut_of, shard_config
 from tests.support.fakes import make_layer, make_model
 
 D, D_V, HIDDEN, EXPERTS = 6, 4, 24, 8
@@ -25,17 +25,17 @@ def model_of(heads: int, kv_heads: int, **changes: Any) -> ModelConfig:
     return dataclasses.replace(make_model(*layers), vocab_size=96)
 
 
-def held(cut: Cut | None, whole: np.ndarray, device: int) -> np.ndarray:
-    """A device's part."""
+def shard_of(cut: Cut | None, whole: np.ndarray, device: int) -> np.ndarray:
+    """Return a device's shard of an array."""
     assert cut is not None
-    return np.concatenate([np.take(whole, range(*run), axis=cut.axis) for run in cut.runs[device]], axis=cut.axis)
+    return np.concatenate([np.take(whole, range(*run), axis=cut.axis) for run in cut.ranges[device]], axis=cut.axis)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "devices"), [(8, 8, 4), (8, 4, 4), (8, 2, 4), (8, 1, 8), (16, 4, 8)])
-def test_query_heads_come_with_the_kv_heads_that_they_read(heads: int, kv_heads: int, devices: int) -> None:
-    """Columns of q, k and v are named (which, head, number); the part's own grouping finds the same heads."""
+def test_each_device_stores_the_kv_heads_that_its_query_heads_read(heads: int, kv_heads: int, devices: int) -> None:
+    """Columns of q, k and v are named (which, head, number); grouping the shard's heads gives the same pairs."""
     model = model_of(heads, kv_heads)
-    part = part_of(model, devices).layers[0].attention
+    part = shard_config(model, devices).layers[0].attention
     names = [("q", h, i) for h in range(heads) for i in range(D)]
     names += [("k", h, i) for h in range(kv_heads) for i in range(D)]
     names += [("v", h, i) for h in range(kv_heads) for i in range(D_V)]
@@ -43,7 +43,7 @@ def test_query_heads_come_with_the_kv_heads_that_they_read(heads: int, kv_heads:
     cut = cut_of("layers.0.attention.qkv", whole.shape, model, devices)
     seen = []
     for device in range(devices):
-        own = [names[column] for column in held(cut, whole, device)[0]]
+        own = [names[column] for column in shard_of(cut, whole, device)[0]]
         q, k = part.num_heads * D, part.num_kv_heads * D
         queries, keys, values = own[:q:D], own[q : q + k : D], own[q + k :: D_V]
         assert len(own) == q + k + part.num_kv_heads * D_V
@@ -69,13 +69,13 @@ def test_query_heads_come_with_the_kv_heads_that_they_read(heads: int, kv_heads:
         ("layers.1.mlp.down_bias", (EXPERTS, 5), 0),
     ],
 )
-def test_shares_are_equal_and_in_order(name: str, shape: tuple[int, ...], axis: int) -> None:
-    """Together they are the whole."""
+def test_shards_have_equal_shapes_and_form_the_whole_in_order(name: str, shape: tuple[int, ...], axis: int) -> None:
+    """The concatenated shards of all devices equal the parameter."""
     cut = cut_of(name, shape, model_of(8, 4), 4)
     assert cut is not None
     assert cut.axis == axis
     whole = np.arange(np.prod(shape)).reshape(shape)
-    parts = [held(cut, whole, device) for device in range(4)]
+    parts = [shard_of(cut, whole, device) for device in range(4)]
     assert np.array_equal(np.concatenate(parts, axis=axis), whole)
     assert len({part.shape for part in parts}) == 1
 
@@ -83,18 +83,18 @@ def test_shares_are_equal_and_in_order(name: str, shape: tuple[int, ...], axis: 
 @pytest.mark.parametrize(
     "name", ["layers.0.mlp.gate_up", "layers.0.mlp.gate_up.scales", "layers.1.mlp.shared.gate_up.lora_b"]
 )
-def test_gates_come_with_their_ups(name: str) -> None:
-    """Each device has the same numbers of both halves."""
+def test_each_device_stores_matching_gate_and_up_columns(name: str) -> None:
+    """A shard has the same column numbers of both halves."""
     shape = (2 * HIDDEN,) if name.endswith("scales") else (5, 2 * HIDDEN)
     cut = cut_of(name, shape, model_of(8, 4), 4)
     for device in range(4):
-        own = held(cut, np.broadcast_to(np.arange(2 * HIDDEN), shape), device)
+        own = shard_of(cut, np.broadcast_to(np.arange(2 * HIDDEN), shape), device)
         gates, ups = np.split(own, 2, axis=-1)
         assert np.array_equal(gates + HIDDEN, ups)
 
 
-def test_a_bias_behind_a_sum_is_added_once() -> None:
-    """By the first device."""
+def test_only_the_first_device_stores_the_bias_of_a_summed_result() -> None:
+    """The other devices add zeros, so the sum over devices has the bias once."""
     cut = cut_of("layers.0.mlp.down_bias", (5,), model_of(8, 4), 4)
     assert cut == Cut(-1, (((0, 5),), (), (), ()))
 
@@ -107,8 +107,8 @@ def test_a_bias_behind_a_sum_is_added_once() -> None:
         *("layers.0.attention.out.lora_b", "layers.1.mlp.shared_gate", "layers.1.mlp.selection_bias"),
     ],
 )
-def test_the_rest_is_on_every_device(name: str) -> None:
-    """Norms, routers, and what is of the side that is whole."""
+def test_norms_routers_and_unsplit_factors_are_replicated(name: str) -> None:
+    """Scales and LoRA factors are replicated if they belong to the side of the matrix that is not split."""
     assert cut_of(name, (8, 8), model_of(8, 4), 4) is None
 
 
@@ -121,17 +121,17 @@ def test_the_rest_is_on_every_device(name: str) -> None:
         (model_of(8, 8, qk_norm=Norm(1e-6), qk_norm_all_heads=True), "all heads"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(model: ModelConfig, message: str) -> None:
-    """The error names the option, its value, and what it must fit."""
+def test_a_model_that_cannot_be_split_is_refused(model: ModelConfig, message: str) -> None:
+    """The error names the option, its value and the limit."""
     with pytest.raises(ConfigError, match=message) as raised:
-        part_of(model, 4)
+        shard_config(model, 4)
     assert raised.value.field == "tensor_parallel_size"
     assert raised.value.value == 4
 
 
-def test_the_arena_is_that_of_one_device() -> None:
-    """Half the KV heads are half the bytes; a head is never less than one."""
+def test_each_device_needs_kv_memory_for_its_own_heads_only() -> None:
+    """Half the KV heads need half the bytes; a device stores at least one KV head."""
     model = model_of(8, 4)
-    sizes = [KVLayout.of(part_of(model, devices), 4).block_bytes(2) for devices in (1, 2, 4, 8)]
+    sizes = [KVLayout.of(shard_config(model, devices), 4).block_bytes(2) for devices in (1, 2, 4, 8)]
     assert [sizes[0] // size for size in sizes] == [1, 2, 4, 4]
-    assert part_of(model, 1) is model
+    assert shard_config(model, 1) is model

@@ -1,10 +1,11 @@
-"""config.json to ModelConfig: what is wrong raises a typed error that names key and value, whatever is in the file."""
+"""config.json to ModelConfig: invalid values raise a typed error that names key and value."""
 
 import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ FORMS = {"llama": LLAMA, "mistral": MISTRAL, "gemma3_text": GEMMA, "gemma3": WRA
 
 
 def parse(base: dict[str, Any], changes: dict[str, Any]) -> None:
-    """Parse a config with some keys changed, in the text part where there is one."""
+    """Parse a config with some keys changed, in its text part if it has one."""
     text = base.get("text_config")
     parse_config(base | changes if text is None else base | {"text_config": text | changes})
 
@@ -77,8 +78,8 @@ def parse(base: dict[str, Any], changes: dict[str, Any]) -> None:
         ("eos_token_id", [1, None]),
     ],
 )
-def test_a_key_out_of_range_is_named_with_its_value(key: str, value: object) -> None:
-    """CheckpointError with the key, for each range and type."""
+def test_the_error_names_a_key_out_of_range_and_its_value(key: str, value: object) -> None:
+    """Every range and type is checked."""
     with pytest.raises(CheckpointError, match=key if not isinstance(value, dict) else "rope"):
         parse(LLAMA, {key: value})
 
@@ -100,11 +101,12 @@ def test_a_key_out_of_range_is_named_with_its_value(key: str, value: object) -> 
         ("gemma3_text", {"final_logit_softcapping": -30.0}, "final_logit_softcapping = -30"),
         ("gemma3_text", {"num_key_value_heads": 3}, "num_key_value_heads = 3"),
         ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "full_attention = 3"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2, "attention_factor": 1e300}}, "finite in float32"),
         ("gemma3", {"num_hidden_layers": -1}, "text_config: num_hidden_layers = -1"),
     ],
 )
-def test_a_window_or_layer_pattern_that_makes_no_sense_is_named(form: str, changes: dict[str, Any], named: str) -> None:
-    """CheckpointError for what only hybrid families have."""
+def test_the_error_names_an_invalid_window_or_layer_pattern(form: str, changes: dict[str, Any], named: str) -> None:
+    """These keys belong to hybrid families only."""
     with pytest.raises(CheckpointError, match=named):
         parse(FORMS[form], changes)
 
@@ -112,7 +114,7 @@ def test_a_window_or_layer_pattern_that_makes_no_sense_is_named(form: str, chang
 @pytest.mark.parametrize(
     ("form", "changes", "named"),
     [
-        ("llama", {"model_type": "mamba"}, "model_type = 'mamba' is not one of .*llama"),
+        ("llama", {"model_type": "mamba"}, "model_type = 'mamba': must be one of .*llama"),
         ("llama", {"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'"),
         ("llama", {"rope_scaling": {"rope_type": "axial", "factor": 2.0}}, "rope_type = 'axial'"),
         ("llama", {"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "rope_type = 'su'"),
@@ -124,14 +126,14 @@ def test_a_window_or_layer_pattern_that_makes_no_sense_is_named(form: str, chang
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
-def test_what_is_not_implemented_is_refused_by_name(form: str, changes: dict[str, Any], named: str) -> None:
-    """UnsupportedModel: the checkpoint may be fine, but jswa would compute something else."""
+def test_the_error_names_a_feature_that_is_not_implemented(form: str, changes: dict[str, Any], named: str) -> None:
+    """UnsupportedModel is raised, because jswa would compute something else."""
     with pytest.raises(UnsupportedModel, match=named):
         parse(FORMS[form], changes)
 
 
 def test_a_config_without_a_model_type_is_refused() -> None:
-    """Nothing is guessed from the other keys."""
+    """The family is not guessed from other keys."""
     with pytest.raises(CheckpointError, match="model_type"):
         parse_config({key: value for key, value in LLAMA.items() if key != "model_type"})
     with pytest.raises(CheckpointError, match="model_type"):
@@ -141,15 +143,15 @@ def test_a_config_without_a_model_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1, 2]", "3", '{"model_type": "llama"', "\x00", "[" * 100_000])
-def test_a_config_file_that_is_no_json_object_is_named(content: str, tmp_path: Path) -> None:
-    """CheckpointError naming config.json."""
+def test_the_error_names_a_config_that_is_not_a_json_object(content: str, tmp_path: Path) -> None:
+    """CheckpointError names config.json."""
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         load_config(tmp_path)
 
 
-def test_a_config_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
-    """CheckpointError naming config.json and the folder."""
+def test_the_error_names_a_missing_or_binary_config(tmp_path: Path) -> None:
+    """CheckpointError names config.json and the folder."""
     with pytest.raises(CheckpointError, match=rf"config\.json is missing in {tmp_path}"):
         load_config(tmp_path)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00{}")
@@ -161,8 +163,8 @@ def test_a_config_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) ->
         load_config(tmp_path)
 
 
-def test_end_tokens_of_the_generation_config_win(tmp_path: Path) -> None:
-    """generation_config.json before config.json; one id or a list."""
+def test_end_tokens_of_generation_config_override_config(tmp_path: Path) -> None:
+    """They are one id or a list."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 2}))
     assert load_config(tmp_path).eos_token_ids == (2,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
@@ -186,7 +188,7 @@ KEYS = st.sampled_from(
 
 @given(st.sampled_from(sorted(FORMS)), st.dictionaries(KEYS, JSON_VALUES, min_size=1, max_size=4))
 def test_any_value_of_any_key_gives_a_model_or_a_typed_error(form: str, changes: dict[str, Any]) -> None:
-    """No TypeError, KeyError, overflow or division by zero escapes, and no config allocates a giant list."""
+    """No TypeError, KeyError, overflow or division by zero escapes, and no config allocates a huge list."""
     with contextlib.suppress(ModelError):
         parse(FORMS[form], changes)
 
@@ -209,7 +211,7 @@ ROPE_KEYS = (
     st.booleans(),
 )
 def test_any_rope_table_gives_finite_frequencies_or_a_typed_error(form: str, table: dict[str, Any], old: bool) -> None:
-    """What parses can be computed with: every inverse frequency and scale is a finite number."""
+    """Every inverse frequency and scale of a parsed config is finite."""
     if form == "gemma3_text" and not old:
         table = {"full_attention": table, "sliding_attention": table}
     try:
@@ -219,4 +221,4 @@ def test_any_rope_table_gives_finite_frequencies_or_a_typed_error(form: str, tab
     for layer in model.layers:
         rope = layer.attention.rope
         assert rope is not None
-        assert all(abs(x) < 1e38 for x in (*rope.inv_freq, rope.scale))
+        assert np.isfinite(np.array([*rope.inv_freq, rope.scale], np.float32)).all()

@@ -1,4 +1,4 @@
-"""Families as a whole: every one has fixtures, what is stored in other ways, what is refused, what is left unread."""
+"""Families: every one has fixtures, unusual checkpoint layouts load, and unsupported models are refused."""
 
 import dataclasses
 from pathlib import Path
@@ -15,7 +15,7 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.gemma4 import unfolded
-from jswa.model.hf.weights import Fold, Part, Source, sources, unused
+from jswa.model.hf.tensor_map import Fold, Part, Source, sources, unused_names
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from tests.parity.load import Fixture, load_fixture, names
 from tests.parity.weights import Tensor, write_checkpoint
@@ -26,14 +26,14 @@ K_EQ_V = ("gemma4_text_dense", "gemma4_text_mix", "gemma4_text_moe")
 
 
 def test_every_family_has_fixtures() -> None:
-    """An adapter without a fixture has never met transformers."""
+    """A family without fixtures would not be compared with transformers."""
     met = {parse_config(load_fixture(name).config).family for name in names()}
     assert set(FAMILIES) - met == set()
 
 
 @pytest.mark.parametrize("name", K_EQ_V)
 def test_folded_keys_give_the_same_logits_with_less_kv(name: str, tmp_path: Path) -> None:
-    """K = V layers store V and the rotated part of K: the rest of K is the rest of V, and its weight is in q's norm."""
+    """K = V layers store V and the rotated part of K; the rest of K is the rest of V times a weight in the q norm."""
     fixture = load_fixture(name)
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
     model, params = load_checkpoint(tmp_path, FLOAT32)
@@ -52,8 +52,8 @@ def test_folded_keys_give_the_same_logits_with_less_kv(name: str, tmp_path: Path
     np.testing.assert_allclose(found, fixture.logits, atol=5e-5)
 
 
-def test_folding_is_the_order_of_the_docstring() -> None:
-    """Heads of 8 with 4 rotated numbers: pairs (0, 4) and (1, 5)."""
+def test_folding_reorders_heads_as_documented() -> None:
+    """With 8 numbers per head, 4 of them rotated, the pairs are (0, 4) and (1, 5)."""
     x = np.arange(16.0)[:, None]
     part = (Part("x", (16, 1)),)
     first, last = np.empty_like(x), np.empty_like(x)
@@ -68,8 +68,8 @@ def _shared() -> tuple[Fixture, ModelConfig]:
     return fixture, parse_config(fixture.config)
 
 
-def test_layers_that_share_kv_own_none() -> None:
-    """No parameters for keys and values, no slot in the arena; each reads the last owner of its own kind."""
+def test_layers_with_shared_kv_store_none() -> None:
+    """They have no k and v parameters and no slot in the arena; each reads the last owner of its kind."""
     _, model = _shared()
     layout, tail = KVLayout.of(model, 4), model.layers[model.tail :]
     assert tail
@@ -85,21 +85,21 @@ def test_layers_that_share_kv_own_none() -> None:
     assert sum(kind.num_layers for kind in kinds if kind is not None) == len(owners)
 
 
-def test_kv_of_sharing_layers_in_a_checkpoint_is_not_read(tmp_path: Path) -> None:
-    """Repositories ship keys and values of all layers; those of sharing layers may hold anything."""
+def test_k_and_v_tensors_of_layers_with_shared_kv_are_not_read(tmp_path: Path) -> None:
+    """Repositories ship them for all layers, with arbitrary values."""
     fixture, model = _shared()
     extra: dict[str, Tensor] = {}
     for index in range(model.tail, len(model.layers)):
         for name in ("k_proj", "v_proj", "k_norm"):
             extra[f"model.layers.{index}.self_attn.{name}.weight"] = np.full((3,), np.nan, np.float32)
-    assert unused(model, [*fixture.tensors, *extra]) == set(extra)
+    assert unused_names(model, [*fixture.tensors, *extra]) == set(extra)
     write_checkpoint(tmp_path, fixture.config, {**fixture.tensors, **extra})
     _, params = load_checkpoint(tmp_path, FLOAT32)
     assert all(np.isfinite(value).all() for value in params.values())
 
 
-def test_a_projection_saved_in_slices_is_put_together(tmp_path: Path) -> None:
-    """MiMo-V2.5: q, k and v of each of four ranks side by side, in one tensor."""
+def test_a_projection_saved_in_rank_slices_is_reordered(tmp_path: Path) -> None:
+    """MiMo-V2.5 stores q, k and v of each of four ranks side by side in one tensor."""
     fixture = load_fixture("mimo_v2_flash_base")
     config = {**fixture.config, "num_attention_heads": 8, "num_key_value_heads": 4, "swa_num_key_value_heads": 8}
     model = parse_config(config)
@@ -118,8 +118,8 @@ def test_a_projection_saved_in_slices_is_put_together(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, fused[name])
 
 
-def test_long_rope_is_chosen_by_the_length_of_the_engine() -> None:
-    """One set of factors for all texts: the long one where some text may be longer than the original length."""
+def test_max_model_len_decides_which_longrope_factors_are_used() -> None:
+    """All sequences use the long factors if max_model_len exceeds the original length."""
     model = parse_config(load_fixture("phi3_long").config)
     (rope,) = {layer.attention.rope for layer in model.layers}
     assert rope is not None
@@ -131,8 +131,8 @@ def test_long_rope_is_chosen_by_the_length_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize("family", ["lfm3", "inkling", "deepseek_v4", "zaya", "dots3_note", "muse_spark", "nemotron_h"])
-def test_other_blocks_are_refused_by_name(family: str) -> None:
-    """Named, with what they need, also as the text part of another model."""
+def test_the_error_names_an_unsupported_family(family: str) -> None:
+    """It names what the family needs, and also covers the text part of another model."""
     for config in ({"model_type": family}, {"model_type": "some_vlm", "text_config": {"model_type": family}}):
         with pytest.raises(UnsupportedModel, match=f"{family}.*not implemented"):
             parse_config(config)
@@ -153,15 +153,15 @@ def test_other_blocks_are_refused_by_name(family: str) -> None:
         ("olmo3_base", {"sliding_window": 0}, "sliding_window"),
     ],
 )
-def test_configs_that_make_no_sense_are_named(name: str, changes: dict[str, Any], named: str) -> None:
-    """CheckpointError or UnsupportedModel with the key."""
+def test_the_error_names_the_key_of_an_invalid_config(name: str, changes: dict[str, Any], named: str) -> None:
+    """CheckpointError or UnsupportedModel is raised."""
     with pytest.raises((CheckpointError, UnsupportedModel), match=named):
         parse_config({**load_fixture(name).config, **changes})
 
 
 @pytest.mark.parametrize("name", ["gemma4_text_mix", "gemma3n_text_base", "cohere2_moe_base", "beam_base"])
 def test_dummy_weights_give_finite_logits(name: str, tmp_path: Path) -> None:
-    """`load_format="dummy"`: factors are 1, so that activations neither vanish nor grow."""
+    """With `load_format="dummy"`, factors are 1, so activations neither vanish nor explode."""
     fixture = load_fixture(name)
     write_checkpoint(tmp_path, fixture.config, {})
     model, params = dummy_checkpoint(tmp_path, FLOAT32, 0)

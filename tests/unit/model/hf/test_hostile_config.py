@@ -1,4 +1,4 @@
-"""config.json of every family, each key in turn made absurd: a model or a typed error, at once and in little memory."""
+"""Malicious config.json files: any value of any key gives a model or a typed error, with little memory and time."""
 
 import json
 import os
@@ -14,14 +14,14 @@ import pytest
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.config import load_config, parse_config
-from jswa.model.hf.weights import sources
+from jswa.model.hf.tensor_map import sources
 from tests.parity.load import FIXTURES
-from tests.support.hostile import loaded_within_limits, sound
+from tests.support.hostile import loaded_within_limits, write_valid
 
 Json = dict[str, Any]
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 SECONDS, BYTES = 3.0, 200_000_000
-MOST_EXPERTS = 2**18  # of all layers together: the largest models have 25,000
+MOST_EXPERTS = 2**18  # of all layers together; the largest models have 25,000
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
@@ -34,12 +34,12 @@ VALUES: list[Any] = [
     *(0, -1, 1, 3, 2**20, 10**9, 2**31, 10**30, 10**400, -(10**400)),
     *(0.0, -1.0, 0.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf")),
     *([0] * 100_000, ["full_attention"] * 100_000, "x" * 1_000_000, {str(i): i for i in range(10_000)}),
-    *("9" * 5000, f"1,{'9' * 5000}", {"9" * 5000: {}}, {"٣": {}}),  # Python reads no number of more than 4,300 digits
+    *("9" * 5000, f"1,{'9' * 5000}", {"9" * 5000: {}}, {"٣": {}}),  # int() refuses more than 4,300 digits
 ]
 
 
 def _families() -> dict[str, list[Json]]:
-    """Configs of the fixtures, old forms too, by model_type."""
+    """Return the configs of the fixtures by model_type, including old forms."""
     found: dict[str, list[Json]] = {}
     for path in sorted(FIXTURES.glob("*/config*.json")):
         config = json.loads(path.read_text())
@@ -50,38 +50,38 @@ def _families() -> dict[str, list[Json]]:
 FAMILIES = _families()
 
 
-def places(value: Any, place: Place = ()) -> Iterator[Place]:
-    """Where a config holds values: keys, keys within objects, the first entries of lists."""
+def paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the paths of all values of a config: keys, keys of objects, first entries of lists."""
     inner: Any = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     for key, part in inner:
-        yield (*place, key)
-        yield from places(part, (*place, key))
+        yield (*path, key)
+        yield from paths(part, (*path, key))
 
 
-def changed(value: Any, place: Place, other: Any) -> Any:
-    """The config with another value in one place, or without it; the rest is shared."""
-    if not place:
+def changed(value: Any, path: KeyPath, other: Any) -> Any:
+    """Return the config with another value at one path, or without the value; the rest is shared."""
+    if not path:
         return other
     result = dict(value) if isinstance(value, dict) else dict(enumerate(value))
-    result[place[0]] = changed(result[place[0]], place[1:], other)
-    if result[place[0]] is DROPPED:
-        del result[place[0]]
+    result[path[0]] = changed(result[path[0]], path[1:], other)
+    if result[path[0]] is DROPPED:
+        del result[path[0]]
     return result if isinstance(value, dict) else list(result.values())
 
 
 def experts(model: ModelConfig) -> int:
-    """Experts of all layers: each may be three tensors with names of their own."""
+    """Return the number of experts of all layers; each may have three tensors."""
     mixtures = [m for x in model.layers for m in (x.mlp, x.side and x.side.moe) if isinstance(m, MoeConfig)]
     return sum(mixture.num_experts for mixture in mixtures)
 
 
 def judge(config: Json, key: str) -> str | None:
-    """What is wrong with how a config is taken in; None where it is read or refused as it should be."""
+    """Return what is wrong with the parser's reaction to a config; None if it parses or is refused properly."""
     try:
         model = parse_config(config)
         hash(model)
         if experts(model) > MOST_EXPERTS:
-            return f"{experts(model)} experts are let through"
+            return f"{experts(model)} experts are accepted"
         sources(model)
     except (CheckpointError, UnsupportedModel) as error:
         message = str(error)
@@ -93,18 +93,18 @@ def judge(config: Json, key: str) -> str | None:
     return None
 
 
-class Late(BaseException):
-    """A config took so long that the test stops waiting."""
+class TooLate(BaseException):
+    """Raised when parsing exceeds its time limit."""
 
 
 def judged_within_limits(config: Json, key: str) -> str | None:
-    """The same, and what it took."""
+    """Return the same as `judge`, and also an error if time or memory exceed their limits."""
     start = time.process_time()
     signal.setitimer(signal.ITIMER_REAL, 5 * SECONDS)
     try:
         wrong = judge(config, key)
-    except Late:
-        wrong = "takes for ever"
+    except TooLate:
+        wrong = "exceeds the time limit"
     signal.setitimer(signal.ITIMER_REAL, 0)
     seconds = time.process_time() - start
     return f"takes {seconds:.1f} s" if seconds > SECONDS else wrong
@@ -112,10 +112,10 @@ def judged_within_limits(config: Json, key: str) -> str | None:
 
 @pytest.fixture
 def limited() -> Iterator[None]:
-    """The process has little memory to spare, and nothing waits for ever."""
+    """Limit the memory and time of the process."""
 
     def late(*_: object) -> None:
-        raise Late
+        raise TooLate
 
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     old = resource.getrlimit(resource.RLIMIT_AS)
@@ -128,26 +128,26 @@ def limited() -> Iterator[None]:
 
 @pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_value_in_any_place_is_read_or_refused_at_once(family: str) -> None:
-    """Every place that a fixture of the family has, with a value for each family; at night with all."""
+def test_any_value_of_any_key_is_parsed_or_refused_quickly(family: str) -> None:
+    """Every path of the family's fixtures gets one value; the nightly run tries all values."""
     step = 1 if NIGHTLY else len(VALUES)
-    holders: dict[Place, list[Json]] = {}
+    holders: dict[KeyPath, list[Json]] = {}
     for config in FAMILIES[family]:
-        for place in places(config):
-            holders.setdefault(place, []).append(config)
+        for path in paths(config):
+            holders.setdefault(path, []).append(config)
     wrong = []
-    for offset, (place, configs) in enumerate(holders.items(), start=list(FAMILIES).index(family)):
+    for offset, (path, configs) in enumerate(holders.items(), start=list(FAMILIES).index(family)):
         for turn in range(offset % step, len(VALUES), step):
             value = VALUES[turn]
-            config = changed(configs[turn % len(configs)], place, value)
-            if (said := judged_within_limits(config, str(place[-1]))) is not None:
+            config = changed(configs[turn % len(configs)], path, value)
+            if (problem := judged_within_limits(config, str(path[-1]))) is not None:
                 shown = "dropped" if value is DROPPED else repr(value)[:30]
-                wrong.append(f"{'.'.join(map(str, place))} = {shown}: {said}")
-    assert not wrong, "\n".join([f"{len(wrong)} of {len(holders)} places", *wrong])
+                wrong.append(f"{'.'.join(map(str, path))} = {shown}: {problem}")
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(holders)} paths", *wrong])
 
 
-def flat(config: Json) -> tuple[Place, Json]:
-    """Where the text part is, and its keys but those with an entry per layer."""
+def flat(config: Json) -> tuple[KeyPath, Json]:
+    """Return the path of the text part, and its keys except lists by layer."""
     text = ("text_config",) if "text_config" in config else ()
     inner = config["text_config"] if text else config
     return text, {key: value for key, value in inner.items() if not isinstance(value, list)}
@@ -155,8 +155,11 @@ def flat(config: Json) -> tuple[Place, Json]:
 
 @pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_many_layers_of_absurd_sizes_are_read_or_refused_at_once(family: str) -> None:
-    """512 layers with 4096 experts, or of all there is where there are none; at night, of every two things."""
+def test_many_layers_of_extreme_sizes_are_parsed_or_refused_quickly(family: str) -> None:
+    """Configs have 512 layers with 4096 experts each; without experts, every number is 4096.
+
+    The nightly run enlarges every two keys instead.
+    """
     text, inner = flat(FAMILIES[family][0])
     numbers = [key for key, value in inner.items() if type(value) is int and value > 1 and "token" not in key]
     counts = [key for key in numbers if key.endswith("experts")]
@@ -167,25 +170,25 @@ def test_many_layers_of_absurd_sizes_are_read_or_refused_at_once(family: str) ->
     for group in groups:
         for size in (2**12, 2**20) if NIGHTLY else (2**12,):
             bloated = inner | dict.fromkeys(group, size) | {"num_hidden_layers": 512}
-            said = judged_within_limits(changed(FAMILIES[family][0], text, bloated), "config.json")
-            if said is not None:
-                wrong.append(f"{', '.join(group)} = {size}: {said}")
+            problem = judged_within_limits(changed(FAMILIES[family][0], text, bloated), "config.json")
+            if problem is not None:
+                wrong.append(f"{', '.join(group)} = {size}: {problem}")
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("key", "value"), [("num_hidden_layers", 1000), ("num_attention_heads", 0)])
-def test_a_thousand_layers_and_no_heads_are_refused_by_name(family: str, key: str, value: int) -> None:
-    """In every family, with the value."""
+def test_a_thousand_layers_and_zero_heads_are_refused(family: str, key: str, value: int) -> None:
+    """The error names key and value in every family."""
     text, inner = flat(FAMILIES[family][0])
     with pytest.raises(CheckpointError, match=rf"config\.json: .*{key} = {value}: must be a whole number from 1 to"):
         parse_config(changed(FAMILIES[family][0], text, inner | {key: value}))
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_a_key_twice_is_refused(tmp_path: Path, name: str) -> None:
-    """Which of the two would count is nothing to guess; at any depth."""
-    sound(tmp_path)
+def test_a_duplicate_key_is_refused(tmp_path: Path, name: str) -> None:
+    """This holds at any depth; the parser does not guess which one counts."""
+    write_valid(tmp_path)
     (tmp_path / "generation_config.json").write_text("{}")
     for content in ('{"a": 1, "a": 1}', '{"b": [{"a": 1, "c": 2, "a": 3}]}'):
         (tmp_path / name).write_text(content)
@@ -194,7 +197,7 @@ def test_a_key_twice_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def bombs() -> dict[str, Callable[[Path], object]]:
-    """Writers of config files that would take memory or time, or never end, if they were read like others."""
+    """Return writers of config files that would exhaust memory or time, or block."""
 
     def values(unit: str, count: int) -> Callable[[Path], object]:
         return lambda path: path.write_text(f'{{"a": [{unit * count}1]}}')
@@ -218,18 +221,18 @@ def bombs() -> dict[str, Callable[[Path], object]]:
     }
 
 
-def test_no_config_file_takes_memory_or_time(tmp_path: Path) -> None:
-    """A process with little memory to spare refuses each within seconds, by the file's name."""
+def test_config_bombs_are_refused_with_little_memory_and_time(tmp_path: Path) -> None:
+    """The error names the file."""
     folders = []
     for name, write in bombs().items():
         folders.append(tmp_path / name)
-        sound(folders[-1])
+        write_valid(folders[-1])
         (folders[-1] / "config.json").unlink()
         write(folders[-1] / "config.json")
     outcomes = loaded_within_limits(folders)
     wrong = {
-        name: (said[:100], seconds)
-        for name, (said, seconds) in outcomes.items()
-        if not said.startswith("CheckpointError: ") or "config.json" not in said or seconds > 5
+        name: (problem[:100], seconds)
+        for name, (problem, seconds) in outcomes.items()
+        if not problem.startswith("CheckpointError: ") or "config.json" not in problem or seconds > 5
     }
     assert not wrong

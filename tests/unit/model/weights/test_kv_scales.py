@@ -1,4 +1,4 @@
-"""Scales of KV in a checkpoint: under every name and in every shape, by layer; what does not fit is refused."""
+"""KV scales of a checkpoint: read by layer under every name and in every shape; invalid scales are refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +16,7 @@ from jswa.model.weights.kv_scales import scales_name, scales_of
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
 from jswa.storage.persist import weights_digest
-from tests.support.quantized import write
-from tests.unit.model.weights.test_quantized import COMPRESSED, plain_tensors
+from tests.support.quantized import COMPRESSED, plain_tensors, write
 
 FLOAT32 = jnp.dtype("float32")
 SELF = "model.layers.0.self_attn."
@@ -25,13 +24,13 @@ K, V = f"{SELF}k_scale", f"{SELF}v_scale"
 Tensors = dict[str, np.ndarray]
 
 
-def number(value: float, *shape: int) -> np.ndarray:
-    """The same scale everywhere."""
+def filled(value: float, *shape: int) -> np.ndarray:
+    """Return an array with the same scale everywhere."""
     return np.full(shape, value, np.float32)
 
 
 def load(folder: Path, extra: Tensors, name: str = "mistral_layer_types") -> tuple[ModelConfig, Params]:
-    """A plain checkpoint, with these tensors beside its own. Two KV heads."""
+    """Load a plain checkpoint with extra tensors; it has two KV heads."""
     config, tensors = plain_tensors(name)
     write(folder, config, {**tensors, **extra})
     return load_checkpoint(folder, FLOAT32)
@@ -48,24 +47,24 @@ def load(folder: Path, extra: Tensors, name: str = "mistral_layer_types") -> tup
     ],
 )
 def test_scales_are_found_under_every_name(k: str, v: str, tmp_path: Path) -> None:
-    """In plain checkpoints and in quantised ones; nothing is read for another layer."""
-    extra = {SELF + k: number(0.5), SELF + v: number(0.25, 1)}
+    """This holds for plain and quantized checkpoints; scales of one layer do not affect others."""
+    extra = {SELF + k: filled(0.5), SELF + v: filled(0.25, 1)}
     found = load(tmp_path / "plain", extra)[1]
     assert {name for name in found if ".kv." in name} == {scales_name(0)}
     np.testing.assert_array_equal(found[scales_name(0)], [[0.5, 0.5], [0.25, 0.25]])
     assert found[scales_name(0)].dtype == jnp.float32
     config, tensors = plain_tensors("mistral_layer_types")
-    idle = {f"{SELF}q_scale": number(3), f"{SELF}o_proj.output_scale": number(3)}
+    idle = {f"{SELF}q_scale": filled(3), f"{SELF}o_proj.output_scale": filled(3)}
     write(tmp_path / "scaled", {**config, "quantization_config": COMPRESSED}, {**tensors, **extra, **idle})
     again = load_checkpoint(tmp_path / "scaled", jnp.dtype("bfloat16"))[1]
     np.testing.assert_array_equal(again[scales_name(0)], found[scales_name(0)])
 
 
-def test_scales_of_heads_of_other_types_and_of_both_at_once(tmp_path: Path) -> None:
-    """A scale per head, in bfloat16 too; one for K and V."""
+def test_scales_may_be_per_head_bfloat16_or_shared_by_k_and_v(tmp_path: Path) -> None:
+    """The parameter is float32 in each case."""
     heads = np.array([0.5, 2], ml_dtypes.bfloat16)
     other = f"{SELF.replace('.0.', '.3.')}kv_scale"
-    extra = {K: heads.reshape(2, 1, 1), V: heads[::-1].reshape(2, 1), other: number(0.125, 1)}
+    extra = {K: heads.reshape(2, 1, 1), V: heads[::-1].reshape(2, 1), other: filled(0.125, 1)}
     model, found = load(tmp_path, extra)
     np.testing.assert_array_equal(found[scales_name(0)], [[0.5, 2], [2, 0.5]])
     np.testing.assert_array_equal(found[scales_name(3)], np.full((2, 2), 0.125))
@@ -73,9 +72,9 @@ def test_scales_of_heads_of_other_types_and_of_both_at_once(tmp_path: Path) -> N
 
 
 def test_layers_that_share_kv_share_its_scales(tmp_path: Path) -> None:
-    """And where keys are the values, K's scale is V's too."""
-    extra = {f"model.layers.{i}.self_attn.k_scale": number(1 + i) for i in range(6)}
-    extra |= {f"model.layers.{i}.self_attn.v_scale": number(0.5 + i) for i in range(6) if i not in (2, 5)}
+    """If keys are also the values, K's scale is V's too."""
+    extra = {f"model.layers.{i}.self_attn.k_scale": filled(1 + i) for i in range(6)}
+    extra |= {f"model.layers.{i}.self_attn.v_scale": filled(0.5 + i) for i in range(6) if i not in (2, 5)}
     model, found = load(tmp_path, extra, "gemma4_text_mix")
     owners = [layer.attention.kv_from for layer in model.layers]
     assert owners == [None, None, None, 1, 1, 2]
@@ -87,32 +86,32 @@ def test_layers_that_share_kv_share_its_scales(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "said"),
+    ("extra", "error"),
     [
-        ({K: number(1)}, f"{K} is a scale of KV: must have V's beside it"),
-        ({V: number(1)}, f"{V} is a scale of KV: must have K's beside it"),
-        ({K: number(1), V: number(1), f"{SELF}kv_scale": number(1)}, f"{K} and .*kv_scale are the same scale of KV"),
-        ({K: number(1, 3), V: number(1)}, rf"{K} has shape \[3\]"),
-        ({K: number(1, 1, 2), V: number(1)}, rf"{K} has shape \[1, 2\]"),
-        ({K: number(1), V: np.ones((), np.int32)}, f"{V} has type I32, must be one of F64, F32, F16, BF16"),
-        ({K: number(0), V: number(1)}, rf"{K} has the scale 0.0: must be from 2\^-32 to 2\^16"),
-        ({K: number(1), V: number(-1, 2)}, f"{V} has the scale -1.0"),
-        ({K: number(1), V: np.array([1, np.nan], np.float32)}, f"{V} has the scale nan"),
-        ({K: number(np.inf), V: number(1)}, f"{K} has the scale inf"),
-        ({K: number(1), V: number(1e9)}, f"{V} has the scale 1000000000.0"),
-        ({f"{SELF}k_zero_point": number(1)}, "does not use: .*k_zero_point"),
-        ({K.replace(".0.", ".9."): number(1)}, r"does not use: model\.layers\.9"),
+        ({K: filled(1)}, f"{K}: the layer must also have a scale for V"),
+        ({V: filled(1)}, f"{V}: the layer must also have a scale for K"),
+        ({K: filled(1), V: filled(1), f"{SELF}kv_scale": filled(1)}, f"{K} and .*kv_scale are the same scale of KV"),
+        ({K: filled(1, 3), V: filled(1)}, rf"{K} has shape \[3\]"),
+        ({K: filled(1, 1, 2), V: filled(1)}, rf"{K} has shape \[1, 2\]"),
+        ({K: filled(1), V: np.ones((), np.int32)}, f"{V} has type I32: must be one of F64, F32, F16, BF16"),
+        ({K: filled(0), V: filled(1)}, rf"{K} has the scale 0.0: must be from 2\^-32 to 2\^16"),
+        ({K: filled(1), V: filled(-1, 2)}, f"{V} has the scale -1.0"),
+        ({K: filled(1), V: np.array([1, np.nan], np.float32)}, f"{V} has the scale nan"),
+        ({K: filled(np.inf), V: filled(1)}, f"{K} has the scale inf"),
+        ({K: filled(1), V: filled(1e9)}, f"{V} has the scale 1000000000.0"),
+        ({f"{SELF}k_zero_point": filled(1)}, "does not use: .*k_zero_point"),
+        ({K.replace(".0.", ".9."): filled(1)}, r"does not use: model\.layers\.9"),
     ],
 )
-def test_what_is_no_scale_is_refused(extra: Tensors, said: str, tmp_path: Path) -> None:
-    """By file and key, whether or not KV will have 8 bits."""
-    with pytest.raises(CheckpointError, match=said):
+def test_invalid_scales_are_refused(extra: Tensors, error: str, tmp_path: Path) -> None:
+    """The error names file and key, even if the KV cache is not quantized."""
+    with pytest.raises(CheckpointError, match=error):
         load(tmp_path, extra)
 
 
-def test_a_converted_checkpoint_has_them(tmp_path: Path) -> None:
-    """In float32, whatever the other parameters are in. Pages that were saved with other scales are another's."""
-    found = load(tmp_path / "source", {K: number(0.3), V: number(0.7, 2)})[1]
+def test_a_converted_checkpoint_keeps_the_scales(tmp_path: Path) -> None:
+    """They stay float32. A saved prefix cache does not fit an engine with other scales."""
+    found = load(tmp_path / "source", {K: filled(0.3), V: filled(0.7, 2)})[1]
     convert(tmp_path / "source", tmp_path / "made", "bfloat16")
     again = load_checkpoint(tmp_path / "made", FLOAT32)[1]
     assert again.keys() == found.keys()
@@ -126,8 +125,10 @@ def test_a_converted_checkpoint_has_them(tmp_path: Path) -> None:
     ("change", "fine"),
     [(lambda c: c.update(kv_cache_scheme={"num_bits": 8, "type": "float"}), True), (lambda c: None, False)],
 )
-def test_a_checkpoint_may_have_scales_of_kv_alone(change: Callable[[dict[str, object]], None], fine: bool) -> None:
-    """compressed-tensors without a group of weights."""
+def test_a_checkpoint_may_have_kv_scales_without_quantized_weights(
+    change: Callable[[dict[str, object]], None], fine: bool
+) -> None:
+    """compressed-tensors then has no group of weights."""
     config: dict[str, object] = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}}
     change(config)
     if fine:

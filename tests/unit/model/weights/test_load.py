@@ -1,4 +1,4 @@
-"""Loading: sharded or not, the same parameters; whatever is wrong with the files is a CheckpointError that names it."""
+"""Loading gives the same parameters for every sharding; invalid files raise a CheckpointError that names them."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from jswa.errors import CheckpointError, ModelError
-from jswa.model.hf.weights import canonical_name
+from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from tests.parity.load import Fixture, load_fixture
@@ -27,20 +27,20 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 
 @pytest.fixture(scope="module")
 def llama() -> Fixture:
-    """Three layers, grouped heads, untied."""
+    """Load a fixture with three layers, grouped heads and an untied head."""
     return load_fixture("llama_gqa")
 
 
 @pytest.fixture
 def folder(llama: Fixture, tmp_path: Path) -> Path:
-    """A sound checkpoint in one file."""
+    """Write a valid checkpoint in one file."""
     write_checkpoint(tmp_path, llama.config, llama.tensors)
     return tmp_path
 
 
 @pytest.fixture
 def sharded(llama: Fixture, tmp_path: Path) -> Path:
-    """A sound checkpoint in three files."""
+    """Write a valid checkpoint in three shards."""
     write_checkpoint(tmp_path, llama.config, llama.tensors, shards=3)
     return tmp_path
 
@@ -60,12 +60,12 @@ def reindex(folder: Path, change: Callable[[dict[str, str]], object]) -> None:
 
 
 def load(folder: Path) -> Params:
-    """The parameters."""
+    """Load the parameters in float32."""
     return load_checkpoint(folder, FLOAT32)[1]
 
 
-def test_q_k_v_and_gate_up_lie_side_by_side_transposed(folder: Path, llama: Fixture) -> None:
-    """[in, out] matrices: q, k, v in that order, gate before up; the embedding as it is stored."""
+def test_q_k_v_and_gate_up_are_fused_and_transposed(folder: Path, llama: Fixture) -> None:
+    """Matrices are [in, out], with q, k, v in that order and gate before up; the embedding is as stored."""
     params, stored = load(folder), llama.tensors
     layer = "model.layers.1"
     qkv = [stored[f"{layer}.self_attn.{x}_proj.weight"].T for x in "qkv"]
@@ -77,7 +77,7 @@ def test_q_k_v_and_gate_up_lie_side_by_side_transposed(folder: Path, llama: Fixt
 
 
 def test_a_sharded_checkpoint_gives_the_same_parameters(folder: Path, llama: Fixture, tmp_path: Path) -> None:
-    """How tensors are spread over files does not matter."""
+    """The distribution of tensors over files does not matter."""
     write_checkpoint(tmp_path / "sharded", llama.config, llama.tensors, shards=4)
     single, spread = load(folder), load(tmp_path / "sharded")
     assert single.keys() == spread.keys()
@@ -87,8 +87,8 @@ def test_a_sharded_checkpoint_gives_the_same_parameters(folder: Path, llama: Fix
 
 @pytest.mark.parametrize("stored", ["float16", "float64", "bfloat16"])
 @pytest.mark.parametrize("wanted", ["float32", "bfloat16"])
-def test_weights_are_cast_to_the_type_asked_for(folder: Path, stored: str, wanted: str) -> None:
-    """Any floating type on disk, any in memory; the values are those on disk, rounded once."""
+def test_weights_are_cast_to_the_requested_dtype(folder: Path, stored: str, wanted: str) -> None:
+    """Stored values of any floating-point type are rounded once."""
     rewrite(folder, lambda t: t.update({key: value.astype(jnp.dtype(stored)) for key, value in t.items()}))
     params = load_checkpoint(folder, jnp.dtype(wanted))[1]
     assert {value.dtype for value in params.values()} == {jnp.dtype(wanted)}
@@ -142,16 +142,16 @@ def add_layer(tensors: dict[str, np.ndarray]) -> None:
         (add_layer, "does not use: model.layers.3.self_attn.q_proj.weight"),
         (transpose_down, r"model.safetensors: model.layers.0.mlp.down_proj.weight has shape \[96, 64\].*\[64, 96\]"),
         (flatten_q, rf"model.safetensors: {Q} has shape \[4096\].*\[64, 64\]"),
-        (make_q_int, f"model.safetensors: {Q} has type I8, must be one of F64, F32, F16, BF16"),
+        (make_q_int, f"model.safetensors: {Q} has type I8: must be one of F64, F32, F16, BF16"),
         (make_norm_bool, "model.safetensors: model.norm.weight has type BOOL"),
         (double_q, f"{Q} is stored twice"),
         (dict.clear, "lacks lm_head.weight"),
     ],
 )
-def test_a_tensor_that_is_missing_or_wrong_is_named(
+def test_the_error_names_a_missing_or_wrong_tensor(
     folder: Path, change: Callable[[dict[str, np.ndarray]], object], named: str
 ) -> None:
-    """Every tensor is used exactly once, in the shape that the config asks for."""
+    """Every tensor is used exactly once, in the shape that the config requires."""
     rewrite(folder, change)
     with pytest.raises(CheckpointError, match=named):
         load(folder)
@@ -185,8 +185,8 @@ DAMAGES = [truncate, header_past_the_end, huge_header, broken_header, cut_header
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_named(folder: Path, damage: Callable[[bytes], bytes]) -> None:
-    """Truncation and corruption are seen before any value is used."""
+def test_the_error_names_a_damaged_file(folder: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Truncation and corruption are detected before any value is used."""
     (folder / FILE).write_bytes(damage((folder / FILE).read_bytes()))
     with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
         load(folder)
@@ -196,33 +196,33 @@ def test_a_damaged_file_is_named(folder: Path, damage: Callable[[bytes], bytes])
 def test_any_damage_to_the_header_is_an_error_or_harmless(
     damage: list[tuple[int, int]], llama: Fixture, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """No flipped byte in the first 400 escapes as anything but a typed error."""
+    """A changed byte among the first 400 raises a CheckpointError or changes nothing."""
     folder = tmp_path_factory.getbasetemp() / "damaged"
     if not folder.exists():
         write_checkpoint(folder, llama.config, llama.tensors)
-        (folder / FILE).rename(folder / "sound")
-    content = bytearray((folder / "sound").read_bytes())
-    for place, byte in damage:
-        content[place] = byte
+        (folder / FILE).rename(folder / "valid")
+    content = bytearray((folder / "valid").read_bytes())
+    for offset, byte in damage:
+        content[offset] = byte
     (folder / FILE).write_bytes(content)
     with contextlib.suppress(ModelError):
         load(folder)
 
 
-def test_a_folder_without_weights_is_named(folder: Path) -> None:
-    """Both names that were looked for."""
+def test_the_error_names_a_folder_without_weights(folder: Path) -> None:
+    """The error has both file names that were tried."""
     (folder / FILE).unlink()
     with pytest.raises(CheckpointError, match=rf"{folder} has neither model\.safetensors nor .*index\.json"):
         load(folder)
-    with pytest.raises(CheckpointError, match="nowhere is not a folder"):
+    with pytest.raises(CheckpointError, match="nowhere: must be a folder"):
         load(folder / "nowhere")
     (folder / FILE).mkdir()
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         load(folder)
 
 
-def test_files_may_be_links_to_elsewhere(folder: Path) -> None:
-    """The hub's cache holds links to blobs beside the checkpoint's folder."""
+def test_weight_files_may_be_links_to_other_folders(folder: Path) -> None:
+    """In the hub's cache, files are links to blobs outside the checkpoint's folder."""
     (folder / "blobs").mkdir()
     (folder / "links").mkdir()
     for name in ("config.json", FILE):
@@ -231,16 +231,16 @@ def test_files_may_be_links_to_elsewhere(folder: Path) -> None:
     assert load(folder / "links").keys()
 
 
-def test_a_missing_shard_is_named(sharded: Path) -> None:
-    """The index names a file that is not there."""
+def test_the_error_names_a_missing_shard(sharded: Path) -> None:
+    """The index lists a file that does not exist."""
     (sharded / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors, which is not a file"):
         load(sharded)
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/model.safetensors", "..", ".", ""])
-def test_an_index_may_not_lead_out_of_the_folder(sharded: Path, name: str) -> None:
-    """A checkpoint reads its own folder only, even where the file exists."""
+def test_an_index_must_not_name_files_outside_the_folder(sharded: Path, name: str) -> None:
+    """The file is refused even if it exists."""
     (sharded.parent / "outside.safetensors").write_bytes((sharded / "model-00001-of-00003.safetensors").read_bytes())
     (sharded / "sub").mkdir()
     (sharded / "sub" / "model.safetensors").write_bytes((sharded / "model-00001-of-00003.safetensors").read_bytes())
@@ -249,8 +249,8 @@ def test_an_index_may_not_lead_out_of_the_folder(sharded: Path, name: str) -> No
         load(sharded)
 
 
-def test_a_tensor_in_two_shards_is_named(sharded: Path) -> None:
-    """Which of two would count is nothing to guess."""
+def test_a_tensor_in_two_shards_is_refused(sharded: Path) -> None:
+    """The loader does not guess which of the two counts."""
     one, two = (sharded / f"model-0000{k}-of-00003.safetensors" for k in (1, 2))
     tensors = load_file(two)
     key, value = next(iter(load_file(one).items()))
@@ -259,8 +259,8 @@ def test_a_tensor_in_two_shards_is_named(sharded: Path) -> None:
         load(sharded)
 
 
-def test_a_damaged_shard_is_named(sharded: Path) -> None:
-    """The file's own name, not the index's."""
+def test_the_error_names_a_damaged_shard(sharded: Path) -> None:
+    """The error has the name of the shard, not of the index."""
     path = sharded / "model-00003-of-00003.safetensors"
     path.write_bytes(truncate(path.read_bytes()))
     with pytest.raises(CheckpointError, match=r"model-00003-of-00003\.safetensors is not a readable"):
@@ -268,8 +268,8 @@ def test_a_damaged_shard_is_named(sharded: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", *(f'{{"weight_map": {x}}}' for x in ("[]", '{"a": 3}', "{}"))])
-def test_a_damaged_index_is_an_error(sharded: Path, content: str) -> None:
-    """The index's name, or the tensors that it does not lead to."""
+def test_a_damaged_index_is_refused(sharded: Path, content: str) -> None:
+    """The error has the name of the index or of missing tensors."""
     (sharded / INDEX).write_text(content)
     with pytest.raises(CheckpointError, match=r"index\.json|lacks"):
         load(sharded)
@@ -289,6 +289,6 @@ def test_a_damaged_index_is_an_error(sharded: Path, content: str) -> None:
         ("model.layers.0.self_attn.rotary_emb.inv_freq", None),
     ],
 )
-def test_prefixes_of_all_checkpoint_forms_lead_to_one_name(key: str, name: str | None) -> None:
-    """Hub, version-5 and bare forms; what is not text is left out."""
+def test_canonical_names_are_the_same_for_all_checkpoint_forms(key: str, name: str | None) -> None:
+    """This holds for hub, version-5 and bare names; names of other modalities give None."""
     assert canonical_name(key) == name

@@ -1,4 +1,4 @@
-"""Adapters that cannot be served: an error that names the folder, the file, the key and the reason."""
+"""LoRA folders that cannot be served are refused with the folder, the file, the key and the reason."""
 
 import json
 import re
@@ -15,9 +15,8 @@ from jaxtyping import Array
 from safetensors.numpy import save_file
 
 from jswa.errors import ConfigError
-from jswa.model import adapters
-from jswa.model.adapters import check_adapters, load_adapters
 from jswa.model.hf.config import parse_config
+from jswa.model.weights.lora_files import check_adapters, load_adapters
 from tests.parity.load import load_fixture
 from tests.support.adapters import CONFIG, DENSE, random_lora, save
 from tests.support.fakes import share
@@ -33,17 +32,17 @@ Tensors = dict[str, np.ndarray]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A sound adapter."""
+    """Write a valid adapter."""
     return random_lora(FIXTURE.tensors, DENSE, 3, seed=0).write(tmp_path / "it")
 
 
 def read(folder: Path) -> dict[str, Array]:
-    """Its parameters."""
+    """Return the parameters of the adapter."""
     return load_adapters(check_adapters({"it": folder}, MODEL), MODEL, jnp.dtype("float32")).params
 
 
 def refusal(folder: Path) -> str:
-    """Why it is refused: what the engine says before it reads any tensor."""
+    """Return the error text with which the folder is refused before any tensor is read."""
     with pytest.raises(ConfigError) as error:
         check_adapters({"it": folder}, MODEL)
     assert error.value.field == "lora_modules"
@@ -51,16 +50,16 @@ def refusal(folder: Path) -> str:
     return error.value.limit
 
 
-def test_a_sound_one_is_read(folder: Path) -> None:
+def test_a_valid_adapter_is_read(folder: Path) -> None:
     found = read(folder)
     assert {name.rpartition(".")[0].removeprefix("layers.0.") for name in found} == {
         "attention.qkv", "attention.out", "mlp.gate_up", "mlp.down",
     }  # fmt: skip
-    assert found["layers.0.attention.qkv.lora_owner"].shape == (9,), "q, k and v have a rank each"
+    assert found["layers.0.attention.qkv.lora_owner"].shape == (9,), "q, k and v each have a rank of 3"
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "expected"),
     [
         ({"peft_type": "LOHA"}, "peft_type = 'LOHA': must be LORA"),
         ({"use_dora": True}, "use_dora = True: DoRA is not supported"),
@@ -72,7 +71,7 @@ def test_a_sound_one_is_read(folder: Path) -> None:
         ({"fan_in_fan_out": True}, "fan_in_fan_out = True"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"alora_invocation_tokens": [1]}, "aLoRA"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa': changes the base's weights"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa': changes the weights of the base"),
         ({"init_lora_weights": 1}, "init_lora_weights = 1"),
         ({"of_next_year": {"x": 1}}, "of_next_year = .*is not supported"),
         ({"r": 257}, r"r = 257: must be a whole number in \[1, 256\]"),
@@ -87,52 +86,55 @@ def test_a_sound_one_is_read(folder: Path) -> None:
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern = .*must be an object"),
     ],
 )
-def test_settings_that_are_refused(folder: Path, fields: dict[str, Any], says: str) -> None:
+def test_unsupported_settings_are_refused(folder: Path, fields: dict[str, Any], expected: str) -> None:
     edit_json(folder / FIELDS, lambda config: config.update(fields))
     reason = refusal(folder)
     assert "adapter_" in reason
-    assert re.search(says, reason), reason
+    assert re.search(expected, reason), reason
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "expected"),
     [
-        (lambda t: t.pop(B), "q_proj.lora_A.weight has no lora_B beside it"),
+        (lambda t: t.pop(B), "q_proj.lora_A.weight lacks its lora_B"),
         (lambda t: t.update({A: t[A][:2]}), r"q_proj.lora_A.weight has shape \[2, "),
         (lambda t: t.update({B: t[B][1:]}), "q_proj.lora_B.weight has shape"),
-        (lambda t: t.update({A: t[A].astype(np.int8)}), "q_proj.lora_A.weight has type I8, must be one of F64"),
+        (lambda t: t.update({A: t[A].astype(np.int8)}), "q_proj.lora_A.weight has type I8: must be one of F64"),
         (lambda t: t.update({"base_model.model.lm_head.weight": t[A]}), "lm_head.weight: whole tensors"),
         (lambda t: t.update({f"{LAYER}self_attn.q_proj.lora_magnitude_vector": t[A]}), "vector: DoRA"),
         (lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": t[A]}), "embeddings"),
         (lambda t: t.update({f"{LAYER}self_attn.q_proj.lora_A.default.weight": t[A]}), "must end in .lora_A.weight"),
-        (lambda t: t.update({A.removeprefix("base_model.model."): t[A]}), "is of model.layers.0.*and so is"),
+        (lambda t: t.update({A.removeprefix("base_model.model."): t[A]}), "adapts model.layers.0.*adapts too"),
         (lambda t: t.update({f"{LAYER}mlp.experts.0.up_proj.lora_A.weight": t[A]}), "adapts experts"),
-        (lambda t: t.update({f"{LAYER}input_layernorm.lora_A.weight": t[A]}), "not a linear layer of attention"),
-        (lambda t: t.update({"base_model.model.lm_head.lora_A.weight": t[A]}), "not a linear layer of attention"),
+        (lambda t: t.update({f"{LAYER}input_layernorm.lora_A.weight": t[A]}), "must adapt a linear layer of attention"),
+        (
+            lambda t: t.update({"base_model.model.lm_head.lora_A.weight": t[A]}),
+            "must adapt a linear layer of attention",
+        ),
         (lambda t: t.update({A.replace("0", "1"): t[A]}), "model.layers.1.*a model of type llama does not have"),
         (lambda t: t.update({A.replace("q_proj", "q" * 300): t[A]}), "does not have"),
         (lambda t: t.clear(), "has no tensors for this model"),
     ],
 )
-def test_tensors_that_are_refused(tmp_path: Path, change: Callable[[Tensors], object], says: str) -> None:
+def test_unsupported_tensors_are_refused(tmp_path: Path, change: Callable[[Tensors], object], expected: str) -> None:
     lora = random_lora(FIXTURE.tensors, DENSE, 3, seed=0)
     tensors = lora.tensors()
     change(tensors)
     save(tmp_path, tensors, lora.config)
     reason = refusal(tmp_path)
-    assert re.search(says, reason), reason
+    assert re.search(expected, reason), reason
     assert FILE in reason
     assert len(reason) < 1000
 
 
-def test_files_that_are_refused(folder: Path, tmp_path: Path) -> None:
-    """None, a pickle, a torn one, one that ends early; a header that lies."""
-    assert "is not a folder" in refusal(tmp_path / "nowhere")
+def test_missing_and_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Cases are no file, a pickle, truncated files, a file with an extra byte, and a config that is not an object."""
+    assert "must be a folder" in refusal(tmp_path / "nowhere")
     content = (folder / FILE).read_bytes()
     (folder / FILE).unlink()
     assert refusal(folder) == f"lacks {FILE}"
     (folder / "adapter_model.bin").write_bytes(b"anything")
-    assert "adapter_model.bin may run code" in refusal(folder)
+    assert "a pickle can run code" in refusal(folder)
     for data in (b"", content[:100], content[:-4], content + b"1"):
         (folder / FILE).write_bytes(data)
         assert f"{FILE} is not a readable safetensors file" in refusal(folder)
@@ -145,7 +147,7 @@ def test_files_that_are_refused(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "value"), [("float32", np.nan), ("float32", np.inf), ("float16", 1e6)])
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, dtype: str, value: float) -> None:
-    """One adapter's infinity would be every row's: they share the products."""
+    """All rows share the products, so an infinite number of one adapter could reach every row."""
     lora = random_lora(FIXTURE.tensors, DENSE, 3, seed=0)
     for key in (A, B):
         tensors = lora.tensors()
@@ -155,11 +157,11 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, dtype: str, val
         target.mkdir()
         save(target, tensors, lora.config)
         found = check_adapters({"it": target}, MODEL)
-        with pytest.raises(ConfigError, match=f"q_proj.lora_B.weight: .*not finite in {dtype}"):
+        with pytest.raises(ConfigError, match=f"q_proj.lora_B.weight: .*must be finite in {dtype}"):
             load_adapters(found, MODEL, jnp.dtype(dtype))
 
 
-def test_a_file_cut_after_its_header_was_checked(folder: Path) -> None:
+def test_a_file_truncated_after_the_check_is_refused(folder: Path) -> None:
     found = check_adapters({"it": folder}, MODEL)
     with (folder / FILE).open("r+b") as file:
         file.truncate(5000)
@@ -167,8 +169,8 @@ def test_a_file_cut_after_its_header_was_checked(folder: Path) -> None:
         load_adapters(found, MODEL, jnp.dtype("float32"))
 
 
-def test_patterns_count_from_the_end_of_a_name(tmp_path: Path) -> None:
-    """The first that fits; one of another module with the same end does not."""
+def test_patterns_match_whole_names_at_the_end_of_a_module(tmp_path: Path) -> None:
+    """The first match wins; "attn.q_proj" does not match "self_attn.q_proj"."""
     lora = random_lora(FIXTURE.tensors, ("q_proj", "k_proj"), 3, seed=0, alpha=6)
     more = {"alpha_pattern": {"attn.q_proj": 1, "layers.0.self_attn.q_proj": 12, "q_proj": 99}}
     for name, config in (("plain", lora.config), ("pattern", {**lora.config, **more})):
@@ -181,8 +183,8 @@ def test_patterns_count_from_the_end_of_a_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pattern[3:], plain[3:])
 
 
-def test_the_digest_is_of_the_numbers_alone(tmp_path: Path) -> None:
-    """Not of names, order, metadata or type; any number more or less is another."""
+def test_the_digest_depends_on_the_numbers_alone(tmp_path: Path) -> None:
+    """Key prefixes, order and metadata do not change it; the scale and every number do."""
     lora = random_lora(FIXTURE.tensors, DENSE, 3, seed=0)
     digests = []
     for number, change in enumerate([None, "order", "alpha", "number"]):
@@ -205,10 +207,10 @@ def test_the_digest_is_of_the_numbers_alone(tmp_path: Path) -> None:
 
 @given(data=st.data())
 @settings(share(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_damage_at_random(folder: Path, data: st.DataObject) -> None:
-    """Fields and headers replaced by anything: a ConfigError, or the very values that were there."""
+def test_random_damage_is_refused_or_harmless(folder: Path, data: st.DataObject) -> None:
+    """Replacing fields and header entries gives a ConfigError, or parameters of the same shapes."""
     before = {name: np.asarray(value) for name, value in read(folder).items()}
-    kept = {name: (folder / name).read_bytes() for name in (FILE, FIELDS)}
+    original = {name: (folder / name).read_bytes() for name in (FILE, FIELDS)}
     junk: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
     junk |= st.lists(junk, max_size=3) | st.dictionaries(st.text(max_size=8), junk, max_size=3)
     try:
@@ -231,24 +233,26 @@ def test_damage_at_random(folder: Path, data: st.DataObject) -> None:
         try:
             found = read(folder)
         except ConfigError as error:
-            said, found = str(error), None
+            message, found = str(error), None
         event("read" if found else "refused")
         if found is None:
-            assert len(said) < 2000
+            assert len(message) < 2000
             return
         if "lora_alpha" not in json.loads((folder / FIELDS).read_text()):
             return
         assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in before.items()}
     finally:
-        for name, content in kept.items():
+        for name, content in original.items():
             (folder / name).write_bytes(content)
 
 
-def test_nothing_is_read_before_all_is_checked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sound adapter before a wrong one."""
+def test_all_folders_are_checked_before_any_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A valid adapter precedes an invalid one."""
     other = random_lora(FIXTURE.tensors, DENSE, 3, seed=1).write(tmp_path / "other")
     header, data = unpack(other / FILE)
     pack(other / FILE, {**header, "x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, data)
-    monkeypatch.setattr(adapters, "Reader", None)
+    monkeypatch.setattr("jswa.model.weights.lora_files.Reader", None)
     with pytest.raises(ConfigError, match="other"):
         check_adapters({"it": folder, "other": other}, MODEL)

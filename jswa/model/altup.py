@@ -1,4 +1,4 @@
-"""Gemma 3n's parallel residual streams (AltUp, arXiv 2301.13310), and the second embedding of Gemma 3n and Gemma 4."""
+"""Gemma 3n's parallel residual streams (AltUp, arXiv 2301.13310); the per-layer embedding of Gemma 3n and Gemma 4."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -12,7 +12,7 @@ _LEAST_MAGNITUDE = 1e-5
 
 
 class PerLayerEmbedding(nnx.Module):
-    """Table [V', L·P] and projection of the ordinary embedding [M, L·P], averaged."""
+    """Mean of a second embedding table [V', L·P] and a projection [M, L·P] of the ordinary embedding."""
 
     def __init__(self, config: PerLayerInput, layers: int, d_model: int, dtype: jnp.dtype) -> None:
         self.config = config
@@ -21,7 +21,7 @@ class PerLayerEmbedding(nnx.Module):
         self.norm = Normalize(config.norm, config.dim, dtype)
 
     def __call__(self, tokens: Int[Array, " T"], x: Float[Array, "T M"]) -> Float[Array, "T L P"]:
-        """What each layer mixes in, of tokens whose scaled embeddings are x."""
+        """Return the numbers that each layer mixes in; x is the scaled ordinary embedding of the tokens."""
         config, embed = self.config, self.embed[...]
         own = embed[jnp.where(tokens < config.vocab_size, tokens, 0)] * jnp.asarray(config.dim**0.5, embed.dtype)
         projected = (x @ self.project[...]) * jnp.asarray(x.shape[-1] ** -0.5, x.dtype)
@@ -30,7 +30,7 @@ class PerLayerEmbedding(nnx.Module):
 
 
 class PerLayerMix(nnx.Module):
-    """norm(project(act(gate(x)) · input)): what one layer makes of its second embedding."""
+    """One layer's use of the per-layer embedding: norm(project(act(gate(x)) · own))."""
 
     def __init__(self, config: PerLayerInput, norm: Norm, d_model: int, dtype: jnp.dtype) -> None:
         self.config = config
@@ -39,23 +39,23 @@ class PerLayerMix(nnx.Module):
         self.norm = Normalize(norm, d_model, dtype)
 
     def __call__(self, x: Float[Array, "T M"], own: Float[Array, "T P"]) -> Float[Array, "T M"]:
-        """To be added to the stream."""
+        """Return the summand of the residual stream x; `own` is this layer's per-layer embedding."""
         return self.norm((activate(self.config.activation, x @ self.gate[...]) * own) @ self.project[...])
 
 
 class Streams(nnx.Module):
-    """Where the streams begin and end: S - 1 matrices [M, M] each way."""
+    """First and last step of AltUp: one stream becomes S streams and back, by S - 1 matrices [M, M] each way."""
 
     def __init__(self, config: AltUp, d_model: int, dtype: jnp.dtype) -> None:
         self.begin = zeros(config.streams - 1, d_model, d_model, dtype=dtype)
         self.end = zeros(config.streams - 1, d_model, d_model, dtype=dtype)
 
     def split(self, x: Float[Array, "T M"]) -> Float[Array, "T S M"]:
-        """The embedding itself, then projections of it with its magnitude."""
+        """Return x as the first stream, and projections of x, scaled to its magnitude, as the others."""
         return jnp.concatenate([x[:, None], _as_large_as(x[:, None], self._project(x[:, None], self.begin))], axis=1)
 
     def join(self, x: Float[Array, "T S M"]) -> Float[Array, "T M"]:
-        """Mean of the first stream and projections of the others with its magnitude."""
+        """Return the mean of the first stream and of projections of the others, scaled to its magnitude."""
         others = _as_large_as(x[:, :1], self._project(x[:, 1:], self.end))
         return jnp.concatenate([x[:, :1], others], axis=1).mean(axis=1)
 
@@ -80,25 +80,25 @@ class StreamLayer(nnx.Module):
         self.laurel_norm = Normalize(norm, d_model, dtype)
 
     def predict(self, x: Float[Array, "T S M"]) -> Float[Array, "T S M"]:
-        """Every stream plus a mix of all, weighed by what the active one holds."""
+        """Return every stream plus a mix of all streams, with weights computed from the active stream."""
         n = self.config.streams
         mix = (self._modalities(x[:, self.config.active]) @ self.predict_by[...]).reshape(-1, n, n)
         return x + jnp.einsum("tjk,tkm->tjm", mix, x)
 
     def correct(self, predicted: Float[Array, "T S M"], result: Float[Array, "T M"]) -> Float[Array, "T S M"]:
-        """Every stream moves by its share of what the active one's prediction missed."""
+        """Return the streams, each corrected by its share of the active stream's prediction error."""
         share = self._modalities(result) @ self.correct_by[...] + 1
         return predicted + share[:, :, None] * (result - predicted[:, self.config.active])[:, None]
 
     def mix(self, x: Float[Array, "T S M"], per_layer: PerLayerMix, own: Float[Array, "T P"]) -> Float[Array, "T S M"]:
-        """The second embedding, seen from the active stream, joins all streams but the first."""
+        """Add the per-layer embedding, gated by the active stream, to all streams but the first."""
         first = x[:, self.config.active]
         if self.config.corrects_scale:
             first = first * self.output_scale[...][None]
         return jnp.concatenate([x[:, :1], x[:, 1:] + per_layer(first, own)[:, None]], axis=1)
 
     def laurel(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
-        """x plus a low-rank map of it."""
+        """Return x plus a low-rank projection of x."""
         return x + self.laurel_norm((x @ self.laurel_left[...]) @ self.laurel_right[...])
 
     def _modalities(self, x: Float[Array, "T M"]) -> Float[Array, "T S"]:
@@ -107,7 +107,7 @@ class StreamLayer(nnx.Module):
 
 
 def _as_large_as(target: Float[Array, "T 1 M"], x: Float[Array, "T s M"]) -> Float[Array, "T s M"]:
-    """x with the root mean square of the target."""
+    """Return x scaled to the root mean square of the target."""
     wide = jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)
     goal = jnp.sqrt(jnp.square(target.astype(jnp.float32)).mean(axis=-1, keepdims=True))
     return x * (goal / jnp.sqrt(jnp.maximum(wide, _LEAST_MAGNITUDE))).astype(x.dtype)

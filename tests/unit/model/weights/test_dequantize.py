@@ -1,4 +1,4 @@
-"""Quantised checkpoints: transformers' numbers bit for bit, in every layout; wrong ones are refused before a read."""
+"""Quantized checkpoints load with transformers' numbers in every layout; invalid ones are refused before any read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,35 +12,36 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, ModelError
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
-from jswa.model.hf.weights import Part, sources
+from jswa.model.hf.tensor_map import Part
 from jswa.model.weights.dequantize import read_rows, resolve
-from jswa.model.weights.files import Reader, stored_tensors
 from jswa.model.weights.load import load_checkpoint
+from jswa.model.weights.safetensors_files import Reader, stored_tensors
 from jswa.model.weights.safetensors_header import BITS
-from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.support.hostile import FILE, edit, pack, unpack
-from tests.support.quantized import FLOAT8, fp8_block, int8_rows, mxfp4, write
+from tests.support.quantized import (
+    COMPRESSED,
+    FLOAT8,
+    INT8,
+    fp8_block,
+    int8_rows,
+    mxfp4,
+    plain_tensors,
+    write,
+)
 
 FLOAT32 = jnp.dtype("float32")
 FP8 = {"quant_method": "fp8", "weight_block_size": [16, 24]}
-INT8 = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": False}
-COMPRESSED = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT8}},
-}
 _STORED = np.load(Path(__file__).parents[3] / "parity" / "quantized.npz")
 _TYPES = {"float8_e4m3fn": FLOAT8, "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 CASES = sorted({name.split("/")[0] for name in _STORED})
 
 
 def stored(case: str, key: str) -> np.ndarray | None:
-    """An array of the fixture, as its type."""
+    """Return an array of the fixture in its type."""
     if f"{case}/{key}" not in _STORED:
         return None
     kind = str(_STORED[f"{case}/{key}/type"])
@@ -49,8 +50,8 @@ def stored(case: str, key: str) -> np.ndarray | None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_unpacked_numbers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    """Bit for bit, in float32 and rounded to bfloat16, wherever the rows are cut. NaN is NaN, of whatever bits."""
+def test_dequantized_numbers_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+    """Bits are equal in float32 and bfloat16 for every chunk of rows, except the bits of NaN."""
     weight, scale, zero, want = (stored(case, key) for key in ("weight", "scale", "zero_point", "float32"))
     assert weight is not None
     assert scale is not None
@@ -66,14 +67,14 @@ def test_unpacked_numbers_are_those_of_transformers(case: str, tmp_path: Path) -
         for step in (rows, 7):
             cuts = [(row, min(row + step, rows)) for row in range(0, rows, step)]
             got = np.concatenate([read_rows(resolved, reader, *cut) for cut in cuts]).reshape(want.shape)
-            same_bits(got, want)
+            assert_same_bits(got, want)
     rounded = stored(case, "bfloat16")
     assert rounded is not None
-    same_bits(got.astype(ml_dtypes.bfloat16), rounded)
+    assert_same_bits(got.astype(ml_dtypes.bfloat16), rounded)
 
 
-def same_bits(got: np.ndarray, want: np.ndarray) -> None:
-    """Also the sign of zeros."""
+def assert_same_bits(got: np.ndarray, want: np.ndarray) -> None:
+    """Assert equality, including the sign of zeros."""
     assert got.dtype == want.dtype
     nan = np.isnan(want)
     np.testing.assert_array_equal(np.isnan(got), nan)
@@ -83,10 +84,10 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 17), st.integers(1, 17), st.sampled_from([1, 2]))
-def test_blocks_at_ragged_edges(
+def test_the_last_blocks_may_be_smaller(
     tmp_path_factory: pytest.TempPathFactory, out: int, inner: int, rows: int, columns: int, experts: int
 ) -> None:
-    """The last blocks of rows and columns may be smaller, in each of several matrices."""
+    """This holds for rows and columns of each of several matrices."""
     folder = tmp_path_factory.mktemp("ragged")
     codes, scale, exact = fp8_block(np.random.default_rng(0).standard_normal((experts, out, inner)), (rows, columns))
     write(folder, {}, {"x": codes, "x_scale_inv": scale})
@@ -97,21 +98,8 @@ def test_blocks_at_ragged_edges(
     np.testing.assert_array_equal(got.reshape(exact.shape), exact)
 
 
-def plain_tensors(name: str, **changes: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A config like a fixture's, and random tensors for it as an ordinary checkpoint has them."""
-    config = {**load_fixture(name).config, **changes}
-    return config, random_tensors(parse_config(config))
-
-
-def random_tensors(model: ModelConfig) -> dict[str, np.ndarray]:
-    """Of a model's own names."""
-    rng = np.random.default_rng(0)
-    parts = [part for source in sources(model).values() for part in source.parts]
-    return {part.key: rng.standard_normal(part.shape).astype(np.float32) for part in parts}
-
-
 def assert_same_params(folder: Path, config: dict[str, Any], exact: dict[str, np.ndarray], quantized: Any) -> None:
-    """Both checkpoints give the same parameters; `quantized` is the method's config and the tensors."""
+    """Assert that a plain and a quantized checkpoint give the same parameters; `quantized` is (config, tensors)."""
     method, tensors = quantized
     write_checkpoint(folder / "plain", config, exact)
     write(folder / "quantized", {**config, "quantization_config": method}, tensors)
@@ -124,26 +112,26 @@ def assert_same_params(folder: Path, config: dict[str, Any], exact: dict[str, np
             np.testing.assert_array_equal(params[name], value, err_msg=name)
 
 
-def is_linear(key: str) -> bool:
-    """What MiMo quantises: all linear layers but the output of attention."""
+def is_quantized(key: str) -> bool:
+    """Return whether MiMo quantizes a tensor: it does for all linear layers but the output of attention."""
     return key.endswith("_proj.weight") and not key.endswith("o_proj.weight")
 
 
 def test_mimo_with_a_scale_per_block(tmp_path: Path) -> None:
-    """Experts, projections of attention, and a dense layer; blocks that do not divide them. Static scales are idle."""
+    """Blocks do not divide experts, attention and dense layers. Static activation scales are ignored."""
     config, exact = plain_tensors("mimo_v2_flash_base")
     tensors: dict[str, np.ndarray] = {}
     for key, value in exact.items():
         tensors[key] = value
-        if is_linear(key):
+        if is_quantized(key):
             tensors[key], tensors[f"{key}_scale_inv"], exact[key] = fp8_block(value, (16, 24))
             tensors[key.replace(".weight", ".activation_scale")] = np.ones((), np.float32)
     assert len(tensors) > len(exact) + 10
     assert_same_params(tmp_path, config, exact, (FP8, tensors))
 
 
-def test_slices_have_blocks_of_their_own(tmp_path: Path) -> None:
-    """MiMo-V2.5: each rank's q, k and v were quantised together, and its last block of rows is ragged."""
+def test_rank_slices_have_separate_blocks(tmp_path: Path) -> None:
+    """MiMo-V2.5 quantized q, k and v of each rank together, and the last block of rows of each is smaller."""
     config, exact = plain_tensors(
         "mimo_v2_flash_base", num_attention_heads=8, num_key_value_heads=4, swa_num_key_value_heads=8
     )
@@ -165,7 +153,7 @@ def test_slices_have_blocks_of_their_own(tmp_path: Path) -> None:
 
 
 def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
-    """Blocks lie along the inputs, gates and ups by turns; without the config's word, they are unknown tensors."""
+    """Blocks extend along the inputs, and gates and ups alternate. Without quantization_config the load fails."""
     config, exact = plain_tensors("gpt_oss_base", intermediate_size=96)
     tensors, rng = dict(exact), np.random.default_rng(1)
     for key in [key for key in exact if key.endswith(("gate_up_proj", "down_proj"))]:
@@ -180,8 +168,8 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "_packed"])
-def test_experts_one_by_one_in_mxfp4(tmp_path: Path, end: str) -> None:
-    """MiMo-V2.6 and compressed-tensors: a byte tensor per expert, of a family that stores all experts in one."""
+def test_mxfp4_with_one_tensor_per_expert(tmp_path: Path, end: str) -> None:
+    """MiMo-V2.6 and compressed-tensors store one byte tensor per expert, even if the family stacks experts."""
     config, exact = plain_tensors("llama4_text_base", hidden_size=64, intermediate_size=32, intermediate_size_mlp=64)
     tensors, rng = dict(exact), np.random.default_rng(1)
     for key in [key for key in exact if key.endswith("experts.gate_up_proj")]:
@@ -201,7 +189,7 @@ def test_experts_one_by_one_in_mxfp4(tmp_path: Path, end: str) -> None:
 
 
 def test_int8_with_zero_points(tmp_path: Path) -> None:
-    """Per channel, as compressed-tensors writes it; the head too, and the embedding as it is."""
+    """Scales are per channel, as compressed-tensors writes them; the head is int8 and the embedding plain."""
     config, exact = plain_tensors("llama_gqa")
     tensors: dict[str, np.ndarray] = {}
     for key, value in exact.items():
@@ -211,7 +199,7 @@ def test_int8_with_zero_points(tmp_path: Path) -> None:
     assert_same_params(tmp_path, config, exact, (COMPRESSED, tensors))
 
 
-def test_fp8_with_one_scale_and_a_quantised_tied_head(tmp_path: Path) -> None:
+def test_fp8_with_one_scale_and_a_quantized_tied_head(tmp_path: Path) -> None:
     """A tied model may store its one matrix under the head's name, with scales."""
     config, exact = plain_tensors("llama_tied")
     tensors: dict[str, np.ndarray] = {}
@@ -225,9 +213,9 @@ def test_fp8_with_one_scale_and_a_quantised_tied_head(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer in fp8 with a scale per block."""
-    folder = tmp_path_factory.mktemp("sound")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write one layer in fp8 with a scale per block."""
+    folder = tmp_path_factory.mktemp("valid")
     config, exact = plain_tensors("llama_one_layer")
     tensors: dict[str, np.ndarray] = dict(exact)
     for key in [key for key in exact if key.endswith("_proj.weight")]:
@@ -243,49 +231,51 @@ Header = dict[str, Any]
 
 
 def put(key: str, dtype: str, shape: list[int]) -> Callable[[Header], object]:
-    """Another type and shape of the same number of bytes, or of any for a tensor that is refused by its header."""
+    """Return a change of type and shape of a header entry that keeps its number of bytes, or is refused anyway."""
     return lambda header: header[key].update(dtype=dtype, shape=shape)
 
 
 def rename(key: str, other: str) -> Callable[[Header], object]:
-    """Another name."""
+    """Return a change of a tensor's name."""
     return lambda header: header.update({other: header.pop(key)})
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (put(S, "F32", [3, 4]), rf"{FILE}: {S} has shape \[3, 4\], {Q} asks for \[4, 3\] or \[64, 1\] or \[64\]"),
         (put(S, "F32", [12]), rf"{S} has shape \[12\]"),
         (put(S, "F32", [4, 3, 1]), rf"{S} has shape \[4, 3, 1\]"),
-        (put(S, "I32", [4, 3]), f"{S} has type I32, must be one of F64, F32, F16, BF16, U8, F8_E8M0"),
+        (put(S, "I32", [4, 3]), f"{S} has type I32: must be one of F64, F32, F16, BF16, U8, F8_E8M0"),
         (put(S, "F64", [2, 3]), rf"{S} has shape \[2, 3\]"),
         (put(S, "F32", [4, 2**60]), f"{S}: shape = .*less than 2\\^63 bits"),
         (put(S, "F32", [2**40, 3]), f"{S}: data_offsets = .*must span"),
         (put(Q, "I8", [32, 128]), rf"{Q} has shape \[32, 128\], the config asks for \[64, 64\]"),
-        (put(Q, "F8_E5M2", [64, 64]), f"{Q} has type F8_E5M2, must be one of F64, F32, F16, BF16, F8_E4M3, I8, U8"),
+        (put(Q, "F8_E5M2", [64, 64]), f"{Q} has type F8_E5M2: must be one of F64, F32, F16, BF16, F8_E4M3, I8, U8"),
         (put(Q, "BOOL", [64, 64]), f"{Q} has type BOOL"),
         (put(Q, "U8", [64, 64]), rf"{Q} has shape \[64, 64\], the config asks for \[64, 32\]"),
-        (put(Q, "BF16", [64, 32]), f"{Q} has type BF16, and {S} beside it: must have no scale"),
+        (put(Q, "BF16", [64, 32]), f"{Q} has type BF16: must not have {S}"),
         (put("model.norm.weight", "F8_E4M3", [256]), r"model.norm.weight has shape \[256\]"),
         (rename(S, f"{Q}_scal"), f"does not use: {Q}_scal"),
-        (rename(S, f"{Q}_zero_point"), f"{Q} has type F8_E4M3: must have one of {Q}_scale or {S} beside it"),
+        (rename(S, f"{Q}_zero_point"), f"{Q} has type F8_E4M3: must have exactly one of {Q}_scale or {S}"),
         (rename(Q, f"{Q}_packed"), f"lacks {Q}_scale"),
         (rename(Q, f"{Q}_blocks"), f"lacks {Q}_scales"),
         (rename(S, "model.layers.0.self_attn.q_norm.weight_scale"), "does not use: .*q_norm"),
         (lambda header: header.update({S.replace(".0.", ".7."): header.pop(S)}), r"does not use: model\.layers\.7"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_tensor_is_read(
-    sound: Path, tmp_path: Path, change: Callable[[Header], object], said: str
+def test_invalid_quantized_tensors_are_refused_before_a_tensor_is_read(
+    valid: Path, tmp_path: Path, change: Callable[[Header], object], expected: str
 ) -> None:
-    """Shapes, types and names of scales and of what they scale: by file, key, value and what was wanted."""
-    for path in sound.iterdir():
+    """Errors about shapes, types and names have file, key, value and limit."""
+    for path in valid.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     edit(tmp_path / FILE, change)
     with (
-        mock.patch("jswa.model.weights.files.Reader.rows", side_effect=AssertionError("a tensor would be read")),
-        pytest.raises(CheckpointError, match=said),
+        mock.patch(
+            "jswa.model.weights.safetensors_files.Reader.rows", side_effect=AssertionError("a tensor would be read")
+        ),
+        pytest.raises(CheckpointError, match=expected),
     ):
         load_checkpoint(tmp_path, FLOAT32)
 
@@ -306,46 +296,46 @@ SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 12, 16, 32, 64, 96, 128, 2**20, 2**40
         max_size=3,
     )
 )
-def test_any_description_gives_an_error_or_parameters(sound: Path, edits: list[tuple[str, tuple[str, Any]]]) -> None:
-    """Types, shapes and names of what is quantised, exchanged at random."""
-    whole = (sound / FILE).read_bytes()
-    header, data = unpack(sound / FILE)
+def test_random_headers_give_an_error_or_parameters(valid: Path, edits: list[tuple[str, tuple[str, Any]]]) -> None:
+    """Types, shapes and names of quantized tensors are exchanged at random."""
+    whole = (valid / FILE).read_bytes()
+    header, data = unpack(valid / FILE)
     for key, (field, value) in edits:
         if key in header and field == "name":
             header[value] = header.pop(key)
         elif key in header:
             header[key] = {**header[key], field: value}
     try:
-        pack(sound / FILE, header, data)
-        model, params = load_checkpoint(sound, FLOAT32, quantization="auto")
+        pack(valid / FILE, header, data)
+        model, params = load_checkpoint(valid, FLOAT32, quantization="auto")
         assert params["embed"].shape == (model.vocab_size, model.d_model)
     except CheckpointError as error:
         event(str(error).split()[-1][:20])
     finally:
-        (sound / FILE).write_bytes(whole)
+        (valid / FILE).write_bytes(whole)
 
 
-def test_two_kinds_of_scales_and_zero_points_of_another_shape_are_refused(tmp_path: Path) -> None:
-    """Which of the two would count is nothing to guess."""
+def test_ambiguous_scales_and_misshapen_zero_points_are_refused(tmp_path: Path) -> None:
+    """The loader does not guess which of two scales counts."""
     config, exact = plain_tensors("llama_one_layer")
     codes, scale, zero, _ = int8_rows(exact[Q])
     base = {**exact, Q: codes, f"{Q}_scale": scale}
-    for more, said in (
-        ({S: scale}, f"{Q} has type I8: must have one of"),
+    for more, expected in (
+        ({S: scale}, f"{Q} has type I8: must have exactly one of"),
         ({f"{Q}_zero_point": zero[:, 0]}, f"{Q}_zero_point has shape .*its scales ask for"),
-        ({f"{Q}_zero_point": zero.astype(np.int32)}, f"{Q}_zero_point has type I32, must be one of I8"),
-        ({Q: fp8_block(exact[Q], (64, 64))[0], f"{Q}_zero_point": zero}, f"{Q} has type F8_E4M3, must be one of I8"),
+        ({f"{Q}_zero_point": zero.astype(np.int32)}, f"{Q}_zero_point has type I32: must be one of I8"),
+        ({Q: fp8_block(exact[Q], (64, 64))[0], f"{Q}_zero_point": zero}, f"{Q} has type F8_E4M3: must be one of I8"),
         ({Q: np.zeros((64, 32), np.uint8)}, f"{Q}_scale has shape .*asks for .64, 2."),
         ({Q: np.zeros((64, 32), np.uint8), f"{Q}_scale": np.zeros((64, 2), np.int8)}, "_scale has type I8"),
     ):
         write(tmp_path, {**config, "quantization_config": COMPRESSED}, {**base, **more})
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=expected):
             load_checkpoint(tmp_path, FLOAT32)
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_an_error(sound: Path, tmp_path: Path) -> None:
-    """Not the end of the process, as with a memory map; and no thread is left behind."""
-    for path in sound.iterdir():
+def test_a_file_truncated_during_the_read_is_an_error(valid: Path, tmp_path: Path) -> None:
+    """The process survives, unlike with a memory map, and no thread is left running."""
+    for path in valid.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tensors = stored_tensors(tmp_path)
     whole = (tmp_path / FILE).read_bytes()
@@ -359,37 +349,37 @@ GROUP = {"weights": INT8, "targets": ["Linear"]}
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "expected"),
     [
-        *(({"quant_method": name}, f"quant_method = '{name}' is not one of") for name in ("awq", "gptq", "quark")),
-        ({}, r"quant_method = '\(none\)' is not one of"),
+        *(({"quant_method": name}, f"quant_method = '{name}': must be one of") for name in ("awq", "gptq", "quark")),
+        ({}, r"quant_method = '\(none\)': must be one of"),
         ({"quant_method": 3}, "quant_method = 3: must be a string"),
         (3, "quantization_config = 3: must be an object"),
-        ({**FP8, "fmt": "e5m2"}, "fmt = 'e5m2' must be e4m3"),
+        ({**FP8, "fmt": "e5m2"}, "fmt = 'e5m2': must be e4m3"),
         *(
             ({**FP8, "weight_block_size": x}, "weight_block_size = .*two whole")
             for x in (3, [], [1], [0, 1], [1, 2**17])
         ),
         ({**FP8, "weight_block_size": [True, 8]}, "weight_block_size = .*must be two whole numbers"),
         ({**COMPRESSED, "config_groups": {}}, "config_groups = {}: must be an object of 1 to 64 groups"),
-        ({**COMPRESSED, "format": "pack-quantized"}, "format = 'pack-quantized' is not one of float-quantized"),
+        ({**COMPRESSED, "format": "pack-quantized"}, "format = 'pack-quantized': must be one of float-quantized"),
         ({**COMPRESSED, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: format = 'sparse-24"),
-        ({**COMPRESSED, "transform_config": {"a": 1}}, "transform_config asks for rotated weights"),
+        ({**COMPRESSED, "transform_config": {"a": 1}}, "transform_config needs rotated weights"),
         ({**COMPRESSED, "config_groups": {"a": {**GROUP, "weights": {"num_bits": 4}}}}, "num_bits = 4: must be"),
         ({**COMPRESSED, "config_groups": {"a": {**GROUP, "weights": {"actorder": "group"}}}}, "actorder = 'group'"),
         ({**COMPRESSED, "config_groups": {"a": {**GROUP, "weights": {"strategy": "token"}}}}, "strategy = 'token'"),
         ({**COMPRESSED, "config_groups": {"a": 7}}, "config_groups: 'a': a = 7: must be an object"),
     ],
 )
-def test_a_method_that_cannot_be_read_is_named(config: Any, said: str) -> None:
-    """With what can be."""
+def test_the_error_names_an_unsupported_method(config: Any, expected: str) -> None:
+    """It also lists the supported ones."""
     for holder in ({"quantization_config": config}, {"text_config": {"quantization_config": config}}):
-        with pytest.raises(ModelError, match=said):
+        with pytest.raises(ModelError, match=expected):
             parse_quantization(holder)
 
 
-def test_blocks_of_all_groups_are_known() -> None:
-    """A weight's scales tell which it has."""
+def test_block_sizes_of_all_groups_are_parsed() -> None:
+    """The shape of a weight's scales decides which of them it has."""
     weights = [{"strategy": "block", "block_structure": [128, 128]}, {"group_size": 32}, {"group_size": -1}, {}]
     groups = {str(number): {"weights": one} for number, one in enumerate(weights)}
     found = parse_quantization({"compression_config": {**COMPRESSED, "config_groups": groups}})

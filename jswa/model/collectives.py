@@ -1,6 +1,6 @@
-"""Reductions over the devices that share a model; on one device they are nothing at all.
+"""Collectives over the tensor parallel devices; with one device they are no-ops.
 
-Inside of `jax.shard_map` over a mesh with the axis `AXIS` only, where `devices` says its size.
+They run inside `jax.shard_map` over a mesh with the axis `AXIS`; `devices` is the size of that axis.
 """
 
 from collections.abc import Callable
@@ -13,38 +13,41 @@ AXIS = "tp"
 
 
 def total(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
-    """The sum over devices."""
+    """Return the sum over devices."""
     return x if devices == 1 else lax.psum(x, AXIS)  # type: ignore[no-untyped-call]
 
 
 def largest(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
-    """The largest of all devices."""
+    """Return the elementwise maximum over devices."""
     return x if devices == 1 else lax.pmax(x, AXIS)  # type: ignore[no-untyped-call]
 
 
 def everywhere(x: Bool[Array, "..."], devices: int) -> Bool[Array, "..."]:
-    """Whether it is so on all devices."""
+    """Return whether x is true on all devices."""
     return x if devices == 1 else total((~x).astype(jnp.int32), devices) == 0
 
 
 def anywhere(x: Bool[Array, "..."], devices: int) -> Bool[Array, "..."]:
-    """Whether it is so on some device."""
+    """Return whether x is true on some device."""
     return x if devices == 1 else total(x.astype(jnp.int32), devices) > 0
 
 
 def first_of(size: int, devices: int) -> Int[Array, ""] | int:
-    """Where this device's share begins of what all hold, `size` each."""
+    """Return the index at which this device's shard begins, in an axis of which each device stores `size` entries."""
     return 0 if devices == 1 else lax.axis_index(AXIS) * size
 
 
 def own_columns(x: Shaped[Array, "R V"], devices: int) -> Shaped[Array, "R v"]:
-    """This device's share of what it has all of."""
+    """Return this device's shard of the columns of an array that is replicated."""
     size = x.shape[1] // devices
     return x if devices == 1 else lax.dynamic_slice_in_dim(x, first_of(size, devices), size, axis=1)
 
 
 def index_of_largest(x: Shaped[Array, "R v"], devices: int) -> Int[Array, " R"]:
-    """`argmax` over the columns of all devices; ties go to the first. Anything where there is NaN."""
+    """Return `argmax` over the columns of all devices; ties go to the first column.
+
+    The result is undefined for rows with NaN.
+    """
     index = jnp.argmax(x, axis=-1).astype(jnp.int32)
     if devices == 1:
         return index
@@ -55,7 +58,7 @@ def index_of_largest(x: Shaped[Array, "R v"], devices: int) -> Int[Array, " R"]:
 
 
 def picked(x: Shaped[Array, "N v"], ids: Int[Array, " N"], devices: int) -> Shaped[Array, "N 1"]:
-    """A column of each row, by its number among the columns of all devices."""
+    """Return one column of each row; `ids` are column numbers over all devices."""
     if devices == 1:
         return jnp.take_along_axis(x, ids[:, None], axis=-1)
     index = ids - first_of(x.shape[1], devices)
@@ -64,10 +67,10 @@ def picked(x: Shaped[Array, "N v"], ids: Int[Array, " N"], devices: int) -> Shap
     return total(jnp.where(mine[:, None], own, 0), devices)
 
 
-def own_rows(
+def lookup_rows(
     look_up: Callable[[Int[Array, " T"]], Shaped[Array, "T M"]], size: int, ids: Int[Array, " T"], devices: int
 ) -> Shaped[Array, "T M"]:
-    """Rows by number, of a table of which each device has so many, and looks them up itself."""
+    """Return rows by number from a table of which each device stores `size` rows; `look_up` reads local rows."""
     if devices == 1:
         return look_up(ids)
     index = ids - first_of(size, devices)

@@ -1,4 +1,4 @@
-"""The weight files of a checkpoint folder: which tensors they hold, checked as a whole, and their bytes."""
+"""The safetensors files of a checkpoint folder: their tensors, checked as a whole, and a reader of rows."""
 
 import hashlib
 import os
@@ -11,27 +11,27 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jswa.errors import CheckpointError
-from jswa.model.hf.weights import canonical_name
+from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.weights.safetensors_header import Stored, read_header
 from jswa.storage.json_object import label, read_object, shown
 
 _BLOCK = 2**16  # bytes
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-# NumPy's own names would not do: safetensors' NumPy reader fails on float8, which NumPy alone does not have.
+# ml_dtypes, because NumPy itself has neither bfloat16 nor float8, and safetensors' NumPy reader fails on float8.
 TYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E8M0": np.dtype(np.uint8),  # exponents: see `dequantize`
+    "F8_E8M0": np.dtype(np.uint8),  # exponents; see `dequantize`
     "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8),
 }
 
 
 class Tensor(NamedTuple):
-    """One tensor of a safetensors file, not read yet."""
+    """One tensor of a safetensors file that is not read yet."""
 
     path: Path
     key: str
@@ -39,66 +39,66 @@ class Tensor(NamedTuple):
 
     @property
     def where(self) -> str:
-        """File and key, for errors."""
+        """File and key, for error texts."""
         return f"{self.path.name}: {label(self.key)}"
 
     @property
     def dtype(self) -> str:
-        """As safetensors names it."""
+        """The type, as safetensors names it."""
         return self.stored.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As stored."""
+        """The shape as stored."""
         return self.stored.shape
 
     def require_shape(self, *shapes: tuple[int, ...], by: str = "the config asks for") -> None:
-        """Raise CheckpointError for any other shape than these."""
+        """Raise CheckpointError unless the shape is one of these; `by` says in the error where they come from."""
         if self.shape not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
             raise CheckpointError(f"{self.where} has shape {shown(list(self.shape))}, {by} {wanted}")
 
     def require_type(self, *types: str) -> None:
-        """Raise CheckpointError for any other type than these."""
+        """Raise CheckpointError unless the type is one of these."""
         if self.dtype not in types:
-            raise CheckpointError(f"{self.where} has type {self.dtype}, must be one of {', '.join(types)}")
+            raise CheckpointError(f"{self.where} has type {self.dtype}: must be one of {', '.join(types)}")
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors that a text decoder may need, by canonical name, as the headers describe them.
+    """Return all tensors that a text decoder may need, by canonical name, as the headers describe them.
 
-    Raises CheckpointError, naming file and key, where a header is wrong, where a tensor is stored twice, or where the
-    index and the files disagree.
+    Raises CheckpointError that names file and key if a header is invalid, if a tensor is stored twice, or if the index
+    and the files disagree.
     """
-    places = _weight_map(folder)
-    promised: dict[str, list[str]] = {} if places else {_SINGLE: []}
-    for key, file in places.items():
-        promised.setdefault(file, []).append(key)
+    weight_map = _weight_map(folder)
+    listed: dict[str, list[str]] = {} if weight_map else {_SINGLE: []}
+    for key, file in weight_map.items():
+        listed.setdefault(file, []).append(key)
     tensors: dict[str, Tensor] = {}
-    seen: dict[str, str] = {}  # also of what a text decoder does not need: no file counts twice
-    for file in sorted(promised):
+    seen: dict[str, str] = {}  # includes tensors that a text decoder does not need
+    for file in sorted(listed):
         header = read_header(folder / file)
         for key, stored in header.items():
             name = canonical_name(key)
             first = seen.get(key) or (tensors[name].path.name if name in tensors else None)
             if first is not None:
                 raise CheckpointError(f"{file}: {label(key)} is stored twice in this checkpoint, first in {first}")
-            if places.get(key, file) != file:
-                raise CheckpointError(f"{file}: {label(key)} is here, but {_INDEX} places it in {places[key]}")
+            if weight_map.get(key, file) != file:
+                raise CheckpointError(f"{file}: {label(key)} is here, but {_INDEX} maps it to {weight_map[key]}")
             seen[key] = file
             if name is not None:
                 tensors[name] = Tensor(folder / file, key, stored)
-        for key in promised[file]:
+        for key in listed[file]:
             if key not in header:
-                raise CheckpointError(f"{_INDEX}: weight_map places {label(key)} in {file}, which does not hold it")
+                raise CheckpointError(f"{_INDEX}: weight_map maps {label(key)} to {file}, which does not have it")
     return tensors
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Names, sizes and some bytes of the weight files: whether hosts have the same, without reading all of them.
+    """Return a digest of the names, sizes and some bytes of the weight files, to check that hosts have the same files.
 
-    Three blocks of each file: checkpoints of one shape that were trained differently differ in most of them. Raises
-    CheckpointError for a file that cannot be read.
+    Three blocks of each file are read; they nearly always differ between two trainings of one architecture. Raises
+    CheckpointError if a file cannot be read.
     """
     digest = hashlib.sha256()
     files = [*folder.glob("*.safetensors"), *(folder / "weights").rglob("*")]  # `jswa convert` writes the latter
@@ -116,29 +116,33 @@ def weights_fingerprint(folder: Path) -> str:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """File names by tensor, from the index; empty for a checkpoint of one file."""
+    """Return the index's file names by tensor; empty for a checkpoint of one file."""
     index = folder / _INDEX
     if not os.path.lexists(index):
         if not os.path.lexists(folder / _SINGLE):
             raise CheckpointError(f"{folder} has neither {_SINGLE} nor {_INDEX}")
         return {}
-    places = read_object(index).get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
-        raise CheckpointError(f"{_INDEX}: weight_map = {shown(places)}: must map tensor names to file names")
-    for file, key in {file: key for key, file in places.items()}.items():
-        # A file of the folder may be a link to anywhere, as in the hub's cache; a name may not lead out of it.
+    weight_map = read_object(index).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(name, str) for name in weight_map.values())
+    ):
+        raise CheckpointError(f"{_INDEX}: weight_map = {shown(weight_map)}: must map tensor names to file names")
+    for file, key in {file: key for key, file in weight_map.items()}.items():
+        # A file may be a link to another folder, as in the hub's cache, but a name must not leave the folder.
         if file in ("", ".", "..") or os.path.basename(file) != file or not os.path.isfile(folder / file):
             raise CheckpointError(
-                f"{_INDEX}: weight_map places {label(key)} in {label(file)}, which is not a file of this checkpoint"
+                f"{_INDEX}: weight_map maps {label(key)} to {label(file)}, which is not a file of this checkpoint"
             )
-    return places
+    return weight_map
 
 
 class Reader:
-    """Reads tensors' rows, from any thread. A context manager, which holds the files open.
+    """A context manager that keeps the files open and reads rows of tensors from any thread.
 
-    Plain reads and not a memory map: a map of a file that is cut while it is read ends the process, and its pages count
-    as the process's memory.
+    It reads files instead of mapping them: if a mapped file is truncated, access to it kills the process, and mapped
+    pages count as memory of the process.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -163,9 +167,12 @@ class Reader:
         self._stack.close()
 
     def rows(self, tensor: Tensor, begin: int, end: int, *, columns: int | None = None) -> Shaped[np.ndarray, "R C"]:
-        """Rows [begin, end) of the tensor as a matrix of so many columns, or else those of its last axis.
+        """Return rows [begin, end) of the tensor as a matrix.
 
-        Raises CheckpointError where the file ends before they do.
+        Args:
+            columns: width of the matrix; by default the size of the tensor's last axis.
+
+        Raises CheckpointError if the file is too short.
         """
         columns = columns or (tensor.shape[-1] if tensor.shape else 1)
         dtype = TYPES[tensor.dtype]

@@ -1,8 +1,8 @@
-"""Parameters in memory: filled on threads, and handed to the device without another copy on the host.
+"""Placement of parameters on devices: threads fill host arrays, which go to the device without another host copy.
 
-Where several devices share the model, each gets its part of a parameter straight from the host
-(`jswa.model.partition`). What is done to parameters then is done to each part on its own device: no device ever has a
-whole matrix, and no program runs on several devices while threads load.
+With tensor parallelism, each device gets its shard of a parameter directly from the host (`jswa.model.partition`).
+Later conversions run on each shard on its own device, so no device ever stores a whole matrix, and no program runs on
+several devices while threads load.
 """
 
 import math
@@ -18,62 +18,61 @@ from jaxtyping import Shaped
 from tqdm import tqdm
 
 from jswa.architecture import ModelConfig
-from jswa.model.across import AXIS
+from jswa.model.collectives import AXIS
 from jswa.model.partition import Cut, cut_of
 from jswa.model.transformer import Params
 
 _THREADS = 8
-_ALIGNMENT = 64  # bytes; XLA on CPU takes such an array as it lies
+_ALIGNMENT = 64  # bytes; XLA on CPU uses such an array without a copy
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
-    """An array to fill and to give to `placed`."""
+    """Return an uninitialized aligned host array, to be filled and passed to `Placement.put`."""
     size = math.prod(shape) * dtype.itemsize
-    room = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    return room[start : start + size].view(dtype).reshape(shape)
-
-
-def placed(array: Shaped[np.ndarray, "..."]) -> jax.Array:
-    """On the device; the array must not change any more."""
-    out: jax.Array = jax.device_put(array, may_alias=True)
-    return out
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the parameters of a model go, by their names: to the one device, or each device's part to it."""
+    """Placement of a model's parameters by name: on the one device, or in shards on the devices of a mesh.
+
+    Attributes:
+        model: config of the whole model, not of a shard.
+    """
 
     model: ModelConfig
     mesh: Mesh | None = None
 
     def put(self, name: str, array: Shaped[np.ndarray, "..."]) -> jax.Array:
-        """A whole parameter from the host; it must not change any more."""
+        """Put a whole parameter from the host on the devices; the caller must not change the array afterwards."""
         if self.mesh is None:
-            return placed(array)
+            out: jax.Array = jax.device_put(array, may_alias=True)
+            return out
         cut = self._cut(name, array.shape)
-        here = [pair for pair in enumerate(self.mesh.devices.flat) if pair[1] in self.mesh.local_devices]
-        own = [(array if cut is None else _own(array, cut, number), device) for number, device in here]
-        return self.join(name, [jax.device_put(part, device) for part, device in own])
+        local = [pair for pair in enumerate(self.mesh.devices.flat) if pair[1] in self.mesh.local_devices]
+        shards = [(array if cut is None else _shard(array, cut, number), device) for number, device in local]
+        return self.from_shards(name, [jax.device_put(shard, device) for shard, device in shards])
 
-    def parts(self, array: jax.Array) -> list[jax.Array]:
-        """What each device of this host has of a parameter, in the mesh's order."""
+    def shards(self, array: jax.Array) -> list[jax.Array]:
+        """Return the shards of a parameter on the devices of this host, in the mesh's order."""
         if self.mesh is None:
             return [array]
         by_device = {shard.device: shard.data for shard in array.addressable_shards}
         return [by_device[device] for device in self.mesh.local_devices]
 
-    def join(self, name: str, parts: list[jax.Array]) -> jax.Array:
-        """The parameter that the devices of this host have these parts of."""
+    def from_shards(self, name: str, shards: list[jax.Array]) -> jax.Array:
+        """Return the parameter that is made of these shards on the devices of this host."""
         if self.mesh is None:
-            return parts[0]
-        shape, axis = list(parts[0].shape), self._axis(name, parts[0].shape)
+            return shards[0]
+        shape, axis = list(shards[0].shape), self._axis(name, shards[0].shape)
         if axis is not None:
             shape[axis] *= self.mesh.size
-        return jax.make_array_from_single_device_arrays(tuple(shape), self._sharding(axis), parts)
+        return jax.make_array_from_single_device_arrays(tuple(shape), self._sharding(axis), shards)
 
     def shape(self, name: str, whole: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """What `put` makes of a parameter, without its numbers."""
+        """Return shape, dtype and sharding of the array that `put` returns for a parameter of shape `whole`."""
         if self.mesh is None:
             return whole
         shape, cut = list(whole.shape), self._cut(name, whole.shape)
@@ -82,8 +81,8 @@ class Placement:
             shape[axis] = cut.size * self.mesh.size
         return jax.ShapeDtypeStruct(tuple(shape), whole.dtype, sharding=self._sharding(axis))  # type: ignore[no-untyped-call]
 
-    def is_cut(self, name: str, array: jax.Array) -> bool:
-        """Whether devices have different parts of a parameter."""
+    def is_sharded(self, name: str, array: jax.Array) -> bool:
+        """Return whether the devices store different shards of a parameter."""
         return self._axis(name, array.shape) is not None
 
     def _cut(self, name: str, shape: tuple[int, ...]) -> Cut | None:
@@ -99,19 +98,19 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]
 
 
-def _own(array: Shaped[np.ndarray, "..."], cut: Cut, device: int) -> Shaped[np.ndarray, "..."]:
-    """A device's part."""
+def _shard(array: Shaped[np.ndarray, "..."], cut: Cut, device: int) -> Shaped[np.ndarray, "..."]:
+    """Return a device's shard."""
     axis = cut.axis % array.ndim
-    runs = [array[(slice(None),) * axis + (slice(*run),)] for run in cut.runs[device]]
-    if not runs:
+    slices = [array[(slice(None),) * axis + (slice(*one),)] for one in cut.ranges[device]]
+    if not slices:
         return np.zeros((*array.shape[:axis], cut.size, *array.shape[axis + 1 :]), array.dtype)
-    return runs[0] if len(runs) == 1 else np.concatenate(runs, axis=axis)
+    return slices[0] if len(slices) == 1 else np.concatenate(slices, axis=axis)
 
 
 def load_all(load: Callable[[str], Params], shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
-    """All parameters, on a few threads, with a progress bar where a person looks. Raises what `load` raises.
+    """Load all parameters on a few threads, with a progress bar if stderr is a terminal. Raises what `load` raises.
 
-    One matrix may be several parameters, which `load` gives by their names.
+    `load` returns the parameters of one matrix by name; a quantized matrix has several.
     """
     params: Params = {}
     sizes = {name: math.prod(shape.shape) * np.dtype(shape.dtype).itemsize for name, shape in shapes.items()}

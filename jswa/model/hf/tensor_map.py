@@ -1,4 +1,7 @@
-"""Where each parameter comes from in a Hugging Face checkpoint: tensors, their shapes, how they are put together."""
+"""The checkpoint tensors that each parameter of the decoder is made of: names, shapes and layout.
+
+`sources` is the table {parameter name: Source}; `assemble` reads a parameter according to its Source.
+"""
 
 import re
 from collections.abc import Collection, Iterable
@@ -7,52 +10,74 @@ from typing import Literal, NamedTuple
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
 from jswa.errors import CheckpointError
 from jswa.model.hf.families import FAMILIES
-from jswa.model.hf.names import Names
+from jswa.model.hf.tensor_names import Names
 
-SLICES = 4  # of a fused projection that was saved per rank of a tensor-parallel group (MiMo-V2.5)
+RANK_SLICES = 4  # ranks of the tensor parallel group for which MiMo-V2.5 saves its fused projection
 
 
 class Part(NamedTuple):
-    """One checkpoint tensor: its name and the shape it must have.
+    """One checkpoint tensor that belongs to a parameter.
 
-    `runs`: so many equal runs of rows were quantised one by one.
+    Attributes:
+        key: canonical name of the tensor.
+        shape: the shape that it must have.
+        row_groups: the number of equal groups of rows that were quantized separately.
     """
 
     key: str
     shape: tuple[int, ...]
-    runs: int = 1
+    row_groups: int = 1
 
 
 class Fold(NamedTuple):
-    """Order of a head's numbers: the rotated ones first or last, the rest as it is (`AttentionConfig.folded_keys`)."""
+    """Reordering of each head's numbers: the rotated ones go first or last (`AttentionConfig.folded_keys`)."""
 
     head_dim: int
     rotated: int
     first: bool
 
 
-How = Literal["rows", "matrix", "columns", "experts", "transposed", "interleaved", "turned", "sliced", "product"]
+Layout = Literal[
+    "rows",
+    "matrix",
+    "columns",
+    "experts",
+    "transposed",
+    "interleaved",
+    "transposed_interleaved",
+    "rank_slices",
+    "product",
+]
 
 
 class Source(NamedTuple):
-    """Where one parameter comes from.
+    """The checkpoint tensors of one parameter, and the layout in which they form it.
 
-    `how`: "rows", stacked along the first axis; "matrix", the same and then transposed from torch's [out, in];
-    "experts", `per_expert` parts at a time a matrix, and these stacked; "transposed", the last two axes of parts laid
-    side by side; "interleaved", the last axis's even entries first and then the odd ones; "turned", that of the last
-    two axes transposed; "sliced", q, k and v of each slice together, `rows` of each in all; "product", of two vectors,
-    the second one's rotated numbers left out.
-    `folds`: one for each part whose rows (of "columns": whose columns) are put in another order first.
+    Attributes:
+        parts: the tensors.
+        layout: one of these:
+            "rows": tensors are concatenated along the first axis.
+            "matrix": the same, then transposed from torch's [out, in].
+            "columns": the columns of one tensor are reordered by `folds`, then it is transposed.
+            "experts": each group of `per_expert` tensors forms one "matrix", and these are stacked.
+            "transposed": the last two axes are transposed, then tensors are concatenated along the last.
+            "interleaved": even entries of the last axis come first, then the odd ones.
+            "transposed_interleaved": transposed, then interleaved.
+            "rank_slices": one tensor in RANK_SLICES slices, each with q, k and v of one rank.
+            "product": product of two vectors, except that rotated numbers are those of the first.
+        per_expert: tensors per expert ("experts").
+        rows: number of rows of q, k and v ("rank_slices").
+        folds: reordering of the rows of the first tensors; of the columns for layout "columns".
     """
 
     parts: tuple[Part, ...]
-    how: How = "rows"
+    layout: Layout = "rows"
     per_expert: int = 1
     rows: tuple[int, ...] = ()
     folds: tuple[Fold, ...] = ()
 
 
-# Prefixes under which checkpoints keep the text model, most specific first, and what the rest is called then.
+# Prefixes of the text model in checkpoints, most specific first, and what replaces them in canonical names.
 _PREFIXES = (
     ("language_model.model.", "model."),
     ("model.language_model.model.", "model."),
@@ -68,7 +93,7 @@ _NOT_TEXT = re.compile(
 
 
 def canonical_name(key: str) -> str | None:
-    """A checkpoint key as a text-only checkpoint would have it; None for what a text decoder does not need."""
+    """Return a tensor name as in a text-only checkpoint; None if the text decoder does not need the tensor."""
     if _NOT_TEXT.search(key):
         return None
     for prefix, replacement in _PREFIXES:
@@ -77,10 +102,11 @@ def canonical_name(key: str) -> str | None:
     return f"model.{key}" if _BARE.match(key) else key
 
 
-def unused(config: ModelConfig, keys: Iterable[str]) -> set[str]:
-    """Those of a checkpoint's canonical names that belong to it and that the decoder never reads.
+def unused_names(config: ModelConfig, keys: Iterable[str]) -> set[str]:
+    """Return the canonical names of regular tensors that the decoder never reads.
 
-    Keys and values of layers that use another layer's; layers that guess further tokens, behind the last.
+    These are k and v tensors of layers that read another layer's KV, and layers for multi-token prediction after the
+    last.
     """
     found = set()
     own = ("k_proj", "v_proj", "k_norm", "v_norm")
@@ -97,9 +123,10 @@ def unused(config: ModelConfig, keys: Iterable[str]) -> set[str]:
 
 
 def sources(config: ModelConfig, found: Collection[str] = ()) -> dict[str, Source]:
-    """The source of every parameter of the decoder, by our name.
+    """Return the source of every parameter of the decoder by parameter name.
 
-    `found`: the canonical names in the checkpoint, where a family is stored in more than one way.
+    Args:
+        found: canonical names in the checkpoint; they decide between layouts if a family has more than one.
     """
     d, vocab, names = config.d_model, config.vocab_size, FAMILIES[config.family].names
     table = {"embed": Source((Part("model.embed_tokens.weight", (vocab, d)),))}
@@ -113,7 +140,7 @@ def sources(config: ModelConfig, found: Collection[str] = ()) -> dict[str, Sourc
         theirs = f"model.layers.{index}"
         parts = _norms(layer, d, theirs, names)
         fused = f"{theirs}.self_attn.qkv_proj.weight" in found
-        parts |= _attention(layer.attention, d, f"{theirs}.self_attn", names, sliced=fused and not names.fused)
+        parts |= _attention(layer.attention, d, f"{theirs}.self_attn", names, rank_slices=fused and not names.fused)
         if isinstance(layer.mlp, MlpConfig):
             parts |= _mlp("mlp", layer.mlp, d, f"{theirs}.{names.mlp}", names)
         else:
@@ -147,12 +174,12 @@ def _norm(ours: str, weighted: bool, bias: bool, theirs: str, size: int) -> dict
     return table | ({f"{ours}.bias": _vector(f"{theirs}.bias", size)} if bias else {})
 
 
-def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, sliced: bool) -> dict[str, Source]:
+def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, rank_slices: bool) -> dict[str, Source]:
     rows = {"q_proj": a.num_heads * a.head_dim}
     if a.kv_from is None:
         rows["k_proj"] = a.num_kv_heads * a.head_dim
         rows |= {} if a.keys_as_values else {"v_proj": a.num_kv_heads * a.v_head_dim}
-    queries, values = Fold(a.head_dim, a.kept_head_dim, True), Fold(a.head_dim, a.kept_head_dim, False)
+    queries, values = Fold(a.head_dim, a.stored_head_dim, True), Fold(a.head_dim, a.stored_head_dim, False)
     folds = (queries, values) if a.folded_keys else ()
     named = {f"{prefix}.{name}": n for name, n in rows.items()}
     out = {f"{prefix}.o_proj": d}
@@ -161,12 +188,12 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, sliced:
         "attention.out": _matrix(out, a.num_heads * a.v_head_dim),
     }
     if folds:
-        table["attention.out"] = table["attention.out"]._replace(how="columns", folds=folds[1:])
-    if sliced and any(n % SLICES for n in rows.values()):
-        raise CheckpointError(f"{prefix}.qkv_proj.weight: {rows} cannot be {SLICES} slices of q, k and v")
-    if names.fused or sliced:
-        one = Part(f"{prefix}.qkv_proj.weight", (sum(rows.values()), d), SLICES if sliced else 1)
-        table["attention.qkv"] = Source((one,), "sliced" if sliced else "matrix", rows=tuple(rows.values()))
+        table["attention.out"] = table["attention.out"]._replace(layout="columns", folds=folds[1:])
+    if rank_slices and any(n % RANK_SLICES for n in rows.values()):
+        raise CheckpointError(f"{prefix}.qkv_proj.weight: rows = {rows}: must be multiples of {RANK_SLICES}")
+    if names.fused or rank_slices:
+        one = Part(f"{prefix}.qkv_proj.weight", (sum(rows.values()), d), RANK_SLICES if rank_slices else 1)
+        table["attention.qkv"] = Source((one,), "rank_slices" if rank_slices else "matrix", rows=tuple(rows.values()))
     if a.qkv_bias:
         table["attention.qkv_bias"] = _bias(named)._replace(folds=folds)
     if a.out_bias:
@@ -215,7 +242,7 @@ def _moe(ours: str, config: MoeConfig, d: int, layer: str, names: Names, found: 
         (router.expert_scale, "expert_scale", names.expert_scale, experts),
         (router.norm is not None and router.norm.weighted, "router_norm.weight", names.router_norm, d),
     )
-    table |= {f"{ours}.{name}": _vector(f"{layer}.{key}", size) for there, name, key, size in vectors if there}
+    table |= {f"{ours}.{name}": _vector(f"{layer}.{key}", size) for exists, name, key, size in vectors if exists}
     experts_at = f"{layer}.{names.experts}"
     table |= {f"{ours}.{name}": source for name, source in _experts(config, d, experts_at, names, found)}
     if config.shared is not None:
@@ -238,7 +265,7 @@ def _shared(ours: str, config: MlpConfig, d: int, layer: str, names: Names) -> d
 def _experts(config: MoeConfig, d: int, folder: str, names: Names, found: Collection[str]) -> list[tuple[str, Source]]:
     count, f = config.num_experts, config.hidden
     gate, up, down = names.expert_gate, names.expert_up, names.expert_down
-    # Tools that quantise write a tensor for each expert and matrix whatever the family does.
+    # Quantization tools write one tensor per expert and matrix for every family.
     one_by_one = any(f"{folder}.0.{gate}.weight{end}" in found for end in ("", "_packed"))
     if names.stored == "each" or (one_by_one and not config.bias):
         pair = [Part(f"{folder}.{e}.{name}.weight", (f, d)) for e in range(count) for name in (gate, up)]
@@ -251,19 +278,19 @@ def _experts(config: MoeConfig, d: int, folder: str, names: Names, found: Collec
     if names.stored == "rows":
         rows, one = Part(f"{folder}.gate_up_proj", (count, 2 * f, d)), Part(f"{folder}.down_proj", (count, d, f))
         return [("gate_up", Source((rows,), "transposed")), ("down", Source((one,), "transposed"))]
-    how: Literal["rows", "interleaved"] = "interleaved" if names.stored == "interleaved" else "rows"
+    layout: Literal["rows", "interleaved"] = "interleaved" if names.stored == "interleaved" else "rows"
     table = [
-        ("gate_up", Source((Part(f"{folder}.gate_up_proj", (count, d, 2 * f)),), how)),
+        ("gate_up", Source((Part(f"{folder}.gate_up_proj", (count, d, 2 * f)),), layout)),
         ("down", Source((Part(f"{folder}.down_proj", (count, f, d)),))),
     ]
-    if f"{folder}.gate_up_proj_blocks" in found:  # MXFP4, whose blocks lie along the inputs: [out, in]
-        turn: Literal["transposed", "turned"] = "turned" if names.stored == "interleaved" else "transposed"
+    if f"{folder}.gate_up_proj_blocks" in found:  # MXFP4 blocks extend along the inputs, so matrices are [out, in]
+        up_layout: Layout = "transposed_interleaved" if names.stored == "interleaved" else "transposed"
         table = [
-            ("gate_up", Source((Part(f"{folder}.gate_up_proj", (count, 2 * f, d)),), turn)),
+            ("gate_up", Source((Part(f"{folder}.gate_up_proj", (count, 2 * f, d)),), up_layout)),
             ("down", Source((Part(f"{folder}.down_proj", (count, d, f)),), "transposed")),
         ]
     if config.bias:
-        table.append(("gate_up_bias", Source((Part(f"{folder}.gate_up_proj_bias", (count, 2 * f)),), how)))
+        table.append(("gate_up_bias", Source((Part(f"{folder}.gate_up_proj_bias", (count, 2 * f)),), layout)))
         table.append(("down_bias", Source((Part(f"{folder}.down_proj_bias", (count, d)),))))
     return table
 
@@ -324,7 +351,7 @@ def _vector(key: str, size: int) -> Source:
 
 
 def _matrix(rows: dict[str, int], columns: int) -> Source:
-    """Linear layers by name, [rows, columns] each, one below the other."""
+    """Return the source of a matrix made of linear layers, given the number of rows of each."""
     return Source(tuple(Part(f"{name}.weight", (n, columns)) for name, n in rows.items()), "matrix")
 
 

@@ -1,4 +1,4 @@
-"""How a family names its tensors, as data; `weights.sources` turns it into the source of every parameter."""
+"""Tensor names of a family, as data; `tensor_map.sources` turns them into the source of every parameter."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,24 +15,25 @@ SANDWICH_NORMS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Names:
-    """Tensor names of a family, where they are not llama's. Everything is relative to `model.layers.N`.
+    """Tensor names of a family; the defaults are llama's. Names are relative to `model.layers.N`.
 
     Attributes:
-        norms: our norm to theirs.
-        fused: q, k, v are one tensor, gate and up another.
-        gate: of the attention's output, within `self_attn`.
-        mlp: folder of a dense feed-forward.
-        mlp_up, mlp_down: its matrices, where nothing is gated.
-        router, router_bias, selection_bias, router_norm, expert_scale: of a mixture.
-        experts: folder of the experts, and
-        stored: how they lie there: "each" (one tensor per expert and matrix, [out, in]), "stacked" (one per matrix,
+        norms: tensor name of each norm of `LayerConfig`.
+        fused: q, k and v are one tensor; gate and up are one tensor.
+        gate: gate of the attention output, below `self_attn`.
+        mlp: prefix of a dense feed-forward.
+        mlp_up, mlp_down: names of its matrices up and down.
+        router, router_bias, selection_bias, router_norm, expert_scale: tensors of a mixture's router.
+        experts: prefix of the experts.
+        stored: layout of the experts: "each" (one tensor per expert and matrix, [out, in]), "stacked" (one per matrix,
             [E, out, in]), "rows" ([E, gate | up, in] and [E, out, in]), "halves" ([E, in, gate | up]) or "interleaved"
-            ([E, in, gate and up by turns]).
-        expert_gate, expert_up, expert_down: their matrices' names, of "each" and "stacked".
-        shared: folder of the shared expert; `shared_fused`: with gate and up in one, by these two names.
-        shared_gate: its gate.
-        sinks: within `self_attn`.
-        extra_layers: checkpoints hold more layers than the config counts, for prediction of several tokens at once.
+            ([E, in, gate and up alternating]).
+        expert_gate, expert_up, expert_down: names of an expert's matrices in the layouts "each" and "stacked".
+        shared: prefix of the shared expert.
+        shared_fused: names of its two matrices if gate and up are one tensor.
+        shared_gate: gate of the shared expert.
+        sinks: attention sinks, below `self_attn`.
+        extra_layers: checkpoints have more layers than the config counts, for multi-token prediction.
     """
 
     norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)

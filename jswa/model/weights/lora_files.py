@@ -1,8 +1,8 @@
-"""LoRA adapters from PEFT folders to parameters: adapter_config.json and adapter_model.safetensors.
+"""Reading of LoRA adapters: PEFT folders (adapter_config.json, adapter_model.safetensors) to parameters.
 
-All folders are checked against the model, by their headers, before a tensor is read. What cannot be served is an error,
-never left out: only what belongs to the vision or audio part of a model, or to keys and values that a layer
-takes from another one, is read by nobody, as in checkpoints.
+The headers of all folders are checked against the model before any tensor is read. An adapter that cannot be served
+completely is refused. As in checkpoints, two kinds of tensors are ignored: those of a model's vision or audio part, and
+those of k and v projections in layers that read another layer's KV.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, ConfigError
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.peft import CONFIG, LoraConfig, read_lora_config
-from jswa.model.hf.weights import Part, Source, canonical_name, sources, unused
-from jswa.model.low_rank import adapter_params
+from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
+from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import FLOATS
-from jswa.model.weights.files import Reader, Tensor
-from jswa.model.weights.hold import LINEAR
-from jswa.model.weights.place import Placement, empty
+from jswa.model.weights.formats import LINEAR
+from jswa.model.weights.placement import Placement, empty
+from jswa.model.weights.safetensors_files import Reader, Tensor
 from jswa.model.weights.safetensors_header import read_header
 from jswa.storage.json_object import label
 
 _log = logging.getLogger("jswa")
 _FILE, _PREFIX = "adapter_model.safetensors", "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-_DENSE = ("matrix", "columns", "sliced")  # how matrices lie that are no stacks of experts
+_DENSE = ("matrix", "columns", "rank_slices")  # layouts of matrices other than stacks of experts
 _REASONS = (
     (".lora_magnitude_vector", "DoRA is not supported"),
     (".lora_embedding_", "adapters of embeddings are not supported"),
@@ -44,7 +44,7 @@ _REASONS = (
 
 
 class Update(NamedTuple):
-    """scale · B · A, beside the one linear layer [out, in] that a checkpoint's part is."""
+    """The update scale · B · A of one linear layer [out, in], which is one checkpoint tensor."""
 
     a: Tensor  # [r, in]
     b: Tensor  # [out, r]
@@ -53,16 +53,16 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapter:
-    """One folder, checked and not read yet: updates by the key of the checkpoint's part."""
+    """One folder that is checked but not read yet; updates are keyed by the name of the checkpoint tensor."""
 
     name: str
     updates: Mapping[str, Update]
 
 
 class Adapters(NamedTuple):
-    """What the engine gets: parameters beside the model's, and a digest of each adapter's numbers, by name in order.
+    """Loaded adapters: parameters to add to the model's, and a digest of each adapter's numbers by adapter name.
 
-    The adapter of index i, from 1, is the i-th; see `low_rank`.
+    The order of `digests` is that of adapter numbers, from 1; see `jswa.model.lora`.
     """
 
     params: Params
@@ -70,7 +70,10 @@ class Adapters(NamedTuple):
 
 
 def check_adapters(folders: Mapping[str, Path], config: ModelConfig) -> list[Adapter]:
-    """Look at all folders, headers only. Raises ConfigError that names the folder, the file, the key and the reason."""
+    """Check the headers of all folders against the model.
+
+    Raises ConfigError that names the folder, the file, the key and the reason.
+    """
     parts = {part.key: part for source in _targets(config).values() for part in source.parts}
     others = {part.key for source in sources(config).values() for part in source.parts} - parts.keys()
     found = []
@@ -85,61 +88,65 @@ def check_adapters(folders: Mapping[str, Path], config: ModelConfig) -> list[Ada
 def load_adapters(
     adapters: Sequence[Adapter], config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None = None
 ) -> Adapters:
-    """Read them; each device of a `mesh` gets its part, as of the matrices.
+    """Read checked adapters; each device of a `mesh` gets its tensor parallel shard.
 
-    Raises ConfigError where a file is not what its header said, or a number is not finite.
+    Raises ConfigError if a file has changed since the check, or if a number is not finite in `dtype`.
     """
     table = _targets(config)
     digests: dict[str, str] = {}
-    pieces: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = {}  # (index, A [K, r], B [r, C]) by matrix
+    pairs: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = {}  # (index, A [K, r], B [r, C]) by matrix
     for index, adapter in enumerate(adapters, start=1):
         try:
             values, digests[adapter.name] = _read(adapter)
             for name, source in table.items():
                 for part in source.parts:
                     if part.key in values:
-                        made = _pair(source, part, *values[part.key], np.dtype(dtype))
-                        if not all(np.isfinite(one.astype(np.float32)).all() for one in made):
+                        pair = _pair(source, part, *values[part.key], np.dtype(dtype))
+                        if not all(np.isfinite(one.astype(np.float32)).all() for one in pair):
                             where = adapter.updates[part.key].b.where
-                            raise CheckpointError(f"{where}: it or its lora_A is not finite in {jnp.dtype(dtype)}")
-                        pieces.setdefault(name, []).append((index, *made))
+                            raise CheckpointError(f"{where}: lora_A and lora_B must be finite in {jnp.dtype(dtype)}")
+                        pairs.setdefault(name, []).append((index, *pair))
         except CheckpointError as error:
             raise ConfigError("lora_modules", adapter.name, str(error)) from error
     params: Params = {}
     placement = Placement(config, mesh)
-    for name, parts in pieces.items():
-        owner = np.concatenate([np.full(a.shape[1], index, np.int32) for index, a, _ in parts])
-        joined = np.concatenate([a for _, a, _ in parts], axis=1), np.concatenate([b for _, _, b in parts]), owner
+    for name, found in pairs.items():
+        owner = np.concatenate([np.full(a.shape[1], index, np.int32) for index, a, _ in found])
+        joined = np.concatenate([a for _, a, _ in found], axis=1), np.concatenate([b for _, _, b in found]), owner
         params |= {one: placement.put(one, _aligned(array)) for one, array in adapter_params(name, *joined).items()}
     if adapters:
         size = sum(value.nbytes for value in params.values()) / 2**20
-        _log.info("%d adapters beside %d matrices: %.1f MiB", len(adapters), len(pieces), size)
+        _log.info("%d adapters beside %d matrices: %.1f MiB", len(adapters), len(pairs), size)
     return Adapters(params, digests)
 
 
 def _targets(config: ModelConfig) -> dict[str, Source]:
-    """The matrices that may be adapted: linear layers of attention and of feed-forwards that are no experts."""
-    return {name: source for name, source in sources(config).items() if LINEAR.search(name) and source.how in _DENSE}
+    """Return the matrices that LoRA may adapt: linear layers of attention and of feed-forwards other than experts."""
+    return {name: source for name, source in sources(config).items() if LINEAR.search(name) and source.layout in _DENSE}
 
 
 def _updates(folder: Path, config: ModelConfig, parts: Mapping[str, Part], others: Iterable[str]) -> dict[str, Update]:
     if not folder.is_dir():
-        raise CheckpointError("is not a folder")
+        raise CheckpointError("must be a folder")
     settings = read_lora_config(folder)
     if not os.path.lexists(folder / _FILE):
         pickled = os.path.lexists(folder / "adapter_model.bin")
-        raise CheckpointError(f"lacks {_FILE}" + (": adapter_model.bin may run code, and is not read" * pickled))
-    found: dict[str, dict[str, tuple[str, Tensor]]] = {}  # by the part's key, and by end
+        raise CheckpointError(
+            f"lacks {_FILE}" + (": adapter_model.bin is not read, because a pickle can run code" * pickled)
+        )
+    found: dict[str, dict[str, tuple[str, Tensor]]] = {}  # (module, tensor) by checkpoint tensor and suffix
     for key, stored in read_header(folder / _FILE).items():
         tensor = Tensor(folder / _FILE, key, stored)
         module, end = _module(tensor)
         wanted = canonical_name(f"{module}.weight")
-        if wanted is None or unused(config, [wanted]):
+        if wanted is None or unused_names(config, [wanted]):
             continue
         if wanted not in parts:
             raise CheckpointError(f"{tensor.where} {_why_not(wanted, config, others)}")
         if end in found.setdefault(wanted, {}):
-            raise CheckpointError(f"{tensor.where} is of {wanted}, and so is {label(found[wanted][end][1].key)}")
+            raise CheckpointError(
+                f"{tensor.where} adapts {wanted}, which {label(found[wanted][end][1].key)} adapts too"
+            )
         found[wanted][end] = module, tensor
     if not found:
         raise CheckpointError(f"{_FILE} has no tensors for this model")
@@ -147,7 +154,7 @@ def _updates(folder: Path, config: ModelConfig, parts: Mapping[str, Part], other
 
 
 def _module(tensor: Tensor) -> tuple[str, str]:
-    """The module that a tensor adapts, by its name in the model that was trained, and which half it is."""
+    """Return the name of the module that a tensor adapts, as in the trained model, and the tensor's suffix."""
     for end in (_A, _B):
         if tensor.key.endswith(end):
             return tensor.key.removesuffix(end).removeprefix(_PREFIX), end
@@ -161,14 +168,14 @@ def _why_not(key: str, config: ModelConfig, others: Iterable[str]) -> str:
     if ".experts." in key:
         return "adapts experts, which is not supported"
     if key in others or key == "lm_head.weight":
-        return "adapts what is not a linear layer of attention or of a dense feed-forward: that is not supported"
+        return "must adapt a linear layer of attention or of a dense feed-forward"
     return f"adapts {label(key)}, which a model of type {config.family} does not have"
 
 
 def _update(part: Part, ends: Mapping[str, tuple[str, Tensor]], settings: LoraConfig) -> Update:
     (module, first), *_ = ends.values()
     if len(ends) < 2:
-        raise CheckpointError(f"{first.where} has no lora_{'B' if _A in ends else 'A'} beside it")
+        raise CheckpointError(f"{first.where} lacks its lora_{'B' if _A in ends else 'A'}")
     rows, columns = part.shape
     rank, a, b = settings.rank_of(module), ends[_A][1], ends[_B][1]
     for tensor, shape in ((a, (rank, columns)), (b, (rows, rank))):
@@ -181,7 +188,7 @@ Pair = tuple[Float[np.ndarray, "r K"], Float[np.ndarray, "C r"]]
 
 
 def _read(adapter: Adapter) -> tuple[dict[str, Pair], str]:
-    """A and scale · B by part, float32, and a digest of them."""
+    """Return float32 A and scale · B by checkpoint tensor, and a digest of these numbers."""
     digest, values = hashlib.sha256(), {}
     with Reader({tensor.key: tensor for update in adapter.updates.values() for tensor in update[:2]}) as reader:
         for key, (a, b, scale) in sorted(adapter.updates.items()):
@@ -198,7 +205,7 @@ def _read(adapter: Adapter) -> tuple[dict[str, Pair], str]:
 def _pair(
     source: Source, part: Part, a: Float[np.ndarray, "r K"], b: Float[np.ndarray, "C r"], dtype: np.dtype
 ) -> tuple[Shaped[np.ndarray, "K r"], Shaped[np.ndarray, "r M"]]:
-    """A and B as the matrix of the source wants them: its inputs' and outputs' order; zeros at other parts' outputs."""
+    """Return A and B in the order of the parameter's inputs and outputs; B is 0 at the outputs of other tensors."""
     rank = len(a)
 
     def inputs(_: Part, begin: int, end: int) -> Float[np.ndarray, "rows K"]:
@@ -207,12 +214,12 @@ def _pair(
     def outputs(other: Part, begin: int, end: int) -> Float[np.ndarray, "rows r"]:
         return b[begin:end] if other.key == part.key else np.zeros((end - begin, rank), np.float32)
 
-    of_inputs = source.how == "columns"  # there the inputs are in another order, elsewhere the outputs may be
+    of_inputs = source.layout == "columns"  # this layout reorders inputs, the others may reorder outputs
     down, up = np.empty((a.shape[1], rank), dtype), np.empty((rank, sum(p.shape[0] for p in source.parts)), dtype)
     by_input = Source((part._replace(shape=a.shape),), "columns" if of_inputs else "matrix")
     by_output = source._replace(parts=tuple(p._replace(shape=(p.shape[0], rank)) for p in source.parts))
     if of_inputs:
-        by_input, by_output = by_input._replace(folds=source.folds), by_output._replace(how="matrix", folds=())
+        by_input, by_output = by_input._replace(folds=source.folds), by_output._replace(layout="matrix", folds=())
     with np.errstate(over="ignore"):
         assemble(by_input, down, inputs)
         assemble(by_output, up, outputs)

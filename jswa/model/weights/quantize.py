@@ -1,7 +1,7 @@
-"""Matrices rounded to 8 bits as they are read: a few rows are in flight, and no matrix is whole in the run's type.
+"""Quantization of matrices to 8 bits while they are read, a few rows at a time.
 
-The same numbers as `pallas_kernels.quantized.quantize` of the whole matrix, bit for bit: XLA multiplies by reciprocals
-where that says to divide, and so does this.
+Results equal `pallas_kernels.quantized.quantize` of the whole matrix bit for bit. XLA turns its divisions into
+products with the reciprocal, so this module multiplies by reciprocals too.
 """
 
 import math
@@ -12,30 +12,31 @@ import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
 from jswa.model.hf.assemble import Read, assemble
-from jswa.model.hf.weights import Part, Source
-from jswa.model.weights.place import empty
+from jswa.model.hf.tensor_map import Part, Source
+from jswa.model.weights.placement import empty
 from pallas_kernels.quantized import Kind
 
-OUTPUTS_ARE_ROWS = ("matrix", "experts", "transposed", "turned", "columns", "sliced")  # of the tensors on disk
+# Layouts whose tensors on disk are [out, in].
+OUTPUTS_ARE_ROWS = ("matrix", "experts", "transposed", "transposed_interleaved", "columns", "rank_slices")
 CHUNK = 2**16  # numbers
-_LEAST_NORMAL = np.float32(2**-6).view(np.uint32)  # of float8
+_LEAST_NORMAL = np.float32(2**-6).view(np.uint32)  # least normal float8
 _MOST: dict[Kind, int] = {"int8": 127, "fp8": 448}
 
 
-def load_rounded(
+def load_quantized(
     kind: Kind, source: Source, shape: jax.ShapeDtypeStruct, read: Read
 ) -> tuple[Shaped[np.ndarray, "..."], Float32[np.ndarray, "..."]]:
-    """Values (float8 as its bits) and scales of a matrix whose rows `read` gives; of embeddings [V, K] scales are [V].
+    """Read a matrix and return its values (float8 as uint8 bits) and its scales, one per output.
 
-    Where an output is a row on disk, each is read once. Where it is a column (experts [in, out]), all is read twice,
-    first for the largest of each.
+    The scales of embeddings [V, K] are [V]. If an output is a row on disk, each row is read once. If it is a column
+    (experts stored [in, out]), everything is read twice, first for the largest magnitude of each column.
     """
     dtype = np.dtype(shape.dtype)
     values = empty(shape.shape, np.dtype(np.int8 if kind == "int8" else np.uint8))
     by_row = _by_row(source)
-    lies_by_row = by_row and source.how == "rows"
+    is_embedding = by_row and source.layout == "rows"
     lead, (inputs, outputs) = shape.shape[:-2], shape.shape[-2:]
-    scales = empty((inputs, 1) if lies_by_row else (*lead, 1, outputs), np.dtype(np.float32))
+    scales = empty((inputs, 1) if is_embedding else (*lead, 1, outputs), np.dtype(np.float32))
     found = {part: _scales(part, by_row) for part in source.parts}
 
     def wide(part: Part, begin: int, end: int) -> Float32[np.ndarray, "rows columns"]:
@@ -63,21 +64,21 @@ def load_rounded(
             largest[...] = _scale(largest, kind)
     assemble(source, values, codes)
     assemble(of_outputs(source), scales, lambda part, begin, end: found[_whole(source, part)][begin:end])
-    return values, scales[:, 0] if lies_by_row else scales[..., 0, :]
+    return values, scales[:, 0] if is_embedding else scales[..., 0, :]
 
 
 def _by_row(source: Source) -> bool:
-    """Whether an output is a row on disk; embeddings lie so in memory too."""
-    return source.how in OUTPUTS_ARE_ROWS or (source.how == "rows" and len(source.parts[0].shape) == 2)
+    """Return whether an output is a row on disk; an output of embeddings is also a row in memory."""
+    return source.layout in OUTPUTS_ARE_ROWS or (source.layout == "rows" and len(source.parts[0].shape) == 2)
 
 
 def of_outputs(source: Source) -> Source:
-    """Where the scales of a matrix come from that has one per output: parts of one column, or of one row."""
+    """Return the source of a matrix's scales, one per output: tensors of one column, or of one row."""
     by_row = _by_row(source)
     cut = [(*p.shape[:-1], 1) if by_row else (*p.shape[:-2], 1, p.shape[-1]) for p in source.parts]
     parts = tuple(part._replace(shape=shape) for part, shape in zip(source.parts, cut, strict=True))
-    if source.how == "columns":  # only inputs are put in another order
-        return source._replace(parts=parts, how="matrix", folds=())
+    if source.layout == "columns":  # this layout reorders inputs only
+        return source._replace(parts=parts, layout="matrix", folds=())
     return source._replace(parts=parts)
 
 
@@ -86,7 +87,7 @@ def _whole(source: Source, cut: Part) -> Part:
 
 
 def _scales(part: Part, by_row: bool) -> Float32[np.ndarray, "R C"]:
-    """Room for those of a part: by row, or by matrix and column."""
+    """Return zeros for the scales of a tensor: per row, or per matrix and column."""
     rows = math.prod(part.shape[:-1])
     return np.zeros((rows, 1) if by_row else (rows // part.shape[-2], part.shape[-1]), np.float32)
 
@@ -115,11 +116,14 @@ def _rounded(scaled: Float32[np.ndarray, "R C"], kind: Kind) -> Shaped[np.ndarra
 
 
 def float8(x: Float32[np.ndarray, "R C"]) -> UInt8[np.ndarray, "R C"]:
-    """The bits of the nearest e4m3, ties to even, of numbers within ±448 (seven times as fast as NumPy's cast)."""
+    """Return the bits of the nearest e4m3, ties to even, for numbers within ±448.
+
+    This is seven times as fast as NumPy's cast.
+    """
     bits = x.view(np.uint32)
     size = bits & np.uint32(0x7FFFFFFF)
     tiny = np.flatnonzero(size < _LEAST_NORMAL)
-    codes = size >> np.uint32(20)  # of 23 bits of the fraction 3 stay, and the exponent's bias is 120 less
+    codes = size >> np.uint32(20)  # keep 3 of the 23 bits of the fraction; the exponent's bias is 120 less
     codes &= np.uint32(1)
     codes += size
     codes += np.uint32(2**32 + 0x7FFFF - (120 << 23))

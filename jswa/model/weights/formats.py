@@ -1,0 +1,229 @@
+"""Storage formats of matrices in device memory: the engine's dtype, 8 bits with a scale per output, or MXFP4 (experts).
+
+A matrix N in 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`). An MXFP4 matrix
+is N.blocks and N.scales (`Mxfp4`), or N.words and N.scales for the Hopper kernel (`Mxfp4Tiles`).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jswa.errors import CheckpointError, ConfigError
+from jswa.model.hf.assemble import Read, assemble
+from jswa.model.hf.tensor_map import Part, Source
+from jswa.model.transformer import Params
+from jswa.model.weights.dequantize import Packed, Scaled, Weight, read_scales
+from jswa.model.weights.placement import Placement, empty
+from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
+from jswa.model.weights.safetensors_files import Reader
+from pallas_kernels.experts.api import Implementation
+from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles, tiles, tiles_hold
+from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
+
+QuantizationMode = Literal["none", "auto", "int8", "fp8"]
+LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
+_ENDS = ("embed", "lm_head")
+_KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
+
+
+def choose_formats(
+    table: Mapping[str, Source],
+    weights: Mapping[str, Weight],
+    shapes: Shapes,
+    mode: QuantizationMode,
+    experts: Implementation,
+) -> dict[str, Kind | Literal["mxfp4"]]:
+    """Return the storage format of each matrix that is not stored in the engine's dtype.
+
+    Mode "auto" leaves two kinds of matrices as the checkpoint has them: 8 bits with one scale or a scale per row, and
+    MXFP4 experts. "int8" and "fp8" quantize linear layers, embedding and head, and leave MXFP4 experts as they are.
+    "none" stores everything in the engine's dtype. Raises ConfigError for experts in 8 bits if the Hopper kernel runs
+    them.
+    """
+    if mode == "none":
+        return {}
+    found: dict[str, Kind | Literal["mxfp4"]] = {}
+    linear = [name for name in table if LINEAR.search(name)]
+    if mode != "auto":
+        found |= {name: mode for name in _ENDS if name in table}
+    stacks = [name for name in linear if len(shapes[name].shape) == 3]
+    packed = bool(stacks) and all(isinstance(weights[x.key], Packed) for name in stacks for x in table[name].parts)
+    for name in linear:
+        stored = _stored_kind(table[name], weights)
+        if packed and name in stacks:
+            found[name] = "mxfp4"
+        elif mode != "auto":
+            _require_runnable(mode, len(shapes[name].shape), experts)
+            found[name] = mode
+        elif stored is not None and not (name in stacks and experts == "mosaic"):
+            found[name] = stored
+    return found
+
+
+def reformat(name: str, found: Params, placement: Placement, mode: QuantizationMode, experts: Implementation) -> Params:
+    """Return a matrix in the storage format that the engine asks for.
+
+    Raises ConfigError if its current format does not allow that.
+
+    Args:
+        found: the matrix as one or two parameters that are on the devices already.
+    """
+    if name in found:
+        if mode not in ("int8", "fp8") or not (LINEAR.search(name) or name in _ENDS):
+            return found
+        _require_runnable(mode, found[name].ndim, experts)
+        return _quantize_on_devices(name, found[name], mode, placement)
+    if f"{name}.blocks" in found:
+        blocks = Mxfp4(found[f"{name}.blocks"], found[f"{name}.scales"])
+        kind = "mxfp4"
+    else:
+        values = found[f"{name}.values"]
+        kind = "int8" if values.dtype == np.int8 else "fp8"
+        _require_runnable(mode, values.ndim, experts)
+    if mode == "none" or (mode != "auto" and kind not in (mode, "mxfp4")):
+        raise ConfigError("quantization", mode, f"{name} is stored as {kind}: must be auto or {kind}")
+    return _mxfp4_params(name, blocks, experts, placement) if kind == "mxfp4" else found
+
+
+def _require_runnable(mode: QuantizationMode, axes: int, experts: Implementation) -> None:
+    """Raise ConfigError for experts in 8 bits if the Hopper kernel is to run them."""
+    if axes == 3 and experts == "mosaic":
+        raise ConfigError("quantization", mode, "experts in 8 bits need moe_backend = xla")
+
+
+def load_matrix(
+    name: str, kind: Kind | Literal["mxfp4"], source: Source, reader: Reader, weights: Mapping[str, Weight],
+    shape: jax.ShapeDtypeStruct, read: Read, experts: Implementation, placement: Placement,
+) -> Params:  # fmt: skip
+    """Read one matrix from a checkpoint in the given storage format, and return its parameters."""
+    if kind == "mxfp4":
+        return _load_mxfp4(name, source, reader, weights, shape, experts, placement)
+    if _stored_kind(source, weights) == kind:
+        return _load_codes(name, kind, source, reader, weights, shape, placement)
+    arrays = load_quantized(kind, source, shape, read)
+    return {field: placement.put(field, array) for field, array in zip(_names(name), arrays, strict=True)}
+
+
+def _names(name: str) -> tuple[str, str]:
+    """Return the names of the two parameters of a matrix in 8 bits."""
+    return f"{name}.values", f"{name}.scales"
+
+
+def _quantize_on_devices(name: str, weights: jax.Array, kind: Kind, placement: Placement) -> Params:
+    """Quantize a matrix to 8 bits on its devices, with one scale per output of the whole matrix."""
+    shards, (values, scales) = placement.shards(weights), _names(name)
+    if name == "embed":
+        quantized = [_quantize_rows(shard, kind=kind) for shard in shards]
+    elif placement.is_sharded(name, weights) and not placement.is_sharded(scales, weights):
+        # Inputs are split, so an output's scale needs the magnitudes of all devices.
+        if placement.mesh is not None and placement.mesh.is_multi_process:
+            limit = "weights that are loaded already cannot be quantized on several hosts: convert the checkpoint so"
+            raise ConfigError("quantization", kind, limit)
+        most = np.max([np.asarray(_magnitudes(shard)) for shard in shards], axis=0)
+        quantized = [_quantize(shard, kind=kind, largest=jax.device_put(most, shard.sharding)) for shard in shards]
+    else:
+        quantized = [_quantize(shard, kind=kind) for shard in shards]
+    return {
+        values: placement.from_shards(values, [one.values for one in quantized]),
+        scales: placement.from_shards(scales, [one.scales for one in quantized]),
+    }
+
+
+def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
+    """Return the 8-bit type of a matrix that the checkpoint stores with one scale per output, else None."""
+    kinds = set()
+    for part in source.parts:
+        weight = weights[part.key]
+        if not isinstance(weight, Scaled) or weight.zero is not None or weight.block[1] < part.shape[-1]:
+            return None
+        kinds.add(_KINDS[weight.values.dtype])
+    return kinds.pop() if len(kinds) == 1 and source.layout in OUTPUTS_ARE_ROWS else None
+
+
+def _load_codes(
+    name: str, kind: Kind, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
+    placement: Placement,
+) -> Params:  # fmt: skip
+    """Read a matrix that the checkpoint has in 8 bits: its bytes unchanged, and its scales in the order of outputs."""
+
+    def codes(part: Part, begin: int, end: int) -> np.ndarray:
+        return reader.rows(_scaled(part).values, begin, end).view(values.dtype)
+
+    def factors(part: Part, begin: int, end: int) -> np.ndarray:
+        return read_scales(_scaled(part), reader, begin, end)
+
+    def _scaled(part: Part) -> Scaled:
+        weight = weights[part.key]
+        assert isinstance(weight, Scaled)
+        return weight
+
+    values = empty(shape.shape, np.dtype(np.int8 if kind == "int8" else np.uint8))
+    assemble(source, values, codes)
+    scales = empty((*shape.shape[:-2], 1, shape.shape[-1]), np.dtype(np.float32))
+    assemble(of_outputs(source), scales, factors)
+    arrays = values, scales[..., 0, :]
+    return {field: placement.put(field, array) for field, array in zip(_names(name), arrays, strict=True)}
+
+
+def _load_mxfp4(
+    name: str, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
+    experts: Implementation, placement: Placement,
+) -> Params:  # fmt: skip
+    """Read MXFP4 blocks and exponents [E, C, ...], gates before ups; the Hopper kernel gets them in tiles."""
+    count, inputs, outputs = shape.shape
+
+    def read_all(columns: int, field: str) -> np.ndarray:
+        out = empty((count, outputs, columns), np.dtype(np.uint8))
+
+        def read(part: Part, begin: int, end: int) -> np.ndarray:
+            weight = weights[part.key]
+            assert isinstance(weight, Packed)
+            return reader.rows(getattr(weight, field), begin, end, columns=columns)
+
+        assemble(source, np.swapaxes(out, 1, 2), read)
+        return out
+
+    blocks, scales = read_all(inputs // 2, "values"), read_all(inputs // BLOCK, "scale")
+    matrices = Mxfp4(placement.put(f"{name}.blocks", blocks), placement.put(f"{name}.scales", scales))
+    return _mxfp4_params(name, matrices, experts, placement)
+
+
+def _mxfp4_params(name: str, matrices: Mxfp4, experts: Implementation, placement: Placement) -> Params:
+    """Return MXFP4 matrices in the form that the kernel reads. Raises CheckpointError if the Hopper kernel cannot."""
+    if experts != "mosaic":
+        return {f"{name}.blocks": matrices.blocks, f"{name}.scales": matrices.scales}
+    shards = map(Mxfp4, placement.shards(matrices.blocks), placement.shards(matrices.scales))
+    tiled = [_tiled(name, shard) for shard in shards]
+    names = f"{name}.words", f"{name}.scales"
+    by_field = zip(names, zip(*tiled, strict=True), strict=True)
+    return {field: placement.from_shards(field, list(arrays)) for field, arrays in by_field}
+
+
+def _tiled(name: str, shard: Mxfp4) -> Mxfp4Tiles:
+    """Return the tiles of one device's shard."""
+    _, outputs, half = shard.blocks.shape
+    shard = _without_zero_block_scales(shard)
+    if 2 * half % TILE or outputs % TILE or not bool(_tiles_hold(shard.scales)):
+        raise CheckpointError(
+            f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit the Hopper kernel, which needs multiples of {TILE} "
+            "and scales from 2^-93 to 2^33: choose quantization = none or moe_backend = xla"
+        )
+    tiled: Mxfp4Tiles = _tiles(shard)
+    return tiled
+
+
+@jax.jit
+def _without_zero_block_scales(matrices: Mxfp4) -> Mxfp4:
+    """Return the same numbers with scale 1 for blocks of zeros; tiles may be unable to represent their own scales."""
+    codes = matrices.blocks.reshape(*matrices.scales.shape, BLOCK // 2) & 0x77
+    return matrices._replace(scales=jnp.where((codes == 0).all(axis=-1), jnp.uint8(127), matrices.scales))
+
+
+_quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))
+_magnitudes = jax.jit(magnitudes)
+_tiles, _tiles_hold = jax.jit(tiles), jax.jit(tiles_hold)

@@ -1,0 +1,179 @@
+"""Storage formats: quantized matrices keep the checkpoint's numbers, and logits agree with dequantized weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jswa.errors import CheckpointError, ConfigError
+from jswa.llm import TINY
+from jswa.model.transformer import Params
+from jswa.model.weights.formats import QuantizationMode
+from jswa.model.weights.load import load_checkpoint
+from pallas_kernels.experts.api import Implementation
+from pallas_kernels.experts.mxfp4 import Mxfp4, tiles, unpack
+from pallas_kernels.quantized import Quantized, dequantized
+from tests.parity.load import load_fixture
+from tests.parity.weights import write_checkpoint
+from tests.support.oracles import dense_logits
+from tests.support.quantized import COMPRESSED, fp8_block, int8_rows, plain_tensors, write, write_gpt_oss_mxfp4
+from tools.tiny import scores
+
+FLOAT32 = jnp.dtype("float32")
+CHANNELS = {"quant_method": "fp8"}
+
+
+def load(folder: Path, mode: QuantizationMode, experts: Implementation = "xla") -> Params:
+    """Load parameters whose unquantized matrices are float32."""
+    return load_checkpoint(folder, FLOAT32, quantization=mode, experts=experts)[1]
+
+
+def dequantize(params: Params) -> Params:
+    """Return dequantized parameters."""
+    out: Params = {}
+    for name, value in params.items():
+        base, _, field = name.rpartition(".")
+        if field == "values":
+            scales = params[f"{base}.scales"]
+            if base == "embed":
+                out[base] = dequantized(Quantized(value.T, scales), FLOAT32).T
+            else:
+                out[base] = dequantized(Quantized(value, scales), FLOAT32)
+        elif field == "blocks":
+            out[base] = jnp.swapaxes(unpack(Mxfp4(value, params[f"{base}.scales"]), FLOAT32), 1, 2)
+        elif field != "scales":
+            out[name] = value
+    return out
+
+
+def assert_equal(one: Params, other: Params) -> None:
+    """Assert that parameters are equal bit for bit."""
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def fp8_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return float8 with a scale per row."""
+    return fp8_block(x, (1, x.shape[-1]))
+
+
+def fp8_tensor(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return float8 with one scale."""
+    return fp8_block(x, x.shape)
+
+
+def int8_symmetric(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return int8 with a scale per row."""
+    scale = (np.abs(x).max(axis=-1, keepdims=True) / 127).astype(np.float32)
+    codes = np.round(x / scale).astype(np.int8)
+    return codes, scale, codes.astype(np.float32) * scale
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "of"),
+    [
+        ("llama_gqa", fp8_rows, 4),
+        ("llama_gqa", int8_symmetric, 4),
+        ("mimo_v2_flash_base", fp8_tensor, 4),
+        ("gemma4_text_mix", fp8_rows, 4),  # folded keys: outputs and inputs are reordered
+        ("phi3_base", int8_symmetric, 4),
+    ],
+)
+def test_matrices_with_a_scale_per_output_keep_the_stored_numbers(
+    name: str, kind: Callable[..., Any], of: int, tmp_path: Path
+) -> None:
+    """Nothing is quantized again, even if the checkpoint is loaded with the same quantization."""
+    config, exact = plain_tensors(name)
+    tensors: dict[str, np.ndarray] = {}
+    for key, value in exact.items():
+        tensors[key] = value
+        if key.endswith("_proj.weight") and "layers" in key and "per_layer" not in key:
+            tensors[key], tensors[f"{key}_scale"], _ = kind(value)
+    write(tmp_path, {**config, "quantization_config": CHANNELS}, tensors)
+    params = load(tmp_path, "auto")
+    assert sum(value.dtype.itemsize == 1 for value in params.values()) >= of * len(config.get("layer_types", "xx"))
+    assert_equal(dequantize(params), load(tmp_path, "none"))
+    same, other = load(tmp_path, "int8"), load(tmp_path, "fp8")
+    if kind is not int8_symmetric:
+        same, other = other, same
+    eight = [key for key in params if key.endswith(("values", "scales"))]
+    for key in eight:
+        np.testing.assert_array_equal(same[key], params[key], err_msg=key)
+    assert all(other[key].dtype != params[key].dtype for key in eight if key.endswith("values"))
+
+
+def test_matrices_with_block_scales_or_zero_points_are_dequantized(tmp_path: Path) -> None:
+    """Mode auto then gives the same parameters as none."""
+    config, exact = plain_tensors("llama_one_layer")
+    blocks: dict[str, np.ndarray] = dict(exact)
+    zeros: dict[str, np.ndarray] = dict(exact)
+    for key in [key for key in exact if key.endswith("_proj.weight")]:
+        blocks[key], blocks[f"{key}_scale"], _ = fp8_block(exact[key], (16, 24))
+        zeros[key], zeros[f"{key}_scale"], zeros[f"{key}_zero_point"], _ = int8_rows(exact[key])
+    for tensors, method in ((blocks, {**CHANNELS, "weight_block_size": [16, 24]}), (zeros, COMPRESSED)):
+        write(tmp_path, {**config, "quantization_config": method}, tensors)
+        assert_equal(load(tmp_path, "auto"), load(tmp_path, "none"))
+
+
+def test_mxfp4_experts_stay_packed(tmp_path: Path) -> None:
+    """Gates precede ups, and the Hopper kernel gets tiles. Logits agree with dequantized weights."""
+    write_gpt_oss_mxfp4(tmp_path)
+    params, whole = load(tmp_path, "int8"), load(tmp_path, "none")
+    assert_equal(dequantize(load(tmp_path, "auto")), whole)
+    assert params["layers.0.mlp.gate_up.blocks"].shape == (4, 128, 32)
+    unpacked = dequantize(params)
+    for name in whole:
+        if ".mlp." in name:
+            np.testing.assert_array_equal(unpacked[name], whole[name], err_msg=name)
+    tokens = np.arange(3, 20, dtype=np.int32)
+    model, _ = load_checkpoint(tmp_path, FLOAT32)
+    np.testing.assert_allclose(
+        dense_logits(model, params, tokens), dense_logits(model, unpacked, tokens), rtol=1e-3, atol=2e-3
+    )
+    tiled = load(tmp_path, "auto", "mosaic")
+    want = tiles(Mxfp4(params["layers.1.mlp.down.blocks"], params["layers.1.mlp.down.scales"]))
+    np.testing.assert_array_equal(tiled["layers.1.mlp.down.words"], want.words)
+    np.testing.assert_array_equal(tiled["layers.1.mlp.down.scales"], want.scales)
+
+
+def test_formats_that_the_hopper_kernel_cannot_run_are_refused(tmp_path: Path) -> None:
+    """These are MXFP4 scales out of its range, and experts in 8 bits on request."""
+    write_gpt_oss_mxfp4(tmp_path, scale=3)
+    with pytest.raises(CheckpointError, match=r"layers\..* in MXFP4 does not fit the Hopper kernel"):
+        load(tmp_path, "auto", "mosaic")
+    write_gpt_oss_mxfp4(tmp_path / "zeros", scale=3, zeros=True)
+    assert "layers.0.mlp.down.words" in load(tmp_path / "zeros", "auto", "mosaic")
+    fixture = load_fixture("gpt_oss_base")
+    write_checkpoint(tmp_path / "plain", fixture.config, fixture.tensors)
+    with pytest.raises(ConfigError, match="quantization = 'fp8': experts in 8 bits need moe_backend = xla"):
+        load(tmp_path / "plain", "fp8", "mosaic")
+    assert "layers.0.mlp.gate_up" in load(tmp_path / "plain", "auto", "mosaic")
+
+
+@pytest.mark.parametrize("mode", ["int8", "fp8"])
+@pytest.mark.parametrize("name", ["gpt_oss_base", "gemma3_text_p2"])
+def test_logits_agree_with_the_dequantized_weights(name: str, mode: QuantizationMode, tmp_path: Path) -> None:
+    """Linear layers, experts, embedding and head are in 8 bits, with tied and untied heads."""
+    fixture = load_fixture(name)
+    write_checkpoint(tmp_path, fixture.config, fixture.tensors)
+    model, whole = load_checkpoint(tmp_path, FLOAT32)
+    params = load(tmp_path, mode)
+    assert {value.dtype.name for value in params.values()} == {"float32", "int8" if mode == "int8" else "uint8"}
+    assert "embed.values" in params
+    assert ("lm_head.values" in params) == (not model.tie_embeddings)
+    got = dense_logits(model, params, fixture.tokens)
+    np.testing.assert_allclose(got, dense_logits(model, dequantize(params), fixture.tokens), rtol=1e-3, atol=2e-3)
+    assert np.abs(got - dense_logits(model, whole, fixture.tokens)).max() > 1e-3
+
+
+@pytest.mark.parametrize(("mode", "most"), [("int8", 1.01), ("fp8", 1.02)])
+def test_tiny_predicts_as_well_in_8_bits(mode: QuantizationMode, most: float) -> None:
+    """Bits per byte of params-out stories: int8 is within 1 % of float32, fp8 within 2 %."""
+    model, plain = load_checkpoint(TINY, FLOAT32)
+    params = load_checkpoint(TINY, FLOAT32, quantization=mode)[1]
+    texts = scores.held_out_stories(8)
+    assert scores.bits_per_byte(model, params, texts) < most * scores.bits_per_byte(model, plain, texts)
