@@ -25,7 +25,7 @@ endef
 
 CLIENTS := sdk lm-eval guidellm aiperf routers
 
-.PHONY: help run test check fmt nightly scale-test scale-test-short clients parity tiny lock gpu-compile gpu-compile-sample gpu
+.PHONY: help run test check package fmt nightly scale-test scale-test-short clients parity tiny lock gpu-compile gpu-compile-sample gpu
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -94,6 +94,9 @@ gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: numerics, bench
 	$(PYTHON) $(PIP) --target .gpu-site --upgrade --no-deps --require-hashes -r .gpu-site/requirements.txt
 	@touch $@
 
+package: .venv/installed .venv-package/installed  ## build wheel and sdist into dist/, install and run them
+	$(BIN)/python -m tools.package .venv-package/bin/python
+
 tiny: .venv/installed  ## train the embedded model anew
 	$(BIN)/python -m tools.tiny.train --curve tools/tiny/curve.json
 
@@ -112,6 +115,11 @@ lock:  ## resolve requirements.lock anew
 
 .venv/installed: .venv/base
 	$(call packages,.venv,core build dev server chat)
+	@touch $@
+
+.venv-package/installed: requirements.lock
+	$(PYTHON) -m venv --clear .venv-package
+	$(call packages,.venv-package,core server)
 	@touch $@
 
 .venv-parity/installed: tests/parity/requirements-parity.txt
