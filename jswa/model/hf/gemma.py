@@ -1,4 +1,4 @@
-"""gemma2, gemma3, vaultgemma: norms with weights 1 + w, embeddings times √d. (Gemma 3n and 4 are in gemma4.py.)"""
+"""gemma2, gemma3, vaultgemma: norms with weights 1 + w, embeddings times √d. Gemma 3n and 4 are in gemma4.py."""
 
 import dataclasses
 import math

@@ -42,8 +42,9 @@ def load_checkpoint(
     experts: Implementation = "xla",
     mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, Params]:
-    """Read a Hugging Face checkpoint: config.json and safetensors, one file or sharded, plain or quantised; or what
-    `jswa convert` made of one.
+    """Read a checkpoint from its folder: one of Hugging Face, or one that `jswa convert` made of it.
+
+    A checkpoint is config.json and safetensors, in one file or sharded, plain or quantised.
 
     Weights are cast to `dtype` (quantised ones by way of float32; see `dequantize`), q/k/v and gate/up are fused,
     matrices become [in, out]. Host memory holds, beside the parameters, some MiB per thread. Raises CheckpointError
