@@ -69,15 +69,21 @@ def _check_server(jswa: str, folder: Path) -> None:
     with subprocess.Popen(command, cwd=folder, env=_environ(folder), stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            found = next(filter(None, (re.search(r"listening on (http://[\w.:]+)", line) for line in server.stderr)))
+            log = []
+            for line in server.stderr:
+                log.append(line)
+                if found := re.search(r"listening on (http://[\w.:]+)", line):
+                    break
+            else:
+                raise SystemExit("the server does not start:\n" + "".join(log))
             body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 4}).encode()
             headers = {"Content-Type": "application/json"}
             request = urllib.request.Request(found[1] + "/v1/completions", body, headers)
             with urllib.request.urlopen(request, timeout=60) as response:
                 _require(json.load(response)["choices"][0]["text"] != "", "the server gives no text")
             server.send_signal(signal.SIGTERM)
-            log = server.stderr.read()
-            _require(server.wait(30) == 0, f"the server ends with an error:\n{log}")
+            log.append(server.stderr.read())
+            _require(server.wait(30) == 0, "the server ends with an error:\n" + "".join(log))
         finally:
             server.kill()
 
