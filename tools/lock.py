@@ -76,15 +76,13 @@ def _hashes(lock: Path) -> dict[str, list[str]]:
     packages = tomllib.loads(lock.read_text(encoding="utf-8"))["package"]
     return {
         package["name"]: sorted(
-            f"    --hash={wheel['hash']}"
-            for wheel in package.get("wheels", [])
-            if _fits(wheel["url"].rsplit("/", 1)[1])
+            f"    --hash={wheel['hash']}" for wheel in package.get("wheels", []) if fits(wheel["url"].rsplit("/", 1)[1])
         )
         for package in packages
     }
 
 
-def _fits(wheel: str) -> bool:
+def fits(wheel: str) -> bool:
     """Return whether a wheel of this file name suits a Python and a platform of the lock."""
     python, abi, platform = wheel.removesuffix(".whl").rsplit("-", 3)[1:]
     tags = [f"{tag}-{abi}" for tag in python.split(".")]
