@@ -84,7 +84,8 @@ def multi_turn(clients: int, rounds: int, request: int, output: int) -> list[Lin
 
 def edited(sessions: int, turns: int, request: int, output: int, seed: int = 0) -> list[Line]:
     """Conversations one after another; the last turn comes twice, changed 150 to 399 tokens before its end."""
-    rng, lines = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    lines: list[Line] = []
     for session in range(sessions):
         lines.extend(
             _turn(session, turn, request, output, session * turns + turn, turn * (request + output))
@@ -99,7 +100,8 @@ def edited(sessions: int, turns: int, request: int, output: int, seed: int = 0) 
 
 def branched(sessions: int, turns: int, request: int, output: int, branches: int = 4, seed: int = 0) -> list[Line]:
     """Conversations one after another, each gone back to at random: all up to an earlier message, then a new one."""
-    rng, lines = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    lines: list[Line] = []
     for session in range(sessions):
         lines.extend(
             _turn(session, turn, request, output, session * turns + turn, turn * (request + output))
