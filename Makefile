@@ -12,10 +12,20 @@ TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me 
 WORKERS ?= 2
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
+# $(call packages,FOLDER,EXTRAS): into the environment FOLDER what requirements.lock has for these extras, every file
+# checked against its hash. `install` adds jswa itself, editable.
+define packages
+	$(1)/bin/python tools/lock.py select $(2) > $(1)/requirements.txt
+	$(1)/bin/python $(PIP) --no-compile --no-deps --only-binary :all: --require-hashes -r $(1)/requirements.txt
+endef
+define install
+	$(packages)
+	$(1)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+endef
 
 CLIENTS := sdk lm-eval guidellm aiperf routers
 
-.PHONY: help run test check fmt nightly scale-test scale-test-short clients parity tiny lock gpu-compile gpu-compile-sample gpu
+.PHONY: help run test check package fmt nightly scale-test scale-test-short clients parity tiny lock gpu-compile gpu-compile-sample gpu
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -72,36 +82,44 @@ STAGES     ?= facts numerics kernels torch roofline
 gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: numerics, benchmarks (STAGES=… OUT=…; see benchmarks/gpu/run.py)
 	PYTHONPATH=.gpu-site $(GPU_PYTHON) -m benchmarks.gpu.run --out $(OUT) --stages $(STAGES)
 
-.venv-cuda/bin/python: pyproject.toml
+.venv-cuda/bin/python: pyproject.toml requirements.lock
 	$(PYTHON) -m venv --clear .venv-cuda
-	$@ $(PIP) -c requirements.lock -e ".[cuda13,dev]"
+	$(call install,.venv-cuda,core build cuda13 dev)
 	@touch $@
 
 # Packages in plain Python that a machine with jax and pytest may lack.
 .gpu-site/installed: requirements.lock
-	$(PYTHON) -m pip install -qq --disable-pip-version-check --target .gpu-site --no-deps --upgrade -c requirements.lock \
-	  jaxtyping wadler_lindig hypothesis sortedcontainers beartype cyclopts attrs docstring_parser rich rich-rst \
-	  markdown-it-py mdurl pygments tqdm execnet
+	@mkdir -p .gpu-site
+	$(PYTHON) tools/lock.py select gpu-site > .gpu-site/requirements.txt
+	$(PYTHON) $(PIP) --target .gpu-site --upgrade --no-deps --require-hashes -r .gpu-site/requirements.txt
 	@touch $@
+
+package: .venv/installed .venv-package/installed  ## build wheel and sdist into dist/, install and run them
+	$(BIN)/python -m tools.package .venv-package/bin/python
 
 tiny: .venv/installed  ## train the embedded model anew
 	$(BIN)/python -m tools.tiny.train --curve tools/tiny/curve.json
 
 lock:  ## resolve requirements.lock anew
 	$(PYTHON) -m venv --clear .venv-lock
-	.venv-lock/bin/python $(PIP) ".[dev,server,chat]"
-	.venv-lock/bin/python -m pip freeze --exclude jswa > requirements.lock
+	.venv-lock/bin/python $(PIP) uv==0.13.9
+	.venv-lock/bin/python tools/lock.py write .venv-lock/bin/uv
 
 # What `make run` needs; bytecode is made as modules are used, which is quicker than for all of them here.
 .venv/base: pyproject.toml requirements.lock
 	@test -n "$(PYTHON)" || \
 	  { echo "No Python >= 3.12 with venv found: install one, or make PYTHON=..." >&2; exit 1; }
 	$(BIN)/python $(call fits,pip) || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python $(PIP) --no-compile -c requirements.lock -e ".[chat]"
+	$(call install,.venv,core build chat)
 	@touch $@
 
 .venv/installed: .venv/base
-	$(BIN)/python $(PIP) --no-compile -c requirements.lock -e ".[dev,server,chat]"
+	$(call packages,.venv,core build dev server chat)
+	@touch $@
+
+.venv-package/installed: requirements.lock
+	$(PYTHON) -m venv --clear .venv-package
+	$(call packages,.venv-package,core server)
 	@touch $@
 
 .venv-parity/installed: tests/parity/requirements-parity.txt
@@ -116,13 +134,13 @@ lock:  ## resolve requirements.lock anew
 	@touch $@
 
 # Ray is 300 MB with what it needs, and only replicas need it.
-.venv-ray/installed: pyproject.toml requirements.lock tests/scale/requirements-ray.txt
+.venv-ray/installed: pyproject.toml requirements.lock
 	$(PYTHON) -m venv --clear .venv-ray
-	.venv-ray/bin/python $(PIP) -c requirements.lock -r tests/scale/requirements-ray.txt -e ".[server,chat,ray]"
+	$(call install,.venv-ray,core build server chat ray scale)
 	@touch $@
 
 # 1.5 GB, and its plugin makes jax on a CPU warn: an environment of its own.
 .venv-gpu/installed: pyproject.toml requirements.lock
 	$(PYTHON) -m venv --clear .venv-gpu
-	.venv-gpu/bin/python $(PIP) -c requirements.lock -e ".[aot]"
+	$(call install,.venv-gpu,core build aot)
 	@touch $@

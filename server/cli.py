@@ -125,11 +125,11 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _config_path(tokens: Sequence[str]) -> str | None:
-    for index, token in enumerate(tokens):
-        if token == "--config" and index + 1 < len(tokens):
+    for index, word in enumerate(tokens):
+        if word == "--config" and index + 1 < len(tokens):
             return tokens[index + 1]
-        if token.startswith("--config="):
-            return token.partition("=")[2]
+        if word.startswith("--config="):
+            return word.partition("=")[2]
     return None
 
 

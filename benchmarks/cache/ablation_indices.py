@@ -121,8 +121,10 @@ def runners(model: ModelConfig, params: Params, limits: Limits) -> dict[str, Run
 
 
 def generate(engine: Engine, prompts: list[Int[np.ndarray, " T"]], output: int) -> dict[str, Any]:
-    """Greedy tokens of all prompts, and tokens per second: of the prompts until each has its first token, then of the
-    text."""
+    """Generate greedily for all prompts; return the tokens and the tokens per second of prefill and decode.
+
+    Prefill ends when each prompt has its first token.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     texts: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
     for name, prompt in zip(texts, prompts, strict=True):

@@ -62,8 +62,10 @@ def tails(llm: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[
 
 
 def divergence(llm: LLM, scorer: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[str, float]:
-    """k3 between what the LLM said of its own sampled tokens, in decode, and what the scorer says of them, in prefill:
-    the mean over the prompts."""
+    """Return k3 between the log probabilities of `llm` in decode and of `scorer` in prefill, averaged over the prompts.
+
+    Both are of the tokens that `llm` sampled.
+    """
     prompts = [ids[: len(ids) // 2].tolist() for ids in texts]
     params = SamplingParams(temperature=1.0, max_tokens=count, seed=1, ignore_eos=True, logprobs=0)
     outputs = llm.generate(prompts, params, use_tqdm=False)

@@ -84,10 +84,13 @@ def multi_turn(clients: int, rounds: int, request: int, output: int) -> list[Lin
 
 def edited(sessions: int, turns: int, request: int, output: int, seed: int = 0) -> list[Line]:
     """Conversations one after another; the last turn comes twice, changed 150 to 399 tokens before its end."""
-    rng, lines = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    lines: list[Line] = []
     for session in range(sessions):
-        for turn in range(turns):
-            lines.append(_turn(session, turn, request, output, session * turns + turn, turn * (request + output)))
+        lines.extend(
+            _turn(session, turn, request, output, session * turns + turn, turn * (request + output))
+            for turn in range(turns)
+        )
         last = (turns - 1) * (request + output) + request
         back = int(rng.integers(150, 400))
         pieces = [{"of": [str(session), turns - 1, last - back]}, {"random": [10**6 + session, back]}]
@@ -97,10 +100,13 @@ def edited(sessions: int, turns: int, request: int, output: int, seed: int = 0) 
 
 def branched(sessions: int, turns: int, request: int, output: int, branches: int = 4, seed: int = 0) -> list[Line]:
     """Conversations one after another, each gone back to at random: all up to an earlier message, then a new one."""
-    rng, lines = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    lines: list[Line] = []
     for session in range(sessions):
-        for turn in range(turns):
-            lines.append(_turn(session, turn, request, output, session * turns + turn, turn * (request + output)))
+        lines.extend(
+            _turn(session, turn, request, output, session * turns + turn, turn * (request + output))
+            for turn in range(turns)
+        )
         for branch in range(branches):
             at = int(rng.integers(1, turns)) * (request + output)
             fresh = 10**6 + session * branches + branch

@@ -1,4 +1,6 @@
-"""What a GPU is and what a launch on it costs: python -m benchmarks.gpu.facts [--json FILE]
+"""What a GPU is and what a launch on it costs.
+
+    python -m benchmarks.gpu.facts [--json FILE]
 
 Writes the compiler's description of the device (for pallas_kernels/tuning/<device>.txtpb, which `make gpu-compile`
 compiles for) beside the JSON.

@@ -57,8 +57,11 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """Decode steps ahead: `ends[0]` is the end of the step on the device, `ends[i]` that of the i-th skipped one;
-    `planned[i]` is when the host has planned the i-th, `seconds[i]` what it takes on the device."""
+    """Decode steps ahead.
+
+    `ends[0]` is the end of the step on the device, `ends[i]` the end of the i-th skipped step; `planned[i]` is when the
+    host has planned step i, `seconds[i]` its time on the device.
+    """
 
     ends: list[float]
     planned: list[float]

@@ -91,8 +91,11 @@ class Outcome:
 
 @dataclass(eq=False)
 class _Agenda:
-    """What comes next. An entry (time, 0 a request or 1 a replica's tick, order, which); a replica's is void where the
-    replica has been interrupted since."""
+    """The events to come, by time.
+
+    An entry is (time, 0 for a request or 1 for a replica's tick, order, which request or replica). A replica's tick is
+    void if the replica has been interrupted since.
+    """
 
     replicas: list[Replica]
     entries: list[tuple[float, int, int, TraceRequest | int]] = field(default_factory=list)

@@ -154,7 +154,7 @@ class Watch:
             await get_json(self.at, "/health")
             health = 1000 * (time.monotonic() - asked)
             load = (await get_json(self.at, "/server_info"))["load"]
-            status = Path(f"/proc/{self.at.pid}/status").read_text()
+            status = Path(f"/proc/{self.at.pid}/status").read_text()  # noqa: ASYNC240 - /proc is not a disk
             found = re.search(r"VmRSS:\s+(\d+)", status)
             assert found is not None
             self.samples.append(

@@ -118,9 +118,11 @@ def report(found: Mapping[str, Any]) -> list[str]:
     if "goodput" in found:
         lines.append(f"goodput {found['goodput']:.2f} requests/s, {found['slo_attainment']:.1%} of the requests")
     lines.append(f"{'ms':>6}" + "".join(f"{head:>10}" for head in ("mean", *(f"p{p}" for p in _PERCENTILES))))
-    for name in _NAMES:
-        if times := found.get(f"{name}_ms"):
-            lines.append(f"{name:>6}" + "".join(f"{value:10.2f}" for value in times.values()))
+    lines.extend(
+        f"{name:>6}" + "".join(f"{value:10.2f}" for value in times.values())
+        for name in _NAMES
+        if (times := found.get(f"{name}_ms"))
+    )
     return lines
 
 

@@ -271,8 +271,10 @@ class Scheduler:
             draft.add(sequence, count, spend=True)
 
     def _match(self, sequence: Sequence, most: int = NEVER) -> Match:
-        """Match at most `most` tokens of a waiting row. Its last token must run, and so must a prompt whose log
-        probabilities were requested."""
+        """Match at most `most` tokens of a waiting row.
+
+        Its last token must run, and so must a prompt whose log probabilities were requested.
+        """
         limit = 0 if sequence.request.params.prompt_logprobs is not None else min(most, sequence.num_known - 1)
         return self.cache.match(sequence.request.cache_salt, sequence.tokens[: sequence.num_known], limit)
 

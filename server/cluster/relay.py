@@ -209,12 +209,12 @@ def replica_lost() -> ApiError:
 
 
 def prefix_of(path: str, headers: Headers, body: bytes) -> str | None:
-    """What decides about the replica of a request: its text as blocks, each one character, which is a hash of all that
-    comes before its end.
+    """Return the key by which a request's replica is chosen: a character per block of its text.
 
-    So two requests share as many characters as blocks, and short accidents count for nothing. Messages begin blocks of
-    their own: a conversation that goes on has all blocks that it had. The hash begins with the API key, the cache salt
-    and the model: those never share prefixes. None: the request generates nothing, or is none; a replica will say so.
+    Each character is a hash of the text up to the end of its block. So two requests share as many characters as
+    blocks, and short accidents count for nothing. Messages begin blocks of their own: a conversation that goes on has
+    all blocks that it had. The hash begins with the API key, the cache salt and the model: texts that differ in these
+    never share a prefix. Return None for a request that generates nothing or is malformed; a replica will say so.
     """
     if path not in ("/v1/completions", "/v1/chat/completions"):
         return None

@@ -44,7 +44,6 @@ _ERROR = {
 
 def create_app(service: Service) -> FastAPI:
     """The application of a server; its lifespan starts and stops the engine's thread."""
-
     traced = telemetry(service.config.otlp_traces_endpoint)
 
     @asynccontextmanager

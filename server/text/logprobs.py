@@ -32,7 +32,7 @@ class TokenTexts:
         self.raw = lru_cache(maxsize=1 << 16)(self._raw)
 
     def label(self, token: int) -> str:
-        """The token's text; a part of a character as OpenAI writes it, `bytes:\\xe4`."""
+        r"""The token's text; a part of a character as OpenAI writes it, `bytes:\xe4`."""
         text = self.text(token)
         return text if "�" not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw(token))
 

@@ -98,7 +98,7 @@ class _Worker:
         await self.end()
         environ = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "USE_TORCH": "0", "HF_HUB_OFFLINE": "1"}
         root = str(Path(jswa.__file__).parent.parent)
-        self._process = subprocess.Popen(  # not the event loop's: uvloop's forks, which jax's threads do not bear
+        self._process = subprocess.Popen(  # noqa: ASYNC220 - uvloop's forks, which jax's threads do not bear
             # -P: the script's folder, this one, is not put before the libraries.
             [sys.executable, "-P", str(_SCRIPT), root],
             stdin=subprocess.PIPE,

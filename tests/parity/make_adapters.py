@@ -64,7 +64,7 @@ def make(name: str, settings: dict[str, Any]) -> None:
         assert not result.unexpected_keys
         model.save_pretrained(folder / "adapter")
         with safe_open(folder / "adapter" / "adapter_model.safetensors", "np") as file:
-            assert {key: tuple(file.get_tensor(key).shape) for key in file.keys()} == shapes  # noqa: SIM118
+            assert {key: tuple(file.get_tensor(key).shape) for key in file.keys()} == shapes  # noqa: SIM118 - no dict
         base = _load(folder / "base", fixture.config, fixture.tensors)
         adapted = PeftModel.from_pretrained(base, folder / "adapter").eval()
         logits, margin = _full_forward(adapted, fixture.tokens), _router_margin(adapted, fixture.tokens)

@@ -124,8 +124,10 @@ def test_ten_million_operations_leak_nothing(model: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", list(GEOMETRIES))
 def test_sessions_at_a_real_geometry_read_what_they_should(model: str) -> None:
-    """Sessions of three turns and branches, on a pool that holds about half of them, with a device that checks it all:
-    every page that a row reads is its text's, every start obeys the law of revival."""
+    """Sessions of three turns with branches, on a pool that holds about half of them.
+
+    The device checks that each page that a row reads belongs to its text, and that each start obeys the law of revival.
+    """
     layout = KVLayout.of(model_of(model), PAGE)
     text_model = TextModel(50)
     limits = Limits(4_096, 4, 1_024, PAGE, num_blocks=1 + blocks_of_tokens(model, layout, 6_000))

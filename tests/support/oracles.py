@@ -1,5 +1,7 @@
-"""What is right, said slowly: plain NumPy over positions, dense attention, sampling by sorting. Shares no code with
-the sources, but for the decoder that the dense attention is plugged into."""
+"""Slow and plain reference implementations: NumPy over positions, dense attention, sampling by sorting.
+
+They share no code with the sources, except the decoder that the dense attention is plugged into.
+"""
 
 import contextlib
 import dataclasses
@@ -98,7 +100,6 @@ def kept_tokens(scaled: Float[np.ndarray, " V"], top_k: int, top_p: float) -> Bo
 
 def dense_attention(model: ModelConfig) -> Attend:
     """Attention over the whole text at once, for one row that starts at position 0."""
-
     stored: dict[int, Float[Array, "T K E"]] = {}
 
     def attend(

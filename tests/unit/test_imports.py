@@ -60,4 +60,4 @@ def test_public_names_are_listed_once_and_sorted() -> None:
     assert jswa.__all__ == sorted(set(jswa.__all__))
     assert not set(jswa.__all__) & set(vars(jswa)), "an eager import would defeat the lazy one"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        jswa.nonsense  # noqa: B018
+        jswa.nonsense  # noqa: B018 - the access must raise

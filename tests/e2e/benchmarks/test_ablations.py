@@ -52,8 +52,10 @@ def test_where_memory_is_short_rows_that_free_nothing_are_preempted() -> None:
 
 @pytest.mark.parametrize("freeing", [True, False])
 def test_a_row_that_frees_nothing_breaks_the_law_of_the_window(freeing: bool) -> None:
-    """`check` holds in the middle of decoding, and with the wrapped cache it does not: the benchmark compares
-    something. Prefill frees as ever: nothing is broken before the first generated page has left."""
+    """`check` holds in the middle of decoding, but not with the wrapped cache: the benchmark compares something.
+
+    Prefill frees as ever: nothing is broken before the first generated page has left the window.
+    """
     engine = geometry_engine("gpt-oss-20b", LOAD, 2**14)
     if not freeing:
         seeds_freeing.keep_while_decoding(engine.scheduler.cache)

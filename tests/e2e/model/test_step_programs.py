@@ -199,8 +199,10 @@ def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, A
 
 
 def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transfers are disallowed but for one explicit upload a launch and one per batch of moves or row; the donated
-    state is gone; every token is finite, though the arena began full of NaN."""
+    """A launch makes one explicit upload, a batch of moves or a row another; every other transfer is disallowed.
+
+    The donated state is gone; every token is finite, though the arena began full of NaN.
+    """
     _, _, layout, limits, runner = small_engine_parts()
     num_pages = limits.num_blocks * layout.pages_per_block
     guards: list[str | None] = []

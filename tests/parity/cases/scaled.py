@@ -23,7 +23,7 @@ COHERE2_MOE: Config = BASE | {
 
 
 def cohere2_moe_hub(**keys: object) -> OldForm:
-    """Rules instead of lists, and theta in a key of its own. (Of a `rope_scaling` transformers takes no notice.)"""
+    """Rules instead of lists, and theta in a key of its own. transformers ignores a `rope_scaling` here."""
     return Keys(drop=("layer_types", "mlp_layer_types", "rope_parameters"), add=keys)
 
 

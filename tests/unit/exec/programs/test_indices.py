@@ -145,7 +145,7 @@ def test_local_page_rows_do_not_grow_with_the_context(page_size: int, window: in
             limits = Limits(max_len, MAX_ROWS, bucket.tokens, page_size, num_blocks=9)
             spec = PackSpec.of(bucket, page_size=page_size, max_rows=MAX_ROWS)
             found = jax.eval_shape(
-                lambda packed, state: step_indices(unpack(packed, spec), state, layout=layout, bucket=bucket),  # noqa: B023
+                lambda packed, state: step_indices(unpack(packed, spec), state, layout=layout, bucket=bucket),  # noqa: B023 - called at once
                 jnp.zeros(spec.size, jnp.int32),
                 state_shapes(layout, limits, 61, jnp.dtype("float32")),
             )

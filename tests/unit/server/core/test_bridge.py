@@ -348,7 +348,7 @@ def test_the_engine_waits_for_an_event_loop_that_is_behind() -> None:
             bridge.submit([ask(engine, "a", tokens=200)], inbox.put_nowait)
             await inbox.get()
             before = engine.steps
-            time.sleep(0.3)  # the loop is busy; the fake engine could run all 200 steps meanwhile
+            time.sleep(0.3)  # noqa: ASYNC251 - the loop is busy; the fake engine could run all 200 steps meanwhile
             assert engine.steps - before <= 5
             while not isinstance(event := await inbox.get(), TokenEvent) or event.finish_reason is None:
                 pass
