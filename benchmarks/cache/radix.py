@@ -10,7 +10,6 @@ same bytes. The pool has the bytes of `--tokens` tokens kept on all layers of th
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.cache import traces
 from benchmarks.cache.replay import Engine, FullEverywhere, Infinite, Result, replay
 from jswa.cache.layout import KVLayout
@@ -179,7 +179,7 @@ def main() -> None:
         for name, one in work.items():
             results += compare(name, one, args.model)
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        result_file.write(args.json, {"rows": results})
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """Hit rates of `benchmarks.cache.radix` as a picture: how much is reused as sessions outgrow the memory.
 
-    python -m benchmarks.cache.radix_plot benchmarks/results/cpu/2026-11-20-radix.json hit_rate.png
+    python -m benchmarks.cache.radix_plot benchmarks/results/cpu/radix.json hit-rate.png
 
 Needs matplotlib (`pip install jswa[bench]`).
 """
 
-import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from benchmarks import result_file
 
 
 def points(results: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -46,7 +47,7 @@ def plot(lines: dict[str, list[tuple[int, float]]], to: Path) -> None:
 def main() -> None:
     """Read the JSON, write the picture."""
     source, to = map(Path, sys.argv[1:])
-    plot(points(json.loads(source.read_text(encoding="utf-8"))), to)
+    plot(points(result_file.read(source)["rows"]), to)
 
 
 if __name__ == "__main__":

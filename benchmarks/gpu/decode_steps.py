@@ -14,7 +14,6 @@ copy in the same run, over the time measured; for prefill, FLOP at that of a lar
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from benchmarks import result_file
 from benchmarks.gpu.kernels import ceilings
 from benchmarks.scale.step_time import StepTime, step_time
 from jswa.config import EngineConfig
@@ -220,14 +220,8 @@ def main(words: Sequence[str] | None = None) -> None:
         rows = list(measure(llm, roof, args))
     print("\n".join(table(rows)))
     if args.json:
-        head = {"command": {name: str(value) for name, value in vars(args).items()}, "jax": jax.__version__}
-        about = {
-            "device": jax.devices()[0].device_kind,
-            "python": platform.python_version(),
-            "start_seconds": ready,
-            "roof": roof,
-        }
-        args.json.write_text(json.dumps({**head, **about, "steps": rows}, indent=1) + "\n")
+        device = jax.devices()[0].device_kind
+        result_file.write(args.json, {"device": device, "start_seconds": ready, "roof": roof, "steps": rows})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ compiles for) beside the JSON.
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks import result_file
 from pallas_kernels.attention.tuned import device_name
 
 _ARRAYS = (100, 300, 600)
@@ -32,15 +32,13 @@ def main() -> None:
         "device": device.device_kind,
         "compute_capability": getattr(device, "compute_capability", None),
         "memory": (device.memory_stats() or {}).get("bytes_limit"),
-        "jax": jax.__version__,
-        "python": platform.python_version(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "ptxas": version("ptxas"),
         "dispatch_microseconds": {count: dispatch(count) for count in _ARRAYS},
     }
     print(json.dumps(facts, indent=1))
     if args.json:
-        args.json.write_text(json.dumps(facts, indent=1) + "\n")
+        result_file.write(args.json, facts)
         if device.platform == "gpu":
             from jaxlib import xla_client
 

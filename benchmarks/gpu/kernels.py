@@ -8,8 +8,6 @@ are those that the layer's window leaves; what is not measured says so. Needs a 
 """
 
 import argparse
-import json
-import platform
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.gpu.attention_cases import DECODE, PREFILL, SMOKE, Measure
 from benchmarks.gpu.device_time import Timing, calls_worth_timing, time_calls
 from pallas_kernels.attention.api import Implementation, paged_attention, tile_tokens
@@ -41,8 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     measures = SMOKE if args.smoke else (*DECODE, *PREFILL)
     dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    results: dict[str, Any] = {"jax": jax.__version__, "python": platform.python_version()}
-    results["device"] = jax.devices()[0].device_kind
+    results: dict[str, Any] = {"device": jax.devices()[0].device_kind}
     results["ceilings"] = ceilings(dtype, size=512 if args.smoke else 8_192)
     print(f"copy {results['ceilings']['copy_bytes_per_s'] / 1e12:.2f} TB/s, ", end="")
     print(f"matrix product {results['ceilings']['flops'] / 1e12:.0f} TFLOP/s")
@@ -54,7 +52,7 @@ def main() -> None:
             results["attention"].append(row)
             print_row(row, results["ceilings"])
             if args.json:  # after each: a run may be cut off
-                args.json.write_text(json.dumps(results, indent=1) + "\n")
+                result_file.write(args.json, results)
 
 
 def ceilings(dtype: jnp.dtype, size: int) -> dict[str, float]:

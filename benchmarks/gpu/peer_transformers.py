@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks import result_file
 from tools.cases.hub_configs import CONFIGS
 
 
@@ -79,16 +80,12 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name:22} {value['median']:10.1f} ({value['min']:.1f} to {value['max']:.1f})")
     about = {
-        "command": {name: str(value) for name, value in vars(args).items()},
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
         "attention": model.config._attn_implementation,
     }
     print(about)
     if args.json:
-        args.json.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+        result_file.write(args.json, {**about, **found})
 
 
 if __name__ == "__main__":

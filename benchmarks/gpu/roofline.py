@@ -8,9 +8,10 @@ measured says so. The plot needs matplotlib (extra `bench`).
 
 import argparse
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
+
+from benchmarks import result_file
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     folder: Path = parser.parse_args().folder
     if not (folder / "kernels.json").is_file():
         parser.error(f"{folder} has no kernels.json: run benchmarks.gpu.kernels first")
-    kernels, torch = (read(folder / name) for name in ("kernels.json", "torch.json"))
+    kernels, torch = (result_file.read(folder / name) for name in ("kernels.json", "torch.json"))
     (folder / "table.md").write_text("\n".join(table(kernels, torch)) + "\n")
     if importlib.util.find_spec("matplotlib") is None:
         print("no plot: matplotlib is not installed (pip install jswa[bench])")
@@ -28,19 +29,14 @@ def main() -> None:
         plot(kernels, folder / "roofline.png")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A JSON file; nothing where there is none."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
-
-
 def table(kernels: dict[str, Any], torch: dict[str, Any]) -> list[str]:
     """Lines of Markdown: a row per measure, microseconds per implementation, and ours against the roof."""
     others = {row["label"]: row["seconds"] for row in torch.get("attention", [])}
     rows = [(row, {**row["seconds"], **others.get(row["label"], {})}) for row in kernels.get("attention", [])]
     names = list(dict.fromkeys(name for _, seconds in rows for name in seconds))
+    jax = kernels.get("versions", {}).get("jax")
     lines = [
-        f"{kernels.get('device', 'no device')}, jax {kernels.get('jax')}; microseconds of one call, median",
+        f"{kernels.get('device', 'no device')}, jax {jax}; microseconds of one call, median",
         "",
         f"| attention | {' | '.join(names)} | of the roof |",
         f"|{' --- |' * (len(names) + 2)}",

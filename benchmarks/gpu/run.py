@@ -24,7 +24,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.roofline import read, table
+from benchmarks.gpu.roofline import table
+from benchmarks.result_file import read
 
 _MODELS = ("gemma-3-27b", "gpt-oss-20b", "Mistral-7B-v0.1")
 

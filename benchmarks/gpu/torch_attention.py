@@ -7,7 +7,6 @@ window only, which costs a paged cache a gather: a bound rather than a rival.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import result_file
 from benchmarks.gpu.attention_cases import DECODE, PREFILL, SMOKE, Measure
 
 _CALLS, _REPEATS = 20, 7
@@ -40,7 +40,7 @@ def main() -> None:
         rows.append({"label": measure.label, "seconds": seconds})
         print(f"{measure.label:56} {seconds}")
         if args.json:
-            args.json.write_text(json.dumps({"torch": torch.__version__, "attention": rows}, indent=1) + "\n")
+            result_file.write(args.json, {"attention": rows})
 
 
 def timed(make: Callable[[Measure], Callable[..., Any]], measure: Measure) -> dict[str, float] | str:

@@ -35,7 +35,7 @@ def markdown(result: Result) -> str:
         lines.append(f"| {row['task']} | {distance} | {row['count']} | {' | '.join(found)} |")
     tails = [one["tail_bits_per_token"] for one in configurations]
     if tails[0] is not None:
-        shown = " | ".join("–" if x is None else f"{x:.5f}" for x in tails)
+        shown = " | ".join("–" if x is None else f"{x:#.4g}" for x in tails)
         lines.append(f"| texts, last {result['tail']} tokens, bits/token | – | – | {shown} |")
     lines += ["", f"{len(result['problems'])} problems.", *(f"* {line}" for line in result["problems"][:50])]
     return "\n".join(lines) + "\n"
@@ -95,4 +95,4 @@ def _row(one: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any] | None:
 def _shown(row: dict[str, Any] | None) -> str:
     if row is None:
         return "–"
-    return f"{row['accuracy']:.1%}" if row["correct"] is not None else f"{row['bits_per_byte']:.5f} bits/byte"
+    return f"{row['accuracy']:.1%}" if row["correct"] is not None else f"{row['bits_per_byte']:#.4g} bits/byte"

@@ -18,8 +18,6 @@ Writes quality.json and quality.md to --out, with --plot quality.png (matplotlib
 
 import argparse
 import dataclasses
-import json
-import platform
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -29,9 +27,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.quality.configurations import AT_ONCE, SMALL_BUDGET, Outcome, cached_and_revived, plain, preempted
 from benchmarks.quality.report import markdown, plot
-from jswa import __version__
 from jswa.commands.evaluate import Row, Scored, questions, summarise
 from jswa.commands.task_sets import FOLDER, Item, is_correct, read_sets
 from jswa.llm import LLM, TINY
@@ -177,9 +175,9 @@ def as_json(outcomes: Sequence[Outcome], tail: int, head: dict[str, Any]) -> dic
         }
         for outcome in outcomes
     ]
-    versions = {"jswa": __version__, "python": platform.python_version(), "jax": jax.__version__}
     device = jax.devices()[0].device_kind
-    return {**head, "versions": versions, "device": device, "tail": tail, "configurations": configurations}
+    found = {**result_file.about(), **head, "device": device, "tail": tail, "configurations": configurations}
+    return dict(result_file.rounded(found))
 
 
 def main() -> None:
@@ -205,8 +203,7 @@ def main() -> None:
     result = as_json(
         outcomes, a.tail, {"model": a.model, "limit": a.limit, "too_long": len(too_long), "problems": wrong}
     )
-    a.out.mkdir(parents=True, exist_ok=True)
-    (a.out / "quality.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    result_file.write(a.out / "quality.json", result, header={})
     text = markdown(result)
     (a.out / "quality.md").write_text(text, encoding="utf-8")
     print(text)

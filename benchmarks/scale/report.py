@@ -6,7 +6,6 @@ The plot needs matplotlib (`pip install jswa[bench]`).
 """
 
 import importlib.util
-import json
 import sys
 from collections.abc import Sequence
 from itertools import product
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.cache.ablation_table import spread
 from benchmarks.scale.routers import POLICIES, Thresholds
 from benchmarks.scale.simulate import SERVED, Served, fleet_of
@@ -202,7 +202,7 @@ def plot(rows: Sequence[Row], to: Path) -> None:
 def main() -> None:
     """Read the JSON, write the tables and the picture beside it."""
     source = Path(sys.argv[1])
-    found = json.loads(source.read_text(encoding="utf-8"))
+    found = result_file.read(source)
     source.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
     rows = [row for row in found["rows"] if row["section"] == "main"]
     if importlib.util.find_spec("matplotlib") is None:

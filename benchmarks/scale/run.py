@@ -15,18 +15,18 @@ first token and time per later token.
 
 import argparse
 import functools
-import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.cache import traces
 from benchmarks.cache.traces import Line
 from benchmarks.scale.routers import POLICIES, Thresholds
@@ -195,23 +195,27 @@ def print_row(row: dict[str, Any]) -> None:
     )
 
 
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The settings of a row, rounded as a file has them."""
+    return tuple(result_file.rounded(row[each.name]) for each in fields(Case))
+
+
 def read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rows of a file by their settings; none where there is no file."""
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
-    return {tuple(row[each.name] for each in fields(Case)): row for row in rows}
+    """Return the rows of a file by their `key_of`; no rows if there is no such file."""
+    return {key_of(row): row for row in result_file.read(path).get("rows", [])}
 
 
-def save(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows with what they rest on."""
+def save(path: Path, rows: Iterable[dict[str, Any]], resumed_from: str | None = None) -> None:
+    """Write rows and what they assume. `resumed_from`: the commit in the file that some of the rows were read from."""
     place = [*SECTIONS, "own"].index
     found = {
-        "command": "python -m benchmarks.scale.run main models load assumed windows --jobs 2 --json FILE",
+        **({} if resumed_from is None else {"resumed_from": resumed_from}),
         "measured_on_a_gpu": "nothing: step times are computed from bytes, FLOP and assumed shares of peaks",
         "device": asdict(H200),
         "assumed": asdict(Assumed()),
         "rows": sorted(rows, key=lambda row: (place(row["section"]), row["trace"], row["replicas"])),
     }
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    result_file.write(path, found)
 
 
 def _own(args: argparse.Namespace) -> Iterator[Case]:
@@ -255,11 +259,12 @@ def main() -> None:
     print("No kernel was timed: step times come from bytes, FLOP and assumed shares of peaks.", file=sys.stderr)
     cases = [case for name in args.sections for case in (_own(args) if name == "own" else SECTIONS[name]())]
     rows = read(args.json) if args.json else {}
-    for row in rows_of([each for each in cases if astuple(each) not in rows], args.jobs):
+    resumed_from = result_file.read(args.json).get("commit") if rows else None
+    for row in rows_of([each for each in cases if key_of(asdict(each)) not in rows], args.jobs):
         print_row(row)
-        rows[tuple(row[each.name] for each in fields(Case))] = row
+        rows[key_of(row)] = row
         if args.json:
-            save(args.json, rows.values())
+            save(args.json, rows.values(), resumed_from)
 
 
 if __name__ == "__main__":

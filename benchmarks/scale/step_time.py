@@ -58,7 +58,7 @@ class Assumed:
     scratch: float = 3e9
 
 
-# benchmarks/results/cpu/2026-11-20-host_overhead.json: seconds of plan, pack and apply by rows of a decode step.
+# benchmarks/results/cpu/host_overhead-slow.json: seconds of plan, pack and apply by rows of a decode step.
 HOST_SECONDS = ((1, 37e-6), (64, 173e-6), (256, 762e-6), (1400, 4490e-6))
 
 

@@ -9,8 +9,6 @@
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from functools import partial
@@ -21,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.speed.offline import TimedRunner, run
 from jswa.architecture import ModelConfig
 from jswa.cache.capacity import rows_held
@@ -156,15 +155,12 @@ def main() -> None:
     print(f"prefill of 512 tokens: {last * 1e3:.0f} ms with the tail for the last token, {every * 1e3:.0f} ms for all")
     if args.json:
         results = {
-            "command": vars(args) | {"json": str(args.json)},
-            "jax": jax.__version__,
             "device": jax.devices()[0].device_kind,
-            "python": platform.python_version(),
             "capacity": sizes,
             "throughput": passes,
             "prefill_seconds": tails,
         }
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        result_file.write(args.json, results)
 
 
 if __name__ == "__main__":

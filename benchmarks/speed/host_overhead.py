@@ -7,8 +7,6 @@ same run, a baseline: one pass over a list of that many rows that only appends t
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from dataclasses import replace
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import result_file
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
@@ -96,7 +95,7 @@ def main() -> None:
         parts = " ".join(f"{r[name]:7.0f}" for name in ("plan", "pack", "apply", "total"))
         print(f"{rows:6} {parts} {spread:>13} {r['baseline']:10.1f}")
     if args.json:
-        args.json.write_text(json.dumps({"python": platform.python_version(), "results": results}, indent=1) + "\n")
+        result_file.write(args.json, {"rows": results})
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ geometry, on a device that answers at once: hit rates and pages are those of the
 """
 
 import argparse
-import json
-import platform
 import random
 import statistics
 import time
@@ -20,11 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
-from jswa import __version__
+from benchmarks import result_file
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
@@ -241,8 +238,7 @@ def main() -> None:
             llm.generate([[10, 11, 12]], max_tokens=2, use_tqdm=False)
             llm.flush_cache()
             result = run(llm.engine, settings)
-    versions = {"jswa": __version__, "python": platform.python_version(), "jax": jax.__version__}
-    result = {"model": a.geometry or a.model, "versions": versions, **result}
+    result = {"model": a.geometry or a.model, **result}
     rounds = " ".join(f"{100 * rate:.1f}" for rate in result["hit_rate_by_round"])
     ttft, latency = result["ttft_ms"], result["latency_s"]
     print(f"hit rate {result['hit_rate']:.2%}; by round {rounds} %")
@@ -254,7 +250,7 @@ def main() -> None:
         most = {name: max(p[name] for p in result["pages"]) for name in result["pages"][0] if name != "seconds"}
         print("pages at most: " + ", ".join(f"{name} {count}" for name, count in most.items()))
     if a.json:
-        a.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        result_file.write(a.json, result)
     if a.plot:
         plot(result, a.plot)
 

@@ -9,7 +9,6 @@ of which the median and the spread are printed. Baseline in the same run: the sa
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from benchmarks import result_file
 from jswa.engine import Engine, PendingStep, StepRunner
 from jswa.llm import LLM
 from jswa.plan import StepLogprobs, StepPlan
@@ -148,10 +148,7 @@ def main() -> None:
         batched = median_of([run(engine, timed, prompts, args.output) for _ in range(args.repeats)])
         alone = median_of([run(engine, timed, [p], args.output) for p in prompts[: args.repeats]])
     results = {
-        "command": vars(args) | {"json": str(args.json), "plot": str(args.plot)},
-        "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
-        "python": platform.python_version(),
         "start_seconds": ready,
         "batched": batched,
         "alone": alone,
@@ -166,7 +163,7 @@ def main() -> None:
     print(f"start {ready:.1f} s; peak pages {batched['peak_full_pages']['median']:.0f} full, ", end="")
     print(f"{batched['peak_local_pages']['median']:.0f} local")
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        result_file.write(args.json, results)
     if args.plot:
         plot(results, args.plot)
 

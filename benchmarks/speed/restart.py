@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks import result_file
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.weights import sources
 from jswa.model.weights.hold import Mode
@@ -130,7 +131,7 @@ def main() -> None:
         report = run(folder, options.repeats, options.quantization)
     print(json.dumps(report, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1))
+        result_file.write(options.json, report)
 
 
 def run(folder: Path, repeats: int, quantization: Mode) -> dict[str, Any]:

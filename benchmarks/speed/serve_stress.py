@@ -11,14 +11,13 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
-import platform
 import random
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks import result_file
 from benchmarks.speed.load import Address, Answer, Watch, ask, cpu_seconds, get_json, server
 from benchmarks.speed.malformed import malformed
 from jswa.bench.report import percentile
@@ -220,10 +219,10 @@ def main() -> None:
             ["-m", "benchmarks.speed.noop_server", "--rows", str(given.rows), "--length", str(given.length)]
         ) as at:
             found = asyncio.run(contexts(at, given.rows, given.seconds, given.length))
-    found = {"part": given.part, "python": platform.python_version(), "cpus": os.cpu_count(), **found}
+    found = {"part": given.part, **found}
     print(json.dumps({name: value for name, value in found.items() if name != "samples"}, indent=1))
     if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        result_file.write(given.json, found)
 
 
 if __name__ == "__main__":

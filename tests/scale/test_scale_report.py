@@ -1,13 +1,13 @@
 """What `benchmarks.scale.run` writes, and the tables made of it."""
 
-import json
-from dataclasses import astuple, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks import result_file
 from benchmarks.scale.report import markdown, throughput
-from benchmarks.scale.run import SECTIONS, case, measure, rate_of, read, save
+from benchmarks.scale.run import SECTIONS, case, key_of, measure, rate_of, read, save
 from benchmarks.scale.traces import SHAPES
 
 
@@ -16,8 +16,8 @@ def test_rows_are_written_and_found_again(tmp_path: Path) -> None:
     one = replace(case("main", "gemma-3-27b", "agents", "prefix-aware", 2), seconds=12.0, warm=2.0)
     path, row = tmp_path / "rows.json", measure(one)
     save(path, [row])
-    assert read(path) == {astuple(one): row}
-    found = json.loads(path.read_text(encoding="utf-8"))
+    assert read(path) == {key_of(asdict(one)): result_file.rounded(row)}
+    found = result_file.read(path)
     assert found["measured_on_a_gpu"].startswith("nothing")
     text = markdown(found)
     assert "No kernel was timed on a GPU" in text

@@ -110,4 +110,4 @@ def test_the_report_names_every_configuration() -> None:
     for name in CONFIGURATIONS:
         assert f"| {name} | " in text
     assert "| key | 512 | 1 | " + " | ".join(["100.0%"] * 8) + " |" in text
-    assert "| text | – | 1 | 2.16404 bits/byte | – | 2.16404" in text
+    assert "| text | – | 1 | 2.164 bits/byte | – | 2.164" in text
