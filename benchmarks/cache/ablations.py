@@ -1,16 +1,16 @@
-"""Three ideas that this engine grew from, each measured as it was published and here, with it and without.
+"""Ablations: three ideas of other engines that jswa is built on, each measured on and off.
 
     python -m benchmarks.cache.ablations [--tables freeing indices prefix] [--out benchmarks/results/cpu]
-    .venv-gpu/bin/python -m benchmarks.cache.ablations --tables compiled     `indices` for an H200
+    .venv-gpu/bin/python -m benchmarks.cache.ablations --tables compiled     `indices` compiled for an H200
 
-freeing   local KV that has left the window is freed while a row decodes (SGLang's pull request 17220): hit rate, time
-          to the first token and local tokens held, in multi-turn conversations (`ablation_freeing`)
-indices   a step's indices are computed once, not in every layer (20449, 23552, 24138): gathers, speed, equal tokens
-          (`ablation_indices`)
-prefix    the radix cache for sliding-window models (7367): answers, bits per byte, hit rate, time (`ablation_prefix`)
+freeing   Local KV that has left the window is freed while a row decodes (SGLang's pull request 17220): hit rate, time
+          to the first token and local tokens held, in multi-turn conversations (`ablation_freeing`).
+indices   The indices of a step are computed once and not in every layer (20449, 23552, 24138): gathers, speed, equal
+          tokens (`ablation_indices`).
+prefix    A radix cache for sliding-window models (7367): answers, bits per byte, hit rate, time (`ablation_prefix`).
 
-The engine has no switch for the first two: "off" wraps its functions inside the benchmark, as those modules say. Tables
-are written to ablations.json and ablations.md; those that are not named stay as they were there.
+The engine has no switch for the first two: their modules turn the idea off by wrapping functions of the engine. Tables
+are written to ablations.json and ablations.md; a table that --tables does not name stays as it is there.
 """
 
 import argparse
@@ -44,16 +44,18 @@ def markdown(tables: dict[str, Any]) -> str:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """One table's results, with what they were measured on and what else that had to do."""
+    """Measure one table; return its results behind the header of a result file."""
     results = MEASURE[name]()
     return result_file.rounded({**result_file.about(), "results": results})
 
 
 def main() -> None:
-    """Measure what is named, print all tables, and write them."""
+    """Measure the named tables, then print and write all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", nargs="+", choices=list(MEASURE), default=["freeing", "indices", "prefix"])
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument(
+        "--tables", nargs="+", choices=list(MEASURE), default=["freeing", "indices", "prefix"], help="to measure"
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of ablations.json and ablations.md")
     args = parser.parse_args()
     path = args.out / "ablations.json"
     tables = result_file.read(path)

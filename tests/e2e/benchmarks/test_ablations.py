@@ -1,4 +1,4 @@
-"""The benchmark of the ideas that the engine grew from: "off" really is off, and each idea has the effect it is for."""
+"""The ablations of the prefix cache: "off" really is off, and each idea has the effect it is for."""
 
 import json
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ TEXT = "Once upon a time there was a little cat who lived in a small house near 
 
 @pytest.fixture(autouse=True)
 def untyped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Other tests check shapes; here there are many steps. And compiling is most of the work."""
+    """Skip shape checks, which other tests make, and optimise little: most of the time goes into compiling."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with quick_compiles():
         yield
 
 
-def test_rows_hold_less_where_decode_frees_pages() -> None:
-    """The same hits, and off holds all that was generated, on a window and a chunk at most."""
+def test_rows_hold_less_if_decode_frees_pages() -> None:
+    """Hits are equal; off holds all generated tokens, on at most a window and a chunk per row."""
     (found,) = ablation_freeing.without_device("gpt-oss-20b", LOAD, ["room for all KV of all layers"])
     (on,), (off,) = found["on"], found["off"]
     assert off["hit_rate"] == on["hit_rate"] > 0.4
@@ -41,8 +41,8 @@ def test_rows_hold_less_where_decode_frees_pages() -> None:
     )
 
 
-def test_where_memory_is_short_rows_that_free_nothing_are_preempted() -> None:
-    """And the load takes more steps."""
+def test_rows_that_free_nothing_are_preempted_if_memory_is_short() -> None:
+    """And the load takes more steps: work that a preemption throws away is done again."""
     (found,) = ablation_freeing.without_device("MiMo-V2-Flash", LOAD, ["all texts and two windows each"])
     (on,), (off,) = found["on"], found["off"]
     assert off["preemptions"] > on["preemptions"] == 0
@@ -51,8 +51,10 @@ def test_where_memory_is_short_rows_that_free_nothing_are_preempted() -> None:
 
 @pytest.mark.parametrize("freeing", [True, False])
 def test_a_row_that_frees_nothing_breaks_the_law_of_the_window(freeing: bool) -> None:
-    """`check` holds in the middle of decoding, and with the wrapped cache it does not: the benchmark compares
-    something. Prefill frees as ever: nothing is broken before the first generated page has left."""
+    """`check` holds in the middle of decoding, and fails with the wrapped cache, so the variants do differ.
+
+    Prefill frees pages in both: `check` still holds before the first generated page has left the window.
+    """
     engine = geometry_engine("gpt-oss-20b", LOAD, 2**14)
     if not freeing:
         ablation_freeing.keep_while_decoding(engine.scheduler.cache)
@@ -70,7 +72,7 @@ def test_a_row_that_frees_nothing_breaks_the_law_of_the_window(freeing: bool) ->
 
 
 def test_indices_in_every_layer_are_gathered_once_per_layer() -> None:
-    """Traced: a constant on, and off as many more for each layer as for the first. Nothing is left of it behind."""
+    """On, the number of traced gathers is constant; off, each layer adds equally many. The context undoes itself."""
 
     def count(pattern: str) -> int:
         limits = Limits(64, 2, 16, 4, num_blocks=16)
@@ -84,7 +86,7 @@ def test_indices_in_every_layer_are_gathered_once_per_layer() -> None:
 
 
 def test_indices_in_every_layer_give_the_same_tokens_and_kv() -> None:
-    """And XLA has merged none: at least two gathers a layer are there when it is done."""
+    """And XLA has merged none: the compiled program has at least two gathers more per layer."""
     limits = Limits(64, 2, 16, 4, num_blocks=64, one_bucket=True, prefix_cache=False)
     found = ablation_indices.compare(small_model("LLF"), limits, prompt=10, output=12, repeats=1, steps=1)
     assert found["passes_with_equal_tokens"] == found["passes"] == 4
@@ -93,14 +95,14 @@ def test_indices_in_every_layer_give_the_same_tokens_and_kv() -> None:
     assert len(ablation_indices.table([found], []).rows) == 7
 
 
-def test_answers_are_the_same_with_the_cache(tmp_path: Path) -> None:
-    """Hits with, none without; greedy texts equal, log probabilities near, k3 below the bound of test_kl.py."""
+def test_answers_are_equal_with_and_without_the_cache(tmp_path: Path) -> None:
+    """Hits occur only with the cache; greedy texts are equal, log probabilities near, k3 below 1e-6 as in test_kl."""
     exact = {"task": "lookup", "distance": None, "prompt": TEXT, "answer": "zebra", "score": "exact"}
     bits = {"task": "texts", "distance": None, "prompt": TEXT + "He was happy.", "answer": "", "score": "bits"}
     for one in (exact, bits):
         (tmp_path / f"{one['task']}.jsonl").write_text(json.dumps(one) + "\n", encoding="utf-8")
     found = ablation_prefix.compare(
-        lambda cached: LLM("tiny", prefix_cache=cached, **OPTIONS), tmp_path, None, tail=12, said=12, repeats=1
+        lambda cached: LLM("tiny", prefix_cache=cached, **OPTIONS), tmp_path, None, tail=12, sampled=12, repeats=1
     )
     on, off = found["on"], found["off"]
     assert found["passes_with_equal_answers"] == found["passes"] == 4
