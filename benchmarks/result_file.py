@@ -81,7 +81,7 @@ def _has_table(value: Any) -> bool:
 
 
 def _command() -> str:
-    """The command line, without the names of output files."""
+    """Return the command line without the names of output files."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     words, rest = [], iter(sys.argv[1:])
     for word in rest:

@@ -92,12 +92,12 @@ class Meter:
         self.engine.add, self.engine.step = self.add, self.step  # type: ignore[method-assign]
 
     def add(self, request: Request) -> None:
-        """As the engine's."""
+        """Add a request to the engine, and note its step."""
         self._sent[request.request_id] = self.steps
         self._add(request)
 
     def step(self) -> list[TokenEvent]:
-        """As the engine's."""
+        """Run a step of the engine, and count."""
         self.steps += 1
         events = self._step()
         for event in events:

@@ -74,7 +74,7 @@ def expand(lines: Iterable[Line]) -> list[TraceRequest]:
 
 
 def multi_turn(clients: int, rounds: int, request: int, output: int) -> list[Line]:
-    """Rounds of all clients in order; a prompt is the conversation so far and `request` new tokens."""
+    """Return rounds of all clients in order; a prompt is the conversation so far and `request` new tokens."""
     return [
         _turn(session, turn, request, output, seed=turn * clients + session, length=turn * (request + output))
         for turn in range(rounds)
@@ -83,7 +83,7 @@ def multi_turn(clients: int, rounds: int, request: int, output: int) -> list[Lin
 
 
 def edited(sessions: int, turns: int, request: int, output: int, seed: int = 0) -> list[Line]:
-    """Conversations one after another; the last turn is sent again with its last 150 to 399 tokens changed."""
+    """Return conversations one after another; the last turn is sent again with its last 150 to 399 tokens changed."""
     rng, lines = np.random.default_rng(seed), []
     for session in range(sessions):
         for turn in range(turns):
@@ -96,7 +96,7 @@ def edited(sessions: int, turns: int, request: int, output: int, seed: int = 0) 
 
 
 def branched(sessions: int, turns: int, request: int, output: int, branches: int = 4, seed: int = 0) -> list[Line]:
-    """Conversations one after another, each with branches: the text up to a random earlier message, then a new one."""
+    """Return conversations one after another, each with branches: its text up to a random message, then a new one."""
     rng, lines = np.random.default_rng(seed), []
     for session in range(sessions):
         for turn in range(turns):
@@ -117,7 +117,7 @@ def in_turn(lines: list[Line]) -> list[Line]:
 
 
 def shared_prompt(questions: int, system: int, question: int, output: int) -> list[Line]:
-    """Questions that share one system prompt."""
+    """Return questions that share one system prompt."""
     return [
         {
             "time": 0.0,
@@ -131,7 +131,7 @@ def shared_prompt(questions: int, system: int, question: int, output: int) -> li
 
 
 def agents(count: int, length: int, output: int, seed: int = 0) -> list[Line]:
-    """Agents in random order, whose contexts grow by 2,000 to 4,000 tokens a turn up to `length` tokens."""
+    """Return turns of agents in random order, whose contexts grow by 2,000 to 4,000 tokens each up to `length`."""
     rng, lines = np.random.default_rng(seed), []
     lengths, turns = [0] * count, [0] * count
     growing = list(range(count))
@@ -148,7 +148,7 @@ def agents(count: int, length: int, output: int, seed: int = 0) -> list[Line]:
 
 
 def _turn(session: int, turn: int, request: int, output: int, seed: int, length: int) -> Line:
-    """A turn whose prompt is the `length` tokens of its session so far and `request` new ones."""
+    """Return a turn whose prompt is the `length` tokens of its session so far and `request` new ones."""
     before = [{"of": [str(session), turn - 1, length]}] if turn else []
     pieces = [*before, {"random": [seed, request]}]
     return {"time": 0.0, "session": str(session), "turn": turn, "prompt": pieces, "output": output}

@@ -196,7 +196,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    """The settings of a row, rounded as a file has them."""
+    """Return the settings of a row, rounded as in a file."""
     return tuple(result_file.rounded(row[each.name]) for each in fields(Case))
 
 

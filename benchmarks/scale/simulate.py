@@ -90,7 +90,7 @@ class Outcome:
 
 
 @dataclass(eq=False)
-class _Agenda:
+class _Events:
     """A queue of events by time.
 
     Attributes:
@@ -156,28 +156,28 @@ def simulate(
         window,
         [new_replica(fleet.layout, fleet.limits, fleet.time, window=window, skip=skip) for _ in range(replicas)],
     )
-    agenda, coming, now = _Agenda(outcome.replicas), iter(sessions), 0.0
+    events, coming, now = _Events(outcome.replicas), iter(sessions), 0.0
 
     def up_to_date(number: int) -> None:
         look(outcome.replicas[number], now)
-        agenda.replica(number)
+        events.replica(number)
 
     route = make_router(policy, outcome.replicas, seed, thresholds, look=up_to_date)
-    agenda.session(next(coming, None))
-    while agenda.entries:
-        now, _, _, item = heapq.heappop(agenda.entries)
+    events.session(next(coming, None))
+    while events.entries:
+        now, _, _, item = heapq.heappop(events.entries)
         if isinstance(item, TraceRequest):
             if item.turn == 0:
-                agenda.session(next(coming, None))
+                events.session(next(coming, None))
             if now < until:
                 number = route(item)
                 outcome.jobs.append(Job(f"{item.session}/{item.turn}", item, now, number))
                 submit(outcome.replicas[number], outcome.jobs[-1], now)
-                agenda.replica(number)
+                events.replica(number)
         elif outcome.replicas[item].due == now:
             for job in tick(outcome.replicas[item], now):
-                agenda.follow(job)
-            agenda.replica(item)
+                events.follow(job)
+            events.replica(item)
     return outcome
 
 

@@ -147,7 +147,7 @@ class Watch:
     samples: list[dict[str, float]] = field(default_factory=list)
 
     async def run(self, every: float = 0.5) -> None:
-        """Take a sample `every` so many seconds until it is cancelled."""
+        """Take a sample every `every` seconds until the task is cancelled."""
         begin = time.monotonic()
         while True:
             asked = time.monotonic()

@@ -69,7 +69,7 @@ class Client:
 
 
 @dataclass
-class Asked:
+class InFlight:
     """A request in flight; times in seconds."""
 
     client: Client
@@ -98,8 +98,8 @@ def run(engine: Engine, settings: Settings, watch: Callable[[Engine], None] | No
     """Run the load; return hit rates, times and pages. `watch` is called after each step."""
     choose, vocab = random.Random(settings.seed), engine.model.vocab_size
     clients = [Client(n, []) for n in range(settings.clients)]
-    active: dict[str, Asked] = {}
-    done: list[tuple[int, Asked, float]] = []
+    active: dict[str, InFlight] = {}
+    done: list[tuple[int, InFlight, float]] = []
     pages: list[dict[str, int | float]] = []
     params = SamplingParams(temperature=0.0, max_tokens=settings.output, ignore_eos=True)
     start = next_send = time.monotonic()
@@ -112,7 +112,7 @@ def run(engine: Engine, settings: Settings, watch: Callable[[Engine], None] | No
             prompt = client.history + [choose.randrange(10, vocab) for _ in range(settings.request)]
             name = f"{client.number}.{client.rounds}"
             engine.add(engine.request(name, np.array(prompt, np.int32), params))
-            active[name] = Asked(client, prompt, now)
+            active[name] = InFlight(client, prompt, now)
             next_send = now + (choose.expovariate(settings.rate) if settings.rate else 0.0)
         for event in engine.step() if engine.has_work() else []:
             asked = active[event.request_id]
@@ -131,7 +131,7 @@ def run(engine: Engine, settings: Settings, watch: Callable[[Engine], None] | No
     return _summary(done, settings, time.monotonic() - start, pages, engine)
 
 
-def _ready(clients: list[Client], active: dict[str, Asked], settings: Settings) -> list[Client]:
+def _ready(clients: list[Client], active: dict[str, InFlight], settings: Settings) -> list[Client]:
     busy = {asked.client.number for asked in active.values()}
     ready = [c for c in clients if c.number not in busy and c.rounds < settings.rounds]
     if settings.barrier:
@@ -152,7 +152,7 @@ def _pages(engine: Engine, seconds: float) -> dict[str, int | float]:
 
 
 def _summary(
-    done: list[tuple[int, Asked, float]],
+    done: list[tuple[int, InFlight, float]],
     settings: Settings,
     seconds: float,
     pages: list[dict[str, int | float]],

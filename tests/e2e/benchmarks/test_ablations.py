@@ -23,7 +23,7 @@ TEXT = "Once upon a time there was a little cat who lived in a small house near 
 
 @pytest.fixture(autouse=True)
 def untyped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Skip shape checks, which other tests make, and optimise little: most of the time goes into compiling."""
+    """Other tests check shapes; here there are many steps. And compiling is most of the work."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with quick_compiles():
         yield

@@ -1,4 +1,4 @@
-"""Conversations of many turns: hit rates, pages held, and host work, with the benchmarks' own load and traces."""
+"""Hit rates, pages held and host work in conversations of many turns, with the loads and traces of the benchmarks."""
 
 import dataclasses
 import math
@@ -28,8 +28,10 @@ def untyped(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", ["ample", "four windows per client"])
 def test_ten_rounds_hit_nearly_all_and_hold_windows_only(memory: str) -> None:
-    """MiMo-V2-Flash's geometry, 300 in and 3,000 out: ≥ 97.5 %, ≥ 98.5 % in round 10; running rows hold at most 1.5 %
-    of full-length local KV at every step."""
+    """In MiMo-V2-Flash's geometry, 300 tokens in and 3,000 out, at least 97.5 % hit, and 98.5 % in round 10.
+
+    At every step running rows hold at most 1.5 % of full-length local KV.
+    """
     engine = geometry_engine("MiMo-V2-Flash", LOAD, 2**20)
     layout, length = engine.layout, LOAD.rounds * (LOAD.request + LOAD.output)
     if memory != "ample":
@@ -51,8 +53,8 @@ def test_ten_rounds_hit_nearly_all_and_hold_windows_only(memory: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_real_step_hits_as_much_as_the_plan_says() -> None:
-    """The same at a tenth of the length on `tiny`: within a page per turn of what can be had."""
+def test_tiny_hits_all_but_a_page_per_turn() -> None:
+    """The same load at a tenth of the length with real steps: a turn misses at most a page of the earlier text."""
     load = dataclasses.replace(LOAD, clients=4, parallel=4, rounds=6, request=30, output=300)
     with LLM("tiny", max_num_seqs=4, max_num_batched_tokens=64) as llm:
         result = run(llm.engine, load)
@@ -64,7 +66,7 @@ def test_the_real_step_hits_as_much_as_the_plan_says() -> None:
 
 
 def test_decode_steps_within_a_page_do_no_tree_work() -> None:
-    """Edges passed are counted: between admission and end a row passes none, whatever it says."""
+    """The tree counts edges visited: between its admission and its end a row visits none, whatever it generates."""
     engine = geometry_engine("gemma-3-27b", dataclasses.replace(LOAD, clients=2, parallel=2), 2**17)
     for number in range(2):
         prompt = [10 + number] * 100
@@ -102,7 +104,6 @@ def infinite_and_full(name: str) -> tuple[float, float]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gemma-3-27b", "gpt-oss-20b", "MiMo-V2-Flash"])
 @pytest.mark.parametrize("name", list(BOUNDS))
 def test_hit_rates_are_near_an_infinite_cache_and_above_full_kv_on_every_layer(name: str, model: str) -> None:
