@@ -46,7 +46,7 @@ def markdown(tables: dict[str, Any]) -> str:
 def measured(name: str) -> dict[str, Any]:
     """Measure one table; return its results behind the header of a result file."""
     results = MEASURE[name]()
-    return result_file.rounded({**result_file.about(), "results": results})
+    return dict(result_file.rounded({**result_file.about(), "results": results}))
 
 
 def main() -> None:

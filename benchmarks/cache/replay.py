@@ -125,10 +125,10 @@ class Engine:
 
     def _tokens(self, plan: StepPlan) -> Int[np.ndarray, " R"]:
         tokens = np.zeros(plan.num_rows, np.int32)
-        by_slot = {s.row_id: s for s in self.scheduler.running}
+        by_row_id = {s.row_id: s for s in self.scheduler.running}
         ends = (plan.starts + plan.counts).tolist()
-        for row, (slot, end) in enumerate(zip(plan.row_ids.tolist(), ends, strict=True)):
-            request = self._requests[by_slot[slot].request.request_id]
+        for row, (row_id, end) in enumerate(zip(plan.row_ids.tolist(), ends, strict=True)):
+            request = self._requests[by_row_id[row_id].request.request_id]
             index = end - len(request.prompt)
             if index >= 0:
                 tokens[row] = request.output[index]

@@ -65,11 +65,13 @@ def expand(lines: Iterable[Line]) -> list[TraceRequest]:
         prompt = np.concatenate([_piece(piece, texts) for piece in line["prompt"]])
         output = line["output"]
         if isinstance(output, list):
-            said = np.array(output, np.int32)
+            generated = np.array(output, np.int32)
         else:
-            said = _random(zlib.crc32(f"{session}/{turn}".encode()), output)
-        texts[session, turn] = np.concatenate([prompt, said])
-        requests.append(TraceRequest(float(line["time"]), session, turn, prompt, said, float(line.get("think", 0.0))))
+            generated = _random(zlib.crc32(f"{session}/{turn}".encode()), output)
+        texts[session, turn] = np.concatenate([prompt, generated])
+        requests.append(
+            TraceRequest(float(line["time"]), session, turn, prompt, generated, float(line.get("think", 0.0)))
+        )
     return requests
 
 

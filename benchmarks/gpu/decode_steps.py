@@ -38,13 +38,13 @@ from jswa.plan import FROM_DEVICE, SAMPLING, StepPlan, TableRow
 from tools.cases.hub_configs import CONFIGS
 
 Row = dict[str, Any]
-NO_PLACE = 2**30  # past the end of the extras tables
+NO_EXTRAS = 2**30  # past the end of the extras tables
 
 
 class CachedRow(NamedTuple):
-    """A row whose context counts as computed: slot, tokens of context, and pages for these and the next tokens."""
+    """A row whose context counts as computed: row id, tokens of context, and pages for these and the next tokens."""
 
-    slot: int
+    row_id: int
     length: int
     pages: TableRow
 
@@ -79,7 +79,7 @@ def plan_of(cached: Sequence[CachedRow], at: int, count: int, *, begin: bool) ->
     rows, none = len(cached), np.zeros((0, 3), np.int32)
     known = begin or count > 1
     return StepPlan(
-        row_ids=np.array([row.slot for row in cached], np.int32),
+        row_ids=np.array([row.row_id for row in cached], np.int32),
         starts=np.array([row.length + at for row in cached], np.int32),
         counts=np.full(rows, count, np.int32),
         full_write_from=np.zeros(rows, np.int32),
@@ -99,7 +99,7 @@ def greedy_columns(rows: int) -> Int[np.ndarray, "R C"]:
     columns: Int[np.ndarray, "R C"] = np.zeros((rows, len(SAMPLING)), np.int32)
     for name in ("top_p", "repetition"):
         columns[:, SAMPLING.index(name)] = np.float32(1).view(np.int32)
-    columns[:, SAMPLING.index("extras")] = NO_PLACE
+    columns[:, SAMPLING.index("extras")] = NO_EXTRAS
     return columns
 
 

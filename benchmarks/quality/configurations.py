@@ -187,9 +187,9 @@ def _force(cached: Outcome, revived: Outcome, llm: LLM, group: list[Question], t
 
 
 def lose_local_pages(engine: Engine) -> None:
-    """Take all local pages that no row holds out of the cache; the full ones stay, and with them every text."""
+    """Drop all local pages from the cache that no row holds. The full pages stay, and with them every cached text."""
     if engine.layout.full is None:
-        raise RuntimeError("a model without full-attention layers has nothing from which a window could be rebuilt")
+        raise RuntimeError("windows cannot be rebuilt in a model without full-attention layers")
     engine.scheduler.cache.prefix.retention.drop_windows()
 
 
@@ -214,8 +214,8 @@ def preempted(outcome: Outcome, llm: LLM, asked: Sequence[Question], cold: Outco
             expected = cold.answers[question]
             found = _cut(llm, answer_of(question, output), expected)
             outcome.answers[question] = found
-            said = preemptions.said.get(output.request_id)
-            outcome.evidence.preempted_answers += said is not None and said < max(len(expected.tokens), 1)
+            generated = preemptions.generated.get(output.request_id)
+            outcome.evidence.preempted_answers += generated is not None and generated < max(len(expected.tokens), 1)
 
 
 def small_engine(engine: Engine, group: Sequence[Question]) -> Engine:
@@ -230,18 +230,18 @@ def small_engine(engine: Engine, group: Sequence[Question]) -> Engine:
 
 
 class Preemptions:
-    """A runner that notes how many tokens a request had generated when it was first preempted (`said`)."""
+    """A runner that notes how many tokens a request had generated when it was first preempted (`generated`)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._runner = engine, engine.runner
-        self.said: dict[str, int] = {}
+        self.generated: dict[str, int] = {}
         engine.runner = self
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Look for requests that were preempted while this step was planned, then launch it."""
         for name, sequence in self._engine.scheduler.sequences.items():
             if sequence.preemptions:
-                self.said.setdefault(name, sequence.num_known - len(sequence.request.prompt))
+                self.generated.setdefault(name, sequence.num_known - len(sequence.request.prompt))
         return self._runner.launch(plan)
 
 

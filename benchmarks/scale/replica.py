@@ -183,8 +183,8 @@ def _launch(replica: Replica, now: float) -> None:
 
 def _rows_of(replica: Replica, plan: StepPlan) -> tuple[Sequence, ...]:
     """The sequences of a plan that has just been made, in the order of its rows."""
-    by_slot = {sequence.row_id: sequence for sequence in replica.scheduler.running}
-    return tuple(by_slot[slot] for slot in plan.row_ids.tolist())
+    by_row_id = {sequence.row_id: sequence for sequence in replica.scheduler.running}
+    return tuple(by_row_id[row_id] for row_id in plan.row_ids.tolist())
 
 
 def _overlap(begin: float, end: float, window: tuple[float, float]) -> float:

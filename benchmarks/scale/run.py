@@ -208,7 +208,7 @@ def read(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 def save(path: Path, rows: Iterable[dict[str, Any]], resumed_from: str | None = None) -> None:
     """Write rows and what they assume. `resumed_from`: the commit in the file that some of the rows were read from."""
     order = [*SECTIONS, "own"].index
-    found = {
+    found: dict[str, Any] = {
         **({} if resumed_from is None else {"resumed_from": resumed_from}),
         "measured_on_a_gpu": "nothing: step times are computed from bytes, FLOP and assumed shares of peaks",
         "device": asdict(H200),
