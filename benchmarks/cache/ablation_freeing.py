@@ -1,16 +1,15 @@
-"""Local KV that has left the window: freed while a row decodes, or kept until it ends.
+"""Ablation of decode-time freeing: local KV that has left the window is freed in decode, or kept until the row ends.
 
-What SGLang's pull request 17220 brought, in conversations of its shape (10 clients, 10 rounds, 300 tokens in, 3,000
-out). Its baseline frees nothing in decode: generated tokens enter the radix tree when their request ends, and until
-then their sliding-window KV belongs to the row. In prefill that baseline hands each chunk to the tree, where all but
-the last window can be evicted: jswa does the same with and without, so prefill is left as it is.
+SGLang's pull request 17220 introduced it. Conversations have the shape of its benchmark (10 clients, 10 rounds, 300
+tokens in, 3,000 out). Its baseline frees nothing in decode: generated tokens are inserted into the radix tree when
+their request ends, and until then the row owns their sliding-window KV. In prefill that baseline inserts each chunk,
+and all but the last window can be evicted; jswa does the same in both variants.
 
-`keep_while_decoding` is that baseline. It wraps two methods of one engine's `CacheManager`: `open_at` notes how many
-tokens a row knows when it starts, and `slide` gets no frontier beyond these. What a row generates keeps its local
-pages until the row ends or is preempted; then they go to the prefix cache, as spare pages, as in the baseline. Nothing
-else differs: the same arena, scheduler, admission formula and programs (a step looks at its window's pages alone).
-`CacheManager.check` must fail on such an engine, since it asserts that a lease is the window exactly: a test sees to
-that.
+`keep_while_decoding` makes an engine behave like that baseline. It wraps two methods of the engine's `CacheManager`:
+`open_at` notes how many tokens a row knows when it starts, and `slide` never frees beyond them. So a row holds the
+local pages of what it generates until it ends or is preempted; then they go to the prefix cache as spare pages, as in
+the baseline. Arena, scheduler, admission and programs are the same (a step reads the pages of its window only).
+`CacheManager.check` fails on such an engine, because it asserts that a lease holds exactly the window; a test shows it.
 """
 
 import math
@@ -41,7 +40,7 @@ from tools.cases.geometry import model_of
 
 PUBLISHED = Settings(clients=10, rounds=10, request=300, output=3000, parallel=10, rate=0.0, barrier=True)
 SHORT = replace(PUBLISHED, rounds=6, request=30, output=300)  # a tenth of the length, for a small model on a CPU
-ARENAS: dict[str, Callable[[KVLayout, int], int]] = {  # slots for each conversation of so many tokens
+ARENAS: dict[str, Callable[[KVLayout, int], int]] = {  # pool slots per conversation of n tokens
     "room for all KV of all layers": lambda layout, n: (
         layout.full_pages(n) + layout.pages_per_block * (layout.touch(n) + 1)
     ),
@@ -54,7 +53,7 @@ MODELS = ("MiMo-V2-Flash", "gpt-oss-20b", "gemma-3-27b")
 
 
 def keep_while_decoding(cache: CacheManager) -> None:
-    """Have this cache free no local page of a row that decodes. See the module."""
+    """Make this cache free no local page while its row decodes (see the module)."""
     known: WeakKeyDictionary[Lease, int] = WeakKeyDictionary()
     open_at, slide = cache.open_at, cache.slide
 
@@ -67,17 +66,19 @@ def keep_while_decoding(cache: CacheManager) -> None:
     def kept(lease: Lease, launched: int) -> None:
         slide(lease, min(launched, known[lease]))
         if launched >= known[lease]:
-            lease.next_slide = NEVER  # so that the scheduler does not ask at every step
+            lease.next_slide = NEVER  # the scheduler need not slide at every step
 
     cache.open_at, cache.slide = opened, kept  # type: ignore[method-assign]
 
 
 @dataclass
 class Meter:
-    """Counts the steps of an engine, those until each request's first token, and the local tokens that rows hold.
+    """Counts steps of an engine, steps until the first token of each request, and local tokens that rows hold.
 
     Attributes:
-        texts: a checksum of what each request got.
+        first: steps until the first token, by request.
+        most, total: the most local tokens that rows held after a step, and their sum over steps.
+        texts: checksum of the generated tokens, by request.
     """
 
     engine: Engine
@@ -91,12 +92,12 @@ class Meter:
         self.engine.add, self.engine.step = self.add, self.step  # type: ignore[method-assign]
 
     def add(self, request: Request) -> None:
-        """As the engine's."""
+        """Add a request to the engine, and note its step."""
         self._sent[request.request_id] = self.steps
         self._add(request)
 
     def step(self) -> list[TokenEvent]:
-        """As the engine's."""
+        """Run a step of the engine, and count."""
         self.steps += 1
         events = self._step()
         for event in events:
@@ -108,7 +109,7 @@ class Meter:
         return events
 
     def figures(self) -> dict[str, float]:
-        """What was counted; the share is that of the arena which local pages of rows take at most."""
+        """Return the counts; local_share_most is the largest share of the arena that local pages of rows took."""
         layout, stats = self.engine.layout, self.engine.stats()
         return {
             "ttft_steps_mean": float(np.mean(self.first)),
@@ -121,7 +122,7 @@ class Meter:
 
 
 def measure(engine: Engine, settings: Settings, *, freeing: bool) -> dict[str, Any]:
-    """The load on a fresh engine, with decode-time freeing or without."""
+    """Run the load on a fresh engine, with decode-time freeing or without."""
     if not freeing:
         keep_while_decoding(engine.scheduler.cache)
     meter = Meter(engine)
@@ -140,7 +141,10 @@ def compare(
     arenas: list[str],
     repeats: int = 1,
 ) -> list[dict[str, Any]]:
-    """On and off by turns, in each of the `ARENAS`; `limits.num_blocks`: what the runner has, 0: any number."""
+    """Run both variants alternately in each of the named `ARENAS`.
+
+    `limits.num_blocks` is the number of blocks that the runner has, 0 if it does not matter.
+    """
     layout = KVLayout.of(model, limits.page_size)
     length = settings.rounds * (settings.request + settings.output)
     found = []
@@ -162,13 +166,13 @@ def compare(
 
 
 def without_device(name: str, settings: Settings, arenas: list[str]) -> list[dict[str, Any]]:
-    """The host part at a released model's geometry; the device answers at once."""
+    """Compare on the host alone, with the KV geometry of a released model and a device that answers at once."""
     limits = Limits(settings.rounds * (settings.request + settings.output), settings.parallel, 8192, 64)
     return compare(name, model_of(name), limits, NoDevice(), settings, arenas)
 
 
 def with_tiny(settings: Settings, arenas: list[str], repeats: int) -> list[dict[str, Any]]:
-    """The model in the box on this machine, with everything that a step computes."""
+    """Compare on the embedded model on this machine, with all that a step computes."""
     model, params = load_checkpoint(TINY, jnp.dtype("float32"))
     layout, length = KVLayout.of(model, 16), settings.rounds * (settings.request + settings.output)
     slots = settings.clients * max(ARENAS[name](layout, length) for name in arenas)
@@ -185,13 +189,13 @@ def _warm(engine: Engine) -> None:
 
 
 def results(repeats: int = 3) -> list[dict[str, Any]]:
-    """Everything that the table shows."""
+    """Return all that the table shows."""
     found = [one for name in MODELS for one in without_device(name, PUBLISHED, list(ARENAS))]
     return found + with_tiny(SHORT, list(ARENAS), repeats)
 
 
 def table(found: list[dict[str, Any]]) -> Table:
-    """The comparison in words and figures."""
+    """Return the comparison as a table."""
     rows = []
     for one in found:
         shape = one["settings"]
@@ -203,15 +207,15 @@ def table(found: list[dict[str, Any]]) -> Table:
         "kept until the row ends",
         rows,
         [
-            "Published: MiMo-V2-Flash on 4 GPUs, window 128, page 64, 10 clients, 10 rounds, 300 in, 3,000 out. The "
-            "tables of the pull request are images; what they show could not be recovered. All that shape can reach "
-            "is a hit rate of 98.0 %.",
-            "Off is that pull request's baseline: nothing of a decoding row is freed before it ends; prefill hands its "
-            "chunks to the prefix cache in both. Both variants have the same arena, in bytes.",
-            "Local tokens: those of pages that running rows hold; a token counts once for all local layers. Steps: "
-            "until the first token, and of the whole load; a step in flight is one of them, so a first token takes two "
-            "at least. The released models' geometries run without a device, where only steps tell; tiny runs on a "
-            "CPU. There: median (least to most) of runs by turns.",
+            "Published: MiMo-V2-Flash on 4 GPUs, window 128, page 64, 10 clients, 10 rounds, 300 tokens in, 3,000 out. "
+            "The tables of the pull request are images, and their figures could not be recovered. The highest hit rate "
+            "that this load allows is 98.0 %.",
+            "Off is the baseline of that pull request: no page of a decoding row is freed before the row ends. In both "
+            "variants prefill inserts its chunks into the prefix cache. Both have an arena of the same bytes.",
+            "Local tokens are the tokens of pages that running rows hold; a token counts once for all local layers. "
+            "Steps are counted until the first token and over the whole load; one step is always in flight, so a first "
+            "token takes at least two. The geometries of released models run without a device, where times mean "
+            "nothing and steps stand for them. tiny runs on a CPU: median (range) of alternating runs.",
         ],
     )
 

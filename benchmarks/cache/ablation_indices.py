@@ -1,20 +1,20 @@
-"""Indices of a step: computed once and handed to all layers, or by every layer for itself.
+"""Ablation of shared indices: the indices of a step are computed once for all layers, or again in every layer.
 
-What SGLang's pull requests 20449 (prefill), 23552 (captured decode graphs) and 24138 (prefill in the TensorRT-LLM
-backend) brought: where tokens are written in the sliding-window pool, found by one gather a step in place of one for
-each such layer.
+SGLang's pull requests 20449 (prefill), 23552 (captured decode graphs) and 24138 (prefill in the TensorRT-LLM backend)
+introduced it: one gather per step, and not one per sliding-window layer, finds where tokens are written in the
+sliding-window pool.
 
-`once_per_layer` is the baseline. Programs traced inside it compute `step_indices` at the top as always (positions and
-last tokens belong to no layer), and again in each layer, which uses its own. It wraps two functions of
-`jswa.exec.programs.step`: `step_indices`, to remember what it was called with, and `attend_layer`, to call it anew. XLA
-would make the copies one again, since they are equal. So what each layer's is computed from (the packed inputs and both
-page tables) goes through an `optimization_barrier` together with the layer's queries: no layer's can start before its
-queries are there, and no two have the same operands. The counts below show that none were merged.
+`once_per_layer` is the baseline. A program traced inside it computes `step_indices` at the top as always (positions and
+last tokens belong to no layer), and again in each layer, which uses its own copy. It wraps two functions of
+`jswa.exec.programs.step`: `step_indices`, to remember its arguments, and `attend_layer`, to call it again. XLA would
+merge the equal copies. So the operands of each copy (the packed inputs and both page tables) pass through an
+`optimization_barrier` together with the queries of the layer: a copy cannot start before these queries exist, and no
+two copies have the same operands. The counts below show that none were merged.
 
-Gathers are counted twice: in the traced step, as the engine's own test does (integer gathers outside the scopes
-`attention` and `moe`), and in the program that XLA has compiled for this machine, where unused ones are gone.
-`.venv-gpu/bin/python -m benchmarks.cache.ablations --tables compiled` also counts the kernels of an H200 step that only
-compute indices (`tools.aot.steps`).
+Gathers are counted twice: in the traced step, as a test of the engine counts them (integer gathers outside the scopes
+`attention` and `moe`), and in the program that XLA has compiled for this machine, from which unused gathers are gone.
+`.venv-gpu/bin/python -m benchmarks.cache.ablations --tables compiled` also counts the kernels of a step for an H200
+that only compute indices (`tools.aot.steps`).
 """
 
 import re
@@ -58,7 +58,7 @@ SPEEDS = ("prefill_tokens_per_s", "decode_tokens_per_s")
 
 @contextmanager
 def once_per_layer() -> Iterator[None]:
-    """Steps traced inside compute their indices in every layer. See the module. Not for two threads at a time."""
+    """Make steps that are traced inside compute their indices in every layer (see the module). One thread at a time."""
     at_top, attend = indices_module.step_indices, step_module.attend_layer
     top = threading.local()  # a runner traces its buckets in several threads
 
@@ -89,7 +89,7 @@ def once_per_layer() -> Iterator[None]:
 
 
 def gemma3(layers: int, d_model: int = 128) -> ModelConfig:
-    """A small model of gemma-3's shape: five local layers, then a full one."""
+    """Return a small model in the shape of gemma-3: five local layers, then a full one."""
     sizes = {"hidden_size": d_model, "intermediate_size": 4 * d_model, "num_hidden_layers": layers, "vocab_size": 2048}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "query_pre_attn_scalar": 32}
     window = {"sliding_window": 64, "sliding_window_pattern": 6, "max_position_embeddings": 2048}
@@ -97,7 +97,7 @@ def gemma3(layers: int, d_model: int = 128) -> ModelConfig:
 
 
 def traced_gathers(model: ModelConfig, limits: Limits, bucket: Bucket) -> int:
-    """Integer gathers of one step as traced, in whichever context it is called."""
+    """Count the integer gathers of a step that is traced in the caller's context."""
     layout = KVLayout.of(model, limits.page_size)
     spec = PackSpec.of(bucket, page_size=limits.page_size, max_rows=limits.max_rows)
     state = state_shapes(layout, limits, model.vocab_size, FLOAT32)
@@ -107,13 +107,13 @@ def traced_gathers(model: ModelConfig, limits: Limits, bucket: Bucket) -> int:
 
 
 def compiled_gathers(text: str) -> int:
-    """Gathers and dynamic slices of integers in an optimised program, but for those of attention and experts."""
+    """Count gathers and dynamic slices of integers in a compiled program, outside attention and experts."""
     found = re.findall(r"= [su]\d+\[[\d,]*\]\S* (?:gather|dynamic-slice)\(.*?op_name=\"([^\"]*)\"", text)
     return sum(not {"attention", "moe"} & set(name.split("/")) for name in found)
 
 
 def runners(model: ModelConfig, params: Params, limits: Limits) -> dict[str, Runner]:
-    """One with indices once per step, one with indices once per layer."""
+    """Return a runner with indices once per step (on) and one with indices in every layer (off)."""
     layout = KVLayout.of(model, limits.page_size)
     on = Runner(model, params, layout, limits)
     with once_per_layer():
@@ -121,7 +121,7 @@ def runners(model: ModelConfig, params: Params, limits: Limits) -> dict[str, Run
 
 
 def generate(engine: Engine, prompts: list[Int[np.ndarray, " T"]], output: int) -> dict[str, Any]:
-    """Generate greedily for all prompts; return the tokens and the tokens per second of prefill and decode.
+    """Return the greedy tokens of all prompts, and the tokens per second of prefill and decode.
 
     Prefill ends when each prompt has its first token.
     """
@@ -151,7 +151,7 @@ def generate(engine: Engine, prompts: list[Int[np.ndarray, " T"]], output: int) 
 def step_seconds(
     both: dict[str, Runner], model: ModelConfig, limits: Limits, length: int, count: int
 ) -> dict[str, Any]:
-    """Seconds of one decode step of all rows behind `length` tokens, from launch to tokens; the variants by turns."""
+    """Return seconds of single decode steps of all rows at `length` tokens, from launch to tokens, alternating."""
     scheduler = Scheduler(KVLayout.of(model, limits.page_size), limits)
     prompt: Int[np.ndarray, " T"] = np.arange(length, dtype=np.int32) % model.vocab_size
     for number in range(limits.max_rows):
@@ -169,7 +169,7 @@ def step_seconds(
             break
     seconds: dict[str, list[float]] = {name: [] for name in both}
     for _ in range(count):
-        for name, runner in both.items():  # the same plan again and again: it writes what is there already
+        for name, runner in both.items():  # the same plan again: it writes the KV that is already there
             start = time.perf_counter()
             runner.launch(plan).tokens()
             seconds[name].append(time.perf_counter() - start)
@@ -177,7 +177,7 @@ def step_seconds(
 
 
 def compare(model: ModelConfig, limits: Limits, prompt: int, output: int, repeats: int, steps: int) -> dict[str, Any]:
-    """Both variants by turns on the same prompts: speed, tokens, and what the first pass left in the KV arena."""
+    """Run both variants alternately on the same prompts: speed, tokens, and the KV arena after the first pass."""
     both = runners(model, random_params(model, FLOAT32, 0), limits)
     layout = KVLayout.of(model, limits.page_size)
     rng = np.random.default_rng(0)
@@ -194,7 +194,7 @@ def compare(model: ModelConfig, limits: Limits, prompt: int, output: int, repeat
     seconds = step_seconds(both, model, limits, prompt, steps)
     found = {}
     for name, runner in both.items():
-        # The decode step of all rows, where there is one.
+        # The decode step of all rows, if the engine has one.
         buckets = runner.buckets
         number = min(runner.compiled, key=lambda n: (-buckets[n].rows, buckets[n].tokens))
         config = runner.configs[number]
@@ -219,13 +219,13 @@ def compare(model: ModelConfig, limits: Limits, prompt: int, output: int, repeat
 
 
 def results(repeats: int = 5, steps: int = 200) -> list[dict[str, Any]]:
-    """Everything that the table shows, but for what is compiled for a GPU."""
+    """Return all that the table shows, except what is compiled for a GPU."""
     limits = {rows: Limits(512, rows, 256, 16, num_blocks=2_000, prefix_cache=False) for rows in (16, 64)}
     return [compare(gemma3(26), one, 64, 64, repeats, steps) for one in limits.values()]
 
 
 def on_h200(depths: tuple[int, ...] = (12, 24)) -> list[dict[str, Any]]:
-    """Steps of gemma-3-27b's first layers, compiled for an H200 that need not be there; needs the extra `aot`."""
+    """Compile steps of the first layers of gemma-3-27b for an H200. Needs the extra `aot`, and no GPU."""
     from tools.aot import steps  # sets up jax for it
 
     found = []
@@ -242,7 +242,7 @@ def on_h200(depths: tuple[int, ...] = (12, 24)) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]], compiled: list[dict[str, Any]]) -> Table:
-    """The comparison in words and figures."""
+    """Return the comparison as a table."""
     rows = [cells for one in found for cells in _cells(one)]
     for one in compiled:
         figures = [str(one[variant]["index_launches"]) for variant in VARIANTS]
@@ -253,15 +253,15 @@ def table(found: list[dict[str, Any]], compiled: list[dict[str, Any]]) -> Table:
         "in every layer",
         rows,
         [
-            "Published: 20449 gives MiMo-V2-Flash on 4 GPUs, 1,400 questions of GSM8K, with the change alone: accuracy "
-            "0.853, 25.9 s, 6,821 tokens/s; 24138 gives no figures. 27642 counts the gathers that came back later (45 "
-            "too many for 46 local layers), 26931 measures 8 µs a layer and 1.6 to 2.3 % of throughput (DeepSeek-V4 on "
-            "AMD).",
-            "Off computes more than SGLang's baseline did: all of a layer's indices, pages to read too, not only where "
-            "it writes. The layers' copies are held apart by optimisation barriers; without these XLA makes them one.",
-            "Gathers of integers outside attention and experts; `compiled` is for this machine's CPU. Times: median "
-            "(least to most) of passes by turns; of steps: median (10th to 90th percentile), each step of one variant "
-            "beside one of the other.",
+            "Published: 20449 reports MiMo-V2-Flash on 4 GPUs, 1,400 questions of GSM8K, with this change only: "
+            "accuracy 0.853, 25.9 s, 6,821 tokens/s. 24138 reports no figures. 27642 counts gathers that came back "
+            "later (45 too many for 46 local layers); 26931 measures 8 µs per layer and 1.6 to 2.3 % of throughput "
+            "(DeepSeek-V4 on AMD).",
+            "Off computes more than SGLang's baseline did: all indices of a layer, also of the pages that it reads and "
+            "not only of where it writes. Optimisation barriers keep XLA from merging the copies of the layers.",
+            "Gathers are of integers, outside attention and experts; `compiled` is for the CPU of this machine. Speeds "
+            "are median (range) of alternating passes. Step times are median (10th to 90th percentile) of alternating "
+            "steps.",
         ],
     )
 

@@ -1,18 +1,16 @@
-"""Answers with the radix cache and without.
+"""Ablation of the radix cache: answers, log probabilities and time with the prefix cache and without.
 
-What SGLang's pull request 7367 brought, the prefix cache for sliding-window models, and how it was checked: the same
-questions with `--disable-radix-cache` and without. Here nothing is wrapped: off is the engine's own option
-`prefix_cache=False`. Both variants answer the same, one variant after the other on one machine:
+SGLang's pull request 7367 introduced a prefix cache for sliding-window models, and checked it with the same questions
+with and without `--disable-radix-cache`. Here off is the engine option `prefix_cache=False`. Both variants run the same
+load alternately on one machine:
 
-* the sets of `jswa eval` that have answers, all of them twice, so that the second pass starts from what the first has
-  left;
-* the ends of the texts that those sets have besides, whose log probabilities are asked for through the cache. Those of
-  a prompt never come from it, so the tokens are forced: one request for each, of all text before it, that may generate
-  that token alone (`allowed_token_ids`); its log probability is that before the restriction;
-* what the model says after the first half of these texts, sampled: the estimator k3 (`tools.cases.divergence`; SGLang's
-  own
-  tests of its caches use it too) between the log probabilities of that run and those that an engine without the cache
-  gives for prompt and text in one prefill.
+* The sets of `jswa eval` that have answers, all of them twice, so that the second pass hits what the first has cached.
+* The log probabilities of the last tokens of the texts in those sets. Log probabilities of a prompt never come from the
+  cache, so these tokens are forced: one request per token, whose prompt is the text before it and which may generate
+  that token only (`allowed_token_ids`). Its log probability is the one before that restriction.
+* Text sampled after the first half of these texts. The estimator k3 (`tools.cases.divergence`; SGLang tests its caches
+  with it too) compares the log probabilities of that run with those of an engine without the cache, which computes
+  prompt and sampled text in one prefill.
 """
 
 import math
@@ -32,18 +30,18 @@ from jswa.types import SamplingParams
 from tools.cases.divergence import forced, forced_logprob, k3
 
 VARIANTS = ("on", "off")
-FORCED = 96  # tokens at the end of a text
-SAID = 96  # tokens sampled
+FORCED = 96  # tokens at the end of each text
+SAMPLED = 96  # tokens after the first half of each text
 
 
 def texts_of(llm: LLM, sets: Path, limit: int | None) -> list[Int[np.ndarray, " T"]]:
-    """Token ids of the sets' texts, as `jswa eval` scores them."""
+    """Return the token ids of the texts in the sets, as `jswa eval` scores them."""
     items = [item for found in read_sets(sets, (), limit).values() for item in found if item.score == "bits"]
     return [question.ids for question in questions(llm, items)[0]]
 
 
 def tails(llm: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[str, Any]:
-    """Bits per byte, and how often the likeliest token is the right one, of the last `count` tokens of each text."""
+    """Return bits per byte and the accuracy of the likeliest token, over the last `count` tokens of each text."""
     assert llm.tokenizer is not None
     pairs = [(ids, at) for ids in texts for at in range(max(1, len(ids) - count), len(ids))]
     size = sum(len(llm.tokenizer.decode(ids[max(1, len(ids) - count) :].tolist()).encode()) for ids in texts)
@@ -62,9 +60,9 @@ def tails(llm: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[
 
 
 def divergence(llm: LLM, scorer: LLM, texts: Sequence[Int[np.ndarray, " T"]], count: int) -> dict[str, float]:
-    """Return k3 between the log probabilities of `llm` in decode and of `scorer` in prefill, averaged over the prompts.
+    """Return k3 between the LLM's log probabilities of the tokens it sampled, in decode, and the scorer's, in prefill.
 
-    Both are of the tokens that `llm` sampled.
+    k3 is the mean over the prompts; largest_difference is between two log probabilities of one token.
     """
     prompts = [ids[: len(ids) // 2].tolist() for ids in texts]
     params = SamplingParams(temperature=1.0, max_tokens=count, seed=1, ignore_eos=True, logprobs=0)
@@ -74,21 +72,21 @@ def divergence(llm: LLM, scorer: LLM, texts: Sequence[Int[np.ndarray, " T"]], co
     means, furthest = [], 0.0
     for prompt, output, score in zip(prompts, outputs, scores, strict=True):
         tables = output.outputs[0].logprobs or []
-        said = [table[token].logprob for token, table in zip(output.outputs[0].token_ids, tables, strict=True)]
+        own = [table[token].logprob for token, table in zip(output.outputs[0].token_ids, tables, strict=True)]
         scored = prompt_logprobs(score)[len(prompt) - 1 :]
-        means.append(k3(said, scored))
-        furthest = max(furthest, float(np.abs(np.array(scored) - said).max()))
+        means.append(k3(own, scored))
+        furthest = max(furthest, float(np.abs(np.array(scored) - own).max()))
     return {"k3": float(np.mean(means)), "largest_difference": furthest}
 
 
 def compare(
-    open_llm: Callable[[bool], LLM], sets: Path, limit: int | None, *, tail: int, said: int, repeats: int
+    open_llm: Callable[[bool], LLM], sets: Path, limit: int | None, *, tail: int, sampled: int, repeats: int
 ) -> dict[str, Any]:
-    """Both variants; `open_llm` is told whether to have a prefix cache."""
+    """Run both variants. `open_llm(on)` opens an LLM with a prefix cache or without."""
     llms = {"on": open_llm(True), "off": open_llm(False)}
     texts = texts_of(llms["off"], sets, limit)
     found: dict[str, dict[str, Any]] = {name: {"passes": [], "forced": []} for name in VARIANTS}
-    for llm in llms.values():  # compiles what is compiled when first used
+    for llm in llms.values():  # compiles the programs that are compiled on first use
         tails(llm, texts[:1], 1)
         divergence(llm, llms["off"], texts[:1], 2)
     for _ in range(repeats):
@@ -103,7 +101,7 @@ def compare(
             one = tails(llm, texts, tail)
             found[name]["forced"].append({**one, "hit_rate": llm.cache_stats().hit_rate})
     for name, llm in llms.items():
-        found[name] |= divergence(llm, llms["off"], texts, said)
+        found[name] |= divergence(llm, llms["off"], texts, sampled)
     answers = [one.pop("answers") for name in VARIANTS for one in found[name]["passes"]]
     logprobs = {name: np.array([one.pop("logprobs") for one in found[name]["forced"]]) for name in VARIANTS}
     return {
@@ -118,7 +116,7 @@ def compare(
 
 
 def _asked(llm: LLM, sets: Path, limit: int | None) -> dict[str, Any]:
-    """One pass over the sets that are answered."""
+    """Run one pass over the sets that have answers."""
     before = llm.cache_stats()
     tasks = [task for task, items in read_sets(sets, (), limit).items() if items[0].score != "bits"]
     rows, result = evaluate(llm, sets, tasks, limit)
@@ -135,27 +133,27 @@ def _asked(llm: LLM, sets: Path, limit: int | None) -> dict[str, Any]:
 
 
 def results(limit: int = 4, repeats: int = 3) -> list[dict[str, Any]]:
-    """Everything that the table shows, on the model in the box."""
+    """Return all that the table shows, on the embedded model."""
 
     def open_llm(cached: bool) -> LLM:
         return LLM("tiny", prefix_cache=cached)
 
-    return [{"model": "tiny", **compare(open_llm, FOLDER, limit, tail=FORCED, said=SAID, repeats=repeats)}]
+    return [{"model": "tiny", **compare(open_llm, FOLDER, limit, tail=FORCED, sampled=SAMPLED, repeats=repeats)}]
 
 
 def table(found: list[dict[str, Any]]) -> Table:
-    """The comparison in words and figures."""
+    """Return the comparison as a table."""
     return Table(
         "The radix cache for sliding-window models (SGLang 7367)",
         "with the prefix cache",
         "without",
         [cells for one in found for cells in _cells(one)],
         [
-            "Published: Llama-4-Scout on 8 GPUs, LooGLE, average BERTScore (F1), one run each. The SGLang project's "
-            "own tests since then bound k3 by 0.002 (gpt-oss-20b).",
+            "Published: Llama-4-Scout on 8 GPUs, LooGLE, average BERTScore (F1), one run each. Tests of the SGLang "
+            "project have since bounded k3 by 0.002 (gpt-oss-20b).",
             "Each question is asked twice; the second time all but the last token of its prompt can come from the "
-            "cache. Forced tokens: the last of each text, each by a request of its own, which starts from what the "
-            "ones before have left. Times: median (least to most) of passes by turns.",
+            "cache. Forced tokens are the last tokens of each text; each has a request of its own, which hits what the "
+            "requests before it have cached. Times are median (range) of alternating passes.",
         ],
     )
 
@@ -190,5 +188,5 @@ def _cells(one: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
         cells("likeliest token is right, %", "", of_forced("accuracy", 100, 2)),
         cells("hit rate, %", "", of_forced("hit_rate", 100, 1)),
         cells("seconds", "", of_forced("seconds", 1, 1)),
-        cells("k3 against one prefill", "< 0.002 demanded", lambda found: f"{found['k3']:.1e}"),
+        cells("k3 against one prefill", "< 0.002 required", lambda found: f"{found['k3']:.1e}"),
     ]

@@ -1,4 +1,4 @@
-"""A table of a reproduction: what was published, and the same figures here, the seed's idea on and off."""
+"""Table of an ablation: a published figure beside jswa's with the idea on and with the idea off."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """One comparison. The rows' first two cells say where and what; then published, on, off.
+    """One comparison.
 
     Attributes:
-        on, off: what the two variants are.
-        notes: what a reader must know to compare, one paragraph each.
+        on, off: descriptions of the two variants.
+        rows: (setting, figure, published, on, off) each.
+        notes: paragraphs under the table, which a reader needs for the comparison.
     """
 
     title: str
@@ -20,7 +21,7 @@ class Table:
     notes: Sequence[str]
 
     def markdown(self) -> str:
-        """With a heading; figures to the right."""
+        """Return the table in Markdown, with a heading; figures are aligned to the right."""
         header = ("setting", "figure", "published", f"on: {self.on}", f"off: {self.off}")
         lines = [header, ("---", "---", "---", "---:", "---:"), *self.rows]
         body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -28,7 +29,7 @@ class Table:
 
 
 def spread(figures: Sequence[float], digits: int = 0) -> str:
-    """Median, and least to most where they differ."""
+    """Format the median, and the range if the figures differ."""
     ordered = sorted(figures)
     middle = len(ordered) // 2
     median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,16 +1,16 @@
-"""The prefix cache on the host: hit rates on traces, and µs per operation.
+"""Hit rates of the prefix cache on traces, and the time of its operations. Runs on the host alone, without a model.
 
     python -m benchmarks.cache.radix [--workload NAME ...] [--model NAME ...] [--json FILE]
     python -m benchmarks.cache.radix --trace FILE --tokens 131072 --running 16
     python -m benchmarks.cache.radix --operations
 
-Hit rate = Σ cached tokens / Σ prompt tokens; a token is cached if no layer computed it. Beside jswa, in the same run:
-an infinite cache that finds any prefix (the ideal), and full-length KV on every layer with pages of 64 and LRU in the
-same bytes. The pool has the bytes of `--tokens` tokens kept on all layers of the model.
+Hit rate = Σ cached tokens / Σ prompt tokens; a token counts as cached if no layer computed it. Baselines of the same
+run: an infinite cache that finds any prefix (the ideal), and full-length KV on every layer in the same bytes, with
+pages of 64 tokens and LRU eviction. The pool has the bytes of so many tokens kept on all layers of the model
+(`Workload.tokens`, or --tokens for a trace).
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.cache import traces
 from benchmarks.cache.replay import Engine, FullEverywhere, Infinite, Result, replay
 from jswa.cache.layout import KVLayout
@@ -32,7 +33,13 @@ PAGE = 64
 
 @dataclass(frozen=True)
 class Workload:
-    """Lines of a trace, the memory (tokens on all layers), rows at a time, and whether rounds wait for each other."""
+    """A trace and the pool that it runs on.
+
+    Attributes:
+        tokens: size of the pool, in tokens kept on all layers.
+        running: rows at a time.
+        barrier: whether a turn waits for the previous turn of all sessions.
+    """
 
     lines: Callable[[], list[traces.Line]]
     tokens: int = 131_072
@@ -62,14 +69,14 @@ WORKLOADS = {
 
 
 def engine(model: str, tokens: int, running: int, longest: int) -> Engine:
-    """jswa with the bytes of `tokens` tokens kept on all layers."""
+    """Return jswa with a pool of the bytes of `tokens` tokens kept on all layers."""
     layout = KVLayout.of(model_of(model), PAGE)
     blocks = 1 + blocks_of_tokens(model, layout, tokens)
     return Engine(layout, Limits(longest, running, 8192, PAGE, num_blocks=blocks))
 
 
 def compare(name: str, work: Workload, models: list[str]) -> list[dict[str, Any]]:
-    """Print and return the rates of one workload."""
+    """Replay one workload for each model; print and return the rows."""
     requests = traces.expand(work.lines())
     longest = max(len(r.prompt) + len(r.output) for r in requests)
     ideal = replay(Infinite(), requests, running=1)
@@ -107,7 +114,7 @@ def _last(result: Result) -> float:
 
 
 def operations(model: str, *, prompt: int = 4096, shared: int = 2048, requests: int = 10_000) -> dict[str, float]:
-    """Median µs per request of each operation, at steady state with about 1M tokens cached."""
+    """Return median µs per request of each operation, in the steady state with about 1M tokens cached."""
     layout = KVLayout.of(model_of(model), PAGE)
     windows = 10**6 // prompt * 2 * layout.window_pages(prompt)
     manager = CacheManager(layout, 10**6 // PAGE // layout.pages_per_block + windows + 200, prompt // PAGE + 2)
@@ -150,17 +157,17 @@ def operations(model: str, *, prompt: int = 4096, shared: int = 2048, requests: 
 
 
 def main() -> None:
-    """Print a line per workload and model, or per model; write JSON where asked."""
+    """Print a line per workload and model, or per model with --operations; write JSON if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--model", nargs="+", choices=list(GEOMETRIES), default=list(GEOMETRIES))
+    parser.add_argument("--workload", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), help="default: all")
+    parser.add_argument("--model", nargs="+", choices=list(GEOMETRIES), default=list(GEOMETRIES), help="default: all")
     parser.add_argument(
-        "--trace", type=Path, help="a trace file (see benchmarks/cache/traces.py) in place of the workloads"
+        "--trace", type=Path, help="trace file to run instead of the workloads (benchmarks/cache/traces.py)"
     )
-    parser.add_argument("--tokens", type=int, default=131_072)
-    parser.add_argument("--running", type=int, default=16)
-    parser.add_argument("--operations", action="store_true", help="µs per operation instead of hit rates")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tokens", type=int, default=131_072, help="with --trace: pool, in tokens on all layers")
+    parser.add_argument("--running", type=int, default=16, help="with --trace: rows at a time")
+    parser.add_argument("--operations", action="store_true", help="measure µs per operation, not hit rates")
+    parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     results: list[dict[str, Any]] = []
     if args.operations:
@@ -179,7 +186,7 @@ def main() -> None:
         for name, one in work.items():
             results += compare(name, one, args.model)
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        result_file.write(args.json, {"rows": results})
 
 
 if __name__ == "__main__":

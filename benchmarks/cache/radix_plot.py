@@ -1,19 +1,20 @@
-"""Hit rates of `benchmarks.cache.radix` as a picture: how much is reused as sessions outgrow the memory.
+"""Plot of the hit rates that `benchmarks.cache.radix` has measured, as sessions outgrow the pool.
 
-    python -m benchmarks.cache.radix_plot benchmarks/results/cpu/2026-11-20-radix.json hit_rate.png
+    python -m benchmarks.cache.radix_plot benchmarks/results/cpu/radix.json hit-rate.png
 
 Needs matplotlib (`pip install jswa[bench]`).
 """
 
-import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import result_file
+
 
 def points(results: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """(share of the pool in %, hit rate in %) of the session workloads, by line of the plot."""
+    """Return (sessions in % of the pool, hit rate in %) by line of the plot, from the workloads of sessions."""
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in results:
         found = re.match(r"sessions, (\d+) %", row["workload"])
@@ -29,7 +30,7 @@ def points(results: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
 
 
 def plot(lines: dict[str, list[tuple[int, float]]], to: Path) -> None:
-    """Draw the lines."""
+    """Draw the lines of `points`."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.6))
@@ -44,9 +45,9 @@ def plot(lines: dict[str, list[tuple[int, float]]], to: Path) -> None:
 
 
 def main() -> None:
-    """Read the JSON, write the picture."""
+    """Read the result file and write the picture."""
     source, to = map(Path, sys.argv[1:])
-    plot(points(json.loads(source.read_text(encoding="utf-8"))), to)
+    plot(points(result_file.read(source)["rows"]), to)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Caches that a trace can be replayed through, host only, behind one small interface.
+"""Replay of a trace through a prefix cache on the host: jswa's own, an infinite one, and full KV on every layer.
 
-`Cache` is what another engine's cache has to implement to stand in the table of `benchmarks/cache/radix.py`.
+Implement `Cache` to add the cache of another engine to the table of `benchmarks.cache.radix`.
 """
 
 from collections import OrderedDict
@@ -19,24 +19,29 @@ from jswa.types import PrefixHit, SamplingParams
 
 
 class Cache(Protocol):
-    """Runs requests; how many at a time is its own affair."""
+    """A prefix cache and whatever schedules requests on it."""
 
     def submit(self, request: TraceRequest, name: str) -> None:
-        """Queue a request. Its output is what `request.output` says."""
+        """Queue a request, which will generate `request.output`."""
         ...
 
     def step(self) -> dict[str, PrefixHit]:
-        """Do some work; the requests that have ended, and what was cached of their prompts."""
+        """Do some work. Return what was cached for each request that has ended, by name."""
         ...
 
 
 @dataclass
 class Result:
-    """Sums over a replay; `rates` by turn."""
+    """Sums over a replay, in tokens.
+
+    Attributes:
+        revived: the part of `cached` of requests that had to replay a missing window.
+        rounds: [cached, prompt] tokens by turn.
+    """
 
     prompt: int = 0
     cached: int = 0
-    revived: int = 0  # of the cached tokens, those that a row has because it replayed a missing window
+    revived: int = 0
     rounds: dict[int, list[int]] = field(default_factory=dict)
 
     @property
@@ -45,7 +50,7 @@ class Result:
         return self.cached / max(self.prompt, 1)
 
     def count(self, request: TraceRequest, hit: PrefixHit) -> None:
-        """One request more."""
+        """Add a request that has ended."""
         self.prompt += hit.prompt_tokens
         self.cached += hit.cached_tokens
         self.revived += hit.cached_tokens if hit.revived else 0
@@ -55,9 +60,9 @@ class Result:
 
 
 def replay(cache: Cache, requests: list[TraceRequest], *, running: int, barrier: bool = False) -> Result:
-    """Keep `running` requests in the cache, in the order of the trace; a turn waits for the one before it.
+    """Run a trace in its order, `running` requests at a time. A turn waits for the previous turn of its session.
 
-    With a `barrier` no turn starts before all sessions have ended the one before.
+    With a `barrier` a turn waits for the previous turn of all sessions.
     """
     result, waiting = Result(), list(enumerate(requests))
     active: dict[str, TraceRequest] = {}
@@ -85,7 +90,7 @@ def replay(cache: Cache, requests: list[TraceRequest], *, running: int, barrier:
 
 
 class Engine:
-    """jswa's scheduler, cache and pool on a device that says what the trace says."""
+    """jswa's scheduler, cache and pool, on a device that generates the outputs of the trace."""
 
     def __init__(self, layout: KVLayout, limits: Limits) -> None:
         self.scheduler = Scheduler(layout, limits)
@@ -95,14 +100,14 @@ class Engine:
         self._pending: tuple[StepPlan, Int[np.ndarray, " R"]] | None = None
 
     def submit(self, request: TraceRequest, name: str) -> None:
-        """As `Cache`."""
+        """Queue a request."""
         self._requests[name] = request
         length = len(request.prompt) + len(request.output)
         params = SamplingParams(temperature=0.0)
         self.scheduler.add(Request(name, request.prompt, params, frozenset(), (0, 0), length))
 
     def step(self) -> dict[str, PrefixHit]:
-        """One step, overlapped as in the engine."""
+        """Plan a step and apply the one before it, as the engine overlaps them."""
         before, self._pending = self._pending, None
         plan = self.scheduler.plan()
         self.steps += 1
@@ -120,10 +125,10 @@ class Engine:
 
     def _tokens(self, plan: StepPlan) -> Int[np.ndarray, " R"]:
         tokens = np.zeros(plan.num_rows, np.int32)
-        by_slot = {s.row_id: s for s in self.scheduler.running}
+        by_row_id = {s.row_id: s for s in self.scheduler.running}
         ends = (plan.starts + plan.counts).tolist()
-        for row, (slot, end) in enumerate(zip(plan.row_ids.tolist(), ends, strict=True)):
-            request = self._requests[by_slot[slot].request.request_id]
+        for row, (row_id, end) in enumerate(zip(plan.row_ids.tolist(), ends, strict=True)):
+            request = self._requests[by_row_id[row_id].request.request_id]
             index = end - len(request.prompt)
             if index >= 0:
                 tokens[row] = request.output[index]
@@ -131,18 +136,18 @@ class Engine:
 
 
 class Infinite:
-    """The ideal: every token ever computed stays, and any prefix is found."""
+    """The ideal: a cache that keeps every token and finds any prefix, to the token."""
 
     def __init__(self) -> None:
         self._texts: dict[bytes, list[Int[np.ndarray, " T"]]] = {}
         self._active: list[tuple[str, TraceRequest]] = []
 
     def submit(self, request: TraceRequest, name: str) -> None:
-        """As `Cache`."""
+        """Queue a request."""
         self._active.append((name, request))
 
     def step(self) -> dict[str, PrefixHit]:
-        """The oldest request ends."""
+        """Run the oldest request to its end."""
         name, request = self._active.pop(0)
         known = self._texts.setdefault(request.prompt[:1].tobytes(), [])
         most = max((_common(text, request.prompt[:-1]) for text in known), default=0)
@@ -151,7 +156,10 @@ class Infinite:
 
 
 class FullEverywhere:
-    """What an engine has that keeps the KV of every token on every layer: pages by hash of their prefix, LRU."""
+    """An engine that ignores windows: KV of every token on every layer, whole pages by the hash of their prefix, LRU.
+
+    `pages` is the number of pages that the pool holds, `page_size` the number of tokens in a page.
+    """
 
     def __init__(self, pages: int, page_size: int) -> None:
         self._room, self._page = pages, page_size
@@ -159,18 +167,18 @@ class FullEverywhere:
         self._active: list[tuple[str, TraceRequest]] = []
 
     def submit(self, request: TraceRequest, name: str) -> None:
-        """As `Cache`."""
+        """Queue a request."""
         self._active.append((name, request))
 
     def step(self) -> dict[str, PrefixHit]:
-        """The oldest request runs and ends."""
+        """Run the oldest request to its end."""
         name, request = self._active.pop(0)
         prompt_pages = self._keys(request.prompt[: len(request.prompt) - 1])
         found = 0
         while found < len(prompt_pages) and prompt_pages[found] in self._pages:
             found += 1
         text = np.concatenate([request.prompt, request.output])[:-1]
-        # Leaves go before what they hang on: the end of a text is older than its beginning.
+        # A page is useless without those before it: the end of a text is evicted before its beginning.
         for key in reversed(self._keys(text)):
             self._pages.pop(key, None)
             self._pages[key] = None

@@ -1,18 +1,18 @@
-"""Traces of requests: a JSON-lines format, and workloads made to it.
+"""Traces of requests: a JSON-lines format, and generators of workloads in that format.
 
-One line a request, in the order of arrival:
+A line describes a request. Lines are in the order of arrival:
 
     {"time": 0.0, "session": "a", "turn": 0, "prompt": PIECES, "output": N}
 
-`time` is in seconds. A request starts when its time has come and the turn before it in its session has ended, with
-"think": SECONDS so many seconds after that. PIECES is a list; its items, put together, are the prompt's token ids:
+`time` is in seconds. A request starts at its time, but not before the previous turn of its session has ended; with
+"think": SECONDS it waits that much longer. PIECES is a list. The prompt is the concatenation of its items:
 
     [5, 9, 2]                      token ids
-    {"random": [seed, n]}          n ids drawn from the seed
-    {"of": [session, turn, n]}     the first n tokens of an earlier request's prompt and output
+    {"random": [seed, n]}          n token ids drawn from the seed
+    {"of": [session, turn, n]}     the first n tokens of the prompt and output of an earlier request
 
-`output` is a number of tokens, drawn from session and turn, or a list of ids. What the model would have said is part
-of the trace, so that every cache sees the same tokens.
+`output` is a list of token ids, or a number of tokens that are drawn from session and turn. The output is part of the
+trace, so that every cache sees the same tokens.
 """
 
 import json
@@ -31,7 +31,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class TraceRequest:
-    """One request with its tokens."""
+    """A request with its tokens."""
 
     time: float
     session: str
@@ -42,7 +42,7 @@ class TraceRequest:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a trace file."""
+    """Yield the lines of a trace file."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             if line.strip():
@@ -50,14 +50,14 @@ def read(path: Path) -> Iterator[Line]:
 
 
 def write(path: Path, lines: Iterable[Line]) -> None:
-    """A trace file."""
+    """Write a trace file."""
     with path.open("w", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(line) + "\n")
 
 
 def expand(lines: Iterable[Line]) -> list[TraceRequest]:
-    """Compact lines with their tokens."""
+    """Return the requests of compact lines, with their tokens."""
     texts: dict[tuple[str, int], Int[np.ndarray, " T"]] = {}
     requests = []
     for line in lines:
@@ -65,16 +65,18 @@ def expand(lines: Iterable[Line]) -> list[TraceRequest]:
         prompt = np.concatenate([_piece(piece, texts) for piece in line["prompt"]])
         output = line["output"]
         if isinstance(output, list):
-            said = np.array(output, np.int32)
+            generated = np.array(output, np.int32)
         else:
-            said = _random(zlib.crc32(f"{session}/{turn}".encode()), output)
-        texts[session, turn] = np.concatenate([prompt, said])
-        requests.append(TraceRequest(float(line["time"]), session, turn, prompt, said, float(line.get("think", 0.0))))
+            generated = _random(zlib.crc32(f"{session}/{turn}".encode()), output)
+        texts[session, turn] = np.concatenate([prompt, generated])
+        requests.append(
+            TraceRequest(float(line["time"]), session, turn, prompt, generated, float(line.get("think", 0.0)))
+        )
     return requests
 
 
 def multi_turn(clients: int, rounds: int, request: int, output: int) -> list[Line]:
-    """Rounds of all clients, each prompt the whole conversation and `request` new tokens."""
+    """Return rounds of all clients in order; a prompt is the conversation so far and `request` new tokens."""
     return [
         _turn(session, turn, request, output, seed=turn * clients + session, length=turn * (request + output))
         for turn in range(rounds)
@@ -83,7 +85,7 @@ def multi_turn(clients: int, rounds: int, request: int, output: int) -> list[Lin
 
 
 def edited(sessions: int, turns: int, request: int, output: int, seed: int = 0) -> list[Line]:
-    """Conversations one after another; the last turn comes twice, changed 150 to 399 tokens before its end."""
+    """Return conversations one after another; the last turn is sent again with its last 150 to 399 tokens changed."""
     rng = np.random.default_rng(seed)
     lines: list[Line] = []
     for session in range(sessions):
@@ -99,7 +101,7 @@ def edited(sessions: int, turns: int, request: int, output: int, seed: int = 0) 
 
 
 def branched(sessions: int, turns: int, request: int, output: int, branches: int = 4, seed: int = 0) -> list[Line]:
-    """Conversations one after another, each gone back to at random: all up to an earlier message, then a new one."""
+    """Return conversations one after another, each with branches: its text up to a random message, then a new one."""
     rng = np.random.default_rng(seed)
     lines: list[Line] = []
     for session in range(sessions):
@@ -118,12 +120,12 @@ def branched(sessions: int, turns: int, request: int, output: int, branches: int
 
 
 def in_turn(lines: list[Line]) -> list[Line]:
-    """The same requests, all sessions taking turns instead of one after another."""
+    """Reorder requests so that sessions take turns instead of running one after another."""
     return sorted(lines, key=lambda line: int(line["turn"]))
 
 
 def shared_prompt(questions: int, system: int, question: int, output: int) -> list[Line]:
-    """Questions over one system prompt."""
+    """Return questions that share one system prompt."""
     return [
         {
             "time": 0.0,
@@ -137,8 +139,9 @@ def shared_prompt(questions: int, system: int, question: int, output: int) -> li
 
 
 def agents(count: int, length: int, output: int, seed: int = 0) -> list[Line]:
-    """Agents whose context grows by 2,000 to 4,000 tokens a turn up to `length`, taking turns at random."""
-    rng, lines = np.random.default_rng(seed), []
+    """Return turns of agents in random order, whose contexts grow by 2,000 to 4,000 tokens each up to `length`."""
+    rng = np.random.default_rng(seed)
+    lines: list[Line] = []
     lengths, turns = [0] * count, [0] * count
     growing = list(range(count))
     while growing:
@@ -154,7 +157,7 @@ def agents(count: int, length: int, output: int, seed: int = 0) -> list[Line]:
 
 
 def _turn(session: int, turn: int, request: int, output: int, seed: int, length: int) -> Line:
-    """A prompt of the session's text so far, `length` tokens, and new ones."""
+    """Return a turn whose prompt is the `length` tokens of its session so far and `request` new ones."""
     before = [{"of": [str(session), turn - 1, length]}] if turn else []
     pieces = [*before, {"random": [seed, request]}]
     return {"time": 0.0, "session": str(session), "turn": turn, "prompt": pieces, "output": output}

@@ -1,32 +1,32 @@
-"""Attention layers of released models at serving sizes, which `benchmarks.gpu.kernels` measures. No jax, no torch."""
+"""Attention layers of released models at serving sizes, for `benchmarks.gpu.kernels`. Imports neither jax nor torch."""
 
 from dataclasses import dataclass, replace
 
 from tools.cases.attention_layers import DECODE_LAYERS, Layer
 
-BYTES = 2  # of a number: all are 16-bit
+BYTES = 2  # per element: all are 16-bit
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Attention of one layer: `layer.batch` rows of `layer.context` tokens each, the last `queries` of them new."""
+    """Attention of one layer over `layer.batch` rows of `layer.context` tokens; the last `queries` tokens are new."""
 
     layer: Layer
     queries: int = 1
 
     @property
     def label(self) -> str:
-        """As the table shows it."""
+        """Return the name of the measure in tables."""
         new = "decode" if self.queries == 1 else f"prefill {self.queries}"
         return f"{self.layer.name}, {new}, {self.layer.batch} x {self.layer.context}"
 
     @property
     def numbers(self) -> int:
-        """Of a token and KV head in a page."""
+        """Return the elements of a token and KV head in a page."""
         return self.layer.row or self.layer.heads[2] + self.layer.heads[3]
 
     def first_key(self, position: int) -> int:
-        """Oldest key that a query at this position sees."""
+        """Return the position of the oldest key that a query at this position sees."""
         window, chunk = self.layer.window, self.layer.chunk
         if window is not None:
             return max(0, position - window + 1)
@@ -34,19 +34,19 @@ class Measure:
 
     @property
     def keys(self) -> int:
-        """Keys of a row that any of its queries sees."""
+        """Return the number of keys of a row that its queries see."""
         return self.layer.context - self.first_key(self.layer.context - self.queries)
 
     @property
     def bytes(self) -> int:
-        """That must be read and written: what is seen of K and V once, queries, outputs."""
+        """Return the bytes that must move: the visible K and V once, queries and outputs."""
         heads, kv_heads, head_dim, v_dim = self.layer.heads
         per_row = self.keys * kv_heads * self.numbers + self.queries * heads * (head_dim + v_dim)
         return BYTES * self.layer.batch * per_row
 
     @property
     def flops(self) -> int:
-        """Of the products of each query with the keys it sees, and of its probabilities with their values."""
+        """Return the FLOP of each query with its visible keys, and of its probabilities with their values."""
         heads, _, head_dim, v_dim = self.layer.heads
         positions = range(self.layer.context - self.queries, self.layer.context)
         seen = sum(position + 1 - self.first_key(position) for position in positions)
@@ -72,7 +72,7 @@ DECODE = (
     *_decode(_GEMMA, (1, 64)),
     *_decode(_GEMMA, (1,), (131_072,)),
     *_decode(_GEMMA_LOCAL, (1, 32)),
-    *_decode(_GEMMA_LOCAL, (64,), (4_096, 8_192, 131_072)),  # the same work: must cost the same
+    *_decode(_GEMMA_LOCAL, (64,), (4_096, 8_192, 131_072)),  # the same work, so the same time
     *_decode(_GPT_OSS, (1, 64)),
     *_decode(_GPT_OSS_LOCAL, (1, 256)),
     *_decode(_GPT_OSS_LOCAL, (64,), (4_096, 131_072)),
@@ -84,6 +84,6 @@ PREFILL = (
     _prefill(_GEMMA, 2_048, 32_768),  # a chunk behind a long prefix
     _prefill(Layer("64/8 heads of 64, W 1024", (64, 8, 64, 64), window=1_024)),
 )
-# Small enough for any machine: shows that the benchmark works, and nothing else.
+# Small enough for any machine: shows only that the benchmark runs.
 _SMALL = Layer("smoke", (4, 2, 64, 64), 16, window=128, slots=2, context=300, batch=3)
 SMOKE = (Measure(_SMALL), Measure(replace(_SMALL, window=None), 128))

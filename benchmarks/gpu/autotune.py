@@ -1,9 +1,10 @@
-"""Find the fastest tuning of the Hopper attention kernel for each measure of `benchmarks.gpu.attention_cases`.
+"""Autotuner of the Hopper attention kernel, for each measure of `benchmarks.gpu.attention_cases`.
 
     python -m benchmarks.gpu.autotune [--only NAME] [--seconds 240] [--out FILE]
 
-Every tuning that fits the GPU is timed once, the best few again beside the default; one is kept where it gives the same
-numbers and is faster by more than the spread. Writes pallas_kernels/tuning/<device>.json, or FILE. Needs a Hopper GPU.
+Every tuning that fits the GPU is timed once, and the best few again beside the default (the baseline). A tuning
+replaces the default if its output is equal and it is faster by more than the spread. Writes
+pallas_kernels/tuning/<device>.json, or FILE. Needs a Hopper GPU.
 """
 
 import argparse
@@ -26,16 +27,16 @@ from pallas_kernels.attention.hopper.call import paged_attention
 from pallas_kernels.attention.hopper.plan import Shape, Tuning, default_tuning, launch
 from pallas_kernels.attention.tuned import FOLDER, Entry, device_name, key_of, save
 
-_BEST = 3  # candidates that are timed again
-_TOLERANCE = 2e-2  # of bfloat16 outputs around one
+_BEST = 3  # tunings that are timed again
+_TOLERANCE = 2e-2  # absolute, of bfloat16 outputs of about 1
 
 
 def main() -> None:
-    """Tune measure by measure until the time is up; the table is written after each."""
+    """Tune one measure after another until the time is up; write the table after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="measures whose label contains this")
-    parser.add_argument("--seconds", type=float, default=240, help="stop before the next measure after so long")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="", help="only measures whose label contains this")
+    parser.add_argument("--seconds", type=float, default=240, help="start no measure after this time")
+    parser.add_argument("--out", type=Path, help="table to write, instead of the tuning of this device")
     args = parser.parse_args()
     out: Path = args.out or FOLDER / f"{device_name()}.json"
     facts = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "python": platform.python_version()}
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 def tune(measure: Measure) -> Entry:
-    """The best tuning of one measure; the default where nothing beats it."""
+    """Return the best tuning of one measure; the default if no other is faster."""
     keywords, arguments = paged_arguments(measure, jnp.dtype("bfloat16"), call_count(measure, 24), "mosaic")
     call = partial(paged_attention, **keywords)
     q, kv, rows, tiles = arguments[0]
@@ -75,7 +76,7 @@ def tune(measure: Measure) -> Entry:
 
 
 def candidates(shape: Shape) -> Iterator[Tuning]:
-    """All tunings that fit the GPU's shared memory and registers; splits around the default's."""
+    """Yield all tunings that fit the shared memory and registers; splits are near those of the default."""
     usual = default_tuning(shape).splits
     splits = sorted({1, max(1, usual // 2), usual, usual + 1, 2 * usual})
     for block, stages, split, loader, parts, ahead in itertools.product(
@@ -86,7 +87,7 @@ def candidates(shape: Shape) -> Iterator[Tuning]:
             plan = launch(shape, tuning)
         except ValueError:
             continue
-        if plan.queries * plan.group > 64 or parts == 1:  # a second warpgroup of rows needs rows
+        if plan.queries * plan.group > 64 or parts == 1:  # a second warpgroup needs more than 64 rows
             yield tuning
 
 

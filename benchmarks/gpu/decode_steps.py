@@ -2,19 +2,19 @@
 
     python -m benchmarks.gpu.decode_steps --hub gemma-3-27b [--rows 1 16 64 256] [--contexts 1024 8192 32768 131072]
 
-Random weights, no scheduler and no prefill: rows are entered in the page tables as if they had been there, each with
-pages of its own, and run `--steps` steps one after the other, without waiting for tokens in between. So a step's time
-is the device's, or the host's time to launch where that is longer, which is printed beside it. A prefill chunk is
-one row's, at the end of each context. What does not fit the arena says so.
+Runs on random weights, without a scheduler and without prefill: rows get entries in the page tables as if their
+contexts had been computed, each with pages of its own, and run `--steps` steps one after another without waiting for
+tokens. So the time of a step is that of the device, or the host's time to launch it if that is longer, which is printed
+beside it. A prefill chunk belongs to one row, at the end of each context. A size that does not fit the arena is listed
+as such.
 
-Local layers see a window, so what a longer context adds should be the full layers' bytes alone: `bytes` are those of
-weights and of all keys and values that are seen (benchmarks.scale.step_time), `share` their time at the bandwidth of a
-copy in the same run, over the time measured; for prefill, FLOP at that of a large product, where that is longer.
+Local layers see a window, so a longer context should add the bytes of the full layers only. `bytes` counts weights and
+all visible keys and values (`benchmarks.scale.step_time`). `share` is the shortest possible time (bytes at the
+bandwidth of a large copy, or FLOP at the rate of a large matrix product, both of the same run) over the measured one.
 """
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from benchmarks import result_file
 from benchmarks.gpu.kernels import ceilings
 from benchmarks.scale.step_time import StepTime, step_time
 from jswa.config import EngineConfig
@@ -37,19 +38,19 @@ from jswa.plan import FROM_DEVICE, SAMPLING, StepPlan, TableRow
 from tools.cases.hub_configs import CONFIGS
 
 Row = dict[str, Any]
-NO_PLACE = 2**30  # past the end of the extras tables
+NO_EXTRAS = 2**30  # past the end of the extras tables
 
 
-class Text(NamedTuple):
-    """A row that is there already: its slot, positions it has run, and the pages of those and of some to come."""
+class CachedRow(NamedTuple):
+    """A row whose context counts as computed: row id, tokens of context, and pages for these and the next tokens."""
 
-    slot: int
+    row_id: int
     length: int
     pages: TableRow
 
 
-def place(runner: Runner, rows: int, length: int, more: int) -> list[Text] | None:
-    """Rows of so many tokens, with room for `more`, each on pages of its own; None where they do not fit."""
+def lay_out_rows(runner: Runner, rows: int, length: int, more: int) -> list[CachedRow] | None:
+    """Return rows of `length` tokens on pages of their own, with room for `more` tokens; None if they do not fit."""
     layout, p = runner.layout, runner.limits.page_size
     m, end = layout.pages_per_block, length + more
     oldest = 0 if layout.reach is None else layout.reach.first_visible(max(length - 1, 0)) // p
@@ -59,7 +60,7 @@ def place(runner: Runner, rows: int, length: int, more: int) -> list[Text] | Non
     if blocks * m + rows * full > runner.limits.num_blocks * m or end > runner.limits.max_model_len:
         return None
     return [
-        Text(
+        CachedRow(
             row,
             length,
             TableRow(
@@ -73,13 +74,13 @@ def place(runner: Runner, rows: int, length: int, more: int) -> list[Text] | Non
     ]
 
 
-def plan_of(texts: Sequence[Text], at: int, count: int, *, begin: bool) -> StepPlan:
-    """The step in which each row runs `count` tokens behind its text and `at` more. `begin`: it is their first."""
-    rows, none = len(texts), np.zeros((0, 3), np.int32)
+def plan_of(cached: Sequence[CachedRow], at: int, count: int, *, begin: bool) -> StepPlan:
+    """Return the step in which each row runs `count` tokens, `at` tokens past its context. `begin`: the first step."""
+    rows, none = len(cached), np.zeros((0, 3), np.int32)
     known = begin or count > 1
     return StepPlan(
-        row_ids=np.array([text.slot for text in texts], np.int32),
-        starts=np.array([text.length + at for text in texts], np.int32),
+        row_ids=np.array([row.row_id for row in cached], np.int32),
+        starts=np.array([row.length + at for row in cached], np.int32),
         counts=np.full(rows, count, np.int32),
         full_write_from=np.zeros(rows, np.int32),
         local_visible_from=np.zeros(rows, np.int32),
@@ -89,24 +90,24 @@ def plan_of(texts: Sequence[Text], at: int, count: int, *, begin: bool) -> StepP
         full_pages=none,
         local_pages=none,
         moves=none,
-        table_rows=tuple(text.pages for text in texts) if begin else (),
+        table_rows=tuple(row.pages for row in cached) if begin else (),
     )
 
 
 def greedy_columns(rows: int) -> Int[np.ndarray, "R C"]:
-    """Packed sampling parameters of greedy rows without penalties or constraints."""
+    """Return packed sampling parameters of greedy rows without penalties or constraints."""
     columns: Int[np.ndarray, "R C"] = np.zeros((rows, len(SAMPLING)), np.int32)
     for name in ("top_p", "repetition"):
         columns[:, SAMPLING.index(name)] = np.float32(1).view(np.int32)
-    columns[:, SAMPLING.index("extras")] = NO_PLACE
+    columns[:, SAMPLING.index("extras")] = NO_EXTRAS
     return columns
 
 
-def time_steps(runner: Runner, texts: list[Text], steps: int, count: int) -> tuple[float, float]:
-    """Seconds of a step, and of those the host's to launch one; a chunk is run at the same place again and again."""
+def time_steps(runner: Runner, cached: list[CachedRow], steps: int, count: int) -> tuple[float, float]:
+    """Return seconds per step, and seconds of the host to launch one. A prefill chunk repeats the same positions."""
     move = 1 if count == 1 else 0
-    runner.launch(plan_of(texts, 0, count, begin=True)).tokens()
-    plans = [plan_of(texts, move * n, count, begin=False) for n in range(1, steps + 1)]
+    runner.launch(plan_of(cached, 0, count, begin=True)).tokens()
+    plans = [plan_of(cached, move * n, count, begin=False) for n in range(1, steps + 1)]
     begin = time.perf_counter()
     pending = [runner.launch(plan) for plan in plans]
     launched = time.perf_counter() - begin
@@ -117,13 +118,13 @@ def time_steps(runner: Runner, texts: list[Text], steps: int, count: int) -> tup
 def figures(
     runner: Runner, model: StepTime, roof: dict[str, float], shape: tuple[int, int, int], steps: int, repeats: int
 ) -> Row:
-    """One row of the table: so many rows, at a context, which run so many tokens each."""
+    """Measure one row of the table; `shape` is (rows, context, tokens per row)."""
     rows, context, count = shape
     found: Row = {"rows": rows, "context": context, "tokens": count}
-    texts = place(runner, rows, context - count, steps + count + 1)
-    if texts is None or rows > runner.limits.max_rows or rows * count > runner.limits.max_tokens:
+    cached = lay_out_rows(runner, rows, context - count, steps + count + 1)
+    if cached is None or rows > runner.limits.max_rows or rows * count > runner.limits.max_tokens:
         return {**found, "why": "does not fit"}
-    runs = [time_steps(runner, texts, steps, count) for _ in range(repeats + 1)][1:]
+    runs = [time_steps(runner, cached, steps, count) for _ in range(repeats + 1)][1:]
     work = model.work(np.full(rows, context - count), np.full(rows, count), rows)
     keys = work.full_keys * model.full_bytes + work.local_keys * model.local_bytes
     pairs = work.full_pairs * model.full_flops + work.local_pairs * model.local_flops
@@ -142,7 +143,7 @@ def figures(
 
 
 def line(row: Row) -> str:
-    """As a line of the table."""
+    """Return the row as a line of the table."""
     head = f"| {row['rows']} | {row['context']:,} | {row['tokens']} "
     if "why" in row:
         return f"{head}| {row['why']} | | | |"
@@ -155,25 +156,25 @@ def line(row: Row) -> str:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Lines of Markdown."""
-    names = ["rows", "context", "tokens a row", "step, µs", "of it to launch, µs", "at least", "of the roof"]
+    """Return the table as lines of Markdown."""
+    names = ["rows", "context", "tokens per row", "step, µs", "launch, µs", "bytes and FLOP", "share of the roof"]
     return [f"| {' | '.join(names)} |", "|" + " --- |" * len(names), *map(line, rows)]
 
 
 def roof_of(square: int) -> dict[str, float]:
-    """What the device does at best. Before an engine takes its memory."""
+    """Measure bandwidth and FLOP rate of the device. Must run before an engine claims the memory."""
     claim_memory(EngineConfig.gpu_memory_utilization)
     on_gpu = jax.devices()[0].platform == "gpu"
     roof = ceilings(jnp.dtype("bfloat16" if on_gpu else "float32"), square)
-    # Bytes are counted for 16 bits; a CPU runs 32.
+    # Bytes are counted for 16 bits, but a CPU runs in 32.
     return roof if on_gpu else {**roof, "copy_bytes_per_s": roof["copy_bytes_per_s"] / 2}
 
 
 def measure(llm: LLM, roof: dict[str, float], args: argparse.Namespace) -> Iterator[Row]:
-    """Decode steps of all sizes, then chunks."""
+    """Measure decode steps of all sizes, then prefill chunks."""
     runner, engine = llm.engine.runner, llm.engine
     assert isinstance(runner, Runner)
-    model = step_time(engine.model, engine.limits)  # random weights are held in the run's type
+    model = step_time(engine.model, engine.limits)  # random weights have the type of the run
     for context in args.contexts:
         for rows in args.rows:
             yield figures(runner, model, roof, (rows, context, 1), args.steps, args.repeats)
@@ -184,24 +185,26 @@ def measure(llm: LLM, roof: dict[str, float], args: argparse.Namespace) -> Itera
 
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
-    """Arguments."""
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shape = parser.add_mutually_exclusive_group(required=True)
-    shape.add_argument("--hub", choices=sorted(CONFIGS), help="a released model's shape")
-    shape.add_argument("--config", type=Path, help="a config.json")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192, 32768, 130_000])
-    parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    parser.add_argument("--kv-cache-memory-bytes", type=int)
-    parser.add_argument("--square", type=int, default=8192, help="of the matrices and copies that give the roof")
-    parser.add_argument("--json", type=Path)
+    shape.add_argument("--hub", choices=sorted(CONFIGS), help="a released model")
+    shape.add_argument("--config", type=Path, help="a config.json, instead of --hub")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256], help="rows of a decode step")
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=[1024, 8192, 32768, 130_000], help="tokens of context"
+    )
+    parser.add_argument("--steps", type=int, default=48, help="decode steps per run")
+    parser.add_argument("--repeats", type=int, default=3, help="runs that are counted")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens of a chunk")
+    parser.add_argument("--kv-cache-memory-bytes", type=int, help="default: all memory that is left")
+    parser.add_argument("--square", type=int, default=8192, help="size of the matrices that give the roof")
+    parser.add_argument("--json", type=Path, help="result file to write")
     return parser.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print, and write what was asked for."""
+    """Measure and print; write JSON if it is asked for."""
     args = parsed(words)
     raw = CONFIGS[args.hub] if args.hub else json.loads(args.config.read_text())
     options: dict[str, Any] = {
@@ -220,14 +223,8 @@ def main(words: Sequence[str] | None = None) -> None:
         rows = list(measure(llm, roof, args))
     print("\n".join(table(rows)))
     if args.json:
-        head = {"command": {name: str(value) for name, value in vars(args).items()}, "jax": jax.__version__}
-        about = {
-            "device": jax.devices()[0].device_kind,
-            "python": platform.python_version(),
-            "start_seconds": ready,
-            "roof": roof,
-        }
-        args.json.write_text(json.dumps({**head, **about, "steps": rows}, indent=1) + "\n")
+        device = jax.devices()[0].device_kind
+        result_file.write(args.json, {"device": device, "start_seconds": ready, "roof": roof, "steps": rows})
 
 
 if __name__ == "__main__":

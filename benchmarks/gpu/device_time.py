@@ -1,4 +1,4 @@
-"""Time on the device, without what the host takes to launch."""
+"""Device time of a call, without the time that the host takes to launch it."""
 
 import statistics
 import time
@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 
-_WORTH_SECONDS = 400e-6  # of work between the two programs that are compared
+_WORTH_SECONDS = 400e-6  # by which the two compared programs should differ
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: median, least and most of several runs."""
+    """Seconds of one call: median, minimum and maximum of several runs."""
 
     median: float
     least: float
@@ -21,12 +21,14 @@ class Timing:
 
 
 def time_calls(call: Callable[..., Any], arguments: Sequence[Sequence[Any]], repeats: int = 7) -> Timing:
-    """Time of one call, from programs that make few and many: the difference holds no launch and no waiting.
+    """Time one call as the difference between programs of few and of many calls, which excludes launch and waiting.
 
     Args:
-        call: of which each program makes one per entry, as different kernels on one stream.
-        arguments: of the calls; the first third of them makes the small program. They must differ in some array, or
-            the compiler makes one call of equal ones, and they should not fit into the cache together.
+        call: the function to time; a program calls it once per entry of `arguments`, on one stream.
+        arguments: of each call; the small program has the first third of them. They must differ in some array, or the
+            compiler merges equal calls, and they should not fit into the cache together.
+
+    Raises ValueError if there are fewer than two calls.
     """
     few, many = len(arguments) // 3 or 1, len(arguments)
     if many < 2:
@@ -43,12 +45,12 @@ def time_calls(call: Callable[..., Any], arguments: Sequence[Sequence[Any]], rep
 
 
 def calls_worth_timing(seconds: float, most: int = 48) -> int:
-    """How many calls of about so many seconds `time_calls` should be given: a multiple of three."""
+    """Return how many calls of about `seconds` each to pass to `time_calls`: a multiple of three."""
     return 3 * max(1, min(most // 3, int(_WORTH_SECONDS / (2 * seconds)) + 1))
 
 
 def _run(program: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> float:
-    """The better of a few runs: the host disturbs in one direction only."""
+    """Return the shortest of three runs: the host can only make them longer."""
     best = float("inf")
     for _ in range(3):
         start = time.perf_counter()

@@ -1,15 +1,14 @@
-"""What a GPU is and what a launch on it costs.
+"""Facts about a GPU: its kind, memory, versions, and the time to launch a program on it.
 
     python -m benchmarks.gpu.facts [--json FILE]
 
-Writes the compiler's description of the device (for pallas_kernels/tuning/<device>.txtpb, which `make gpu-compile`
-compiles for) beside the JSON.
+On a GPU, also writes the compiler's description of the device beside FILE. `make gpu-compile` compiles for such a
+description: pallas_kernels/tuning/<device>.txtpb.
 """
 
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import time
@@ -19,30 +18,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks import result_file
 from pallas_kernels.attention.tuned import device_name
 
 _ARRAYS = (100, 300, 600)
 
 
 def main() -> None:
-    """Print, and write what was asked for."""
+    """Print; write JSON and the description if they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     device = jax.devices()[0]
     facts: dict[str, Any] = {
         "device": device.device_kind,
         "compute_capability": getattr(device, "compute_capability", None),
         "memory": (device.memory_stats() or {}).get("bytes_limit"),
-        "jax": jax.__version__,
-        "python": platform.python_version(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "ptxas": version("ptxas"),
         "dispatch_microseconds": {count: dispatch(count) for count in _ARRAYS},
     }
     print(json.dumps(facts, indent=1))
     if args.json:
-        args.json.write_text(json.dumps(facts, indent=1) + "\n")
+        result_file.write(args.json, facts)
         if device.platform == "gpu":
             from jaxlib import xla_client
 
@@ -51,7 +49,7 @@ def main() -> None:
 
 
 def dispatch(count: int, repeats: int = 200) -> float:
-    """Microseconds that the host takes to launch a program of so many arrays that it updates in place."""
+    """Return microseconds in which the host launches a program that updates `count` arrays in place."""
     state = [jnp.zeros(8) + n for n in range(count)]
     program = jax.jit(lambda state: [x + 1 for x in state], donate_argnums=0).lower(state).compile()
     seconds = []
@@ -64,7 +62,7 @@ def dispatch(count: int, repeats: int = 200) -> float:
 
 
 def version(command: str) -> str | None:
-    """The last line of what a tool says of its version; None where it is not found."""
+    """Return the last line of `command --version`; None if there is no such command."""
     try:
         out = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

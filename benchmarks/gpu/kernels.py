@@ -1,15 +1,14 @@
-"""Attention kernels at serving sizes beside their baselines: microseconds, share of the bandwidth, TFLOP/s.
+"""Attention kernels at serving sizes beside baselines: microseconds, share of the bandwidth, TFLOP/s.
 
     python -m benchmarks.gpu.kernels [--only NAME] [--json FILE] [--implementations mosaic xla cudnn] [--smoke]
 
-Baselines of the same run: a large copy and a large matrix product (the ceilings), cuDNN through `jax.nn` on contiguous
-K and V, and, where torch is installed, `benchmarks.gpu.torch_attention` (SDPA, compiled flex_attention). Bytes and FLOP
-are those that the layer's window leaves; what is not measured says so. Needs a GPU, but for `--smoke`.
+Baselines of the same run: a large copy and a large matrix product (the ceilings), and cuDNN through `jax.nn` on
+contiguous K and V. `benchmarks.gpu.torch_attention` adds SDPA and compiled flex_attention in a run of its own. Bytes
+and FLOP are those inside the layer's window. A kernel that cannot run a measure is listed with the reason. Needs a GPU,
+except for --smoke.
 """
 
 import argparse
-import json
-import platform
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -20,29 +19,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.gpu.attention_cases import DECODE, PREFILL, SMOKE, Measure
 from benchmarks.gpu.device_time import Timing, calls_worth_timing, time_calls
 from pallas_kernels.attention.api import Implementation, paged_attention, tile_tokens
 from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
 
 CACHE_BYTES = 300e6  # several times the L2 of an H200: arguments beyond that are cold
-_LONGEST = 131_072  # tokens that a full layer's table reaches
-_GUESS = 4e12, 600e12  # bytes and FLOP per second, to choose how many calls are worth timing
+_LONGEST = 131_072  # tokens that the page table of a full layer covers
+_GUESS = 4e12, 600e12  # bytes and FLOP per second, to choose the number of calls
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure and print; write JSON if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="measures whose label contains this")
-    parser.add_argument("--implementations", nargs="+", default=["mosaic", "cudnn"])
-    parser.add_argument("--calls", type=int, default=48, help="of a program, at most")
-    parser.add_argument("--smoke", action="store_true", help="small sizes, to see that it works; figures mean nothing")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="", help="only measures whose label contains this")
+    parser.add_argument("--implementations", nargs="+", default=["mosaic", "cudnn"], help="to measure")
+    parser.add_argument("--calls", type=int, default=48, help="most calls in a program")
+    parser.add_argument("--smoke", action="store_true", help="small sizes on any machine; the figures mean nothing")
+    parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     measures = SMOKE if args.smoke else (*DECODE, *PREFILL)
     dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    results: dict[str, Any] = {"jax": jax.__version__, "python": platform.python_version()}
-    results["device"] = jax.devices()[0].device_kind
+    results: dict[str, Any] = {"device": jax.devices()[0].device_kind}
     results["ceilings"] = ceilings(dtype, size=512 if args.smoke else 8_192)
     print(f"copy {results['ceilings']['copy_bytes_per_s'] / 1e12:.2f} TB/s, ", end="")
     print(f"matrix product {results['ceilings']['flops'] / 1e12:.0f} TFLOP/s")
@@ -53,12 +52,12 @@ def main() -> None:
             row["seconds"] = {name: timed(name, measure, dtype, args.calls) for name in args.implementations}
             results["attention"].append(row)
             print_row(row, results["ceilings"])
-            if args.json:  # after each: a run may be cut off
-                args.json.write_text(json.dumps(results, indent=1) + "\n")
+            if args.json:  # after each measure, because a run may be cut off
+                result_file.write(args.json, results)
 
 
 def ceilings(dtype: jnp.dtype, size: int) -> dict[str, float]:
-    """Bytes per second of a large copy, read and written, and FLOP per second of a large matrix product."""
+    """Measure bytes per second of a large copy (read and written) and FLOP per second of a large matrix product."""
     block = jnp.ones((size, size), dtype)
     large = [jnp.full((4 * size, size), n, dtype) for n in range(6)]
     copied = time_calls(lambda x: x + 1, [(x,) for x in large])
@@ -70,7 +69,7 @@ def ceilings(dtype: jnp.dtype, size: int) -> dict[str, float]:
 
 
 def timed(implementation: str, measure: Measure, dtype: jnp.dtype, most_calls: int) -> dict[str, float] | str:
-    """Seconds of one call, or why there are none."""
+    """Return seconds of one call, or the reason why it cannot be measured."""
     count = call_count(measure, most_calls)
     call: Callable[..., Any]
     try:
@@ -87,17 +86,17 @@ def timed(implementation: str, measure: Measure, dtype: jnp.dtype, most_calls: i
 
 
 def call_count(measure: Measure, most: int) -> int:
-    """Calls worth timing, from what the GPU would take at best."""
+    """Return the number of calls to time, from the shortest time that the GPU could take."""
     return calls_worth_timing(max(measure.bytes / _GUESS[0], measure.flops / _GUESS[1], 4e-6), most)
 
 
 def paged_arguments(
     measure: Measure, dtype: jnp.dtype, count: int, implementation: Implementation
 ) -> tuple[dict[str, Any], list[tuple[jax.Array, jax.Array, Rows, Tiles]]]:
-    """Keywords of all calls, and arguments of `count`, in one arena.
+    """Return keywords for all calls, and the arguments of `count` calls in one arena.
 
-    Each has queries of its own, and pages as far as they make a difference. Tables are as wide as an engine's: of local
-    layers cut to the window, of full ones for `_LONGEST` tokens.
+    Each call has queries of its own, and pages of its own until all pages together exceed the cache. Page tables are as
+    wide as in an engine: cut to the window in local layers, for `_LONGEST` tokens in full layers.
     """
     layer, queries = measure.layer, measure.queries
     heads, kv_heads, head_dim, v_dim = layer.heads
@@ -128,11 +127,14 @@ def paged_arguments(
 
 
 def contiguous(measure: Measure, dtype: jnp.dtype, count: int) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-    """cuDNN on the K and V that are seen, each row's in one piece. It has no sinks, softcap, chunks or prefixes."""
+    """Return cuDNN attention on the visible K and V of each row, contiguous, and its arguments.
+
+    Raises NotImplementedError for sinks, softcap, chunks and prefixes, which cuDNN lacks.
+    """
     layer, queries = measure.layer, measure.queries
     heads, kv_heads, head_dim, v_dim = layer.heads
     if queries not in (1, layer.context) or layer.row or layer.sinks or layer.softcap:
-        raise NotImplementedError("cuDNN has no such attention")
+        raise NotImplementedError("cuDNN has no sinks, softcap, prefixes, or overlapping K and V")
     if layer.chunk is not None and layer.chunk < layer.context:
         raise NotImplementedError("cuDNN has no chunks")
     sets, key = min(count, int(CACHE_BYTES / measure.bytes) + 1), jax.random.key(0)
@@ -154,7 +156,7 @@ def _random(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Arr
 
 
 def print_row(row: dict[str, Any], ceiling: dict[str, float]) -> None:
-    """One line per implementation."""
+    """Print a line per implementation."""
     for name, seconds in row["seconds"].items():
         if isinstance(seconds, str):
             print(f"{row['label']:56} {name:8} not measured: {seconds}")

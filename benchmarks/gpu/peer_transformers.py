@@ -1,11 +1,11 @@
-"""transformers' continuous batching on the load of `benchmarks.speed.offline`: the peer of the same run, on torch.
+"""Baseline for `benchmarks.speed.offline`: the continuous batching of transformers (torch) on the same load.
 
     python -m benchmarks.gpu.peer_transformers --hub gemma-3-27b [--prompts 256] [--input 1024] [--output 1024]
 
-Random weights of a released model's text part, in bfloat16 (float32 on a CPU). Prompt lengths are those of
-`benchmarks.speed.offline`, greedy, without end tokens. The first run warms up and is not counted; of the others the
-median and the spread are printed. What transformers chooses by itself (attention, graphs, sizes) is left to it and
-named.
+Random weights in the shape of a released model's text part, in bfloat16 (float32 on a CPU). Prompt lengths are those of
+`benchmarks.speed.offline`; decoding is greedy and ignores end tokens. A first run warms up and is not counted; the
+median and the range of the others are printed. Attention, graphs and sizes are left at the choice of transformers; the
+chosen attention is recorded.
 """
 
 import argparse
@@ -20,16 +20,17 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks import result_file
 from tools.cases.hub_configs import CONFIGS
 
 
 def make_model(raw: dict[str, Any], where: str) -> Any:
-    """The text part of a config, with random weights, on a device."""
+    """Return the text part of a config as a model with random weights on a device."""
     text = raw.get("text_config", raw)
     kind = text.get("model_type", raw["model_type"])
     config = transformers.AutoConfig.for_model(kind, **{k: v for k, v in text.items() if k != "model_type"})
     dtype = torch.float32 if where == "cpu" else torch.bfloat16
-    # Sinks are only in its eager attention, and in kernels that it would have to fetch.
+    # Only its eager attention has sinks, besides kernels that it would have to download.
     attention = "eager" if kind == "gpt_oss" else "sdpa"
     with torch.device(where):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
@@ -37,7 +38,7 @@ def make_model(raw: dict[str, Any], where: str) -> Any:
 
 
 def run(model: Any, prompts: list[list[int]], output: int) -> dict[str, float]:
-    """One pass over all prompts. Raises RuntimeError where a text is not as long as it was to be."""
+    """Run all prompts once. Raises RuntimeError if an output does not have `output` tokens."""
     asked = transformers.GenerationConfig(max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0)
     start = time.perf_counter()
     found = model.generate_batch(prompts, generation_config=asked, progress_bar=False)
@@ -54,16 +55,16 @@ def run(model: Any, prompts: list[list[int]], output: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, print, and write what was asked for."""
+    """Measure and print; write JSON if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shape = parser.add_mutually_exclusive_group(required=True)
-    shape.add_argument("--hub", choices=sorted(CONFIGS), help="a released model's shape")
-    shape.add_argument("--config", type=Path, help="a config.json")
-    parser.add_argument("--prompts", type=int, default=256)
-    parser.add_argument("--input", type=int, default=1024)
-    parser.add_argument("--output", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--json", type=Path)
+    shape.add_argument("--hub", choices=sorted(CONFIGS), help="a released model")
+    shape.add_argument("--config", type=Path, help="a config.json, instead of --hub")
+    parser.add_argument("--prompts", type=int, default=256, help="number of prompts")
+    parser.add_argument("--input", type=int, default=1024, help="tokens of the longest prompt")
+    parser.add_argument("--output", type=int, default=1024, help="tokens generated for each prompt")
+    parser.add_argument("--repeats", type=int, default=2, help="runs that are counted")
+    parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     raw: dict[str, Any] = dict(CONFIGS[args.hub]) if args.hub else json.loads(args.config.read_text())
     model, random = make_model(raw, "cuda" if torch.cuda.is_available() else "cpu"), np.random.default_rng(0)
@@ -79,16 +80,12 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name:22} {value['median']:10.1f} ({value['min']:.1f} to {value['max']:.1f})")
     about = {
-        "command": {name: str(value) for name, value in vars(args).items()},
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
         "attention": model.config._attn_implementation,
     }
     print(about)
     if args.json:
-        args.json.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+        result_file.write(args.json, {**about, **found})
 
 
 if __name__ == "__main__":

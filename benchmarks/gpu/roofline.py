@@ -1,26 +1,27 @@
-"""A Markdown table and a roofline plot from the results of `kernels` and `torch_attention`.
+"""Table and roofline plot of the results of `benchmarks.gpu.kernels` and `benchmarks.gpu.torch_attention`.
 
     python -m benchmarks.gpu.roofline DIR    reads DIR/kernels.json and DIR/torch.json, writes table.md and roofline.png
 
-The roof is of the same run: bytes per second of a copy, FLOP per second of a large matrix product. What was not
-measured says so. The plot needs matplotlib (extra `bench`).
+The roof was measured in the same run: bytes per second of a large copy, FLOP per second of a large matrix product. The
+plot needs matplotlib (`pip install jswa[bench]`).
 """
 
 import argparse
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks import result_file
+
 
 def main() -> None:
-    """Write both."""
+    """Write the table and the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
     if not (folder / "kernels.json").is_file():
         parser.error(f"{folder} has no kernels.json: run benchmarks.gpu.kernels first")
-    kernels, torch = (read(folder / name) for name in ("kernels.json", "torch.json"))
+    kernels, torch = (result_file.read(folder / name) for name in ("kernels.json", "torch.json"))
     (folder / "table.md").write_text("\n".join(table(kernels, torch)) + "\n")
     if importlib.util.find_spec("matplotlib") is None:
         print("no plot: matplotlib is not installed (pip install jswa[bench])")
@@ -28,21 +29,16 @@ def main() -> None:
         plot(kernels, folder / "roofline.png")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A JSON file; nothing where there is none."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
-
-
 def table(kernels: dict[str, Any], torch: dict[str, Any]) -> list[str]:
-    """Lines of Markdown: a row per measure, microseconds per implementation, and ours against the roof."""
+    """Return lines of Markdown: microseconds per measure and implementation, and the first one's share of the roof."""
     others = {row["label"]: row["seconds"] for row in torch.get("attention", [])}
     rows = [(row, {**row["seconds"], **others.get(row["label"], {})}) for row in kernels.get("attention", [])]
     names = list(dict.fromkeys(name for _, seconds in rows for name in seconds))
+    jax = kernels.get("versions", {}).get("jax")
     lines = [
-        f"{kernels.get('device', 'no device')}, jax {kernels.get('jax')}; microseconds of one call, median",
+        f"{kernels.get('device', 'no device')}, jax {jax}; microseconds of one call, median",
         "",
-        f"| attention | {' | '.join(names)} | of the roof |",
+        f"| attention | {' | '.join(names)} | share of the roof |",
         f"|{' --- |' * (len(names) + 2)}",
     ]
     for row, seconds in rows:
@@ -64,7 +60,7 @@ def _share(row: dict[str, Any], seconds: Any, ceilings: dict[str, float]) -> str
 
 
 def plot(kernels: dict[str, Any], path: Path) -> None:
-    """FLOP per byte against FLOP per second, each implementation in its colour, under the roof."""
+    """Plot FLOP per second over FLOP per byte, a colour per implementation, under the roof."""
     from matplotlib import pyplot
 
     ceilings = kernels["ceilings"]
@@ -76,7 +72,7 @@ def plot(kernels: dict[str, Any], path: Path) -> None:
         rows = [row for row in kernels["attention"] if isinstance(row["seconds"].get(name), dict)]
         intensity = [row["flops"] / row["bytes"] for row in rows]
         axes.loglog(intensity, [row["flops"] / row["seconds"][name]["median"] / 1e12 for row in rows], "o", label=name)
-    axes.set_xlabel("FLOP per byte that must move")
+    axes.set_xlabel("FLOP per byte moved")
     axes.set_ylabel("TFLOP/s")
     axes.set_title(kernels["device"])
     axes.legend()

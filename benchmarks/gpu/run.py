@@ -1,19 +1,21 @@
-"""All that needs a GPU, stage by stage: `make gpu`, or python -m benchmarks.gpu.run --out DIR [--stages …].
+"""Runner of all tests and benchmarks that need a GPU, in stages. `make gpu` calls it.
 
-Stages, each a process of its own with a time limit, its log and JSON in DIR:
+    python -m benchmarks.gpu.run --out DIR [--stages NAME ...]
 
-    facts      device, versions, the compiler's target description, cost of launching a step by its number of arrays
-    numerics   every kernel case against its oracle, on the device
-    matrix     head sizes, windows, pages, groups and lengths of attention in all combinations
+Each stage is a process with a time limit, and writes its log and its JSON to DIR:
+
+    facts      benchmarks.gpu.facts: device, versions, the compiler's target description, time to launch a program
+    numerics   tests of all kernel cases against their oracles, on the device
+    matrix     tests of attention with all combinations of head size, window, page, group and length
     kernels    benchmarks.gpu.kernels
-    torch      benchmarks.gpu.torch_attention, its baselines
+    torch      benchmarks.gpu.torch_attention, baselines of `kernels`
     roofline   benchmarks.gpu.roofline: a table and a plot of both
     tune       benchmarks.gpu.autotune
-    steps      benchmarks.gpu.decode_steps on random weights of released models
+    steps      benchmarks.gpu.decode_steps on random weights in the shapes of released models
     offline    benchmarks.speed.offline on the same models
-    peer       benchmarks.gpu.peer_transformers, the same load on transformers' continuous batching
+    peer       benchmarks.gpu.peer_transformers, the baseline of `offline`
 
-A stage that fails does not stop the others. The last lines are a short table; the exit status is that of `numerics`.
+A stage that fails does not stop the others. A short table is printed at the end. The exit status is that of `numerics`.
 """
 
 import argparse
@@ -24,14 +26,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.roofline import read, table
+from benchmarks.gpu.roofline import table
+from benchmarks.result_file import read
 
 _MODELS = ("gemma-3-27b", "gpt-oss-20b", "Mistral-7B-v0.1")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A command, what it may write, and the seconds it may take."""
+    """A command and the seconds that it may take."""
 
     name: str
     command: tuple[str, ...]
@@ -39,7 +42,7 @@ class Stage:
 
 
 def stages(out: Path) -> list[Stage]:
-    """All of them, in order."""
+    """Return all stages in their order."""
     cases = (
         "tests/unit/pallas_kernels/attention/test_paged_attention.py",
         "tests/unit/pallas_kernels/experts/test_grouped_matmul.py",
@@ -83,10 +86,15 @@ def stages(out: Path) -> list[Stage]:
 
 
 def main() -> None:
-    """Run the stages that are asked for."""
+    """Run the stages that --stages names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--stages", nargs="+", default=["facts", "numerics", "kernels", "torch", "roofline"])
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument(
+        "--stages",
+        nargs="+",
+        default=["facts", "numerics", "kernels", "torch", "roofline"],
+        help="names, or their beginnings",
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     unknown = {name for name in args.stages if not any(s.name.startswith(name) for s in stages(args.out))}
@@ -103,7 +111,7 @@ def main() -> None:
 
 
 def run(stage: Stage, out: Path) -> tuple[int, float]:
-    """Its exit status (124: out of time) and seconds. What it prints goes to its log, the end of it here."""
+    """Run a stage; return its exit status (124: out of time) and seconds. Writes its log and prints the end of it."""
     start, log = time.perf_counter(), out / f"{stage.name}.log"
     with log.open("w") as file:
         try:
@@ -112,7 +120,7 @@ def run(stage: Stage, out: Path) -> tuple[int, float]:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 timeout=stage.seconds,
-                env={"JAX_PLATFORMS": "cuda", **os.environ},  # the tests' own default is the CPU
+                env={"JAX_PLATFORMS": "cuda", **os.environ},  # tests run on the CPU by default
             ).returncode
         except subprocess.TimeoutExpired:
             status = 124

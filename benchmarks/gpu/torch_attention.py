@@ -1,13 +1,12 @@
-"""The attention of `benchmarks.gpu.kernels` in torch, as baselines: SDPA and compiled flex_attention, contiguous K, V.
+"""Baselines for `benchmarks.gpu.kernels` in torch: SDPA and compiled flex_attention on contiguous K and V.
 
     python -m benchmarks.gpu.torch_attention [--only NAME] [--json FILE] [--smoke]
 
-Needs torch alone (no jax), so that it runs as a process of its own on the same GPU. A window's SDPA decode is given the
-window only, which costs a paged cache a gather: a bound rather than a rival.
+Imports torch and not jax, so that it has the GPU to itself. In decode SDPA gets only the keys inside the window; a
+paged cache would have to gather them first, so its figure is a bound and not a rival.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import result_file
 from benchmarks.gpu.attention_cases import DECODE, PREFILL, SMOKE, Measure
 
 _CALLS, _REPEATS = 20, 7
@@ -26,11 +26,11 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure and print; write JSON if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="measures whose label contains this")
-    parser.add_argument("--smoke", action="store_true", help="small sizes; figures mean nothing")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="", help="only measures whose label contains this")
+    parser.add_argument("--smoke", action="store_true", help="small sizes on any machine; the figures mean nothing")
+    parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     rows = []
     for measure in SMOKE if args.smoke else (*DECODE, *PREFILL):
@@ -40,11 +40,11 @@ def main() -> None:
         rows.append({"label": measure.label, "seconds": seconds})
         print(f"{measure.label:56} {seconds}")
         if args.json:
-            args.json.write_text(json.dumps({"torch": torch.__version__, "attention": rows}, indent=1) + "\n")
+            result_file.write(args.json, {"attention": rows})
 
 
 def timed(make: Callable[[Measure], Callable[..., Any]], measure: Measure) -> dict[str, float] | str:
-    """Seconds of one call, or why there are none."""
+    """Return seconds of one call, or the reason why it cannot be measured."""
     try:
         call = make(measure)
         return _time(call, [_inputs(measure) for _ in range(min(_CALLS, int(_CACHE_BYTES / measure.bytes) + 1))])
@@ -53,7 +53,7 @@ def timed(make: Callable[[Measure], Callable[..., Any]], measure: Measure) -> di
 
 
 def sdpa(measure: Measure) -> Callable[..., Any]:
-    """torch's best kernel for plain causal attention; windows in prefill it has only as a dense mask."""
+    """Return torch's best kernel for causal attention. Raises NotImplementedError if it would need a dense mask."""
     layer = measure.layer
     if layer.row or layer.sinks or layer.softcap:
         raise NotImplementedError("SDPA has no sinks, softcap or overlapping K and V")
@@ -64,7 +64,7 @@ def sdpa(measure: Measure) -> Callable[..., Any]:
 
 
 def flex(measure: Measure) -> Callable[..., Any]:
-    """flex_attention, compiled, with the block mask of the window."""
+    """Return compiled flex_attention with the block mask of the window. Raises NotImplementedError for sinks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     layer = measure.layer
@@ -86,7 +86,7 @@ def _device() -> str:
 
 
 def _inputs(measure: Measure) -> Inputs:
-    """Queries, and the keys and values that any of them sees: [batch, heads, tokens, size]."""
+    """Return queries and the visible keys and values, [batch, heads, tokens, size] each."""
     device = _device()
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     heads, kv_heads, head_dim, v_dim = measure.layer.heads
@@ -96,7 +96,7 @@ def _inputs(measure: Measure) -> Inputs:
 
 
 def _time(call: Callable[..., Any], inputs: list[Inputs]) -> dict[str, float]:
-    """Of a CUDA graph of several calls on inputs in turn; on a CPU of plain calls."""
+    """Time a CUDA graph of several calls with alternating inputs; on a CPU, plain calls."""
     for _ in range(3):
         call(*inputs[0])
     if not torch.cuda.is_available():

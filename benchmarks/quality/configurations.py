@@ -1,4 +1,4 @@
-"""The same requests run alone, from the cache, batched and preempted, for `benchmarks.quality.run`."""
+"""The configurations of `benchmarks.quality.run`: the same requests alone, from the cache, batched and preempted."""
 
 import contextlib
 import dataclasses
@@ -16,20 +16,19 @@ from jswa.types import RequestOutput
 from tools.cases.divergence import forced, forced_logprob
 
 AT_ONCE = 16
-SMALL_BUDGET = (
-    16  # tokens of a step of `preempted`: a chunk takes memory for a while, which rows then do not run out of
-)
-GROWTH = 32  # tokens that rows of `preempted` run on, and more behind long prompts
+SMALL_BUDGET = 16  # tokens per step of `preempted`: room for larger chunks would keep rows from running out
+GROWTH = 32  # tokens that rows of `preempted` generate beyond their answer, and more after long prompts
 
 
 @dataclass
 class Evidence:
-    """What happened in a configuration, in tokens unless said otherwise.
+    """Counts that show that a configuration was exercised.
 
     Attributes:
-        chunks: that ended inside a prompt.
-        hits, revivals: requests that began on cached tokens, and those that rebuilt a window.
-        preempted_answers: requests that were preempted before they had said what the cold run said.
+        most_tokens, most_rows: the most tokens and rows in a step.
+        chunks: chunks of prompts that ended inside the prompt.
+        hits, revivals: requests that started from cached tokens, and requests that rebuilt a window.
+        preempted_answers: requests that were preempted before they had generated the answer of the cold run.
     """
 
     steps: int = 0
@@ -54,10 +53,10 @@ class Evidence:
         self.chunks += int((plan.samples == 0).sum())
 
     def see(self, outputs: Sequence[RequestOutput]) -> None:
-        """Count what the cache had for requests."""
+        """Count the prefix hits of finished requests. Raises RuntimeError if an output has none recorded."""
         for hit in (output.prefix for output in outputs):
             if hit is None:
-                raise RuntimeError("a request ended without saying what was cached for it")
+                raise RuntimeError("a request ended without a record of what was cached for it")
             self.requests += 1
             self.prompt_tokens += hit.prompt_tokens
             self.cached_tokens += hit.cached_tokens
@@ -67,7 +66,7 @@ class Evidence:
 
 
 class Watch:
-    """A runner that counts steps in whatever `evidence` is at the time."""
+    """A runner that counts its steps in `evidence`, which may be exchanged."""
 
     def __init__(self, engine: Engine) -> None:
         self._runner: StepRunner = engine.runner
@@ -75,24 +74,29 @@ class Watch:
         engine.runner = self
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """As the runner's."""
+        """Count the step and launch it."""
         self.evidence.see_step(plan)
         return self._runner.launch(plan)
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What came of an item: generated tokens, or log probabilities of the last tokens of a text."""
+    """The answer to an item: generated tokens, or log probabilities of the last tokens of a text."""
 
     tokens: list[int]
     text: str
     logprobs: list[float]
-    margins: list[float]  # between the two likeliest tokens, by token; of the cold run only
+    margins: list[float]  # of the two likeliest tokens, per token; cold run only
 
 
 @dataclass
 class Outcome:
-    """One configuration: answers by question, and how they compare with the cold ones."""
+    """The result of a configuration: its answers, and how they compare with the cold ones.
+
+    Attributes:
+        compared, ties: tokens.
+        furthest: largest difference of a log probability.
+    """
 
     name: str
     answers: dict[Question, Answer] = field(default_factory=dict)
@@ -104,7 +108,7 @@ class Outcome:
 
     @contextlib.contextmanager
     def timed(self, watch: Watch) -> Iterator[None]:
-        """What runs within belongs to this configuration."""
+        """Count the steps and the time inside the context for this configuration."""
         watch.evidence, begin = self.evidence, time.monotonic()
         try:
             yield
@@ -114,7 +118,7 @@ class Outcome:
 
 
 def ask(llm: LLM, asked: Sequence[Question], at_once: int = 1, **changes: Any) -> list[RequestOutput]:
-    """Run requests, so many at once, with changed sampling parameters."""
+    """Run requests, `at_once` at a time, with changed sampling parameters. Raises the error of a failed request."""
     outputs: list[RequestOutput] = []
     for first in range(0, len(asked), at_once):
         part = asked[first : first + at_once]
@@ -127,16 +131,16 @@ def ask(llm: LLM, asked: Sequence[Question], at_once: int = 1, **changes: Any) -
 
 
 def answer_of(question: Question, output: RequestOutput) -> Answer:
-    """The answer in a finished request."""
+    """Return the answer of a finished request."""
     if question.item.score == "bits":
         return Answer([], "", prompt_logprobs(output), [])
-    (said,) = output.outputs
-    tables = [sorted((one.logprob for one in table.values()), reverse=True) for table in said.logprobs or ()]
-    return Answer(said.token_ids, said.text, [], [table[0] - table[1] for table in tables])
+    (completion,) = output.outputs
+    tables = [sorted((one.logprob for one in table.values()), reverse=True) for table in completion.logprobs or ()]
+    return Answer(completion.token_ids, completion.text, [], [table[0] - table[1] for table in tables])
 
 
 def plain(outcome: Outcome, llm: LLM, asked: Sequence[Question], at_once: int, **changes: Any) -> None:
-    """Ask everything, so many requests at once."""
+    """Run all questions, `at_once` at a time."""
     watch = Watch(llm.engine)
     with outcome.timed(watch):
         outputs = ask(llm, asked, at_once, **changes)
@@ -145,7 +149,7 @@ def plain(outcome: Outcome, llm: LLM, asked: Sequence[Question], at_once: int, *
 
 
 def cached_and_revived(cached: Outcome, revived: Outcome, llm: LLM, asked: Sequence[Question], tail: int) -> None:
-    """Group by group: a pass that fills the cache, one over it, and one over what is left without local pages."""
+    """Run three passes per group: one fills the cache, one reads it, one reads it after its local pages are dropped."""
     watch = Watch(llm.engine)
     texts = [q for q in asked if q.item.score == "bits"]
     others = [q for q in asked if q.item.score != "bits"]
@@ -165,7 +169,7 @@ def cached_and_revived(cached: Outcome, revived: Outcome, llm: LLM, asked: Seque
 
 
 def _force(cached: Outcome, revived: Outcome, llm: LLM, group: list[Question], tail: int, watch: Watch) -> None:
-    """The last tokens of texts, each behind what the request before it has left in the cache."""
+    """Force the last `tail` tokens of texts; each request reads what the one before it has cached."""
     ids = [q.ids for q in group]
     for outcome in (cached, revived):
         llm.flush_cache()
@@ -183,17 +187,17 @@ def _force(cached: Outcome, revived: Outcome, llm: LLM, group: list[Question], t
 
 
 def lose_local_pages(engine: Engine) -> None:
-    """Take all local pages that no row holds out of the cache; the full ones stay, and with them every text."""
+    """Drop all local pages from the cache that no row holds. The full pages stay, and with them every cached text."""
     if engine.layout.full is None:
-        raise RuntimeError("a model without full-attention layers has nothing from which a window could be rebuilt")
+        raise RuntimeError("windows cannot be rebuilt in a model without full-attention layers")
     engine.scheduler.cache.prefix.retention.drop_windows()
 
 
 def preempted(outcome: Outcome, llm: LLM, asked: Sequence[Question], cold: Outcome) -> None:
-    """Ask all questions of a task and distance at once, in memory for two prompts, and let rows run on after answering.
+    """Run all questions of a task and distance at once, in memory for two prompts, and generate beyond the answers.
 
-    So the older of two rows outgrows its pages while the younger reads its prompt or answers, and takes that one's.
-    What was said after the answer is cut off.
+    So the older of two rows runs out of pages while the younger is in its prompt or answer, and preempts it. Tokens
+    behind the answer are cut off.
     """
     whole, watch = llm.engine, Watch(llm.engine)
     groups: dict[tuple[str, int | None], list[Question]] = {}
@@ -210,12 +214,12 @@ def preempted(outcome: Outcome, llm: LLM, asked: Sequence[Question], cold: Outco
             expected = cold.answers[question]
             found = _cut(llm, answer_of(question, output), expected)
             outcome.answers[question] = found
-            said = preemptions.said.get(output.request_id)
-            outcome.evidence.preempted_answers += said is not None and said < max(len(expected.tokens), 1)
+            generated = preemptions.generated.get(output.request_id)
+            outcome.evidence.preempted_answers += generated is not None and generated < max(len(expected.tokens), 1)
 
 
 def small_engine(engine: Engine, group: Sequence[Question]) -> Engine:
-    """An engine on the programs and the arena of another, which must be idle, of whose blocks it uses few."""
+    """Return an engine on the programs and arena of another, idle engine, limited to few of its blocks."""
     layout, limits = engine.layout, engine.limits
     prompt = max(len(q.ids) for q in group) + 1
     longest = min(limits.max_model_len, max(_grown(q).length for q in group))
@@ -226,23 +230,23 @@ def small_engine(engine: Engine, group: Sequence[Question]) -> Engine:
 
 
 class Preemptions:
-    """A runner that notes how many tokens a request had generated when it was first preempted (`said`)."""
+    """A runner that notes how many tokens a request had generated when it was first preempted (`generated`)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._runner = engine, engine.runner
-        self.said: dict[str, int] = {}
+        self.generated: dict[str, int] = {}
         engine.runner = self
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Look for requests that were preempted while this step was planned, then launch it."""
         for name, sequence in self._engine.scheduler.sequences.items():
             if sequence.preemptions:
-                self.said.setdefault(name, sequence.num_known - len(sequence.request.prompt))
+                self.generated.setdefault(name, sequence.num_known - len(sequence.request.prompt))
         return self._runner.launch(plan)
 
 
 def _grown(question: Question) -> Question:
-    """The question, answered at such length that another prompt of its length is read meanwhile."""
+    """Return the question with so many tokens to generate that a prompt of its length is read meanwhile."""
     if question.item.score == "bits":
         return question
     room = (question.params.max_tokens or 0) + GROWTH + 4 * len(question.ids) // (3 * SMALL_BUDGET)
@@ -250,7 +254,7 @@ def _grown(question: Question) -> Question:
 
 
 def _cut(llm: LLM, found: Answer, expected: Answer) -> Answer:
-    """The answer without what was said after the expected one ended."""
+    """Return the answer cut to the length of the expected one."""
     tokens = found.tokens[: len(expected.tokens)]
     assert llm.tokenizer is not None
     text = expected.text if tokens == expected.tokens else llm.tokenizer.decode(tokens)

@@ -1,25 +1,24 @@
-"""The proof that the cache costs no quality: the sets of `jswa eval` in every configuration, against a cold engine.
+"""Check that no way of running a request changes its answer: the sets of `jswa eval` in each configuration.
 
     python -m benchmarks.quality.run [--model tiny] [--sets DIR] [--tasks passkey,json] [--limit 25] [--out DIR]
 
-cold           no prefix cache, one request at a time, a prompt in one step
+cold           no prefix cache, one request at a time, each prompt in one step
 prefix-cached  a second pass over a warm cache
-revived        the cache has the full-attention KV and no local page: windows are rebuilt by replay
-chunked N      no prefix cache, one request at a time, N tokens a step at most
+revived        the cache holds the full-attention KV and no local page, so windows are rebuilt by replay
+chunked N      no prefix cache, one request at a time, at most N tokens per step
 batched        no prefix cache, all requests at once
-preempted      many requests at once in memory for two, where rows run on after their answer, so that it runs out
+preempted      many requests at once in memory for two; rows generate beyond their answer, so that memory runs out
 
-Greedy tokens must be those of the cold run, item by item, but where the two likeliest tokens of the cold run are within
-1e-3 of each other (ties: under 0.1 % of all tokens); log probabilities of texts agree within 2e-4. A prompt's log
-probabilities never come from the cache: there the last tokens of a text are forced, one request each. A configuration
-that did not come about (no hits, no replays, no preemptions …) is an error. Exit status 1 where anything differs.
-Writes quality.json and quality.md to --out, with --plot quality.png (matplotlib: `pip install jswa[bench]`).
+The baseline is the cold run. Greedy tokens must equal it item by item, unless the two likeliest tokens of the cold run
+are within 1e-3 of each other (a tie; under 0.1 % of all tokens). Log probabilities of texts must agree within 2e-4.
+Those of a prompt never come from the cache: in the cached configurations the last tokens of a text are forced, one
+request each. A configuration that was never exercised (no hit, no replay, no preemption) is an error. The exit status
+is 1 if anything differs. Writes quality.json and quality.md to --out, and quality.png with --plot (matplotlib:
+`pip install jswa[bench]`).
 """
 
 import argparse
 import dataclasses
-import json
-import platform
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -29,9 +28,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.quality.configurations import AT_ONCE, SMALL_BUDGET, Outcome, cached_and_revived, plain, preempted
 from benchmarks.quality.report import markdown, plot
-from jswa import __version__
 from jswa.commands.evaluate import Row, Scored, questions, summarise
 from jswa.commands.task_sets import FOLDER, Item, is_correct, read_sets
 from jswa.llm import LLM, TINY
@@ -39,14 +38,14 @@ from jswa.model.hf.config import parse_config
 from jswa.storage.json_object import read_object
 
 MARGIN, TOLERANCE, MOST_TIES = 1e-3, 2e-4, 1e-3  # docs/design.md §7
-BUDGET = 512  # tokens of a step where nothing else is said
-LONGEST = 2560  # tokens of a prompt and its answer: a cold prompt takes one step, and all of them that shape
+BUDGET = 512  # tokens per step unless a configuration says otherwise
+LONGEST = 2560  # tokens of a prompt and its answer; a cold prompt runs in one step of this size
 CHUNKS = (16, 64, 512)
 CONFIGURATIONS = ("cold", "prefix-cached", "revived", *(f"chunked {n}" for n in CHUNKS), "batched", "preempted")
 
 
 def compare(outcome: Outcome, cold: Outcome) -> None:
-    """Hold every answer against the cold one: the first token that differs, or log probabilities that do."""
+    """Compare each answer with the cold one; record the first token, or the log probabilities, that differ."""
     for question, found in outcome.answers.items():
         expected = cold.answers[question]
         where = {"task": question.item.task, "line": question.item.line, "distance": question.item.distance}
@@ -70,7 +69,7 @@ def compare(outcome: Outcome, cold: Outcome) -> None:
 
 
 def rows_of(outcome: Outcome) -> list[Row]:
-    """Accuracies by task and distance; bits where the whole text was scored."""
+    """Return accuracy by task and distance, and bits per byte of texts that were scored whole."""
     scored = []
     for question, found in outcome.answers.items():
         item = question.item
@@ -82,13 +81,13 @@ def rows_of(outcome: Outcome) -> list[Row]:
 
 
 def bits_per_token(outcome: Outcome, tail: int) -> float | None:
-    """Of the last tokens of all texts."""
+    """Return bits per token over the last `tail` tokens of all texts; None if there are no texts."""
     last = [x for q, found in outcome.answers.items() if q.item.score == "bits" for x in found.logprobs[-tail:]]
     return -float(np.mean(last) / np.log(2)) if last else None
 
 
 def missing(outcome: Outcome) -> str | None:
-    """Why a configuration has not come about; None where it has."""
+    """Return why a configuration was not exercised; None if it was."""
     seen = outcome.evidence
     kind, _, size = outcome.name.partition(" ")
     needs: dict[str, tuple[bool, str]] = {
@@ -104,7 +103,7 @@ def missing(outcome: Outcome) -> str | None:
 
 
 def problems(outcomes: Sequence[Outcome]) -> list[str]:
-    """All that is wrong, one line each."""
+    """Return everything that is wrong, a line each."""
     found = [line for line in map(missing, outcomes) if line is not None]
     for outcome in outcomes:
         found += [f"{outcome.name}: {difference}" for difference in outcome.differences]
@@ -118,10 +117,14 @@ def run(
     items: Sequence[Item],
     names: Sequence[str],
     tail: int,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     longest: int = LONGEST,
 ) -> tuple[list[Outcome], list[Item]]:
-    """The cold configuration and the named ones, and the items that are too long for the model or for `longest`."""
+    """Run the cold configuration and the named ones.
+
+    Returns the outcomes and the items that are too long for the model or for `longest`. Raises SystemExit if no item
+    fits, or if a text has fewer tokens than `tail` needs.
+    """
     outcomes = {name: Outcome(name) for name in CONFIGURATIONS if name in ("cold", *names)}
     alone: dict[str, Any] = {"max_num_seqs": 1, "prefix_cache": False}
     together: dict[str, Any] = {"max_num_seqs": AT_ONCE, "max_num_batched_tokens": BUDGET}
@@ -129,7 +132,7 @@ def run(
     def done(*finished: str) -> None:
         for outcome in (outcomes[name] for name in finished if name in outcomes):
             compare(outcome, outcomes["cold"])
-            tell(f"{outcome.name}: {len(outcome.answers)} items, {outcome.evidence.seconds:.1f} s")
+            log(f"{outcome.name}: {len(outcome.answers)} items, {outcome.evidence.seconds:.1f} s")
 
     folder = TINY if model == "tiny" else Path(model)
     longest = min(longest, parse_config(read_object(folder / "config.json"), weights=False).max_position)
@@ -163,7 +166,7 @@ def run(
 
 
 def as_json(outcomes: Sequence[Outcome], tail: int, head: dict[str, Any]) -> dict[str, Any]:
-    """What is written: `head`, versions, and every configuration with its rows."""
+    """Return the content of the result file: header, `head`, and every configuration with its rows."""
     configurations = [
         {
             "name": outcome.name,
@@ -177,23 +180,23 @@ def as_json(outcomes: Sequence[Outcome], tail: int, head: dict[str, Any]) -> dic
         }
         for outcome in outcomes
     ]
-    versions = {"jswa": __version__, "python": platform.python_version(), "jax": jax.__version__}
     device = jax.devices()[0].device_kind
-    return {**head, "versions": versions, "device": device, "tail": tail, "configurations": configurations}
+    found = {**result_file.about(), **head, "device": device, "tail": tail, "configurations": configurations}
+    return dict(result_file.rounded(found))
 
 
 def main() -> None:
-    """Run, print, write; exit status 1 where a configuration differs from the cold one or did not come about."""
+    """Run, print and write; exit with status 1 if a configuration differs from the cold one or was not exercised."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--sets", type=Path, default=FOLDER)
-    parser.add_argument("--tasks", default="", help="names with commas between them; all where it is left out")
-    parser.add_argument("--limit", type=int, default=25, help="items of each task and distance")
-    parser.add_argument("--only", default=",".join(CONFIGURATIONS), help="configurations beside the cold one")
-    parser.add_argument("--tail", type=int, default=8, help="tokens of each text that are forced behind cached ones")
-    parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of a prompt and its answer")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cpu"))
-    parser.add_argument("--plot", action="store_true")
+    parser.add_argument("--model", default="tiny", help="folder of a checkpoint, or tiny")
+    parser.add_argument("--sets", type=Path, default=FOLDER, help="folder of sets; default: the embedded ones")
+    parser.add_argument("--tasks", default="", help="names separated by commas; default: all")
+    parser.add_argument("--limit", type=int, default=25, help="most items per task and distance")
+    parser.add_argument("--only", default=",".join(CONFIGURATIONS), help="configurations to compare with the cold one")
+    parser.add_argument("--tail", type=int, default=8, help="last tokens of each text, forced behind cached ones")
+    parser.add_argument("--longest", type=int, default=LONGEST, help="most tokens of a prompt and its answer")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cpu"), help="folder to write")
+    parser.add_argument("--plot", action="store_true", help="also write quality.png")
     a = parser.parse_args()
     names = [name.strip() for name in a.only.split(",")]
     if unknown := set(names) - set(CONFIGURATIONS):
@@ -205,8 +208,7 @@ def main() -> None:
     result = as_json(
         outcomes, a.tail, {"model": a.model, "limit": a.limit, "too_long": len(too_long), "problems": wrong}
     )
-    a.out.mkdir(parents=True, exist_ok=True)
-    (a.out / "quality.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    result_file.write(a.out / "quality.json", result, header={})
     text = markdown(result)
     (a.out / "quality.md").write_text(text, encoding="utf-8")
     print(text)

@@ -1,11 +1,11 @@
-"""One replica of a simulated fleet: the engine's own scheduler and prefix cache, on a device that only takes time.
+"""A replica of a simulated fleet: the engine's own scheduler and prefix cache, on a device that only takes time.
 
-The order is the engine's (docs/design.md §2): step k + 1 is planned when step k - 1 has ended, while k is on the
-device; a step begins when the one before has ended and the host has planned it. What a row says is in the trace.
+Steps overlap as in the engine (docs/design.md §2): step k + 1 is planned when step k - 1 has ended, while step k is on
+the device; a step begins when the previous one has ended and the host has planned it. The trace has the outputs.
 
-Decode steps of a batch in which nobody comes, ends or fills a prompt are skipped: `_Run` knows the ends of the next n
-steps, and lengths, pages and windows are brought up to date (`_catch_up`) when something else happens, in the order in
-which `Scheduler.plan` would have done it. With `skip=False` every step is planned and applied; both give the same.
+Runs of decode steps in which no request arrives, ends or prefills are skipped: `_Run` has the ends of the next n steps,
+and `_catch_up` updates lengths, pages and windows as soon as something else happens, in the order in which
+`Scheduler.plan` would have done it. With `skip=False` every step is planned and applied; the results are equal.
 """
 
 import heapq
@@ -33,7 +33,7 @@ _LEAST_SKIPPED = 3
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way; times in seconds of the simulation. `produced`: tokens that came back."""
+    """A request and its latencies, in seconds of virtual time. `produced` counts its generated tokens."""
 
     name: str
     request: TraceRequest
@@ -46,21 +46,23 @@ class Job:
 
     @property
     def ttft(self) -> float:
-        """Seconds from arrival to the first token."""
+        """Return seconds from arrival to the first token."""
         return self.first - self.arrival
 
     @property
     def tpot(self) -> float:
-        """Seconds between two tokens, on average; 0 for an answer of one."""
+        """Return mean seconds between two tokens; 0 for an answer of one token."""
         return (self.end - self.first) / max(self.produced - 1, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """Decode steps ahead.
+    """Decode steps that are skipped.
 
-    `ends[0]` is the end of the step on the device, `ends[i]` the end of the i-th skipped step; `planned[i]` is when the
-    host has planned step i, `seconds[i]` its time on the device.
+    Attributes:
+        ends: [n + 1] when steps end; ends[0] is the step that is on the device, ends[i] the i-th skipped one.
+        planned: [n] when the host has planned each skipped step.
+        seconds: [n] device time of each skipped step.
     """
 
     ends: list[float]
@@ -78,7 +80,7 @@ class _Step(NamedTuple):
 
 @dataclass(eq=False)
 class Replica:
-    """Owns a scheduler; `window`: seconds of the simulation in which `busy` counts."""
+    """Owns a scheduler. `busy` counts device seconds inside `window`; `flight` has plans in flight and their ends."""
 
     scheduler: Scheduler
     time: StepTime
@@ -94,12 +96,12 @@ class Replica:
 
     @property
     def outstanding(self) -> int:
-        """Requests that have come and not ended."""
+        """Return the number of requests that have arrived and not ended."""
         return len(self.jobs)
 
     @property
     def due(self) -> float | None:
-        """When the replica wants a `tick` next; None while it is idle."""
+        """Return when the next `tick` must happen; None while the replica is idle."""
         if self.run is not None:
             return self.run.ends[-2]
         return self.flight[0].end if self.flight else None
@@ -108,12 +110,12 @@ class Replica:
 def new_replica(
     layout: KVLayout, limits: Limits, time: StepTime, *, window: tuple[float, float], skip: bool = True
 ) -> Replica:
-    """An idle replica with an empty cache."""
+    """Return an idle replica with an empty cache."""
     return Replica(Scheduler(layout, limits), time, window, skip)
 
 
 def submit(replica: Replica, job: Job, now: float) -> None:
-    """A request comes. Before the replica's own tick, where both are at one time."""
+    """Accept a request at time `now`. If the replica's tick is due at the same time, this comes first."""
     _interrupt(replica, now)
     request = job.request
     length = len(request.prompt) + len(request.output)
@@ -121,23 +123,23 @@ def submit(replica: Replica, job: Job, now: float) -> None:
     replica.jobs[job.name] = job
     if not replica.flight:
         _launch(replica, now)
-        assert replica.flight, "an idle replica has work and does nothing"
+        assert replica.flight, "an idle replica has work and runs no step"
 
 
 def tick(replica: Replica, now: float) -> list[Job]:
-    """Take in the steps that have ended by now, and plan on. Returns the jobs that have ended."""
+    """Apply the steps that have ended by now and plan the next ones. Return the jobs that have ended."""
     if replica.run is not None:
         _catch_up(replica, len(replica.run.ends) - 1)
     ended: list[Job] = []
     while replica.flight and replica.flight[0].end <= now:
         ended += _apply(replica, replica.flight.popleft())
     _launch(replica, now)
-    assert replica.flight or not replica.jobs, "a replica has work and does nothing"
+    assert replica.flight or not replica.jobs, "a replica has work and runs no step"
     return ended
 
 
 def look(replica: Replica, now: float) -> None:
-    """Bring scheduler and cache up to date, so that somebody may look into them."""
+    """Bring scheduler and cache up to date, so that a router may query them."""
     _interrupt(replica, now)
 
 
@@ -162,7 +164,7 @@ def _apply(replica: Replica, step: _Step) -> list[Job]:
 
 
 def _launch(replica: Replica, now: float) -> None:
-    """Plan until two steps are under way, or skip ahead."""
+    """Plan until two steps are under way, or skip decode steps."""
     while len(replica.flight) < 2:
         if replica.skip and len(replica.flight) == 1 and (steps := _steady(replica)) >= _LEAST_SKIPPED:
             replica.run = _run(replica, now, steps)
@@ -181,8 +183,8 @@ def _launch(replica: Replica, now: float) -> None:
 
 def _rows_of(replica: Replica, plan: StepPlan) -> tuple[Sequence, ...]:
     """The sequences of a plan that has just been made, in the order of its rows."""
-    by_slot = {sequence.row_id: sequence for sequence in replica.scheduler.running}
-    return tuple(by_slot[slot] for slot in plan.row_ids.tolist())
+    by_row_id = {sequence.row_id: sequence for sequence in replica.scheduler.running}
+    return tuple(by_row_id[row_id] for row_id in plan.row_ids.tolist())
 
 
 def _overlap(begin: float, end: float, window: tuple[float, float]) -> float:
@@ -190,7 +192,7 @@ def _overlap(begin: float, end: float, window: tuple[float, float]) -> float:
 
 
 def _steady(replica: Replica) -> int:
-    """How many decode steps can be skipped: all rows are in the one step in flight, and none ends, comes or waits."""
+    """Return how many decode steps can be skipped: all rows are in the step in flight; none ends, arrives or waits."""
     scheduler, plan = replica.scheduler, replica.flight[0].plan
     rows = scheduler.running
     if scheduler.stats().waiting or len(rows) != plan.num_rows or plan.num_tokens != plan.num_rows:
@@ -210,7 +212,7 @@ def _steady(replica: Replica) -> int:
 
 
 def _run(replica: Replica, now: float, steps: int) -> _Run:
-    """Ends of the next steps, by the arithmetic of `_launch`."""
+    """Return the next steps, with the arithmetic of `_launch`."""
     rows = replica.scheduler.running
     lengths = np.array([sequence.launched for sequence in rows], np.int64)
     seconds = replica.time.seconds(replica.time.decode_work(lengths, steps))
@@ -225,11 +227,11 @@ def _run(replica: Replica, now: float, steps: int) -> _Run:
 
 
 def _interrupt(replica: Replica, now: float) -> None:
-    """End a run: catch up with the steps that have ended, and plan the one that was planned before now."""
+    """End a run: catch up with the steps that have ended, and plan the step that the host had planned before now."""
     run = replica.run
     if run is None:
         return
-    done = sum(end < now for end in run.ends[:-2])  # the last of them is when the run's own tick comes
+    done = sum(end < now for end in run.ends[:-2])  # the tick of the run is due at the last of them
     _catch_up(replica, done)
     plan = replica.scheduler.plan()
     assert plan is not None
@@ -242,7 +244,7 @@ def _interrupt(replica: Replica, now: float) -> None:
 
 
 def _catch_up(replica: Replica, steps: int) -> None:
-    """Do to scheduler and cache what so many skipped steps would have done, and end the run."""
+    """Change scheduler and cache as the first `steps` skipped steps would have done, and end the run."""
     run, scheduler = replica.run, replica.scheduler
     assert run is not None
     replica.run = None
@@ -256,14 +258,14 @@ def _catch_up(replica: Replica, steps: int) -> None:
     _move_pages(scheduler, steps)
     for sequence in scheduler.running:
         job = replica.jobs[sequence.request.request_id]
-        _say(sequence, job, steps)
+        _append_output(sequence, job, steps)
         sequence.launched += steps
         job.produced += steps
     replica.flight.append(replica.flight.popleft()._replace(end=run.ends[steps]))
 
 
-def _say(sequence: Sequence, job: Job, count: int) -> None:
-    """Append what the row says in so many steps."""
+def _append_output(sequence: Sequence, job: Job, count: int) -> None:
+    """Append the next `count` tokens of a row's output."""
     known, at = sequence.num_known, sequence.num_known - len(job.request.prompt)
     while known + count > len(sequence.tokens):
         sequence.tokens = np.concatenate([sequence.tokens, np.empty(len(sequence.tokens), np.int32)])
@@ -272,7 +274,7 @@ def _say(sequence: Sequence, job: Job, count: int) -> None:
 
 
 def _move_pages(scheduler: Scheduler, steps: int) -> None:
-    """New pages and slid ones, step by step: in each, all rows grow in their order, then windows slide."""
+    """Grow and slide pages step by step: in each step all rows grow in their order, then windows slide."""
     cache, page, rows = scheduler.cache, scheduler.layout.page_size, scheduler.running
     events: list[tuple[int, int, int]] = []  # step, 0 to grow and 1 to slide, row
     for row, sequence in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Tables and a plot of what `benchmarks.scale.run` has written.
+"""Tables and a plot of the results of `benchmarks.scale.run`.
 
     python -m benchmarks.scale.report benchmarks/results/cpu/scale_sim.json      writes scale_sim.md and .png beside it
 
@@ -6,7 +6,6 @@ The plot needs matplotlib (`pip install jswa[bench]`).
 """
 
 import importlib.util
-import json
 import sys
 from collections.abc import Sequence
 from itertools import product
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.cache.ablation_table import spread
 from benchmarks.scale.routers import POLICIES, Thresholds
 from benchmarks.scale.simulate import SERVED, Served, fleet_of
@@ -26,14 +26,14 @@ _HEAD = (
     "hit rate, %",
     "window lost, %",
     "good, %",
-    "goodput: requests/s, tokens/s a replica",
+    "goodput: requests/s, tokens/s per replica",
     "TTFT p50 / p95 / p99, s",
     "TPOT p50 / p95 / p99, ms",
     "busy, %",
     "max/mean",
     "evictions, preemptions",
 )
-# Output tokens/s of one H200 that TensorRT-LLM's performance overview gives, by tokens in and out.
+# Output tokens/s of one H200 in the performance overview of TensorRT-LLM, by tokens in and out.
 _PUBLISHED = {
     ("gpt-oss-120b", 1000, 1000): 6868,
     ("gpt-oss-120b", 8000, 1000): 1828,
@@ -43,24 +43,24 @@ _PUBLISHED = {
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The whole report."""
+    """Return the whole report."""
     rows: list[Row] = found["rows"]
     assumed, limits = found["assumed"], Thresholds()
     parts = [
-        "# Fleets in virtual time\n",
+        "# Simulated fleets, in virtual time\n",
         f"    {found['command']}\n    python -m benchmarks.scale.report FILE\n",
         "**No kernel was timed on a GPU.** Schedulers, prefix caches and routers are real and run every request; the "
-        "time of a step is computed from its bytes and FLOP, the data sheet's peaks of an "
-        f"{found['device']['name']}, and assumed shares of them: {assumed['bandwidth']:.0%} of the bandwidth, "
+        "time of a step is computed from its bytes, its FLOP, the data sheet's peaks of an "
+        f"{found['device']['name']}, and assumed shares of these: {assumed['bandwidth']:.0%} of the bandwidth, "
         f"{assumed['flops']:.0%} of the FLOP, {assumed['link']:.0%} of the links. Absolute times and rates are as good "
-        "as these assumptions; what routers are worth against each other depends on them little (other assumptions, "
-        "below).\n",
-        "Replicas start empty; figures are of the requests that came in the last part of the time "
-        f"({_spans(rows)}). Load per replica is the same whatever their number. Hit rate: prompt tokens that no layer "
-        "computed. Window lost: tokens whose full-attention KV was there, computed again for want of the window. "
-        "Goodput: answers within the trace's limits of time to first token (TTFT) and per later token (TPOT); a slow "
-        "fleet has fewer requests, too, as its users wait for an answer before they go on. Busy: "
-        "device time in which some step ran. Max/mean: tokens computed by the busiest replica over the average. "
+        "as these assumptions; the ranking of the routers depends on them little (see other assumptions, below).\n",
+        "Replicas start empty; figures count the requests that arrived in the last part of the simulated time "
+        f"({_spans(rows)}). The load per replica does not depend on their number. Hit rate: share of prompt tokens "
+        "that no layer computed. Window lost: share of prompt tokens whose full-attention KV was cached, but which "
+        "were computed again because their window was not. Goodput: answers within the trace's limits of time to first "
+        "token (TTFT) and time per output token (TPOT); a slow fleet also has fewer requests, because its users wait "
+        "for an answer before they go on. Busy: share of the time in which the device ran a step. Max/mean: tokens "
+        "computed by the busiest replica over the mean. "
         f"Router thresholds: {limits.cache_threshold} of the prompt, {limits.abs_threshold} requests and a factor of "
         f"{limits.rel_threshold}.\n",
     ]
@@ -69,7 +69,7 @@ def markdown(found: dict[str, Any]) -> str:
         chosen = [row for row in rows if row["section"] == "main" and row["trace"] == name]
         if chosen:
             parts.append(
-                f"## {name}, {chosen[0]['model']}\n\n{chosen[0]['rate']:.2f} sessions/s a replica; good: TTFT up to "
+                f"## {name}, {chosen[0]['model']}\n\n{chosen[0]['rate']:.2f} sessions/s per replica; good: TTFT up to "
                 f"{shape.ttft:g} s, TPOT up to {1000 * shape.tpot:.0f} ms; shape: {shape.source}.\n\n"
                 + _table(chosen, lambda row: str(row["replicas"]))
             )
@@ -86,7 +86,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def _windows(rows: Sequence[Row]) -> list[str]:
-    """Median and range over seeds, of the routers that know prefixes."""
+    """Return the table of the routers that know prefixes, with median and range over seeds."""
     if not rows:
         return []
     head = ("setting, router", "hit rate, %", "window lost, %", "good, %", "TTFT p50, s", "TTFT p99, s", "max/mean")
@@ -105,7 +105,7 @@ def _windows(rows: Sequence[Row]) -> list[str]:
             )
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     seeds = len({row["seed"] for row in rows})
-    title = f"## What knowing windows is worth\n\n{rows[0]['replicas']} replicas, {seeds} seeds: median (range).\n\n"
+    title = f"## The value of knowing windows\n\n{rows[0]['replicas']} replicas, {seeds} seeds: median (range).\n\n"
     return [f"{title}{table}\n"]
 
 
@@ -123,7 +123,7 @@ def _section(rows: Sequence[Row], name: str, title: str, setting: Any) -> list[s
 
 
 def _table(rows: Sequence[Row], setting: Any, first: str = _HEAD[0]) -> str:
-    """A table, by setting and then router."""
+    """Return a table, ordered by setting and then by router."""
     lines = [(first, *_HEAD[1:]), ("---", *["---:"] * (len(_HEAD) - 1))]
     order = {setting(row): at for at, row in reversed(list(enumerate(rows)))}
     for row in sorted(rows, key=lambda row: (order[setting(row)], POLICIES.index(row["policy"]))):
@@ -146,7 +146,7 @@ def _table(rows: Sequence[Row], setting: Any, first: str = _HEAD[0]) -> str:
 
 
 def _orientation() -> str:
-    """What the step-time model gives where others have published a figure."""
+    """Return a table of the step-time model beside published figures."""
     cells = []
     for (model, prompt, output), published in _PUBLISHED.items():
         cells.append(
@@ -155,12 +155,17 @@ def _orientation() -> str:
         )
     head = "| output tokens/s, 256 rows, nothing cached | this model | TensorRT-LLM, published |\n| --- | ---: | ---: |"
     return "\n".join(
-        ["The assumptions are optimistic: what a tuned engine reaches, by its own figures.\n", head, *cells, ""]
+        [
+            "The assumptions are optimistic: this model is faster than the published figures of a tuned engine.\n",
+            head,
+            *cells,
+            "",
+        ]
     )
 
 
 def throughput(model: str, prompt: int, output: int, rows: int = 256) -> float:
-    """Output tokens a second of one device with full batches, by the step-time model alone."""
+    """Return output tokens per second of one device with full batches, from the step-time model alone."""
     served = Served(model, 1, expert_bits=4.25) if model not in SERVED or SERVED[model].devices > 1 else SERVED[model]
     time = fleet_of(served, longest=prompt + output).time
     chunks = [(at, min(2048, prompt - at)) for at in range(0, prompt, 2048)]
@@ -171,7 +176,7 @@ def throughput(model: str, prompt: int, output: int, rows: int = 256) -> float:
 
 
 def plot(rows: Sequence[Row], to: Path) -> None:
-    """Hit rate, share of good answers and tail of the first token against the number of replicas, by trace."""
+    """Plot hit rate, share of good answers and p99 of the time to first token by number of replicas and trace."""
     from matplotlib import pyplot
 
     kinds = (("hit_rate", "hit rate, %", 100), ("good_share", "good answers, %", 100), ("ttft", "TTFT p99, s", 1))
@@ -200,9 +205,9 @@ def plot(rows: Sequence[Row], to: Path) -> None:
 
 
 def main() -> None:
-    """Read the JSON, write the tables and the picture beside it."""
+    """Read the result file; write the tables and the picture beside it."""
     source = Path(sys.argv[1])
-    found = json.loads(source.read_text(encoding="utf-8"))
+    found = result_file.read(source)
     source.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
     rows = [row for row in found["rows"] if row["section"] == "main"]
     if importlib.util.find_spec("matplotlib") is None:

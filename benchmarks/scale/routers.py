@@ -1,19 +1,19 @@
-"""Which of N replicas a request goes to. A router knows what it has sent, and how many requests each has not ended.
+"""Routers of a simulated fleet. A router knows the requests that it has sent and how many of them have not ended.
 
-* `random`: any, all alike.
-* `least-loaded`: the fewest outstanding requests; ties at random.
-* `prefix-aware`: what routers do that see only requests, after the rule that SMG documents for its policy cache_aware
-  (docs/concepts/routing/cache-aware.md of lightseekorg/smg; thresholds are its defaults). It remembers the prefixes
-  that it has sent to each replica. Where loads differ by more than `abs_threshold` requests and by the factor
-  `rel_threshold`, load alone decides. Otherwise the request goes to the replica that was sent the longest prefix of
-  it, the least loaded of several, if that is more than `cache_threshold` of the prompt, and else to the least loaded.
-* `kv-aware`: the same rule by the full-attention KV that replicas really hold, as routers know it that follow events
-  of blocks stored and dropped. It does not know whether the windows are there that a row needs besides.
-* `resume-aware`: the same rule by where a row would really start, windows and all.
+* `random`: any replica, with equal chances.
+* `least-loaded`: the replica with the fewest outstanding requests; ties at random.
+* `prefix-aware`: the router remembers the prefixes that it has sent to each replica. It follows the rule that SMG
+  documents for its policy cache_aware (docs/concepts/routing/cache-aware.md of lightseekorg/smg; the thresholds are its
+  defaults). If loads differ by more than `abs_threshold` requests and by the factor `rel_threshold`, load alone
+  decides. Otherwise the request goes to the replica that was sent the longest prefix of it (the least loaded of
+  several), if that prefix is more than `cache_threshold` of the prompt, and to the least loaded replica if not.
+* `kv-aware`: the same rule with the full-attention KV that a replica really holds, as a router knows it that follows
+  events of stored and dropped blocks. It does not know whether the replica has the windows that a row needs as well.
+* `resume-aware`: the same rule with the position from which a row would really start, windows included.
 
-The last two ask the caches themselves, the `most_asked` replicas with the longest prefix in the router's memory: no
-other has more. Prefixes are remembered by blocks of 64 tokens. SMG forgets the oldest beyond 64M tokens; here nothing
-is forgotten, and a simulation ends before.
+The last two query the caches of the `most_asked` replicas with the longest prefix in the router's memory; no other
+replica can hold more. Prefixes are remembered in blocks of 64 tokens. SMG forgets the oldest prefixes beyond 64M
+tokens; this router forgets nothing, and a simulation ends before that.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ from benchmarks.scale.replica import Replica
 POLICIES = ("random", "least-loaded", "prefix-aware", "kv-aware", "resume-aware")
 BLOCK = 64
 _MIX = np.random.default_rng(7).integers(1, 2**63, BLOCK, dtype=np.int64) * 2 + 1
-_PLACE = np.random.default_rng(8).integers(1, 2**63, 2**15, dtype=np.int64) * 2 + 1
+_POSITION = np.random.default_rng(8).integers(1, 2**63, 2**15, dtype=np.int64) * 2 + 1
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Of the rule above; SMG's defaults."""
+    """Thresholds of the rule above, with the defaults of SMG."""
 
     cache_threshold: float = 0.3
     abs_threshold: int = 64
@@ -43,21 +43,21 @@ class Thresholds:
 
 @dataclass
 class Memory:
-    """Prefixes by the hash of all their blocks: the set of replicas they were sent to, as bits.
+    """The replicas that each prefix was sent to, as bits, by the hash of all blocks of the prefix.
 
-    Who was sent a prefix was sent all shorter ones, so sets shrink along a text and can be searched by bisection.
+    A replica that was sent a prefix was sent all shorter ones, so the sets shrink along a text and allow bisection.
     """
 
     replicas_of: dict[int, int] = field(default_factory=dict)
 
     def add(self, keys: list[int], replica: int) -> None:
-        """The text was sent there."""
+        """Note that the text was sent to this replica."""
         bit = 1 << replica
         for key in keys[self._first(keys, lambda found: not found & bit) :]:
             self.replicas_of[key] = self.replicas_of.get(key, 0) | bit
 
     def longest(self, keys: list[int], least: int) -> list[tuple[int, int]]:
-        """(Tokens of the prefix, replicas as bits) from the longest prefix on, until `least` replicas are named."""
+        """Return (tokens of a prefix, replicas as bits), longest prefix first, until `least` replicas are named."""
         named, found = 0, []
         end = self._first(keys, lambda replicas: not replicas)
         while end and named.bit_count() < least:
@@ -69,7 +69,7 @@ class Memory:
         return found
 
     def _first(self, keys: list[int], ends: Callable[[int], bool]) -> int:
-        """Index of the first prefix whose replicas satisfy `ends`, which all longer ones then do."""
+        """Return the index of the first prefix whose replicas satisfy `ends`; all longer prefixes satisfy it too."""
         low, high = 0, len(keys)
         while low < high:
             middle = (low + high) // 2
@@ -81,10 +81,10 @@ class Memory:
 
 
 def block_keys(tokens: Int[np.ndarray, " T"]) -> list[int]:
-    """A hash for each prefix of whole blocks."""
+    """Return a hash of each prefix of whole blocks."""
     count = len(tokens) // BLOCK
     blocks = tokens[: count * BLOCK].reshape(count, BLOCK).astype(np.int64) @ _MIX
-    mixed = (blocks ^ (blocks >> 29)) * _PLACE[:count]
+    mixed = (blocks ^ (blocks >> 29)) * _POSITION[:count]
     keys: list[int] = np.cumsum(mixed).tolist()
     return keys
 
@@ -100,10 +100,10 @@ def make_router(
     *,
     look: Callable[[int], None],
 ) -> Route:
-    """The router of a policy, as a function from a request to a replica's number.
+    """Return the router of a policy: a function from a request to the number of a replica.
 
     Args:
-        look: brings a replica's scheduler and cache up to date before they are asked.
+        look: brings the scheduler and cache of a replica up to date before they are queried.
 
     Raises ValueError for a policy that is not among `POLICIES`.
     """
@@ -125,7 +125,7 @@ def make_router(
     memory = Memory()
 
     def known(keys: list[int], request: TraceRequest) -> tuple[int, list[int]]:
-        """Most tokens that any replica has of the prompt, and which have so many."""
+        """Return the most prompt tokens that a replica has, and the replicas that have so many."""
         asked = memory.longest(keys, 1 if policy == "prefix-aware" else limits.most_asked)
         sent = [(tokens, i) for tokens, bits in asked for i in _members(bits)]
         if policy != "prefix-aware":
@@ -157,6 +157,6 @@ def _members(bits: int) -> list[int]:
 
 
 def _held(replica: Replica, request: TraceRequest, policy: str) -> int:
-    """Tokens of the prompt that the replica really has: full KV alone, or all that a row needs to start behind them."""
+    """Return the prompt tokens that the replica holds: in full KV, or with all that a row needs to start there."""
     at = replica.scheduler.cache.match("", request.prompt, len(request.prompt) - 1).resume
     return at.full_to if policy == "kv-aware" else at.start

@@ -1,4 +1,4 @@
-"""A fleet in virtual time: sessions come, a router sends each request to a replica, and what users saw is counted."""
+"""A fleet in virtual time: sessions arrive, a router sends each request to a replica, and latencies are recorded."""
 
 import heapq
 import itertools
@@ -24,7 +24,7 @@ PAGE = 64
 
 @dataclass(frozen=True)
 class Served:
-    """A model as a replica serves it: its name in `CONFIGS`, devices, bits of a weight and of an expert's."""
+    """A model as a replica serves it: name in `CONFIGS`, devices, bits per weight and per weight of an expert."""
 
     config: str
     devices: int
@@ -42,7 +42,7 @@ SERVED = {
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """What all replicas have in common."""
+    """The properties that all replicas share."""
 
     layout: KVLayout
     limits: Limits
@@ -58,12 +58,12 @@ def fleet_of(
     assumed: Assumed | None = None,
     device: Device = H200,
 ) -> Fleet:
-    """A model on devices of a kind, with an arena of what its weights leave of their memory.
+    """Return a fleet that serves a model. Its arena takes the device memory that the weights leave free.
 
     Args:
-        model: by its name in `SERVED`, or any other.
+        model: a name in `SERVED`, or any other model.
         longest: max_model_len.
-        rows, tokens: max_num_seqs and max_num_batched_tokens; the engine's defaults on a GPU.
+        rows, tokens: max_num_seqs and max_num_batched_tokens; by default those of the engine on a GPU.
     """
     served, assumed = SERVED[model] if isinstance(model, str) else model, assumed or Assumed()
     part = shard_config(parse_config(CONFIGS[served.config], weights=False), served.devices)
@@ -77,7 +77,7 @@ def fleet_of(
 
 @dataclass(eq=False)
 class Outcome:
-    """What a simulation saw. `jobs`: all of them, ended; figures count those that arrived inside `window`."""
+    """The result of a simulation. All `jobs` have ended; figures count those that arrived inside `window` (seconds)."""
 
     window: tuple[float, float]
     replicas: list[Replica]
@@ -85,29 +85,31 @@ class Outcome:
 
     @property
     def counted(self) -> list[Job]:
-        """Jobs that arrived inside the window."""
+        """Return the jobs that arrived inside the window."""
         return [job for job in self.jobs if self.window[0] <= job.arrival < self.window[1]]
 
 
 @dataclass(eq=False)
-class _Agenda:
-    """The events to come, by time.
+class _Events:
+    """A queue of events by time.
 
-    An entry is (time, 0 for a request or 1 for a replica's tick, order, which request or replica). A replica's tick is
-    void if the replica has been interrupted since.
+    Attributes:
+        entries: (time, 0 for a request or 1 for a replica's tick, order, request or replica number). A replica's entry
+            is void if the replica has been interrupted since.
+        turns: turns still to come, by session.
     """
 
     replicas: list[Replica]
     entries: list[tuple[float, int, int, TraceRequest | int]] = field(default_factory=list)
-    turns: dict[str, Iterator[TraceRequest]] = field(default_factory=dict)  # that are still to come, by session
+    turns: dict[str, Iterator[TraceRequest]] = field(default_factory=dict)
     order: Iterator[int] = field(default_factory=itertools.count)
 
     def request(self, request: TraceRequest, time: float) -> None:
-        """A request comes at that time."""
+        """Add a request that arrives at that time."""
         heapq.heappush(self.entries, (time, 0, next(self.order), request))
 
     def session(self, lines: list[Line] | None) -> None:
-        """A session begins; None: there are no more."""
+        """Add the first request of a session; None if there are no more sessions."""
         if lines:
             requests = iter(traces.expand(lines))
             first = next(requests)
@@ -115,7 +117,7 @@ class _Agenda:
             self.request(first, first.time)
 
     def follow(self, job: Job) -> None:
-        """A turn has ended: the next one comes when its user has thought."""
+        """A turn has ended: add the next turn of its session, after the user's pause."""
         after = next(self.turns[job.request.session], None)
         if after is None:
             del self.turns[job.request.session]
@@ -123,7 +125,7 @@ class _Agenda:
             self.request(after, max(after.time, job.end + after.think))
 
     def replica(self, number: int) -> None:
-        """The replica's next tick may have changed."""
+        """Add the next tick of a replica, which may have changed."""
         due = self.replicas[number].due
         if due is not None:
             heapq.heappush(self.entries, (due, 1, next(self.order), number))
@@ -141,61 +143,61 @@ def simulate(
     thresholds: Thresholds | None = None,
     skip: bool = True,
 ) -> Outcome:
-    """Run sessions until the time is over, and what is then running to its end.
+    """Simulate sessions, and run every request that has started to its end.
 
     Args:
-        sessions: lines of one session each, by time of arrival.
-        until: no turn starts from then on, seconds.
-        warm: seconds at the start that count in no figure.
-        skip: whether steady decode steps are skipped; the outcome is the same.
+        sessions: the lines of each session, in the order of arrival.
+        until: seconds after which no turn starts.
+        warm: seconds at the start that no figure counts.
+        skip: skip steady decode steps; the outcome is the same.
     """
     window = (warm, until)
     outcome = Outcome(
         window,
         [new_replica(fleet.layout, fleet.limits, fleet.time, window=window, skip=skip) for _ in range(replicas)],
     )
-    agenda, coming, now = _Agenda(outcome.replicas), iter(sessions), 0.0
+    events, coming, now = _Events(outcome.replicas), iter(sessions), 0.0
 
     def up_to_date(number: int) -> None:
         look(outcome.replicas[number], now)
-        agenda.replica(number)
+        events.replica(number)
 
     route = make_router(policy, outcome.replicas, seed, thresholds, look=up_to_date)
-    agenda.session(next(coming, None))
-    while agenda.entries:
-        now, _, _, item = heapq.heappop(agenda.entries)
+    events.session(next(coming, None))
+    while events.entries:
+        now, _, _, item = heapq.heappop(events.entries)
         if isinstance(item, TraceRequest):
             if item.turn == 0:
-                agenda.session(next(coming, None))
+                events.session(next(coming, None))
             if now < until:
                 number = route(item)
                 outcome.jobs.append(Job(f"{item.session}/{item.turn}", item, now, number))
                 submit(outcome.replicas[number], outcome.jobs[-1], now)
-                agenda.replica(number)
+                events.replica(number)
         elif outcome.replicas[item].due == now:
             for job in tick(outcome.replicas[item], now):
-                agenda.follow(job)
-            agenda.replica(item)
+                events.follow(job)
+            events.replica(item)
     return outcome
 
 
 def check(outcome: Outcome) -> None:
-    """Assert what must hold of any simulation that has come to its end."""
+    """Assert the laws of a simulation that has ended."""
     for job in outcome.jobs:
         assert job.produced == len(job.request.output), f"{job.name}: a token was lost or came twice"
         assert job.hit is not None
         assert 0 <= job.hit.cached_tokens < job.hit.prompt_tokens == len(job.request.prompt)
         assert job.arrival < job.first <= job.end, f"{job.name}: time ran backwards"
     for replica in outcome.replicas:
-        assert not replica.scheduler.has_work(), "a replica has left work undone"
+        assert not replica.scheduler.has_work(), "a replica has unfinished work"
         assert replica.busy <= (outcome.window[1] - outcome.window[0]) * (1 + 1e-9), "a replica ran two steps at once"
 
 
 def figures(outcomes: Sequence[Outcome], ttft: float, tpot: float) -> dict[str, Any]:
-    """The report's numbers over simulations of one setting that differ by their seed. Rates are per replica.
+    """Return the figures of simulations that differ only in their seed. Rates are per replica.
 
     Args:
-        ttft, tpot: what a good answer keeps, seconds.
+        ttft, tpot: limits of a good answer, in seconds.
     """
     jobs = [job for outcome in outcomes for job in outcome.counted]
     replicas = [replica for outcome in outcomes for replica in outcome.replicas]
@@ -224,7 +226,7 @@ def figures(outcomes: Sequence[Outcome], ttft: float, tpot: float) -> dict[str, 
 
 
 def _computed(outcome: Outcome) -> list[float]:
-    """Tokens that each replica computed for the requests that count: prompts without what was cached, and answers."""
+    """Return the tokens that each replica computed for the counted requests: uncached prompt tokens and answers."""
     computed = [0.0] * len(outcome.replicas)
     for job in outcome.counted:
         if job.hit is not None:

@@ -1,12 +1,13 @@
-"""How long a step takes on a GPU: a model of bytes and FLOP, for simulations. Nothing here was measured on a GPU.
+"""Model of the time of a step on a GPU, from bytes and FLOP, for simulations. Nothing in it was measured on a GPU.
 
     seconds = launch + max(weight bytes / B, FLOP of matrices / F)
                      + max(KV bytes / B, FLOP of attention / F) + sums over devices
 
-Exact are bytes and FLOP: they follow from the model, its part on one device, and the plan (weights once a step, experts
-as far as their tokens reach, keys and values of what each row sees, padding to the engine's buckets). Known are the
-data sheet's peaks. Assumed is what share of a peak is reached: `Assumed`, the one place. The host's time is measured
-(benchmarks.speed.host_overhead on a CPU server); it runs beside the device and counts only where it is longer.
+Bytes and FLOP are exact: they follow from the model, its part on one device, and the plan (weights once per step, the
+experts that its tokens choose, the keys and values that each row sees, padding to the engine's buckets). Peaks are
+those of the data sheet. The shares of the peaks that are reached are assumed, all of them in `Assumed`. The host's time
+is measured (`benchmarks.speed.host_overhead` on a CPU server); the host works beside the device, and its time counts
+only if it is longer.
 """
 
 import functools
@@ -25,7 +26,7 @@ Number = int | Int[np.ndarray, " n"]
 
 @dataclass(frozen=True)
 class Device:
-    """Peaks of a data sheet: bytes, bytes/s, dense 16-bit FLOP/s, bytes/s to the other devices in one direction."""
+    """Peaks in a data sheet: bytes, bytes/s, dense 16-bit FLOP/s, bytes/s to other devices in one direction."""
 
     name: str
     memory: float
@@ -34,18 +35,18 @@ class Device:
     link: float
 
 
-# NVIDIA's data sheet of the H200 SXM; FP8 and 4-bit weights are widened to 16 bits before they are multiplied.
+# From NVIDIA's data sheet of the H200 SXM. FP8 and 4-bit weights are widened to 16 bits before they are multiplied.
 H200 = Device("H200", 141e9, 4.8e12, 989e12, 450e9)
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """What share of the peaks is reached, and what a launch and a sum cost. Assumptions, all of them.
+    """The assumptions: which shares of the peaks are reached, and how long a launch and a sum over devices take.
 
     Attributes:
-        bandwidth, flops, link: shares of the device's peaks.
-        launch: seconds of a step in which the device does nothing of use.
-        all_reduce: seconds that a small sum over devices takes.
+        bandwidth, flops, link: shares of the peaks of the device.
+        launch: seconds per step in which the device does no useful work.
+        all_reduce: seconds of a small sum over devices.
         memory: share of the device's memory for weights, KV and `scratch` bytes.
     """
 
@@ -58,18 +59,18 @@ class Assumed:
     scratch: float = 3e9
 
 
-# benchmarks/results/cpu/2026-11-20-host_overhead.json: seconds of plan, pack and apply by rows of a decode step.
+# Seconds of plan, pack and apply by rows of a decode step (benchmarks/results/cpu/host_overhead-slow.json).
 HOST_SECONDS = ((1, 37e-6), (64, 173e-6), (256, 762e-6), (1400, 4490e-6))
 
 
 class Work(NamedTuple):
-    """What one step does, or each of n steps.
+    """The work of one step, or of each of n steps.
 
     Attributes:
-        tokens: of the bucket, padding included.
-        sampled: rows that logits are formed for.
-        full_keys, local_keys: keys that are read, over all rows, in each layer of a kind.
-        full_pairs, local_pairs: pairs of query and key that are multiplied.
+        tokens: tokens of the bucket, padding included.
+        sampled: rows whose logits are computed.
+        full_keys, local_keys: keys that all rows read, in each full and each local layer.
+        full_pairs, local_pairs: pairs of query and key that are multiplied, in each full and each local layer.
     """
 
     tokens: int
@@ -82,18 +83,19 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTime:
-    """A model's step on each of its devices.
+    """The costs of a model's steps on each of its devices.
 
     Attributes:
         held: bytes of all weights.
         dense: bytes of the weights that every step reads.
-        experts: [tokens + 1] bytes of experts that a step reads.
-        token_flops, head_flops: of a token in matrices, of a sampled row in the head.
-        full_bytes, local_bytes: of a key and its value in all layers of the kind.
-        full_flops, local_flops: of a pair of query and key in all layers of the kind.
-        sums: over devices in a step; `sum_bytes`: that each moves per token and device.
-        padded: [tokens + 1] tokens of the bucket of a mixed step; `padded_rows` of a decode step.
-        host: [rows + 1] seconds that the host takes.
+        experts: [tokens + 1] bytes of the experts that a step reads, by its tokens.
+        token_flops, head_flops: FLOP of a token in the matrices, and of a sampled row in the head.
+        full_bytes, local_bytes: bytes of a key and its value in all full and in all local layers.
+        full_flops, local_flops: FLOP of a pair of query and key in all full and in all local layers.
+        sums: sums over devices in a step; each moves `sum_bytes` per token and device.
+        padded: [tokens + 1] tokens of the bucket of a mixed step, by its tokens.
+        padded_rows: [rows + 1] tokens of the bucket of a decode step, by its rows.
+        host: [rows + 1] seconds of the host, by rows of a step.
     """
 
     device: Device
@@ -115,7 +117,7 @@ class StepTime:
     host: Float[np.ndarray, " R1"]
 
     def seconds(self, work: Work) -> Float[np.ndarray, " n"]:
-        """Device time of each step."""
+        """Return the device time of each step."""
         bandwidth, flops = self.device.bandwidth * self.assumed.bandwidth, self.device.flops * self.assumed.flops
         weights = self.dense + self.experts[work.tokens]
         matrices = work.tokens * self.token_flops + work.sampled * self.head_flops
@@ -127,7 +129,7 @@ class StepTime:
         return np.asarray(total + sums + self.assumed.launch, np.float64)
 
     def work(self, starts: Int[np.ndarray, " R"], counts: Int[np.ndarray, " R"], sampled: int) -> Work:
-        """Of a step whose row i runs positions [starts[i], starts[i] + counts[i])."""
+        """Return the work of a step whose row i runs positions [starts[i], starts[i] + counts[i])."""
         total, rows, ends = int(counts.sum()), len(starts), starts + counts
         full_pairs = int((ends * (ends + 1) // 2 - starts * (starts + 1) // 2).sum())
         local_pairs = int((_seen(self.reach, ends) - _seen(self.reach, starts)).sum())
@@ -141,7 +143,7 @@ class StepTime:
         )
 
     def decode_work(self, lengths: Int[np.ndarray, " R"], steps: int) -> Work:
-        """Of so many decode steps of the same rows; `lengths`: positions that the first of them runs."""
+        """Return the work of `steps` decode steps of the same rows; the first of them runs positions `lengths`."""
         queries = lengths[:, None] + np.arange(steps)
         full = queries.sum(0) + len(lengths)
         local = (queries + 1 - _first_visible(self.reach, queries)).sum(0)
@@ -158,7 +160,7 @@ def _first_visible(reach: Reach | None, at: Int[np.ndarray, "*n"]) -> Int[np.nda
 
 
 def _seen(reach: Reach | None, end: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-    """Pairs of the queries at [0, end) and what they see."""
+    """Return the number of pairs of a query at [0, end) and a key that it sees."""
     if reach is None:
         return np.zeros_like(end)
     size = reach.size
@@ -179,10 +181,11 @@ def step_time(
     device: Device = H200,
     assumed: Assumed | None = None,
 ) -> StepTime:
-    """The model of one device's part.
+    """Return the costs for the part of a model that is on one device.
 
     Args:
-        bits: of a weight; `expert_bits` of an expert's (MXFP4: 4.25 with its scales). KV has 16, as embeddings do.
+        bits: bits per weight; KV and embeddings have 16.
+        expert_bits: bits per weight of an expert (MXFP4: 4.25 with its scales); by default `bits`.
     """
     d, attention = part.d_model, [layer.attention for layer in part.layers]
     projections = sum(
@@ -200,7 +203,7 @@ def step_time(
     tokens = np.arange(limits.max_tokens + 1)
     experts = np.zeros(limits.max_tokens + 1)
     for moe in moes:
-        # Tokens choose alike and apart from each other; all devices have the same share of what is chosen.
+        # Tokens choose experts uniformly and independently; all devices have the same share of the chosen experts.
         touched = moe.num_experts * (1 - (1 - moe.top_k / moe.num_experts) ** tokens)
         experts += touched / moe.devices * 3 * d * moe.hidden * per_expert
     whole = sum(moe.num_experts // moe.devices * 3 * d * moe.hidden for moe in moes)
@@ -235,7 +238,7 @@ def _mlp(d: int, mlp: MlpConfig) -> int:
 
 @functools.cache
 def _buckets(limits: Limits) -> tuple[Int[np.ndarray, " T1"], Int[np.ndarray, " R1"]]:
-    """Tokens of the bucket by tokens of a mixed step, and by rows of a decode step."""
+    """Return the tokens of the bucket by tokens of a mixed step, and by rows of a decode step."""
     table = bucket_table(limits, on_gpu=True)
     mixed = np.array(sorted(bucket.tokens for bucket in table if not bucket.decode))
     either = np.array(sorted(bucket.tokens for bucket in table))

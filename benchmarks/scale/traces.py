@@ -1,24 +1,24 @@
-"""Traces in the shapes of public ones, as lines of `benchmarks.cache.traces`, a session at a time.
+"""Traces in the shapes of public traces, a session at a time, as lines of `benchmarks.cache.traces`.
 
-Only shapes are taken: lengths, turns, pauses and what is shared. Token ids are random. Sessions arrive as a Poisson
-process, and each pauses between the end of an answer and its next turn.
+Only shapes are reproduced: lengths, turns, pauses and shared prefixes. Token ids are random. Sessions arrive as a
+Poisson process and pause between the end of an answer and the next turn.
 
-    chat        conversations of people. 3.5 turns on average, as ShareGPT's 330,239 turns in 94,145 conversations; 295
-                tokens in and 441 out a turn, as WildChat reports (arXiv 2405.01470); one system prompt for all.
-    documents   long files and questions about them, after the conversation trace of Mooncake (FAST 2025): 343 tokens
-                out, 40 % of the tokens reusable; its 12,000 tokens in are about 9,000 here.
-    agents      tool loops, one user's request each: 9 steps on average, about 800 tokens appended a step in the median
-                and 1,900 on average, as TraceLab counts for coding agents (arXiv 2606.30560 and its site's tables: 7.8
-                steps begun by a tool and one by the user; 54.9 billion tokens in, 0.19 out). Contexts begin at 20,000
-                tokens, 8,000 of them tools and rules that a quarter of all agents share; TraceLab's are 154,000 on
-                average. Answers have 300 tokens for its 523.
-    questions   single questions over few-shot prompts or documents, some of them far more popular than others: a tenth
-                of the blocks has most of the reuse, as in Alibaba's trace B (arXiv 2506.02634). Zipf over as many
-                prefixes as there are replicas times 40, each of 4,000 to 12,000 tokens.
+    chat        Conversations with people. 3.5 turns on average, as in ShareGPT (330,239 turns in 94,145 conversations);
+                295 tokens in and 441 out per turn, as WildChat reports (arXiv 2405.01470); one system prompt for all.
+    documents   Long files and questions about them, after the conversation trace of Mooncake (FAST 2025): 343 tokens
+                out, 40 % of the tokens reusable. Its 12,000 tokens in are about 9,000 here.
+    agents      Tool loops, each for one request of a user: 9 steps on average; a step appends 800 tokens in the median
+                and 1,900 on average, as TraceLab counts for coding agents (arXiv 2606.30560 and the tables on its site:
+                7.8 steps begun by a tool and one by the user; 54.9 billion tokens in, 0.19 out). Contexts begin at
+                20,000 tokens, of which 8,000 are tools and rules that a quarter of all agents share; TraceLab's have
+                154,000 on average. Answers have 300 tokens, TraceLab's 523.
+    questions   Single questions over few-shot prompts or documents of very different popularity: a tenth of the blocks
+                has most of the reuse, as in Alibaba's trace B (arXiv 2506.02634). Zipf over 40 prefixes per replica,
+                of 4,000 to 12,000 tokens each.
 
-WildChat's and Mooncake's figures are from memory of the papers, ShareGPT's as arXiv 2512.17843 quotes them. Pauses are
-shorter than people's, so that a simulation of minutes sees sessions whole: that understates what a cache has to hold.
-Lengths are log-normal, turns geometric.
+The figures of WildChat and Mooncake are quoted from memory, those of ShareGPT as arXiv 2512.17843 quotes them. Pauses
+are shorter than people's, so that a simulation of minutes sees whole sessions; that understates how much a cache has to
+hold. Lengths are log-normal, turns geometric.
 """
 
 import math
@@ -29,8 +29,8 @@ import numpy as np
 
 from benchmarks.cache.traces import Line
 
-_COMMON = 10**9  # seeds of shared texts begin here
-_OWN = 2 * 10**9
+_COMMON = 10**9  # seeds of shared prefixes begin here
+_OWN = 2 * 10**9  # and those of other text here
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,15 @@ class Shape:
     """A kind of session.
 
     Attributes:
-        shared: tokens that sessions begin with alike; `variants`: of how many kinds, per replica where below 0.
-        first: new tokens of the first turn, median and mean; `more`: of later ones; `answer`: generated.
-        turns: on average.
-        pause: median and mean seconds between an answer and the next turn.
-        longest: tokens at which a session ends.
-        ttft, tpot: limits, in seconds, that a good answer keeps.
-        source: where the figures are from.
+        shared: least and most tokens of a shared prefix.
+        variants: number of shared prefixes; if negative, -variants per replica, of Zipf popularity.
+        first, more: new tokens of the first and of later turns, median and mean.
+        answer: generated tokens per turn, median and mean.
+        turns: mean number of turns.
+        pause: seconds between an answer and the next turn, median and mean.
+        longest: most tokens of a session.
+        ttft, tpot: limits of a good answer, in seconds.
+        source: origin of the figures.
     """
 
     shared: tuple[int, int]
@@ -77,7 +79,7 @@ SHAPES = {
 
 
 def sessions(shape: Shape, *, rate: float, replicas: int, until: float, seed: int) -> Iterator[list[Line]]:
-    """Sessions by time of arrival, `rate` a second and replica, each as its lines."""
+    """Yield the lines of each session in the order of arrival, `rate` sessions per second and replica."""
     rng = np.random.default_rng(seed)
     kinds = shape.variants if shape.variants > 0 else -shape.variants * replicas
     weights = 1 / np.arange(1, kinds + 1) if shape.variants < 0 else np.ones(kinds)
@@ -91,7 +93,7 @@ def sessions(shape: Shape, *, rate: float, replicas: int, until: float, seed: in
 
 
 def _session(shape: Shape, rng: np.random.Generator, name: str, time: float, shared: tuple[int, int]) -> list[Line]:
-    """One session. `shared`: seed and tokens of what it begins with."""
+    """Return the lines of a session. `shared` is the seed and the length of its shared prefix."""
     lines: list[Line] = []
     length = shared[1]
     for turn in range(int(rng.geometric(1 / shape.turns))):

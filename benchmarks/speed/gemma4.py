@@ -1,16 +1,14 @@
-"""What gemma-4's own savings bring, each measured on and off in the same run.
+"""Savings that are special to gemma-4, each measured on and off in the same run.
 
     python -m benchmarks.speed.gemma4 [--repeats 5] [--json FILE]
 
-1. Capacity: K = V layers that store V and the rotated part of K, against K and V whole; tokens that 75 GB hold.
-2. The same on random weights of a small dense model with K = V: an arena of the same bytes, tokens per second.
-3. Prefill of a small model of E2B's proportions (20 of 35 layers share KV): the shared tail run for the last token of
-   a row alone, against for all tokens.
+1. Capacity: K = V layers store V and the rotated part of K (folded), against whole K and V; tokens in 75 GB.
+2. Throughput with both forms in an arena of the same bytes: random weights of a small dense model with K = V layers.
+3. Prefill of a small model in the proportions of E2B (20 of 35 layers share KV): these 20 layers run for the last token
+   of a row only, against for all tokens.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from functools import partial
@@ -21,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import result_file
 from benchmarks.speed.offline import TimedRunner, run
 from jswa.architecture import ModelConfig
 from jswa.cache.capacity import rows_held
@@ -49,20 +48,20 @@ _SMALL = {"model_type": "gemma4_text", "vocab_size": 4096, "vocab_size_per_layer
 
 
 def released(name: str) -> ModelConfig:
-    """The geometry of a released model with K = V layers."""
+    """Return the geometry of a released model with K = V layers."""
     sizes = dict(zip(_KEYS, _RELEASED[name], strict=True))
     return parse_config({**_SMALL, **sizes, "sliding_window": 1024, "attention_k_eq_v": True})
 
 
 def tied() -> ModelConfig:
-    """A small model of gemma-4-31B's proportions."""
+    """Return a small model in the proportions of gemma-4-31B."""
     sizes = dict(zip(_KEYS, (256, 12, 8, 4, 1), strict=True))
     widths = {"head_dim": 64, "global_head_dim": 128, "intermediate_size": 512, "hidden_size_per_layer_input": 0}
     return parse_config({**_SMALL, **sizes, **widths, "attention_k_eq_v": True})
 
 
 def sharing() -> ModelConfig:
-    """A small model of gemma-4-E2B's proportions."""
+    """Return a small model in the proportions of gemma-4-E2B."""
     types = (["sliding_attention"] * 4 + ["full_attention"]) * 7
     widths = {"head_dim": 64, "global_head_dim": 128, "intermediate_size": 512, "hidden_size_per_layer_input": 64}
     shared = {"num_kv_shared_layers": 20, "use_double_wide_mlp": True, "layer_types": types}
@@ -71,7 +70,7 @@ def sharing() -> ModelConfig:
 
 
 def capacity() -> dict[str, Any]:
-    """Bytes of a token in the full layers, and tokens held, folded and whole."""
+    """Return KiB of a token in the full layers, and tokens that `MEMORY` holds, by model and form."""
     table: dict[str, Any] = {}
     for name in _RELEASED:
         found = {}
@@ -86,7 +85,7 @@ def capacity() -> dict[str, Any]:
 
 
 def throughput(model: ModelConfig, params: Params, arena_bytes: int, repeats: int) -> list[dict[str, float]]:
-    """Passes of 16 prompts of 256 tokens, 64 generated each."""
+    """Return the figures of `repeats` runs of 16 prompts of 256 tokens, with 64 tokens generated for each."""
     layout = KVLayout.of(model, 16)
     blocks = arena_bytes // layout.block_bytes(4)
     limits = Limits(512, 16, 128, page_size=16, num_blocks=blocks, prefix_cache=False)
@@ -99,7 +98,7 @@ def throughput(model: ModelConfig, params: Params, arena_bytes: int, repeats: in
 
 
 def prefill_seconds(model: ModelConfig, params: Params, repeats: int, *, every: bool) -> list[float]:
-    """Seconds of a prefill step of 512 tokens in one row; `every`: all layers run all tokens."""
+    """Return seconds of prefill steps of 512 tokens in one row. If `every`, all layers run all tokens."""
     layout, bucket = KVLayout.of(model, 16), Bucket(512, 1, decode=False)
     config = StepConfig(model, layout, bucket, PackSpec.of(bucket, page_size=16, max_rows=1))
     limits = Limits(1024, 1, 512, page_size=16, num_blocks=256)
@@ -108,7 +107,7 @@ def prefill_seconds(model: ModelConfig, params: Params, repeats: int, *, every: 
     inputs = unpack(packed, config.pack)
     inputs.rows[0, COLUMNS.index("count")] = 512
     for entries, pages in ((inputs.full_pages, range(32)), (inputs.local_pages, range(32))):
-        entries[:, 0] = 1  # the slot that does not exist
+        entries[:, 0] = 1  # a row that does not exist: the entry is ignored
         block = layout.pages_per_block if entries is inputs.full_pages else 100
         entries[:32] = [(0, page, block + page) for page in pages]
 
@@ -127,16 +126,16 @@ def prefill_seconds(model: ModelConfig, params: Params, repeats: int, *, every: 
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure and print; write JSON if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each variant")
+    parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     sizes = capacity()
     for name, both in sizes.items():
         on, off = both["folded"], both["whole"]
         ratios = ", ".join(f"{on['tokens'][n] / off['tokens'][n]:.2f} times the tokens at {n}" for n in on["tokens"])
-        print(f"{name}: {on['kib_per_token']} of {off['kib_per_token']} KiB a token in the full layers; {ratios}")
+        print(f"{name}: {on['kib_per_token']} of {off['kib_per_token']} KiB per token in the full layers; {ratios}")
     model = tied()
     params = random_params(model, FLOAT32, 0)
     arena = 20 * 2**20
@@ -153,18 +152,18 @@ def main() -> None:
     params = random_params(model, FLOAT32, 0)
     tails = {name: prefill_seconds(model, params, args.repeats, every=name == "all") for name in ("last", "all")}
     last, every = (statistics.median(tails[name]) for name in ("last", "all"))
-    print(f"prefill of 512 tokens: {last * 1e3:.0f} ms with the tail for the last token, {every * 1e3:.0f} ms for all")
+    print(
+        f"prefill of 512 tokens: {last * 1e3:.0f} ms if the shared layers run for the last token only, "
+        f"{every * 1e3:.0f} ms for all"
+    )
     if args.json:
         results = {
-            "command": vars(args) | {"json": str(args.json)},
-            "jax": jax.__version__,
             "device": jax.devices()[0].device_kind,
-            "python": platform.python_version(),
             "capacity": sizes,
             "throughput": passes,
             "prefill_seconds": tails,
         }
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        result_file.write(args.json, results)
 
 
 if __name__ == "__main__":

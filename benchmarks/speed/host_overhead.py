@@ -1,14 +1,13 @@
-"""Host time of a decode step: plan + pack + apply, on a device that does nothing.
+"""Host time of a decode step (plan, pack and apply; not launch) with a device that does nothing.
 
-    python benchmarks/speed/host_overhead.py [--rows 1 64 256 1400] [--context 2000] [--json FILE]
+    python -m benchmarks.speed.host_overhead [--rows 1 64 256 1400] [--context 2000] [--json FILE]
 
-The geometry is that of gemma-3-27b (page 64). Prints the median and the spread of each part in µs. Beside it, in the
-same run, a baseline: one pass over a list of that many rows that only appends to a list.
+The KV geometry is that of gemma-3-27b, with pages of 64. Prints the median of each part and the 10th and 90th
+percentile of the total, in µs. The baseline of the same run is a loop that appends each row to a list: it shows how
+fast the machine is at the time.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import result_file
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
@@ -29,7 +29,7 @@ STEPS = 300
 
 
 def gemma3_27b() -> ModelConfig:
-    """10 full layers and 52 of window 1024, 16 KV heads of 128."""
+    """Return a model of 10 full layers and 52 with window 1024, each with 16 KV heads of 128."""
     full = AttentionConfig(32, 16, 128, 128, 1.0, None)
     norm, mlp = Norm(1e-6), MlpConfig(1, "silu")
     layers = [
@@ -40,7 +40,7 @@ def gemma3_27b() -> ModelConfig:
 
 
 def measure(rows: int, context: int) -> dict[str, float]:
-    """Median µs of each part over decode steps of `rows` rows at about `context` tokens."""
+    """Return median µs of each part over decode steps of `rows` rows at about `context` tokens."""
     limits = Limits(2**18, rows, max(rows, 8192), 64, num_blocks=rows * (context // 64 // 6 + 90) + 1000)
     scheduler = Scheduler(KVLayout.of(gemma3_27b(), 64), limits)
     buckets = bucket_table(limits, on_gpu=True)
@@ -70,7 +70,7 @@ def measure(rows: int, context: int) -> dict[str, float]:
 
 
 def baseline(rows: int) -> float:
-    """Median µs of one append per row."""
+    """Return median µs of one append per row."""
     times = []
     for _ in range(STEPS):
         start, out = time.perf_counter(), []
@@ -81,11 +81,11 @@ def baseline(rows: int) -> float:
 
 
 def main() -> None:
-    """Print one line per row count; write JSON where asked."""
+    """Print a line per number of rows; write JSON if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 1400])
-    parser.add_argument("--context", type=int, default=2000)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 1400], help="rows of a step")
+    parser.add_argument("--context", type=int, default=2000, help="tokens of each row")
+    parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     print("  rows    plan    pack   apply   total (p10 to p90)   baseline   µs")
     results = []
@@ -96,7 +96,7 @@ def main() -> None:
         parts = " ".join(f"{r[name]:7.0f}" for name in ("plan", "pack", "apply", "total"))
         print(f"{rows:6} {parts} {spread:>13} {r['baseline']:10.1f}")
     if args.json:
-        args.json.write_text(json.dumps({"python": platform.python_version(), "results": results}, indent=1) + "\n")
+        result_file.write(args.json, {"rows": results})
 
 
 if __name__ == "__main__":

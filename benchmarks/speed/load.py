@@ -1,4 +1,4 @@
-"""Load for a server process: raw HTTP streams that cost the client little, and what the process does meanwhile."""
+"""Load for a server process: raw HTTP streams that cost the client little, and samples of the process meanwhile."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ _EVENT = re.compile(rb"data: (\{.*?\})\n\n")
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens; `pid` is its process."""
+    """The address of a server, and the pid of its process."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Address:
 
 @dataclass
 class Answer:
-    """What came for one request; `left`: the client went away."""
+    """The response to a request. `left`: the client disconnected before its end."""
 
     status: int = 0
     raw: bytes = b""
@@ -41,20 +41,20 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The text of a completion's stream."""
+        """Return the text of a completion's stream."""
         found = (json.loads(data) for data in _EVENT.findall(self.raw))
         return "".join(choice["text"] for event in found for choice in event.get("choices", ()))
 
     @property
     def reason(self) -> str | None:
-        """Why its text ended."""
+        """Return the last finish reason in the stream."""
         found = re.findall(rb'"finish_reason":"(\w+)"', self.raw)
         return found[-1].decode() if found else None
 
 
 @contextmanager
 def server(arguments: Sequence[str]) -> Iterator[Address]:
-    """A server, started by `python` with these arguments; it must end well when it is asked to."""
+    """Start a server by `python` with these arguments; stop it by SIGTERM and assert that it exits without an error."""
     process = subprocess.Popen(
         [sys.executable, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -79,7 +79,7 @@ def server(arguments: Sequence[str]) -> Iterator[Address]:
 
 
 class _Drain:
-    """What the process has written since it listens."""
+    """The log of a process since it listens, without INFO lines."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         import threading
@@ -104,7 +104,7 @@ class _Drain:
 async def ask(
     at: Address, body: bytes, *, path: str = PATH, method: str = "POST", leave_after: int | None = None, key: str = ""
 ) -> Answer:
-    """One request on a connection of its own; it is dropped after `leave_after` events."""
+    """Send a request on a connection of its own, which is dropped after `leave_after` events."""
     answer = Answer()
     try:
         reader, writer = await asyncio.open_connection(at.host, at.port, limit=2**26)
@@ -134,20 +134,20 @@ async def ask(
 
 
 async def get_json(at: Address, path: str) -> Any:
-    """The JSON that a route gives."""
+    """Return the JSON of a route."""
     answer = await ask(at, b"", path=path, method="GET")
     return json.loads(answer.raw.partition(b"\r\n\r\n")[2])
 
 
 @dataclass
 class Watch:
-    """Memory, tasks and files of a server's process while it works."""
+    """Samples of memory, tasks and open files of a server's process."""
 
     at: Address
     samples: list[dict[str, float]] = field(default_factory=list)
 
     async def run(self, every: float = 0.5) -> None:
-        """Look until it is cancelled."""
+        """Take a sample every `every` seconds until the task is cancelled."""
         begin = time.monotonic()
         while True:
             asked = time.monotonic()
@@ -169,7 +169,7 @@ class Watch:
             await asyncio.sleep(every)
 
     def growth(self, warm_up: float, span: float = 10.0) -> float:
-        """Share by which memory grew between the first and the last `span` seconds after the warm-up; medians."""
+        """Return the relative growth of memory from the first to the last `span` seconds after the warm-up."""
         last = self.samples[-1]["seconds"]
         early = [s["rss_mib"] for s in self.samples if warm_up <= s["seconds"] < warm_up + span]
         late = [s["rss_mib"] for s in self.samples if s["seconds"] >= last - span]
@@ -177,6 +177,6 @@ class Watch:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used of the CPU."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

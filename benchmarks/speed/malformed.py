@@ -1,4 +1,4 @@
-"""Bodies of requests that are wrong: cut, mutated, of wrong types, too deep, too large, out of every range."""
+"""Malformed request bodies: cut, mutated, of wrong types, too deep, too large, out of range."""
 
 import json
 import random
@@ -23,7 +23,7 @@ _RANGES: dict[str, tuple[Any, ...]] = {
 
 
 def malformed(chance: random.Random) -> bytes:
-    """One of them."""
+    """Return a random malformed body."""
     return chance.choice((_cut, _mutated, _typed, _ranged, _deep, _noise))(chance)
 
 

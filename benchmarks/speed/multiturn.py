@@ -1,17 +1,16 @@
-"""Multi-turn conversations: what the prefix cache saves, and what it holds.
+"""Multi-turn conversations: hit rate of the prefix cache, latencies, throughput, and pages held.
 
     python -m benchmarks.speed.multiturn [--model tiny | FOLDER | --geometry MiMo-V2-Flash] [--clients 10] [--rounds 10]
         [--request 300] [--output 3000] [--parallel 10] [--rate 16] [--no-barrier] [--json FILE] [--plot FILE]
 
-Each round's prompt is the whole conversation so far and `--request` new tokens. At most `--parallel` requests are on
-their way; those that are ready are taken at random, `--rate` a second (Poisson; 0: at once). With the barrier round
-k + 1 begins when all clients have ended round k. With `--geometry` the host part alone runs, at that model's KV
-geometry, on a device that answers at once: hit rates and pages are those of the model, times are the host's.
+The prompt of each round is the conversation so far and `--request` new tokens. At most `--parallel` requests run at a
+time. Clients that are ready send in random order, `--rate` requests per second (Poisson arrivals; 0: at once). With the
+barrier round k + 1 begins when all clients have ended round k. With `--geometry` only the host part runs, with the KV
+geometry of that model and a device that answers at once: hit rates and pages are those of the model, times are those of
+the host. The baseline is a run with --no-cache.
 """
 
 import argparse
-import json
-import platform
 import random
 import statistics
 import time
@@ -20,11 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
-from jswa import __version__
+from benchmarks import result_file
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
@@ -33,37 +31,37 @@ from jswa.plan import StepLogprobs, StepPlan
 from jswa.types import PrefixHit, SamplingParams
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
-SAMPLE_EVERY = 20  # steps between two looks at the pages
+SAMPLE_EVERY = 20  # steps between two samples of the pages
 
 
 @dataclass(frozen=True, eq=False)
 class AnsweredStep:
-    """A step of a device that answers at once, with any tokens."""
+    """A finished step with arbitrary tokens."""
 
     plan: StepPlan
 
     def tokens(self) -> Int[np.ndarray, " R"]:
-        """The same for the same slot and position."""
+        """Return tokens that depend on row id and position only."""
         ends = self.plan.starts + self.plan.counts
         out: Int[np.ndarray, " R"] = (ends * 7919 + self.plan.row_ids * 104_729) % 50_000 + 10
         return out
 
     def logprobs(self) -> StepLogprobs | None:
-        """None are computed."""
+        """Return None: no log probabilities are computed."""
         return None
 
 
 class NoDevice:
-    """`StepRunner` for the host part alone."""
+    """A `StepRunner` that computes nothing."""
 
     def launch(self, plan: StepPlan) -> AnsweredStep:
-        """Done."""
+        """Return the finished step."""
         return AnsweredStep(plan)
 
 
 @dataclass
 class Client:
-    """A conversation."""
+    """A client and its conversation."""
 
     number: int
     history: list[int]
@@ -71,20 +69,20 @@ class Client:
 
 
 @dataclass
-class Asked:
-    """A request on its way."""
+class InFlight:
+    """A request in flight; times in seconds."""
 
     client: Client
     prompt: list[int]
     sent: float
     first: float | None = None
-    said: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
     prefix: PrefixHit | None = None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The shape of the load."""
+    """The shape of the load; see the options of the command."""
 
     clients: int
     rounds: int
@@ -97,11 +95,11 @@ class Settings:
 
 
 def run(engine: Engine, settings: Settings, watch: Callable[[Engine], None] | None = None) -> dict[str, Any]:
-    """Run the load; hit rates, times and pages."""
+    """Run the load; return hit rates, times and pages. `watch` is called after each step."""
     choose, vocab = random.Random(settings.seed), engine.model.vocab_size
     clients = [Client(n, []) for n in range(settings.clients)]
-    active: dict[str, Asked] = {}
-    done: list[tuple[int, Asked, float]] = []
+    active: dict[str, InFlight] = {}
+    done: list[tuple[int, InFlight, float]] = []
     pages: list[dict[str, int | float]] = []
     params = SamplingParams(temperature=0.0, max_tokens=settings.output, ignore_eos=True)
     start = next_send = time.monotonic()
@@ -114,16 +112,16 @@ def run(engine: Engine, settings: Settings, watch: Callable[[Engine], None] | No
             prompt = client.history + [choose.randrange(10, vocab) for _ in range(settings.request)]
             name = f"{client.number}.{client.rounds}"
             engine.add(engine.request(name, np.array(prompt, np.int32), params))
-            active[name] = Asked(client, prompt, now)
+            active[name] = InFlight(client, prompt, now)
             next_send = now + (choose.expovariate(settings.rate) if settings.rate else 0.0)
         for event in engine.step() if engine.has_work() else []:
             asked = active[event.request_id]
             asked.first = asked.first or time.monotonic()
             asked.prefix = event.prefix or asked.prefix
-            asked.said += [] if event.token is None else [event.token]
+            asked.output += [] if event.token is None else [event.token]
             if event.finish_reason is not None:
                 done.append((asked.client.rounds, active.pop(event.request_id), time.monotonic()))
-                asked.client.history = asked.prompt + asked.said
+                asked.client.history = asked.prompt + asked.output
                 asked.client.rounds += 1
         steps += 1
         if watch is not None:
@@ -133,7 +131,7 @@ def run(engine: Engine, settings: Settings, watch: Callable[[Engine], None] | No
     return _summary(done, settings, time.monotonic() - start, pages, engine)
 
 
-def _ready(clients: list[Client], active: dict[str, Asked], settings: Settings) -> list[Client]:
+def _ready(clients: list[Client], active: dict[str, InFlight], settings: Settings) -> list[Client]:
     busy = {asked.client.number for asked in active.values()}
     ready = [c for c in clients if c.number not in busy and c.rounds < settings.rounds]
     if settings.barrier:
@@ -154,7 +152,7 @@ def _pages(engine: Engine, seconds: float) -> dict[str, int | float]:
 
 
 def _summary(
-    done: list[tuple[int, Asked, float]],
+    done: list[tuple[int, InFlight, float]],
     settings: Settings,
     seconds: float,
     pages: list[dict[str, int | float]],
@@ -175,7 +173,7 @@ def _summary(
         "missed": stats.missed,
         "ttft_ms": _percentiles(first),
         "latency_s": _percentiles(whole),
-        "output_tokens_per_s": sum(len(asked.said) for _, asked, _ in done) / seconds,
+        "output_tokens_per_s": sum(len(asked.output) for _, asked, _ in done) / seconds,
         "prompt_tokens_per_s": stats.prompt_tokens / seconds,
         "seconds": seconds,
         "preemptions": engine.stats().preemptions,
@@ -190,7 +188,7 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 
 
 def geometry_engine(name: str, settings: Settings, tokens: int) -> Engine:
-    """The host part at a model's geometry, with the bytes of `tokens` tokens kept on all layers."""
+    """Return an engine without a device, in a model's KV geometry, with the bytes of `tokens` tokens on all layers."""
     model = model_of(name)
     layout = KVLayout.of(model, 64)
     longest = settings.rounds * (settings.request + settings.output)
@@ -199,7 +197,7 @@ def geometry_engine(name: str, settings: Settings, tokens: int) -> Engine:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Hit rate by round, and pages over time. Needs matplotlib (`pip install jswa[bench]`)."""
+    """Plot hit rate by round, and pages over time. Needs matplotlib (`pip install jswa[bench]`)."""
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
@@ -215,23 +213,23 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Print a summary; write JSON and a plot where asked."""
+    """Print a summary; write JSON and a plot if they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--geometry", choices=list(GEOMETRIES))
+    parser.add_argument("--model", default="tiny", help="folder of a checkpoint, or tiny")
+    parser.add_argument("--geometry", choices=list(GEOMETRIES), help="run the host part only")
     parser.add_argument(
-        "--pool-tokens", type=int, default=2**20, help="with --geometry: memory, in tokens on all layers"
+        "--pool-tokens", type=int, default=2**20, help="with --geometry: size of the pool, in tokens on all layers"
     )
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--request", type=int, default=300)
-    parser.add_argument("--output", type=int, default=3000)
-    parser.add_argument("--parallel", type=int, default=10)
-    parser.add_argument("--rate", type=float, default=16.0)
-    parser.add_argument("--no-barrier", action="store_true")
-    parser.add_argument("--no-cache", action="store_true")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--clients", type=int, default=10, help="number of conversations")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each conversation")
+    parser.add_argument("--request", type=int, default=300, help="new prompt tokens per turn")
+    parser.add_argument("--output", type=int, default=3000, help="generated tokens per turn")
+    parser.add_argument("--parallel", type=int, default=10, help="requests at a time")
+    parser.add_argument("--rate", type=float, default=16.0, help="requests per second; 0: at once")
+    parser.add_argument("--no-barrier", action="store_true", help="clients do not wait for each other")
+    parser.add_argument("--no-cache", action="store_true", help="turn the prefix cache off (the baseline)")
+    parser.add_argument("--json", type=Path, help="result file to write")
+    parser.add_argument("--plot", type=Path, help="picture to write (needs matplotlib)")
     a = parser.parse_args()
     settings = Settings(a.clients, a.rounds, a.request, a.output, a.parallel, a.rate, not a.no_barrier)
     if a.geometry:
@@ -241,8 +239,7 @@ def main() -> None:
             llm.generate([[10, 11, 12]], max_tokens=2, use_tqdm=False)
             llm.flush_cache()
             result = run(llm.engine, settings)
-    versions = {"jswa": __version__, "python": platform.python_version(), "jax": jax.__version__}
-    result = {"model": a.geometry or a.model, "versions": versions, **result}
+    result = {"model": a.geometry or a.model, **result}
     rounds = " ".join(f"{100 * rate:.1f}" for rate in result["hit_rate_by_round"])
     ttft, latency = result["ttft_ms"], result["latency_s"]
     print(f"hit rate {result['hit_rate']:.2%}; by round {rounds} %")
@@ -252,9 +249,9 @@ def main() -> None:
     )
     if result["pages"]:
         most = {name: max(p[name] for p in result["pages"]) for name in result["pages"][0] if name != "seconds"}
-        print("pages at most: " + ", ".join(f"{name} {count}" for name, count in most.items()))
+        print("peak pages: " + ", ".join(f"{name} {count}" for name, count in most.items()))
     if a.json:
-        a.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        result_file.write(a.json, result)
     if a.plot:
         plot(result, a.plot)
 

@@ -1,8 +1,8 @@
-"""The server on an engine whose device answers at once: the host's work is real, of a real model's KV geometry.
+"""A server whose device answers at once: the work of the host is real, with the KV geometry of a released model.
 
     python -m benchmarks.speed.noop_server [--geometry gemma-3-27b] [--rows 256] [--length 32768] [--port 0]
 
-Prompts are token ids of the tiny model's tokenizer, texts are its letters.
+The tokenizer is that of `tiny`; generated tokens are letters.
 """
 
 import argparse
@@ -26,29 +26,29 @@ from tools.cases.geometry import GEOMETRIES, model_of
 
 
 class Letters(AnsweredStep):
-    """A step whose tokens are letters."""
+    """A finished step whose tokens are letters."""
 
     def tokens(self) -> Int[np.ndarray, " R"]:
-        """The same for the same slot and position."""
+        """Return tokens that depend on row id and position only."""
         letters: Int[np.ndarray, " R"] = (self.plan.starts + self.plan.counts + self.plan.row_ids) % 26 + 100
         return letters
 
 
 class NoDevice:
-    """`StepRunner` for the host part alone."""
+    """A `StepRunner` that computes nothing."""
 
     def launch(self, plan: StepPlan) -> Letters:
-        """Done."""
+        """Return the finished step."""
         return Letters(plan)
 
 
 def main() -> int:
-    """Serve."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--geometry", default="gemma-3-27b", choices=list(GEOMETRIES))
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--length", type=int, default=32_768)
-    parser.add_argument("--port", type=int, default=0)
+    """Serve until the process is stopped."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--geometry", default="gemma-3-27b", choices=list(GEOMETRIES), help="of the KV")
+    parser.add_argument("--rows", type=int, default=256, help="rows of a step")
+    parser.add_argument("--length", type=int, default=32_768, help="tokens of prompt and output")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port")
     given = parser.parse_args()
     model = model_of(given.geometry)
     layout = KVLayout.of(model, 64)

@@ -1,15 +1,19 @@
-"""Offline throughput: a ragged batch through the whole engine, prefill and decode tokens per second, host and device.
+"""Throughput of the whole engine on a batch of prompts: tokens per second, and the host's share of the time.
 
     python -m benchmarks.speed.offline [--model tiny] [--prompts 32] [--input 256] [--output 128] [--json FILE]
-    python -m benchmarks.speed.offline --hub gemma-3-27b    the shape of a released model, random weights
+    python -m benchmarks.speed.offline --hub gemma-3-27b    random weights in the shape of a released model
 
-Prompt lengths are uniform in [input / 2, input]. The first run warms up and is not counted; then `--repeats` runs,
-of which the median and the spread are printed. Baseline in the same run: the same prompts one after another.
+Prompt lengths are uniform in [input / 2, input]. The prefix cache is off, because every repeat sends the same prompts.
+A first run warms up and is not counted; the median and the range of the next `--repeats` runs are printed. The baseline
+of the same run sends prompts one after another.
+
+prefill_tokens_per_s comes from a pass of its own in which each prompt generates one token, so no step decodes.
+decode_tokens_per_s counts from the step in which the last prompt got its first token. tokens_per_s is the whole load,
+prompts and output.
 """
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -21,6 +25,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from benchmarks import result_file
 from jswa.engine import Engine, PendingStep, StepRunner
 from jswa.llm import LLM
 from jswa.plan import StepLogprobs, StepPlan
@@ -31,14 +36,14 @@ FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_s")
 
 
 class TimedRunner:
-    """A runner that adds up the time the host spends launching, and waiting for tokens."""
+    """A runner that adds up the seconds which the host spends launching steps and waiting for their tokens."""
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
         self.launching = self.waiting = 0.0
 
     def launch(self, plan: StepPlan) -> "TimedStep":
-        """As the runner's."""
+        """Launch a step and count the time."""
         start = time.perf_counter()
         pending = self._runner.launch(plan)
         self.launching += time.perf_counter() - start
@@ -47,39 +52,40 @@ class TimedRunner:
 
 @dataclass
 class TimedStep:
-    """A launched step; waiting for it is timed."""
+    """A launched step that counts the time spent waiting for its tokens."""
 
     pending: PendingStep
     runner: TimedRunner
 
     @property
     def plan(self) -> StepPlan:
-        """What was launched."""
+        """The plan that was launched."""
         return self.pending.plan
 
     def tokens(self) -> Int[np.ndarray, " R"]:
-        """Wait for the tokens."""
+        """Wait for the tokens and count the time."""
         start = time.perf_counter()
         tokens = self.pending.tokens()
         self.runner.waiting += time.perf_counter() - start
         return tokens
 
     def logprobs(self) -> StepLogprobs | None:
-        """Of the pending step."""
+        """Return the log probabilities of the step, if it computed any."""
         return self.pending.logprobs()
 
 
 def run(engine: Engine, timed: TimedRunner, prompts: list[list[int]], output: int) -> dict[str, float]:
-    """One pass: tokens per second, the host's and the device's part of the time, and the pages held at most.
+    """Run all prompts once, `output` tokens each. Return seconds, tokens per second, shares of the time, peak pages.
 
-    Prefill counts until every prompt has its first token (decode steps of earlier ones included), decode after that.
+    host_share is the time in which the host did not wait for tokens; launch_share, a part of it, is the time inside
+    `Runner.launch`, where a CPU also runs small programs.
     """
     params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         engine.add(engine.request(f"{time.monotonic_ns()}-{index}", np.array(prompt, np.int32), params))
     timed.launching = timed.waiting = 0.0
     begun: set[str] = set()
-    prefill, decode_tokens, peak_full, peak_local = 0.0, 0, 0, 0
+    all_begun, decode_tokens, peak_full, peak_local = 0.0, 0, 0, 0
     start = time.perf_counter()
     while engine.has_work():
         events = engine.step()
@@ -89,13 +95,12 @@ def run(engine: Engine, timed: TimedRunner, prompts: list[list[int]], output: in
             decode_tokens += len(events)
             continue
         begun |= {event.request_id for event in events}
-        prefill = time.perf_counter() - start
+        all_begun = time.perf_counter() - start
     total = time.perf_counter() - start
     prompt_tokens, output_tokens = sum(map(len, prompts)), output * len(prompts)
     return {
         "seconds": total,
-        "prefill_tokens_per_s": prompt_tokens / prefill,
-        "decode_tokens_per_s": decode_tokens / max(total - prefill, 1e-9),
+        "decode_tokens_per_s": decode_tokens / max(total - all_begun, 1e-9),
         "tokens_per_s": (prompt_tokens + output_tokens) / total,
         "host_share": 1 - timed.waiting / total,
         "launch_share": timed.launching / total,
@@ -104,8 +109,14 @@ def run(engine: Engine, timed: TimedRunner, prompts: list[list[int]], output: in
     }
 
 
+def prefill_and_run(engine: Engine, timed: TimedRunner, prompts: list[list[int]], output: int) -> dict[str, float]:
+    """Run the prompts twice, with one output token for the prefill rate and then as `run` does."""
+    prefill = run(engine, timed, prompts, 1)["seconds"]
+    return {"prefill_tokens_per_s": sum(map(len, prompts)) / prefill, **run(engine, timed, prompts, output)}
+
+
 def median_of(runs: list[dict[str, float]]) -> dict[str, Any]:
-    """Median, least and most of every figure."""
+    """Return median, minimum and maximum of each figure."""
     return {
         name: {
             "median": statistics.median(r[name] for r in runs),
@@ -117,21 +128,25 @@ def median_of(runs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run, print, and write what was asked for."""
+    """Measure and print; write JSON and a plot if they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--hub", choices=sorted(CONFIGS), help="instead of --model: a released model's shape")
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--input", type=int, default=256)
-    parser.add_argument("--output", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--max-num-seqs", type=int, default=16)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--model", default="tiny", help="folder of a checkpoint, or tiny")
+    parser.add_argument("--hub", choices=sorted(CONFIGS), help="random weights in this model's shape, not --model")
+    parser.add_argument("--prompts", type=int, default=32, help="number of prompts")
+    parser.add_argument("--input", type=int, default=256, help="tokens of the longest prompt")
+    parser.add_argument("--output", type=int, default=128, help="tokens generated for each prompt")
+    parser.add_argument("--repeats", type=int, default=5, help="runs that are counted")
+    parser.add_argument("--max-num-seqs", type=int, default=16, help="rows of a step")
+    parser.add_argument("--json", type=Path, help="result file to write")
+    parser.add_argument("--plot", type=Path, help="picture to write (needs matplotlib)")
     args = parser.parse_args()
     random = np.random.default_rng(0)
     started = time.perf_counter()
-    options: dict[str, Any] = {"max_num_seqs": args.max_num_seqs, "max_model_len": args.input + args.output}
+    options: dict[str, Any] = {
+        "max_num_seqs": args.max_num_seqs,
+        "max_model_len": args.input + args.output,
+        "prefix_cache": False,
+    }
     with tempfile.TemporaryDirectory() as folder:
         model = args.model
         if args.hub:
@@ -145,13 +160,10 @@ def main() -> None:
         engine = llm.engine
         engine.runner = timed = TimedRunner(engine.runner)
         run(engine, timed, prompts[:2], 4)
-        batched = median_of([run(engine, timed, prompts, args.output) for _ in range(args.repeats)])
-        alone = median_of([run(engine, timed, [p], args.output) for p in prompts[: args.repeats]])
+        batched = median_of([prefill_and_run(engine, timed, prompts, args.output) for _ in range(args.repeats)])
+        alone = median_of([prefill_and_run(engine, timed, [p], args.output) for p in prompts[: args.repeats]])
     results = {
-        "command": vars(args) | {"json": str(args.json), "plot": str(args.plot)},
-        "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
-        "python": platform.python_version(),
         "start_seconds": ready,
         "batched": batched,
         "alone": alone,
@@ -166,13 +178,13 @@ def main() -> None:
     print(f"start {ready:.1f} s; peak pages {batched['peak_full_pages']['median']:.0f} full, ", end="")
     print(f"{batched['peak_local_pages']['median']:.0f} local")
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        result_file.write(args.json, results)
     if args.plot:
         plot(results, args.plot)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Bars of throughput, batched and alone."""
+    """Draw bars of the throughput, batched and one at a time."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3))

@@ -1,11 +1,11 @@
-"""How long weights take to load, and how much memory: from safetensors, and from what `jswa convert` makes of them.
+"""Time and memory of loading weights, from safetensors and from the output of `jswa convert`.
 
     python -m benchmarks.speed.restart [--gib 2] [--stored bfloat16|fp8] [--quantization auto] [--folder DIR]
         [--repeats 3] [--json FILE]
 
-Writes a random checkpoint of so many GiB once loaded as bfloat16, in four files, converts it, and loads each by turns
-in processes of their own. The page cache is warm for both. Memory is the peak of the process, and beside it what the
-process had before it began to load.
+Writes a random checkpoint in four files, of --gib GiB when it is loaded as bfloat16, converts it, and loads both
+alternately, each time in a new process. The page cache is warm for both. Memory is reported as the peak of the process
+over the weights' size, with and without the memory that the process had before it began to load.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks import result_file
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
 from jswa.model.weights.formats import QuantizationMode
@@ -48,7 +49,7 @@ print(json.dumps({"seconds": seconds, "processor": used, "bytes": size, "before"
 
 
 def config(gib: float) -> dict[str, Any]:
-    """A Llama of about so many GiB in bfloat16; its layers are 128 MiB each."""
+    """Return a Llama config of about `gib` GiB in bfloat16; each layer has 128 MiB."""
     return {
         "model_type": "llama",
         "hidden_size": 2048,
@@ -63,7 +64,7 @@ def config(gib: float) -> dict[str, Any]:
 
 
 def write(folder: Path, gib: float, stored: str) -> None:
-    """The random checkpoint. Its numbers repeat: what they are makes no difference."""
+    """Write the random checkpoint. Its numbers repeat, since their values make no difference."""
     folder.mkdir(parents=True, exist_ok=True)
     hf = config(gib)
     parts = [part for source in sources(parse_config(hf)).values() for part in source.parts]
@@ -74,7 +75,7 @@ def write(folder: Path, gib: float, stored: str) -> None:
         for part in parts[shard::SHARDS]:
             values = np.resize(noise, part.shape)
             if stored == "fp8" and part.key.endswith("_proj.weight"):
-                # The library's writer does not know float8, but bytes are bytes: the header is patched below.
+                # safetensors cannot write float8: write bytes, and patch the header below.
                 tensors[part.key] = values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
                 grid = [-(-n // 128) for n in part.shape]
                 tensors[f"{part.key}_scale_inv"] = np.ones(grid, np.float32)
@@ -91,7 +92,7 @@ def write(folder: Path, gib: float, stored: str) -> None:
 
 
 def _patch(path: Path) -> None:
-    """U8 becomes F8_E4M3 in a header, which keeps its length."""
+    """Replace U8 by F8_E4M3 in the header of a safetensors file."""
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -107,7 +108,7 @@ def _patch(path: Path) -> None:
 
 
 def measured(folder: Path, quantization: QuantizationMode) -> dict[str, Any]:
-    """One load in a process of its own."""
+    """Load once in a new process; return its seconds and bytes."""
     command = [sys.executable, "-c", _CHILD, str(folder), quantization]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -115,13 +116,14 @@ def measured(folder: Path, quantization: QuantizationMode) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure and print; write JSON if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=2.0)
-    parser.add_argument("--stored", choices=("bfloat16", "fp8"), default="bfloat16")
-    parser.add_argument("--quantization", choices=("auto", "none", "int8", "fp8"), default="auto")
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--gib", type=float, default=2.0, help="size of the weights in bfloat16")
+    parser.add_argument("--stored", choices=("bfloat16", "fp8"), default="bfloat16", help="type in the file")
+    parser.add_argument("--quantization", choices=("auto", "none", "int8", "fp8"), default="auto", help="of the engine")
+    parser.add_argument("--folder", type=Path, help="keep the checkpoints here")
+    parser.add_argument("--repeats", type=int, default=3, help="loads of each checkpoint")
+    parser.add_argument("--json", type=Path, help="result file to write")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
@@ -130,11 +132,11 @@ def main() -> None:
         report = run(folder, options.repeats, options.quantization)
     print(json.dumps(report, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1))
+        result_file.write(options.json, report)
 
 
 def run(folder: Path, repeats: int, quantization: QuantizationMode) -> dict[str, Any]:
-    """Figures by kind; the first load of each is not counted."""
+    """Return figures by kind of checkpoint; the first load of each is a warm-up."""
     kinds = ["safetensors", "converted"]
     begin = time.perf_counter()
     convert(folder / "safetensors", folder / "converted", "bfloat16", quantization)

@@ -1,9 +1,9 @@
-"""A server under stress. Each part starts the server it needs, fails where something leaks or goes wrong, prints JSON.
+"""Stress of the server: each part starts a server, fails if anything leaks or goes wrong, and prints JSON.
 
-python -m benchmarks.speed.serve_stress streams    [--seconds 60] [--streams 256]   on tiny: clients leave, others abort
-python -m benchmarks.speed.serve_stress malformed  [--bodies 10000] [--good 32]     on tiny, beside good streams
-python -m benchmarks.speed.serve_stress contexts   [--seconds 60] [--rows 256]      rows of 32k tokens, no device
-python -m benchmarks.speed.serve_stress sse        [--events 200000]                microseconds to encode an event
+python -m benchmarks.speed.serve_stress streams   [--seconds 60] [--streams 256]  tiny; clients disconnect and abort
+python -m benchmarks.speed.serve_stress malformed [--bodies 10000] [--good 32]    tiny; bad bodies beside good streams
+python -m benchmarks.speed.serve_stress contexts  [--seconds 60] [--rows 256]     rows of 32k tokens without a device
+python -m benchmarks.speed.serve_stress sse       [--events 200000]               microseconds to encode an event
     [--json FILE]
 """
 
@@ -11,25 +11,24 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
-import platform
 import random
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks import result_file
 from benchmarks.speed.load import Address, Answer, Watch, ask, cpu_seconds, get_json, server
 from benchmarks.speed.malformed import malformed
 from jswa.bench.report import percentile
 
 TINY = ("-m", "jswa", "serve", "tiny", "--port", "0", "--admin-api-key", "root")
-MOST_GROWTH = 0.02
-GENERATED = 2_000  # tokens per long row: in so many steps all of them can be prefilled
+MOST_GROWTH = 0.02  # of memory
+GENERATED = 2_000  # tokens per long row: enough steps to prefill all rows while the first ones still decode
 
 
 async def idle(at: Address) -> dict[str, Any]:
-    """The load of a server on which nothing should run any more."""
+    """Wait until no request runs; assert that nothing is held, and return the server's load."""
     for _ in range(200):
         load: dict[str, Any] = (await get_json(at, "/server_info"))["load"]
         if not load["requests"] and not load["texts"]:
@@ -41,7 +40,7 @@ async def idle(at: Address) -> dict[str, Any]:
 
 
 async def streams(at: Address, count: int, seconds: float, warm_up: float) -> dict[str, Any]:
-    """So many streams at any time; 3 of 10 clients leave, one in 20 is aborted by the operator."""
+    """Keep `count` streams running; 3 of 10 clients disconnect, and the operator aborts one in 20 of the others."""
     chance, end, names = random.Random(1), time.monotonic() + seconds, itertools.count()
     base = await idle(at)
     found: Counter[str] = Counter()
@@ -81,7 +80,7 @@ async def streams(at: Address, count: int, seconds: float, warm_up: float) -> di
 
 
 def outcome(answer: Answer) -> str:
-    """What became of a stream."""
+    """Return how a stream ended: left, aborted, whole, or an error."""
     if answer.left:
         return "left"
     if answer.status != 200 or not answer.raw.endswith(b"0\r\n\r\n") or b"data: [DONE]" not in answer.raw:
@@ -90,7 +89,7 @@ def outcome(answer: Answer) -> str:
 
 
 async def beside_malformed(at: Address, bodies: int, good: int) -> dict[str, Any]:
-    """Good streams must give the text that they give alone, whatever else is sent meanwhile."""
+    """Send malformed bodies beside good streams, whose texts must be the same as alone."""
     chance = random.Random(2)
     asked = [
         json.dumps({"prompt": f"{i} little dogs and", "max_tokens": 60, "temperature": 0, "stream": True}).encode()
@@ -122,7 +121,7 @@ async def beside_malformed(at: Address, bodies: int, good: int) -> dict[str, Any
     await asyncio.gather(*(bad() for _ in range(16)), *(fine(b, t) for b, t in zip(asked, alone, strict=True)))
     await idle(at)
     assert set(statuses) <= {200, 400, 404}, dict(statuses)
-    assert statuses[200] < bodies / 4, "most of them should be wrong"
+    assert statuses[200] < bodies / 4, "too few bodies were malformed"
     seconds = time.monotonic() - begin
     return {
         "bodies": bodies,
@@ -134,7 +133,7 @@ async def beside_malformed(at: Address, bodies: int, good: int) -> dict[str, Any
 
 
 async def contexts(at: Address, rows: int, seconds: float, length: int) -> dict[str, Any]:
-    """All rows full of long prompts, no two alike, that go on generating; then the next ones."""
+    """Fill all rows with long prompts, no two alike, and replace each when it has generated its tokens."""
     numbers, end, warm_up = itertools.count(), time.monotonic() + seconds, seconds / 2
     found: Counter[str] = Counter()
     base = await idle(at)
@@ -169,7 +168,7 @@ async def contexts(at: Address, rows: int, seconds: float, length: int) -> dict[
 
 
 def sse(events: int) -> dict[str, Any]:
-    """Microseconds of encoding one event of each kind, as the handlers do it."""
+    """Return microseconds to encode an event of each kind, as the handlers do it."""
     from server.http.sse import event
 
     text = {"index": 0, "text": " once", "logprobs": None, "finish_reason": None, "stop_reason": None}
@@ -195,17 +194,17 @@ def sse(events: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one part."""
+    """Run one part and print its figures; write JSON if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("streams", "malformed", "contexts", "sse"))
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--bodies", type=int, default=10_000)
-    parser.add_argument("--good", type=int, default=32)
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--length", type=int, default=32_768)
-    parser.add_argument("--events", type=int, default=200_000)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=60.0, help="streams, contexts: time of the load")
+    parser.add_argument("--streams", type=int, default=256, help="streams: streams at a time")
+    parser.add_argument("--bodies", type=int, default=10_000, help="malformed: bodies to send")
+    parser.add_argument("--good", type=int, default=32, help="malformed: good streams beside them")
+    parser.add_argument("--rows", type=int, default=256, help="contexts: rows of a step")
+    parser.add_argument("--length", type=int, default=32_768, help="contexts: tokens of a row")
+    parser.add_argument("--events", type=int, default=200_000, help="sse: events of each kind")
+    parser.add_argument("--json", type=Path, help="result file to write")
     given = parser.parse_args()
     if given.part == "sse":
         found = sse(given.events)
@@ -220,10 +219,10 @@ def main() -> None:
             ["-m", "benchmarks.speed.noop_server", "--rows", str(given.rows), "--length", str(given.length)]
         ) as at:
             found = asyncio.run(contexts(at, given.rows, given.seconds, given.length))
-    found = {"part": given.part, "python": platform.python_version(), "cpus": os.cpu_count(), **found}
+    found = {"part": given.part, **found}
     print(json.dumps({name: value for name, value in found.items() if name != "samples"}, indent=1))
     if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        result_file.write(given.json, found)
 
 
 if __name__ == "__main__":

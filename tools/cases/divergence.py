@@ -1,4 +1,4 @@
-"""How far two models, or one model in two configurations, are apart on sampled text."""
+"""Divergence of two models, or of one model in two configurations, on sampled text."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,17 @@ Logprobs = Sequence[float] | Float[np.ndarray, " T"]
 
 
 def k3(sampled: Logprobs, reference: Logprobs) -> float:
-    """KL(q ‖ p) in nats a token, estimated from tokens drawn from q: the mean of r - 1 - log r with r = p / q.
+    """Estimate KL(q ‖ p) in nats per token from tokens drawn from q: the mean of r - 1 - log r with r = p / q.
 
-    Schulman, Approximating KL Divergence (2020): unbiased like the mean of -log r, but no term is negative, so small
-    divergences do not drown in noise. On text that was not drawn from q it estimates nothing and still is 0 only where
-    all probabilities agree.
+    Schulman, Approximating KL Divergence (2020). The estimator is unbiased, like the mean of -log r, but no term is
+    negative, so noise does not hide small divergences. On text that was not drawn from q it estimates nothing, but it
+    is still 0 only if all probabilities agree.
 
     Args:
         sampled: log q of each token.
-        reference: log p of each.
+        reference: log p of each token.
+
+    Raises ValueError if there are no tokens.
     """
     log_r = np.asarray(reference, np.float64) - np.asarray(sampled, np.float64)
     if not log_r.size:
@@ -29,10 +31,10 @@ def k3(sampled: Logprobs, reference: Logprobs) -> float:
 
 
 def forced(llm: LLM, texts: Sequence[Int[np.ndarray, " T"]], at: Sequence[int]) -> list[RequestOutput]:
-    """One request per text: its first `at` tokens as the prompt, and the token that follows as the only one allowed.
+    """Run a request per text: its first `at` tokens are the prompt, and only the next token of the text is allowed.
 
-    So the log probability of a text's token is read behind a prefix that may come from the cache, which prompt log
-    probabilities never do: `forced_logprob`.
+    So `forced_logprob` is the log probability of a token behind a prefix that may come from the cache. Prompt log
+    probabilities never come from it.
     """
     params = [
         SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, ignore_eos=True, allowed_token_ids=[int(text[i])])
@@ -43,7 +45,7 @@ def forced(llm: LLM, texts: Sequence[Int[np.ndarray, " T"]], at: Sequence[int]) 
 
 
 def forced_logprob(output: RequestOutput) -> float:
-    """Log probability of the token that a `forced` request was forced to say."""
-    (said,) = output.outputs
-    assert said.logprobs is not None
-    return said.logprobs[0][said.token_ids[0]].logprob
+    """Return the log probability of the token that a `forced` request generated."""
+    (completion,) = output.outputs
+    assert completion.logprobs is not None
+    return completion.logprobs[0][completion.token_ids[0]].logprob

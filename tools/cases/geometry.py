@@ -1,11 +1,11 @@
-"""KV geometries of released models, for benchmarks of the host part: nothing else about them matters there."""
+"""KV geometries of released models, for benchmarks and tests of the host part, which depend on nothing else."""
 
 from dataclasses import replace
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
 
-# full layers, local layers, window, (KV heads, head size, value size) of each kind
+# Full layers, local layers, window, and (KV heads, head size, value size) of full and of local layers.
 GEOMETRIES = {
     "gemma-3-27b": (10, 52, 1024, (16, 128, 128), (16, 128, 128)),
     "gemma-4-31B": (10, 50, 1024, (4, 512, 512), (16, 256, 256)),
@@ -15,7 +15,7 @@ GEOMETRIES = {
 
 
 def model_of(name: str, *, hybrid: bool = True) -> ModelConfig:
-    """The model; not `hybrid`: with full-length KV in every layer, as an engine holds it that ignores windows."""
+    """Return the model. If not `hybrid`, every layer keeps full-length KV, as in an engine that ignores windows."""
     num_full, num_local, window, full, local = GEOMETRIES[name]
     norm, mlp = Norm(1e-6), MlpConfig(1, "silu")
     layers = []
@@ -27,7 +27,7 @@ def model_of(name: str, *, hybrid: bool = True) -> ModelConfig:
 
 
 def blocks_of_tokens(name: str, layout: KVLayout, tokens: int) -> int:
-    """Blocks that have the bytes of so many tokens kept on all layers of the model."""
+    """Return the blocks that have the bytes of `tokens` tokens kept on all layers of the model."""
     num_full, num_local, _, full, local = GEOMETRIES[name]
     elems = sum(count * heads * (k + v) for count, (heads, k, v) in ((num_full, full), (num_local, local)))
     return tokens * elems // (layout.num_lanes * layout.block_elems)

@@ -1,6 +1,6 @@
-"""config.json of released models as the hub has it, one per row of `hub_kv.ROWS`.
+"""config.json of released models as on the Hugging Face hub, one per row of `hub_kv.ROWS`.
 
-A key stands here if the hub's file has it and it says something about the decoder; what the hub leaves out is left out.
+Each config has those keys of the hub's file that describe the decoder, and no others.
 """
 
 from typing import Any
@@ -11,12 +11,12 @@ _FP8: Config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dyna
 
 
 def _types(pattern: str, count: int) -> list[str]:
-    """Layer types: the letters again and again."""
+    """Return the types of `count` layers, repeating the letters of the pattern."""
     return [_TYPES[pattern[i % len(pattern)]] for i in range(count)]
 
 
 def _config(kind: str, layers: int, d: int, hidden: int, heads: int, kv: int, vocab: int, **rest: Any) -> Config:
-    """The keys that every family has by these names."""
+    """Return a config; the positional arguments are keys that every family has."""
     return {
         "model_type": kind, "num_hidden_layers": layers, "hidden_size": d, "intermediate_size": hidden,
         "num_attention_heads": heads, "num_key_value_heads": kv, "vocab_size": vocab, **rest,
@@ -24,7 +24,7 @@ def _config(kind: str, layers: int, d: int, hidden: int, heads: int, kv: int, vo
 
 
 def _wrapped(kind: str, text: Config, **rest: Any) -> Config:
-    """A multimodal checkpoint around a text model."""
+    """Return the config of a multimodal checkpoint around a text model."""
     return {"model_type": kind, "text_config": text, "vision_config": {"hidden_size": 1152}, **rest}
 
 
@@ -38,7 +38,7 @@ def _gemma2(layers: int, d: int, hidden: int, heads: int, kv: int, head_dim: int
 
 
 def _gemma3(layers: int, d: int, hidden: int, **rest: Any) -> Config:
-    """4b and up: the text part leaves out what is default."""
+    """Models of 4b and more, whose text part omits default values."""
     text: Config = {
         "model_type": "gemma3_text", "hidden_size": d, "intermediate_size": hidden, "num_hidden_layers": layers,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024, **rest,
@@ -70,7 +70,7 @@ def _gemma3n(layers: int, hidden: int, shared: int) -> Config:
 def _gemma4(
     layers: int, d: int, hidden: int, heads: int, kv: int, *, kind: str = "gemma4", pattern: str = "SSSSSF", **rest: Any
 ) -> Config:
-    """Full layers have heads of 512, and KV heads of their own where keys are the values."""
+    """Full layers have heads of 512, and a KV head count of their own if keys are the values."""
     given: Config = {
         "head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": None, "attention_k_eq_v": False,
         "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "hidden_size_per_layer_input": 0,

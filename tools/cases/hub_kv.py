@@ -1,8 +1,8 @@
-"""What the KV of released models takes, by their shapes alone: the numbers that `jswa capacity` must find.
+"""KV sizes of released models, computed from their shapes alone: the figures that `jswa capacity` must find.
 
-By row: layers, width, query heads of a full layer; KV layers of each kind, full and local, as n x (KV heads, key size /
-value size); window or chunk; KiB of one token in all full and in all local layers; GiB of a text of 32k and of 128k
-tokens, and of 128k if local layers kept all. Two bytes an element; layers that read another's KV are left out.
+Columns: layers, width, query heads of a full layer; full and local KV layers as n x (KV heads, key size / value size);
+window or chunk; KiB of one token in all full and in all local layers; GiB of a text of 32k and of 128k tokens, and of
+128k if local layers kept all tokens. Elements have two bytes; layers that read the KV of another layer do not count.
 """
 
 import re
@@ -66,13 +66,13 @@ class Shape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in all of them."""
+        """Return the bytes of one token in all these layers."""
         return self.layers * self.kv_heads * (self.head_dim + self.v_head_dim) * 2
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model's line of the table. `shown` is what stands there of 32k, 128k, and 128k without windows, in GiB."""
+    """A model's row of the table. `shown` has its last three columns as text, in GiB."""
 
     layers: int
     d_model: int
@@ -85,7 +85,7 @@ class Row:
     shown: tuple[str, str, str]
 
     def bytes_at(self, length: int, full_token_bytes: int | None = None) -> int:
-        """Bytes of a text: full layers keep all tokens, local ones what they can see."""
+        """Return the bytes of a text: full layers keep all tokens, local layers the visible ones."""
         full = round(self.full_kib * KIB) if full_token_bytes is None else full_token_bytes
         return full * length + round(self.local_kib * KIB) * min(length, self.reach)
 
@@ -105,8 +105,8 @@ def _shape(cell: str) -> Shape | None:
 
 ROWS = {line.split()[0]: _row(line.split()[1:]) for line in _TABLE.strip().splitlines()}
 
-# The same where a full layer whose values are its keys keeps the value, 512 elements, and of the key only the
-# 128 that are rotated: KiB of one token in the full layers, and GiB as in the table.
+# The same with folded keys: a full layer whose values are its keys stores the value (512 elements) and only the 128
+# rotated elements of the key. KiB of one token in the full layers, and GiB as in the table.
 FOLDED_KIB = {"gemma-4-12B": 10, "gemma-4-26B-A4B": 12.5, "gemma-4-31B": 50}
 FOLDED_SHOWN = {
     "gemma-4-12B": ("0.625", "1.56", "42"),

@@ -1,4 +1,4 @@
-"""`benchmarks.quality.run` on the embedded model: a few items, every configuration comes about, and nothing differs."""
+"""`benchmarks.quality.run` on the embedded model: every configuration is exercised, and no answer differs."""
 
 import random
 from typing import Any
@@ -14,18 +14,20 @@ WORDS = ("the", "cat", "saw", "a", "big", "dog", "in", "the", "garden", "and", "
 
 
 def items(count: int, words: int, texts: int = 0) -> list[Item]:
-    """Questions behind so many words each, which should be more than a replay is long, and texts."""
+    """Return questions behind so many words each, more than a replay has tokens, and texts."""
     choose = random.Random(0)
 
-    def say(length: int) -> str:
+    def random_text(length: int) -> str:
         return " ".join(choose.choice(WORDS) for _ in range(length))
 
-    asked = [Item("key", 512, f"Key {i}. {say(words)}. The key is", (), str(i), "exact", {}, i) for i in range(count)]
-    return asked + [Item("text", None, say(30), (), "", "bits", {}, i) for i in range(texts)]
+    asked = [
+        Item("key", 512, f"Key {i}. {random_text(words)}. The key is", (), str(i), "exact", {}, i) for i in range(count)
+    ]
+    return asked + [Item("text", None, random_text(30), (), "", "bits", {}, i) for i in range(texts)]
 
 
 def check(names: tuple[str, ...], asked: list[Item], tail: int, longest: int) -> dict[str, Any]:
-    """Run them; what is written."""
+    """Run the configurations, assert that there are no problems, and return what is written, by configuration."""
     with quick_compiles():
         outcomes, too_long = run("tiny", asked, names, tail, lambda line: None, longest)
     assert problems(outcomes) == []
@@ -40,7 +42,7 @@ def check(names: tuple[str, ...], asked: list[Item], tail: int, longest: int) ->
 
 
 def test_answers_from_the_cache_and_after_preemption_are_those_of_a_cold_run() -> None:
-    """And it is seen that they came from there."""
+    """The evidence shows hits, rebuilt windows and preempted answers."""
     found = check(("prefix-cached", "revived", "preempted"), items(3, 320), 2, 400)
     assert found["prefix-cached"]["hits"] == found["revived"]["hits"] == 3
     assert found["revived"]["revivals"] == 3
@@ -50,7 +52,7 @@ def test_answers_from_the_cache_and_after_preemption_are_those_of_a_cold_run() -
 
 @pytest.mark.nightly
 def test_answers_in_every_configuration_are_those_of_a_cold_run() -> None:
-    """With texts, whose last tokens are forced behind cached ones."""
+    """Also with texts, whose last tokens are forced behind cached ones."""
     found = check(CONFIGURATIONS, items(4, 700, texts=2), 4, 1280)
     assert found["prefix-cached"]["tail_bits_per_token"] == pytest.approx(
         found["cold"]["tail_bits_per_token"], abs=1e-4

@@ -1,4 +1,4 @@
-"""The benchmark of whole steps: rows that are placed by hand lie as a scheduler would have laid them."""
+"""`benchmarks.gpu.decode_steps`: its rows lie on pages as a scheduler would have laid them out, and all of it runs."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu.decode_steps import main, place, plan_of
+from benchmarks.gpu.decode_steps import lay_out_rows, main, plan_of
 from jswa.architecture import Reach
 from jswa.config import Limits
 from tests.parity.load import FIXTURES
@@ -20,11 +20,11 @@ PAGE = 4
 
 @pytest.mark.parametrize("kind", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("reach", [Reach(10), Reach(8, chunked=True)], ids=["sliding", "chunked"])
-def test_rows_have_pages_of_their_own_for_all_they_see(kind: tuple[int, int], reach: Reach) -> None:
+def test_rows_have_pages_of_their_own_for_all_visible_positions(kind: tuple[int, int], reach: Reach) -> None:
     layout = make_layout(PAGE, reach, num_full=kind[0], num_local=kind[1])
     limits, m = Limits(64, 8, 16, PAGE, num_blocks=200), layout.pages_per_block
     runner: Any = SimpleNamespace(layout=layout, limits=limits)
-    texts = place(runner, 5, 30, 6)
+    texts = lay_out_rows(runner, 5, 30, 6)
     assert texts is not None
     slots: list[int] = []
     for text in texts:
@@ -36,14 +36,14 @@ def test_rows_have_pages_of_their_own_for_all_they_see(kind: tuple[int, int], re
         slots += [page * m + n for page in text.pages.local.tolist() for n in range(m)]
     assert len(set(slots)) == len(slots)
     assert not slots or (m <= min(slots) and max(slots) < limits.num_blocks * m)
-    assert place(runner, 5, 62, 6) is None
-    assert place(SimpleNamespace(layout=layout, limits=Limits(64, 8, 16, PAGE, num_blocks=8)), 8, 30, 6) is None  # type: ignore[arg-type]
+    assert lay_out_rows(runner, 5, 62, 6) is None
+    assert lay_out_rows(SimpleNamespace(layout=layout, limits=Limits(64, 8, 16, PAGE, num_blocks=8)), 8, 30, 6) is None  # type: ignore[arg-type]
 
 
-def test_a_step_goes_on_where_the_one_before_ended() -> None:
+def test_a_step_continues_the_step_before() -> None:
     layout = make_layout(PAGE, Reach(10), num_full=1, num_local=2)
     runner: Any = SimpleNamespace(layout=layout, limits=Limits(64, 8, 16, PAGE, num_blocks=200))
-    texts = place(runner, 3, 20, 4)
+    texts = lay_out_rows(runner, 3, 20, 4)
     assert texts is not None
     first, second = plan_of(texts, 0, 1, begin=True), plan_of(texts, 1, 1, begin=False)
     assert len(first.table_rows) == 3
@@ -55,8 +55,8 @@ def test_a_step_goes_on_where_the_one_before_ended() -> None:
     assert plan_of(texts, 0, 4, begin=False).num_tokens == 12
 
 
-def test_all_sizes_are_measured_or_say_why_not(tmp_path: Path) -> None:
-    """On a CPU: the figures mean little there, but all of it runs."""
+def test_each_size_is_measured_or_has_a_reason_why_not(tmp_path: Path) -> None:
+    """On a CPU, where the figures mean little."""
     words = ["--config", str(FIXTURES / "gemma3_text_p6" / "config.json"), "--json", str(tmp_path / "out.json")]
     words += ["--rows", "1", "3", "--contexts", "40", "200", "--steps", "3", "--repeats", "1", "--square", "64"]
     with quick_compiles():

@@ -1,4 +1,4 @@
-"""`benchmarks.quality.run` without a model: what counts as a tie, a difference, and as a configuration that ran."""
+"""`benchmarks.quality.run` without a model: ties, differences, and evidence that a configuration was exercised."""
 
 import dataclasses
 import json
@@ -22,25 +22,25 @@ SCORED = Answer([], "", [-1.0, -2.0, -1.5, -0.5, -1.0], [])
 
 
 def outcome(name: str, *answers: tuple[Question, Answer], **evidence: Any) -> Outcome:
-    """A configuration that gave these answers."""
+    """Return a configuration that gave these answers."""
     return Outcome(name, dict(answers), Evidence(**evidence))
 
 
 def compared(tokens: list[int]) -> Outcome:
-    """One that said these tokens where the cold run said `COLD`'s."""
+    """Compare a configuration that generated these tokens with a cold run that generated those of `COLD`."""
     found = outcome("batched", (KEY, Answer(tokens, "8", [], [])), most_rows=2)
     compare(found, outcome("cold", (KEY, COLD)))
     return found
 
 
 def test_equal_tokens_are_no_difference() -> None:
-    """And every token counts."""
+    """And every token counts as compared."""
     found = compared([7, 8, 2])
     assert (found.compared, found.ties, found.differences) == (3, 0, [])
 
 
 def test_the_margin_of_the_first_token_that_differs_decides() -> None:
-    """1e-3 at the second token is a tie, whatever follows; 0.5 at the first and a text that ends early are none."""
+    """1e-3 at the second token is a tie, whatever follows; 0.5 at the first token, or an early end, is a difference."""
     assert (compared([7, 9, 9]).ties, compared([7, 9, 9]).differences) == (1, [])
     where = {"task": "key", "line": 3, "distance": 512}
     (first,) = compared([9, 8, 2]).differences
@@ -52,7 +52,7 @@ def test_the_margin_of_the_first_token_that_differs_decides() -> None:
 
 
 def test_too_many_ties_are_a_problem() -> None:
-    """One in a thousand tokens is the most."""
+    """At most one token in a thousand may be a tie."""
     found = compared([7, 9, 9])
     found.compared = 999
     assert "1 ties in 999 tokens" in problems([found])[0]
@@ -62,7 +62,7 @@ def test_too_many_ties_are_a_problem() -> None:
 
 @pytest.mark.parametrize(("off", "good"), [(1e-4, True), (3e-4, False), (float("nan"), False)])
 def test_log_probabilities_are_compared_from_the_end(off: float, good: bool) -> None:
-    """Those of the last tokens, where only these were scored."""
+    """A configuration may have scored the last tokens only."""
     found = outcome("revived", (TEXT, Answer([], "", [-0.5 + off, -1.0], [])))
     compare(found, outcome("cold", (TEXT, SCORED)))
     assert (found.differences == []) == good
@@ -85,8 +85,8 @@ GOOD: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_configuration_must_have_come_about(name: str) -> None:
-    """It shows what makes it one; without any of it, it is a problem."""
+def test_a_configuration_must_be_exercised(name: str) -> None:
+    """A configuration without the evidence that it needs is a problem."""
     assert missing(outcome(name, **GOOD[name])) is None
     for gone in GOOD[name].keys() - {"most_tokens"}:
         lacking = outcome(name, **{**GOOD[name], gone: 0})
@@ -98,7 +98,7 @@ def test_a_configuration_must_have_come_about(name: str) -> None:
 
 
 def test_the_report_names_every_configuration() -> None:
-    """In Markdown, from what is written as JSON."""
+    """The Markdown is made from the content of the JSON."""
     outcomes = [outcome(name, (KEY, COLD), (TEXT, SCORED), **GOOD[name]) for name in CONFIGURATIONS]
     outcomes[1].answers[TEXT] = dataclasses.replace(SCORED, logprobs=[-1.0])
     for one in outcomes:
@@ -110,4 +110,4 @@ def test_the_report_names_every_configuration() -> None:
     for name in CONFIGURATIONS:
         assert f"| {name} | " in text
     assert "| key | 512 | 1 | " + " | ".join(["100.0%"] * 8) + " |" in text
-    assert "| text | – | 1 | 2.16404 bits/byte | – | 2.16404" in text
+    assert "| text | – | 1 | 2.164 bits/byte | – | 2.164" in text
