@@ -2,7 +2,6 @@
 
 import random
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -106,11 +105,9 @@ def churn(model: str, operations: int, seed: int) -> None:
     traffic.finish()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", list(GEOMETRIES))
-def test_a_hundred_thousand_operations_leak_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hundred_thousand_operations_leak_nothing(model: str) -> None:
     """25,000 for each of four models: everything comes back."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # half of the time; other tests check shapes
     churn(model, 25_000, seed=1)
 
 
@@ -121,7 +118,6 @@ def test_ten_million_operations_leak_nothing(model: str) -> None:
     churn(model, 2_500_000, seed=2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", list(GEOMETRIES))
 def test_sessions_at_a_real_geometry_read_what_they_should(model: str) -> None:
     """Sessions of three turns with branches, on a pool that holds about half of them.

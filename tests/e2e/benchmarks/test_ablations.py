@@ -1,10 +1,8 @@
 """The benchmark of the ideas that the engine grew from: "off" really is off, and each idea has the effect it is for."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -17,19 +15,11 @@ from jswa.config import Limits
 from jswa.exec.buckets import Bucket
 from jswa.llm import LLM
 from jswa.types import SamplingParams
-from tests.support.oracles import quick_compiles, small_model
+from tests.support.oracles import small_model
 
 LOAD = Settings(clients=3, rounds=2, request=100, output=700, parallel=3, rate=0.0, barrier=True)
 OPTIONS = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "max_model_len": 256, "deterministic": True}
 TEXT = "Once upon a time there was a little cat who lived in a small house near the forest. "
-
-
-@pytest.fixture(autouse=True)
-def untyped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Other tests check shapes; here there are many steps. And compiling is most of the work."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with quick_compiles():
-        yield
 
 
 def test_rows_hold_less_where_decode_frees_pages() -> None:

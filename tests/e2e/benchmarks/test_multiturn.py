@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -19,13 +18,6 @@ from jswa.types import SamplingParams
 LOAD = Settings(clients=10, rounds=10, request=300, output=3000, parallel=10, rate=0.0, barrier=True)
 
 
-@pytest.fixture(autouse=True)
-def untyped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests check shapes; here there are many steps."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["ample", "four windows per client"])
 def test_ten_rounds_hit_nearly_all_and_hold_windows_only(memory: str) -> None:
     """MiMo-V2-Flash's geometry, 300 tokens in and 3,000 out: at least 97.5 % hits, in round 10 at least 98.5 %.
@@ -52,7 +44,6 @@ def test_ten_rounds_hit_nearly_all_and_hold_windows_only(memory: str) -> None:
     engine.check()
 
 
-@pytest.mark.slow
 def test_the_real_step_hits_as_much_as_the_plan_says() -> None:
     """The same at a tenth of the length on `tiny`: within a page per turn of what can be had."""
     load = dataclasses.replace(LOAD, clients=4, parallel=4, rounds=6, request=30, output=300)
@@ -89,7 +80,6 @@ FLOORS = {  # what the best setting of any engine of the day reaches with the sa
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gemma-3-27b", "gpt-oss-20b", "MiMo-V2-Flash"])
 @pytest.mark.parametrize("name", list(FLOORS))
 def test_hit_rates_are_above_what_others_reach(name: str, model: str) -> None:

@@ -8,7 +8,6 @@ import pytest
 from jswa.llm import LLM
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: run .venv-gpu/bin/python -m pytest on this file")
 def test_an_engine_generates_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefill in tiles, decode, local and full layers, arenas updated in place: all of it as with XLA's attention."""
