@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from jswa.commands.evaluate import evaluate
 from jswa.llm import LLM
