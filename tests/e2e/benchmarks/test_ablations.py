@@ -86,6 +86,7 @@ def test_indices_in_every_layer_give_the_same_tokens_and_kv() -> None:
     assert len(seeds_indices.table([found], []).rows) == 7
 
 
+@pytest.mark.nightly
 def test_answers_are_the_same_with_the_cache(tmp_path: Path) -> None:
     """Hits with, none without; greedy texts equal, log probabilities near, k3 below what other caches promise."""
     exact = {"task": "lookup", "distance": None, "prompt": TEXT, "answer": "zebra", "score": "exact"}
