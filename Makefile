@@ -11,8 +11,11 @@ TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me 
 # Test processes. XLA starts threads of its own in each.
 WORKERS ?= 2
 PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
-# Together they call every function whose annotated types are checked.
-TYPED   := tests/property tests/unit/cache tests/unit/exec tests/unit/sched
+# The tests of `make test-types`: together they call the functions of all rooms whose annotated types are checked.
+TYPED   := tests/property tests/unit/cache tests/unit/exec tests/unit/sched tests/unit/storage tests/unit/text \
+           tests/unit/model/hf/test_families.py tests/unit/model/test_adapters.py tests/unit/model/test_moe.py \
+           tests/unit/model/weights tests/unit/pallas_kernels/attention/test_paged_attention.py \
+           tests/unit/pallas_kernels/experts tests/e2e/api/test_step_stats.py
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/model/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
