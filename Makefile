@@ -10,6 +10,13 @@ TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me 
            "What is 27 + 45?" "Tell me a story about a girl named Lily." "What is the pass key?" "What is my name?"
 # Test processes. XLA starts threads of its own in each.
 WORKERS ?= 2
+PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+# The tests of `make test-types`: together they call the functions of all rooms whose annotated types are checked.
+TYPED   := tests/property tests/unit/cache tests/unit/exec tests/unit/sched tests/unit/storage tests/unit/text \
+           tests/unit/model/hf/test_families.py tests/unit/model/test_lora.py tests/unit/model/test_moe.py \
+           tests/unit/model/weights tests/unit/pallas_kernels/attention/test_paged_attention.py \
+           tests/unit/pallas_kernels/experts tests/e2e/api/test_step_stats.py
+TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/model/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
 # $(call packages,FOLDER,EXTRAS): into the environment FOLDER what requirements.lock has for these extras, every file
@@ -25,7 +32,8 @@ endef
 
 CLIENTS := sdk lm-eval guidellm aiperf routers
 
-.PHONY: help run test check package fmt nightly scale-test scale-test-short clients parity tiny lock gpu-compile gpu-compile-sample gpu
+.PHONY: help run test test-types test-triton check package fmt nightly scale-test scale-test-short clients parity tiny lock
+.PHONY: gpu-compile gpu-compile-sample gpu
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -33,8 +41,14 @@ help:  ## list the targets
 run: .venv/base  ## talk with the embedded model
 	$(BIN)/jswa chat --stats $(TALK)
 
-test: .venv/installed  ## run the tests on WORKERS=2 processes
-	$(BIN)/python -m pytest -q -n $(WORKERS)
+test: .venv/installed  ## run the tests on WORKERS=2 processes, and measure their coverage
+	$(PYTEST) --durations=30 --cov --cov-report=term
+
+test-types: .venv/installed  ## run some of them with annotated shapes and types checked at every call
+	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) $(TYPED)
+
+test-triton: .venv-gpu/installed  ## run the Triton kernel's tests in Triton's interpreter
+	.venv-gpu/bin/python -m pytest -q --durations=10 -m "triton and not nightly" $(TRITON)
 
 check: .venv/installed  ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check
@@ -46,15 +60,17 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-nightly: .venv/installed gpu-compile  ## long property runs, all of gpu-compile
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q -n $(WORKERS) -m "not scale and (nightly or not gpu)"
+nightly: .venv/installed .venv-gpu/installed gpu-compile scale-test  ## all tests, property tests for long
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 -m "not scale and not triton"
+	CHECK_TYPES=1 $(PYTEST)
+	.venv-gpu/bin/python -m pytest -q --durations=10 -m triton $(TRITON)
 
 scale-test: .venv/installed .venv-ray/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
-	$(BIN)/python -m pytest -q -m "scale or not scale" tests/scale
+	$(PYTEST) -m "scale or not scale" tests/scale
 	$(BIN)/python -m benchmarks.scale.run short
 
 scale-test-short: .venv/installed .venv-ray/installed  ## those that take seconds
-	$(BIN)/python -m pytest -q -m "scale and not nightly" tests/scale
+	$(PYTEST) --durations=10 -m "scale and not nightly" tests/scale
 
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
 	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py
@@ -68,7 +84,6 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 	.venv-gpu/bin/python -m tools.aot.experts --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
-	.venv-gpu/bin/python -m pytest -q tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/model/test_triton.py
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same
 	.venv-gpu/bin/python -m tools.aot.hopper --sample

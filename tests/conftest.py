@@ -1,6 +1,9 @@
 """Settings of the whole test run. They must be in place before anything imports jax or jswa."""
 
 import os
+import secrets
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,14 +12,39 @@ from jaxtyping import install_import_hook
 
 from tests.support.turns import turn
 
+PROGRAM_DAYS = 14  # a compiled program that no test has read for so long is deleted
+
+
+def program_folder() -> Path:
+    """Return the folder of compiled programs, which all clones of a user share; TEST_PROGRAMS names another one.
+
+    Loading a program runs it: raises PermissionError if another user owns the folder or may write to it.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("TEST_PROGRAMS") or home / "jswa-tests" / "programs").absolute()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder}: compiled programs are run, so only you may own and write to their folder")
+    return folder
+
+
 for name in [name for name in os.environ if name.startswith("JSWA_")]:
     del os.environ[name]
-# Compiled programs are shared by test processes and by runs, beside pytest's own cache.
-os.environ["JSWA_COMPILATION_CACHE"] = str(Path(__file__).parent.parent / ".pytest_cache" / "programs")
 
-# Environment variables, not jax.config: so conftest imports no jax, and the processes that tests
-# start behave alike. On a GPU machine: JAX_PLATFORMS=cuda pytest -m gpu.
+# Environment variables, not jax.config: conftest imports no jax, and the processes that tests start behave alike.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# Compiled programs are shared by test processes, runs and clones: those of the engine, and those of tests that jit.
+PROGRAMS = program_folder()
+os.environ["JSWA_COMPILATION_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+# Compiling takes most of the time, so XLA optimises only in tests marked `optimized`, in `make nightly`, and on a GPU.
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+QUICK = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
 
 # Interpreted Mosaic kernels block a thread of XLA's pool per warpgroup, and a few more: a pool of two deadlocks.
 os.environ.setdefault("PJRT_NPROC", str(max(8, os.cpu_count() or 1)))
@@ -27,20 +55,46 @@ os.environ.setdefault("PJRT_NPROC", str(max(8, os.cpu_count() or 1)))
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
-settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
-settings.register_profile("nightly", max_examples=5_000, stateful_step_count=200, deadline=None)
+settings.register_profile("types", max_examples=40, stateful_step_count=20, deadline=None)
+settings.register_profile("ci", max_examples=200, deadline=None)
+settings.register_profile("nightly", max_examples=2_000, stateful_step_count=200, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# Annotated shapes and dtypes are checked in tests only: production pays nothing. Left out are the modules that users
-# call (types, config, llm, cli): they must refuse wrong types themselves, with jswa's own errors.
-install_import_hook(
-    ["jswa.cache", "jswa.sched", "jswa.exec", "jswa.model", "jswa.engine", "jswa.text.tokenizer", "pallas_kernels"],
-    "beartype.beartype",
-)
+# `make test-types` checks annotated shapes and dtypes; other runs and production do not pay for it. Left out are the
+# modules that users call (types, config, llm, cli): they must refuse wrong types themselves, with jswa's own errors.
+if os.environ.get("CHECK_TYPES") == "1":
+    install_import_hook(
+        ["jswa.cache", "jswa.sched", "jswa.exec", "jswa.model", "jswa.engine", "jswa.text.tokenizer", "pallas_kernels"],
+        "beartype.beartype",
+    )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how to repeat a failure of a test that runs by turns."""
+@pytest.hookimpl(tryfirst=True)  # before the plugins of hypothesis and xdist read the option
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose hypothesis's seed, which the test processes inherit, and delete programs that no test reads any more."""
+    if hasattr(config, "workerinput"):
+        return
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(secrets.randbelow(10**9))
+    oldest = time.time() - PROGRAM_DAYS * 86_400
+    for program in PROGRAMS.iterdir():
+        status = program.stat()
+        if max(status.st_atime, status.st_mtime) < oldest:
+            program.unlink(missing_ok=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which may compile
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let XLA optimise, here and in processes that the test starts, if the test is marked `optimized`."""
+    quick = "0" if item.get_closest_marker("optimized") else QUICK
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = quick
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_disable_most_optimizations", quick == "1")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print how to repeat a failure of drawn examples, and of tests that run by turns."""
+    terminalreporter.write_line(f"hypothesis drew its examples with --hypothesis-seed={config.option.hypothesis_seed}")
     terminalreporter.write_line(f"TEST_TURN={turn()} chooses the same cases by turns")
 
 

@@ -52,7 +52,7 @@ def stages(out: Path) -> list[Stage]:
     offline = (*load, "--max-num-seqs", "256")
     return [
         Stage("facts", ("-m", "benchmarks.gpu.facts", "--json", f"{out}/facts.json"), 120),
-        Stage("numerics", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly or not gpu", *cases), 300),
+        Stage("numerics", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *cases), 300),
         Stage("matrix", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly", matrix), 580),
         Stage("kernels", ("-m", "benchmarks.gpu.kernels", "--json", f"{out}/kernels.json"), 300),
         Stage("torch", ("-m", "benchmarks.gpu.torch_attention", "--json", f"{out}/torch.json"), 240),

@@ -145,12 +145,13 @@ def dense_logits(
 @contextlib.contextmanager
 def quick_compiles() -> Iterator[None]:
     """Compile without optimisation, where compiling is most of the work."""
-    update: Any = jax.config.update
-    update("jax_disable_most_optimizations", True)
+    config: Any = jax.config
+    before = config.jax_disable_most_optimizations
+    config.update("jax_disable_most_optimizations", True)
     try:
         yield
     finally:
-        update("jax_disable_most_optimizations", False)
+        config.update("jax_disable_most_optimizations", before)
 
 
 def small_model(

@@ -1,10 +1,8 @@
 """The ablations of the prefix cache: "off" really is off, and each idea has the effect it is for."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -14,19 +12,11 @@ from jswa.config import Limits
 from jswa.exec.buckets import Bucket
 from jswa.llm import LLM
 from jswa.types import SamplingParams
-from tests.support.oracles import quick_compiles, small_model
+from tests.support.oracles import small_model
 
 LOAD = Settings(clients=3, rounds=2, request=100, output=700, parallel=3, rate=0.0, barrier=True)
 OPTIONS = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "max_model_len": 256, "deterministic": True}
 TEXT = "Once upon a time there was a little cat who lived in a small house near the forest. "
-
-
-@pytest.fixture(autouse=True)
-def untyped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Other tests check shapes; here there are many steps. And compiling is most of the work."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with quick_compiles():
-        yield
 
 
 def test_rows_hold_less_if_decode_frees_pages() -> None:
@@ -95,6 +85,7 @@ def test_indices_in_every_layer_give_the_same_tokens_and_kv() -> None:
     assert len(ablation_indices.table([found], []).rows) == 7
 
 
+@pytest.mark.nightly
 def test_answers_are_equal_with_and_without_the_cache(tmp_path: Path) -> None:
     """Hits occur only with the cache; greedy texts are equal, log probabilities near, k3 below 1e-6 as in test_kl."""
     exact = {"task": "lookup", "distance": None, "prompt": TEXT, "answer": "zebra", "score": "exact"}

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from functools import cache
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -19,13 +18,6 @@ from jswa.types import SamplingParams
 LOAD = Settings(clients=10, rounds=10, request=300, output=3000, parallel=10, rate=0.0, barrier=True)
 
 
-@pytest.fixture(autouse=True)
-def untyped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests check shapes; here there are many steps."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["ample", "four windows per client"])
 def test_ten_rounds_hit_nearly_all_and_hold_windows_only(memory: str) -> None:
     """In MiMo-V2-Flash's geometry, 300 tokens in and 3,000 out, at least 97.5 % hit, and 98.5 % in round 10.
@@ -52,7 +44,6 @@ def test_ten_rounds_hit_nearly_all_and_hold_windows_only(memory: str) -> None:
     engine.check()
 
 
-@pytest.mark.slow
 def test_tiny_hits_all_but_a_page_per_turn() -> None:
     """The same load at a tenth of the length with real steps: a turn misses at most a page of the earlier text."""
     load = dataclasses.replace(LOAD, clients=4, parallel=4, rounds=6, request=30, output=300)

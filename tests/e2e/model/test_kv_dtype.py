@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from jswa.commands.evaluate import evaluate
 from jswa.llm import LLM
@@ -27,7 +26,6 @@ def scores(llm: LLM, texts: list[list[int]]) -> list[float]:
     return found
 
 
-@pytest.mark.slow
 def test_fp8_holds_more_and_costs_little() -> None:
     """Four times the blocks of float32 in the same bytes; the model's own stories cost at most 1 % more bits."""
     with LLM("tiny", **OPTIONS) as wide:
@@ -48,7 +46,6 @@ def test_fp8_holds_more_and_costs_little() -> None:
         assert [each.outputs[0].token_ids for each in anew] == [each.outputs[0].token_ids for each in again]
 
 
-@pytest.mark.slow
 def test_pass_keys_are_found_in_8_bits() -> None:
     """Weights and KV in 8 bits, inside the window and far behind it: nothing is forgotten."""
     with LLM("tiny", **{**OPTIONS, "max_num_batched_tokens": 512}, kv_cache_dtype="fp8", quantization="int8") as llm:

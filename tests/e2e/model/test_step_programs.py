@@ -29,6 +29,7 @@ from jswa.types import SamplingParams
 from tests.support.oracles import small_engine_parts, small_model
 from tools.aot.programs import equations, integer_gathers
 
+pytestmark = pytest.mark.optimized
 FLOAT32 = jnp.dtype("float32")
 MIXED, DECODE = Bucket(24, 3, decode=False), Bucket(3, 3, decode=True)
 Apply = Callable[[np.ndarray], object]

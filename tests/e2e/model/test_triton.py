@@ -1,15 +1,13 @@
-"""The engine on the Triton kernel, interpreted. Runs where Triton is installed, which takes 1 GB: in .venv-gpu."""
+"""The engine on the Triton kernel, interpreted: `make test-triton`."""
 
 import sys
-from importlib.util import find_spec
 
 import pytest
 
 from jswa.llm import LLM
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: run .venv-gpu/bin/python -m pytest on this file")
+@pytest.mark.triton
 def test_an_engine_generates_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefill in tiles, decode, local and full layers, arenas updated in place: all of it as with XLA's attention."""
     from tests.support.kernels import triton_interpreter

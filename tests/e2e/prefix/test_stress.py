@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 import jswa
 from jswa.llm import LLM
 from jswa.types import SamplingParams
@@ -10,6 +12,7 @@ TEXT = "Once upon a time, there was a clever goat named Sam. She lived at the ed
 REQUESTS = 18
 
 
+@pytest.mark.nightly
 def test_a_random_stream_on_a_small_pool_changes_no_tokens() -> None:
     """Bit for bit in deterministic mode; all laws hold after every step, and nothing leaks."""
     choose = random.Random(1)

@@ -1,6 +1,7 @@
 """A step's program with weights of 8 bits, as the CPU's compiler sees it: no weight is copied to be widened."""
 
 import jax.numpy as jnp
+import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
@@ -14,6 +15,7 @@ from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 
+pytestmark = pytest.mark.optimized
 FLOAT32 = jnp.dtype("float32")
 LLAMA = {
     "model_type": "llama",

@@ -62,6 +62,7 @@ def test_products_are_those_of_the_numbers(kind: Kind, columns: int, dtype: str)
     np.testing.assert_allclose(np.asarray(got, np.float64), want, atol=1e-4 if dtype == "float32" else 0.3)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 64])
 def test_no_copy_of_the_weights_is_made(kind: Kind, rows: int) -> None:
@@ -98,6 +99,7 @@ def test_embeddings_are_looked_up_and_multiplied_by(kind: Kind, rows: int) -> No
     np.testing.assert_allclose(got, same, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.optimized
 def test_no_copy_of_the_embeddings_is_made() -> None:
     """Temporaries are a block of rows, widened."""
     inputs, vocab = 2048, 8192

@@ -45,6 +45,7 @@ def test_learning_rate_rises_and_falls() -> None:
     assert rates[0] < rates[1] < rates[2] < rates[3]
 
 
+@pytest.mark.nightly
 def test_cut_and_resumed_is_the_same_as_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "STAGES", SMALL)
     monkeypatch.setattr(train, "EVERY", 1)
@@ -65,6 +66,7 @@ def test_cut_and_resumed_is_the_same_as_in_one_go(tmp_path: Path, monkeypatch: p
     assert "| some task | 0.500 |" in (whole / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.nightly
 def test_first_minute_of_the_training_is_that_of_the_shipped_weights() -> None:
     """Same data, same start, same steps: losses differ by the machine's rounding only."""
     shipped = {int(step): loss for step, loss in json.loads(train.CURVE.read_text(encoding="utf-8")).items()}

@@ -59,6 +59,7 @@ def test_slots_are_read_in_order_in_any_number(pattern: str, count: int) -> None
         np.testing.assert_array_equal(lane, expected[ids])
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_written_slots_change_and_nothing_else(pattern: str) -> None:
     """Padding is dropped; the arena stays in place."""

@@ -369,7 +369,6 @@ def test_json_files_are_bounded_in_bytes_and_values(tmp_path: Path) -> None:
     assert len(parse_object(b'{"a": [' + b"1," * 1000 + b"1]}", "x")["a"]) == 1001
 
 
-@pytest.mark.slow
 def test_bombs_are_refused_with_little_memory_and_time(tmp_path: Path) -> None:
     """The operating system limits the memory of the loading process."""
     write_valid(tmp_path / "valid")

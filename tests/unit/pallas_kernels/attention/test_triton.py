@@ -1,12 +1,11 @@
 """The Triton kernel: its source, interpreted, against the oracle; how it is launched; what is an error.
 
-Tests that interpret it run where Triton is installed, which takes 1 GB: in .venv-gpu, not in .venv.
+Tests marked `triton` interpret it: `make test-triton` runs them in .venv-gpu, because Triton takes 1 GB.
 """
 
 import sys
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -51,8 +50,6 @@ TUNINGS = [
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Triton's interpreter in the place of jax-triton."""
-    if find_spec("triton") is None:
-        pytest.skip("needs Triton: run .venv-gpu/bin/python -m pytest on this file")
     from tests.support.kernels import triton_interpreter
 
     monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
@@ -70,12 +67,14 @@ def compare(case: Case) -> None:
         np.testing.assert_array_equal(out[len(expected) :], 0)  # padding tokens: no work is done for them
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_token_attends_to_exactly_the_keys_it_may_see(interpreter: Any, case: Case) -> None:
     """As all implementations: the softmax over visible keys; NaN everywhere else never shows."""
     compare(case)
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize(("case", "tuning"), [pytest.param(*pair, id=f"{pair[0].name}, {pair[1]}") for pair in TUNINGS])
 def test_any_tuning_gives_the_same(
     interpreter: Any, case: Case, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
@@ -85,6 +84,7 @@ def test_any_tuning_gives_the_same(
     compare(replace(case, name=f"{case.name}, {tuning}"))  # programs are kept by case
 
 
+@pytest.mark.triton
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", list(matrix()), ids=lambda case: case.name)
 def test_matrix(interpreter: Any, case: Case) -> None:
@@ -92,6 +92,7 @@ def test_matrix(interpreter: Any, case: Case) -> None:
     compare(case)
 
 
+@pytest.mark.triton
 def test_a_row_of_length_zero_gives_zeros(interpreter: Any) -> None:
     """Whatever its page row holds; with splits, where each part is empty, too."""
     case = replace(FULL, rows=((RowSpec(70, 1), RowSpec(0, 0), RowSpec(0, 0)),))
@@ -99,6 +100,7 @@ def test_a_row_of_length_zero_gives_zeros(interpreter: Any) -> None:
     np.testing.assert_array_equal(out[1:], 0)
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize(
     ("window", "chunk", "keys", "blocks"), [(40, None, 40, 2), (None, 64, 17, 1), (None, None, 401, 7)]
 )
@@ -119,6 +121,7 @@ def test_only_cells_that_the_query_sees_are_read(
     assert interpreter.READS["page_rows"] == (blocks if page == 64 else keys)
 
 
+@pytest.mark.triton
 def test_pools_beyond_2_31_elements(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets are 64-bit: the last page of a pool of 2^31 elements and more is read where it lies."""
     case = Case("", ((RowSpec(20, 1),),), 1, 16, heads=(2, 1, 64, 64), tile=1, dtype="float16")
@@ -139,6 +142,7 @@ def test_pools_beyond_2_31_elements(interpreter: Any, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(run(call, case, "triton"), expect(call, case), rtol=0, atol=4e-3)
 
 
+@pytest.mark.triton
 def test_the_interpreter_sees_reads_beyond_an_array(interpreter: Any) -> None:
     """What all other tests rely on: an address outside of the arrays is an error, not a number from elsewhere."""
     call = make_call(FULL, FULL.rows[0])
