@@ -1,5 +1,8 @@
-"""What is right, said slowly: plain NumPy over positions, dense attention, sampling by sorting. Shares no code with
-the sources, but for the decoder that the dense attention is plugged into."""
+"""Slow reference implementations: attention in NumPy by position, dense attention, sampling by sorting.
+
+`dense_logits` runs the engine's own decoder with dense attention. So tests that compare an engine with it prove paging,
+scheduling and sampling, not the model: only the parity fixtures, made by transformers, prove that.
+"""
 
 import contextlib
 import dataclasses

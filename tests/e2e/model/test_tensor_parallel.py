@@ -13,6 +13,7 @@ import pytest
 from tests.support.shared_model import MODELS
 
 TIE, CLOSE = 1e-3, 1e-4  # docs/design.md §7
+MOST_TIES = 1  # of nine texts: one may end at a choice between tokens whose log probabilities are within `TIE`
 ALWAYS = {"gpt_oss": (1, 4)}
 NIGHTLY = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
     "llama+int8": (1, 4),
@@ -68,14 +69,17 @@ def test_a_shared_model_says_the_same(name: str, counts: tuple[int, ...], tmp_pa
 
 
 def assert_same_text(facts: Facts, one: Facts) -> None:
-    """Log probabilities within `CLOSE`; tokens up to the first choice between equals."""
+    """Assert that tokens are equal and log probabilities within `CLOSE`; see `MOST_TIES`."""
+    ties = 0
     for turn, expected in zip(facts["turns"], one["turns"], strict=True):
         for row, other in zip(turn, expected, strict=True):
             for (token, logprob, _), (wanted, known, margin) in zip(row, other, strict=True):
                 if token != wanted:
                     assert margin < TIE
+                    ties += 1
                     break
                 assert abs(logprob - known) < CLOSE
+    assert ties <= MOST_TIES
     for row, other in zip(facts["prompt"], one["prompt"], strict=True):
         np.testing.assert_allclose(row, other, atol=CLOSE)
     assert facts["drawn"] == one["drawn"]
