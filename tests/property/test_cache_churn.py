@@ -1,4 +1,4 @@
-"""The prefix cache at the geometries of released models: much traffic, no leak, laws looked at now and then."""
+"""The prefix cache at the geometries of released models under heavy traffic: nothing leaks, and the laws hold."""
 
 import random
 
@@ -33,7 +33,7 @@ class Churn:
         self.operations = self.hits = 0
 
     def step(self) -> None:
-        """One operation."""
+        """Do one random operation."""
         self.operations += 1
         kind = self.choose.random()
         if not self.rows or (kind < 0.15 and len(self.rows) < 12):
@@ -51,11 +51,11 @@ class Churn:
         self.manager.drain_moves()
 
     def check(self) -> None:
-        """All laws."""
+        """Assert all laws."""
         self.manager.check((lease, launched) for lease, (_, launched) in self.rows.items())
 
     def finish(self) -> None:
-        """Close everything; all is free or evictable, and can be evicted."""
+        """Close all rows: every page is then free or evictable, and can be evicted."""
         for lease in list(self.rows):
             self._close(lease, keep=True)
         pool = self.manager.pool
@@ -95,7 +95,7 @@ class Churn:
 
 
 def churn(model: str, operations: int, seed: int) -> None:
-    """So many operations, with the laws checked twenty times."""
+    """Do `operations` operations, and check the laws twenty times on the way."""
     traffic = Churn(model, seed)
     for number in range(operations):
         traffic.step()
@@ -108,24 +108,24 @@ def churn(model: str, operations: int, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", list(GEOMETRIES))
-def test_a_hundred_thousand_operations_leak_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """25,000 for each of four models: everything comes back."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # half of the time; other tests check shapes
+def test_100_000_operations_leak_no_page(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """25,000 for each of four models."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # other tests check shapes
     churn(model, 25_000, seed=1)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", list(GEOMETRIES))
-def test_ten_million_operations_leak_nothing(model: str) -> None:
-    """The same for a night."""
+def test_10_million_operations_leak_no_page(model: str) -> None:
+    """2.5 million for each of four models."""
     churn(model, 2_500_000, seed=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", list(GEOMETRIES))
-def test_sessions_at_a_real_geometry_read_what_they_should(model: str) -> None:
-    """Sessions of three turns and branches, on a pool that holds about half of them, with a device that checks it all:
-    every page that a row reads is its text's, every start obeys the law of revival."""
+def test_sessions_at_real_geometries_read_only_their_own_text(model: str) -> None:
+    """Sessions of three turns, some of which branch off, on a pool that holds about half of them. The fake device
+    asserts that each row reads only pages of its own text, and that each start obeys the law of revival."""
     layout = KVLayout.of(model_of(model), PAGE)
     text_model = TextModel(50)
     limits = Limits(4_096, 4, 1_024, PAGE, num_blocks=1 + blocks_of_tokens(model, layout, 6_000))

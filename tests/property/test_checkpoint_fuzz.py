@@ -1,4 +1,4 @@
-"""Checkpoints damaged at random: a typed error that names the file, or the very values that the files hold."""
+"""Randomly damaged checkpoints: loading raises a typed error that names the file, or gives the values in the files."""
 
 import json
 import struct
@@ -25,7 +25,7 @@ Edit = Callable[[Header], object]
 
 
 class Checkpoint:
-    """A sound checkpoint that comes back after each damage."""
+    """A valid checkpoint that can be restored after each damage."""
 
     def __init__(self, folder: Path, *, shards: int = 1) -> None:
         sound(folder, shards=shards)
@@ -34,7 +34,7 @@ class Checkpoint:
         self.header, self.data = unpack(folder / FILE) if shards == 1 else ({}, b"")
 
     def restore(self) -> None:
-        """Write every file as it was and nothing else."""
+        """Write every file as it was, and delete all others."""
         for path in self.folder.iterdir():
             path.unlink()
         for name, content in self.files.items():
@@ -43,18 +43,18 @@ class Checkpoint:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """In one file."""
+    """Return a checkpoint in one file."""
     return Checkpoint(tmp_path_factory.mktemp("one"))
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """In three files and an index."""
+    """Return a checkpoint in three files with an index."""
     return Checkpoint(tmp_path_factory.mktemp("three"), shards=3)
 
 
 def error_or_values(folder: Path, *named: str) -> None:
-    """Load; refused with a short message that has one of these names in it, or loaded as the library reads it."""
+    """Assert that loading raises a short error with one of these names, or gives what the safetensors library reads."""
     try:
         params = load_checkpoint(folder, jnp.dtype("float32"))[1]
     except CheckpointError as error:
@@ -81,7 +81,7 @@ def error_or_values(folder: Path, *named: str) -> None:
 
 
 def library_agrees(path: Path) -> None:
-    """What our check lets through, the library lets through, and describes the same."""
+    """Assert that the library accepts a header that our check accepts, and reads the same descriptions from it."""
     try:
         header = read_header(path)
     except CheckpointError:
@@ -115,7 +115,7 @@ VALUES = (
 
 @st.composite
 def header_edits(draw: st.DrawFn) -> Edit:
-    """One change: a field set or copied from another tensor, a tensor dropped, added, renamed or exchanged."""
+    """One change: a field is set or copied from another tensor; a tensor is dropped, added, renamed or exchanged."""
     key, other, field = draw(st.sampled_from(KEYS)), draw(st.sampled_from(KEYS)), draw(st.sampled_from(FIELDS))
     value = draw(VALUES)
 
@@ -142,8 +142,10 @@ def header_edits(draw: st.DrawFn) -> Edit:
 
 
 @given(st.lists(header_edits(), min_size=1, max_size=3), st.integers(-300, 300), st.booleans())
-def test_any_header_gives_an_error_or_the_values(one: Checkpoint, edits: list[Edit], more: int, resize: bool) -> None:
-    """Types, shapes, places and names changed, the file cut or lengthened."""
+def test_any_change_of_a_header_gives_an_error_or_the_right_values(
+    one: Checkpoint, edits: list[Edit], more: int, resize: bool
+) -> None:
+    """Changed types, shapes, offsets and names; files that are cut or lengthened."""
     header = json.loads(json.dumps(one.header))
     for change in edits:
         change(header)
@@ -155,8 +157,10 @@ def test_any_header_gives_an_error_or_the_values(one: Checkpoint, edits: list[Ed
 
 @settings(max_examples=40)
 @given(st.permutations(KEYS), st.sampled_from(["F64", "F32", "F16", "BF16"]), st.integers(0, 20))
-def test_any_order_of_tensors_and_any_padding_is_sound(one: Checkpoint, order: list[str], dtype: str, pad: int) -> None:
-    """The names in any order, the bytes in any order, every floating type."""
+def test_any_order_of_tensors_and_any_padding_can_be_loaded(
+    one: Checkpoint, order: list[str], dtype: str, pad: int
+) -> None:
+    """Names in any order, bytes in any order, all floating-point types."""
     header: Header = {}
     data = b""
     for key in dict.fromkeys([*order, *sorted(one.header)]):
@@ -173,7 +177,7 @@ def test_any_order_of_tensors_and_any_padding_is_sound(one: Checkpoint, order: l
 
 @st.composite
 def byte_edits(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """One change of the bytes, mostly near the header: a byte set, some dropped, some put in, the end cut."""
+    """One change of the bytes, mostly near the header: a byte is set, bytes are dropped or inserted, the end is cut."""
     at = draw(st.integers(0, 1400) | st.integers(0, 175_000))
     count = draw(st.integers(1, 40))
     piece = draw(
@@ -191,8 +195,10 @@ def byte_edits(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 
 
 @given(st.lists(byte_edits(), min_size=1, max_size=3))
-def test_any_bytes_give_an_error_or_the_values(one: Checkpoint, edits: list[Callable[[bytes], bytes]]) -> None:
-    """Whatever happens to a file on its way."""
+def test_any_change_of_bytes_gives_an_error_or_the_right_values(
+    one: Checkpoint, edits: list[Callable[[bytes], bytes]]
+) -> None:
+    """As when a file is damaged on its way."""
     content = one.files[FILE]
     for change in edits:
         content = change(content)
@@ -202,8 +208,8 @@ def test_any_bytes_give_an_error_or_the_values(one: Checkpoint, edits: list[Call
 
 
 @given(st.binary(max_size=200), st.booleans(), st.integers(0, 2**64 - 1) | st.integers(0, 250))
-def test_a_file_of_noise_is_an_error(one: Checkpoint, noise: bytes, counted: bool, length: int) -> None:
-    """Also behind a header length that fits."""
+def test_a_file_of_random_bytes_is_refused(one: Checkpoint, noise: bytes, counted: bool, length: int) -> None:
+    """Also if it begins with a valid header length."""
     content = struct.pack("<Q", len(noise) if counted else length) + noise
     (one.folder / FILE).write_bytes(content)
     library_agrees(one.folder / FILE)
@@ -213,7 +219,7 @@ def test_a_file_of_noise_is_an_error(one: Checkpoint, noise: bytes, counted: boo
 
 @st.composite
 def folder_edits(draw: st.DrawFn) -> Callable[[Path], object]:
-    """One change to the files of a sharded checkpoint, or to its index."""
+    """One change of the files of a sharded checkpoint, or of its index."""
     file, other = draw(st.sampled_from(SHARDS)), draw(st.sampled_from(SHARDS))
     key = draw(st.sampled_from([*KEYS, "model.norm.bias", "vision_tower.x"]))
     name = draw(st.sampled_from([*SHARDS, INDEX, "config.json", "..", "", f"./{file}", f"/{file}", "\x00"]) | st.text())
@@ -234,7 +240,7 @@ def folder_edits(draw: st.DrawFn) -> Callable[[Path], object]:
 
     def link(path: Path) -> None:
         (path / other).unlink()
-        (path / other).symlink_to(file)  # to itself, where both are one
+        (path / other).symlink_to(file)  # to itself, if both are the same file
 
     changes: list[Callable[[Path], object]] = [
         copy,
@@ -250,10 +256,10 @@ def folder_edits(draw: st.DrawFn) -> Callable[[Path], object]:
 
 
 @given(st.lists(folder_edits(), min_size=1, max_size=2))
-def test_any_set_of_shards_gives_an_error_or_the_values(
+def test_any_change_of_shards_gives_an_error_or_the_right_values(
     three: Checkpoint, edits: list[Callable[[Path], object]]
 ) -> None:
-    """Shards missing, doubled, exchanged, cut or linked, and an index that says otherwise."""
+    """Shards that are missing, duplicated, exchanged, cut or linked, and an index that contradicts them."""
     three.restore()
     try:
         for change in edits:
@@ -271,8 +277,8 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["weight_map", "metadata"]), JSON) | JSON, st.booleans())
-def test_any_index_gives_an_error_or_the_values(three: Checkpoint, value: object, twice: bool) -> None:
-    """Any JSON as an index, also with all of it said twice."""
+def test_any_index_gives_an_error_or_the_right_values(three: Checkpoint, value: object, twice: bool) -> None:
+    """Any JSON as an index, also with duplicate keys."""
     three.restore()
     text = json.dumps(value)
     if twice and text.startswith("{") and len(text) > 2:
@@ -281,8 +287,8 @@ def test_any_index_gives_an_error_or_the_values(three: Checkpoint, value: object
     error_or_values(three.folder, INDEX, "config.json", *SHARDS)
 
 
-def test_the_library_refuses_what_these_tests_take_it_to_refuse(one: Checkpoint) -> None:
-    """The oracle is awake: it sees holes, overlaps and cut files itself."""
+def test_the_library_refuses_broken_files(one: Checkpoint) -> None:
+    """The oracle of these tests can fail: the library itself detects holes, overlaps and cut files."""
     changes: list[Edit] = [
         lambda header: header["model.norm.weight"].update(data_offsets=[0, 256]),
         lambda header: header.pop("model.norm.weight"),
