@@ -62,7 +62,7 @@ class Text:
 
 
 class Span(NamedTuple):
-    """The positions [start, end) that a row ran in one step, with its `full_lo` and `local_lo`."""
+    """The positions [start, end) that a row ran in one step, with its `full_write_from` and `local_visible_from`."""
 
     start: int
     end: int
