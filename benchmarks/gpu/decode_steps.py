@@ -37,7 +37,7 @@ from jswa.plan import FROM_DEVICE, SAMPLING, StepPlan, TableRow
 from tools.cases.hub_configs import CONFIGS
 
 Row = dict[str, Any]
-NO_PLACE = 2**30  # past the end of the extras tables
+NO_EXTRAS = 2**30  # past the end of the extras tables
 
 
 class Text(NamedTuple):
@@ -98,7 +98,7 @@ def greedy_columns(rows: int) -> Int[np.ndarray, "R C"]:
     columns: Int[np.ndarray, "R C"] = np.zeros((rows, len(SAMPLING)), np.int32)
     for name in ("top_p", "repetition"):
         columns[:, SAMPLING.index(name)] = np.float32(1).view(np.int32)
-    columns[:, SAMPLING.index("extras")] = NO_PLACE
+    columns[:, SAMPLING.index("extras")] = NO_EXTRAS
     return columns
 
 

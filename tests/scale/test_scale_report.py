@@ -1,4 +1,4 @@
-"""What `benchmarks.scale.run` writes, and the tables made of it."""
+"""The results that `benchmarks.scale.run` writes, and the tables made of them."""
 
 import json
 from dataclasses import astuple, replace
@@ -11,8 +11,8 @@ from benchmarks.scale.run import SECTIONS, case, measure, rate_of, read, save
 from benchmarks.scale.traces import SHAPES
 
 
-def test_rows_are_written_and_found_again(tmp_path: Path) -> None:
-    """By their settings, with what they rest on; the tables say it too."""
+def test_rows_can_be_saved_and_read(tmp_path: Path) -> None:
+    """With their settings and assumptions, which the tables show too."""
     one = replace(case("main", "gemma-3-27b", "agents", "prefix-aware", 2), seconds=12.0, warm=2.0)
     path, row = tmp_path / "rows.json", measure(one)
     save(path, [row])
@@ -24,8 +24,8 @@ def test_rows_are_written_and_found_again(tmp_path: Path) -> None:
     assert f"| 2, prefix-aware | {100 * row['hit_rate']:.1f} |" in text
 
 
-def test_every_row_of_the_report_is_its_own() -> None:
-    """Within a section; each has a load, time that counts and replicas enough."""
+def test_no_two_rows_of_a_section_are_equal() -> None:
+    """Each has a load, a measured time and enough replicas."""
     for name, section in SECTIONS.items():
         cases = list(section())
         assert len(set(cases)) == len(cases), name
@@ -33,11 +33,11 @@ def test_every_row_of_the_report_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("trace", SHAPES)
-def test_faster_replicas_get_more(trace: str) -> None:
-    """The load of other models follows from what a session takes of them."""
+def test_faster_replicas_get_a_higher_load(trace: str) -> None:
+    """The load of other models follows from the cost of a session."""
     assert rate_of("gpt-oss-120b", trace) > 2 * rate_of("gemma-3-27b", trace)
 
 
-def test_throughput_is_not_below_what_engines_reach() -> None:
-    """The assumptions are no faster than twice TensorRT-LLM's published figure, and not slower."""
+def test_assumed_throughput_is_that_of_real_engines() -> None:
+    """Between one and two times the figure that TensorRT-LLM has published."""
     assert 1.0 < throughput("gpt-oss-120b", 1000, 1000) / 6868 < 2.0

@@ -1,4 +1,4 @@
-"""Routers of the simulated fleet on replicas that only say what they hold, and the shapes of its traces."""
+"""Routers of the simulated fleet on fake replicas, and the shapes of its traces."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,14 +15,14 @@ TOKENS = np.random.default_rng(0).integers(0, 1000, 20 * BLOCK, dtype=np.int32)
 
 
 def text(length: int, *, own: int = 0) -> TraceRequest:
-    """A request that shares `length` tokens, and has `own` more."""
+    """Return a request of `length` shared tokens and `own` tokens of its own."""
     rng = np.random.default_rng(length + own)
     prompt = np.concatenate([TOKENS[:length], rng.integers(1000, 2000, own, dtype=np.int32)])
     return TraceRequest(0.0, "a", 0, prompt, np.zeros(1, np.int32))
 
 
 def fakes(loads: list[int], full: list[int] | None = None, start: list[int] | None = None) -> list[Any]:
-    """Replicas with so many requests, so many tokens of any text as full KV, and a place to start from."""
+    """Return fake replicas: numbers of requests, tokens of any text with full KV, and the start of a row."""
 
     def one(load: int, full_to: int, at: int) -> Any:
         match = SimpleNamespace(resume=SimpleNamespace(full_to=full_to, start=at))
@@ -34,13 +34,13 @@ def fakes(loads: list[int], full: list[int] | None = None, start: list[int] | No
 
 
 def router(policy: str, replicas: list[Any], **limits: Any) -> tuple[Route, list[int]]:
-    """The router, and the replicas that it looked into."""
+    """Return the router, and the list of replicas that it asked."""
     looked: list[int] = []
     return make_router(policy, cast("Any", replicas), 0, Thresholds(**limits), look=looked.append), looked
 
 
 def test_memory_finds_the_longest_prefix() -> None:
-    """Against a search through everything that was sent."""
+    """Against a search through all texts that were sent."""
     rng, memory = np.random.default_rng(1), Memory()
     sent: list[tuple[list[int], int]] = []
     for _ in range(60):
@@ -54,8 +54,8 @@ def test_memory_finds_the_longest_prefix() -> None:
         sent.append((keys, replica))
 
 
-def test_keys_are_of_prefixes() -> None:
-    """A change changes the keys from its block on."""
+def test_block_keys_depend_on_the_whole_prefix() -> None:
+    """A changed token changes the keys from its block on."""
     other = TOKENS.copy()
     other[5 * BLOCK + 3] += 1
     same = [a == b for a, b in zip(block_keys(TOKENS), block_keys(other), strict=True)]
@@ -63,14 +63,14 @@ def test_keys_are_of_prefixes() -> None:
     assert len(block_keys(TOKENS[: 2 * BLOCK + 1])) == 2
 
 
-def test_least_loaded_takes_the_fewest() -> None:
-    """Ties go to each of them."""
+def test_least_loaded_chooses_the_replica_with_the_fewest_requests() -> None:
+    """Ties are broken at random."""
     route, _ = router("least-loaded", fakes([3, 1, 2, 1]))
     assert {route(text(100)) for _ in range(50)} == {1, 3}
 
 
-def test_prefixes_draw_until_loads_part() -> None:
-    """The rule's three branches: a prefix long enough, one too short, and loads too far apart."""
+def test_prefixes_decide_until_loads_differ_too_much() -> None:
+    """The three branches of the rule: a prefix that is long enough, one that is too short, and unequal loads."""
     replicas = fakes([1, 0, 0])
     route, _ = router("prefix-aware", replicas, abs_threshold=4, rel_threshold=1.5)
     home = route(text(10 * BLOCK))
@@ -83,8 +83,8 @@ def test_prefixes_draw_until_loads_part() -> None:
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("kv-aware", 0), ("resume-aware", 1)])
-def test_routers_that_ask_the_caches(policy: str, expected: int) -> None:
-    """One replica has all the full KV but not the window, another less of a text but all it needs to go on from it."""
+def test_routers_that_ask_the_replicas_caches(policy: str, expected: int) -> None:
+    """One replica has full KV of the whole text but no window; another has less of it, with the window."""
     replicas = fakes([0, 9, 9], full=[1280, 900, 1280], start=[0, 900, 1280])
     route, looked = router(policy, replicas, abs_threshold=4)
     assert route(text(20 * BLOCK)) == 0
@@ -92,18 +92,18 @@ def test_routers_that_ask_the_caches(policy: str, expected: int) -> None:
     assert route(text(20 * BLOCK)) == 1
     replicas[1].outstanding = 9
     assert route(text(20 * BLOCK)) == expected
-    assert set(looked) == {0, 1}, "the third was never sent the text, and needs no question"
+    assert set(looked) == {0, 1}, "the third replica never got the text and need not be asked"
 
 
-def test_unknown_policies_are_named() -> None:
-    """With those that there are."""
+def test_an_unknown_policy_is_refused_by_name() -> None:
+    """The error lists all policies."""
     with pytest.raises(ValueError, match=r"policy = 'best': must be one of random, least-loaded"):
         router("best", fakes([0]))
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_traces_have_the_shapes_they_name(name: str) -> None:
-    """Turns, lengths and pauses on average; each turn goes on from all before it; arrivals are a Poisson process."""
+def test_traces_have_the_averages_of_their_shapes(name: str) -> None:
+    """Turns, lengths and pauses; each turn continues all turns before it; arrivals are a Poisson process."""
     shape = SHAPES[name]
     found = list(sessions(shape, rate=0.5, replicas=4, until=1500.0, seed=3))
     assert len(found) == pytest.approx(3000, rel=0.06)

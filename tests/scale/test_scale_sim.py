@@ -1,4 +1,4 @@
-"""A fleet in virtual time (`benchmarks.scale.run`): laws of the simulation, and what its routers are worth."""
+"""A fleet in virtual time (`benchmarks.scale.run`): laws of the simulation, and differences between routers."""
 
 from dataclasses import replace
 from functools import cache
@@ -22,29 +22,29 @@ RATES = {"chat": 1.5, "questions": 1.5, "agents": 0.3, "documents": 0.6}
 
 @cache
 def fleet(model: str = "gemma-3-27b") -> Fleet:
-    """A model, with texts of 64k at most."""
+    """Return the fleet of a model with texts of 64k tokens at most."""
     return fleet_of(model, longest=65_536)
 
 
 def run(trace: str, policy: str, replicas: int, *, model: str = "gemma-3-27b", **rest: Any) -> Outcome:
-    """Twenty seconds of a fleet; the last twelve count. Its laws and those of every scheduler are asserted."""
+    """Simulate twenty seconds, of which the last twelve count; assert the laws of the fleet and of every scheduler."""
     seed = rest.pop("seed", 1)
     coming = sessions(SHAPES[trace], rate=RATES[trace], replicas=replicas, until=20.0, seed=seed)
     outcome = simulate(fleet(model), coming, replicas=replicas, policy=policy, until=20.0, warm=8.0, seed=seed, **rest)
     check(outcome)
     for replica in outcome.replicas:
         replica.scheduler.check()
-    assert len(outcome.counted) > 10, "too little happened to say anything"
+    assert len(outcome.counted) > 10, "too few requests ended"
     return outcome
 
 
 def seen(outcome: Outcome) -> list[tuple[object, ...]]:
-    """Everything that users saw, and where."""
+    """Return all results of requests, with their replicas."""
     return [(j.name, j.replica, j.arrival, j.first, j.end, j.produced, j.hit) for j in outcome.jobs]
 
 
 def request(length: int, output: int, start: int = 0) -> TraceRequest:
-    """One turn of tokens that nobody else has."""
+    """Return one turn of unique tokens."""
     prompt = {"random": [start, length]}
     return expand([{"time": 0.0, "session": str(start), "turn": 0, "prompt": [prompt], "output": output}])[0]
 
@@ -57,8 +57,8 @@ def request(length: int, output: int, start: int = 0) -> TraceRequest:
         ("gemma-3-27b", "questions", "kv-aware"),
     ],
 )
-def test_skipped_steps_change_nothing(model: str, trace: str, policy: str) -> None:
-    """Every time, hit and eviction is that of a simulation that plans and applies each step."""
+def test_skipping_steps_does_not_change_the_results(model: str, trace: str, policy: str) -> None:
+    """All times, hits and evictions are those of a simulation that plans and applies each step."""
     plain, quick = (run(trace, policy, 2, model=model, skip=skip) for skip in (False, True))
     assert sum(replica.skipped for replica in plain.replicas) == 0
     assert sum(replica.skipped for replica in quick.replicas) > 500
@@ -69,22 +69,22 @@ def test_skipped_steps_change_nothing(model: str, trace: str, policy: str) -> No
         assert one.busy == pytest.approx(other.busy)
 
 
-def test_one_seed_one_result() -> None:
-    """And another seed gives another."""
+def test_the_seed_determines_the_result() -> None:
+    """Another seed gives another result."""
     first, again, other = (run("documents", "random", 3, seed=seed) for seed in (1, 1, 2))
     assert seen(first) == seen(again)
     assert seen(first) != seen(other)
 
 
-def test_one_replica_needs_no_router() -> None:
-    """All policies are alike where there is nothing to choose."""
+def test_all_policies_are_equal_for_one_replica() -> None:
+    """There is nothing to choose."""
     results = [seen(run("questions", policy, 1)) for policy in POLICIES]
     assert all(result == results[0] for result in results)
 
 
 @pytest.mark.parametrize("trace", ["chat", "questions"])
-def test_knowing_prefixes_pays(trace: str) -> None:
-    """Routers that know prefixes find more of them than chance does, and so first tokens come sooner."""
+def test_routers_that_know_prefixes_have_more_hits_and_earlier_first_tokens(trace: str) -> None:
+    """Compared with random routing."""
     informed = ("prefix-aware", "resume-aware")
     found = {policy: figures([run(trace, policy, 3)], 2.0, 0.1) for policy in ("random", *informed)}
     for policy in informed:
@@ -93,7 +93,7 @@ def test_knowing_prefixes_pays(trace: str) -> None:
 
 
 def alone(length: int, output: int) -> tuple[Replica, Job]:
-    """One request on an idle replica, run to its end."""
+    """Run one request on an idle replica to its end."""
     one = fleet()
     replica = new_replica(one.layout, one.limits, one.time, window=(0.0, 1e9))
     job = Job("a", request(length, output), 5.0, 0)
@@ -103,8 +103,8 @@ def alone(length: int, output: int) -> tuple[Replica, Job]:
     return replica, job
 
 
-def test_a_request_alone_takes_what_its_steps_take() -> None:
-    """By hand: two chunks of prompt, then a token a step; the host plans beside the device."""
+def test_a_request_alone_takes_the_time_of_its_steps() -> None:
+    """Computed by hand: two chunks of prompt, then a token a step, while the host plans the next step."""
     _, job = alone(3000, 4)
     time = fleet().time
 
@@ -117,8 +117,8 @@ def test_a_request_alone_takes_what_its_steps_take() -> None:
     assert job.tpot == pytest.approx((job.end - job.first) / 3)
 
 
-def test_a_request_waits_for_the_step_that_is_planned() -> None:
-    """One that comes in the middle of a long answer runs behind the step on the device and the one planned."""
+def test_a_request_waits_for_the_steps_that_are_planned_already() -> None:
+    """A request that arrives during a long answer runs after the step on the device and the planned one."""
     one = fleet()
     replica = new_replica(one.layout, one.limits, one.time, window=(0.0, 1e9))
     jobs = [Job("a", request(100, 500), 0.0, 0), Job("b", request(100, 5, 1), 3.0, 0)]
@@ -130,7 +130,7 @@ def test_a_request_waits_for_the_step_that_is_planned() -> None:
         assert replica.due is not None
         ends.append(replica.due)
         tick(replica, replica.due)
-    assert all(before < after for before, after in pairwise(ends)), "time must go on"
+    assert all(before < after for before, after in pairwise(ends)), "steps end out of order"
     step = (jobs[0].end - jobs[0].first) / 499
     assert step < jobs[1].ttft < 4 * step + 0.05
     assert jobs[1].end < jobs[0].end

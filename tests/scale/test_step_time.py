@@ -1,4 +1,4 @@
-"""The step-time model counts what it says: bytes and FLOP by brute force, weights as `jswa capacity` has them."""
+"""The step-time model: bytes and FLOP against brute force, weights against `jswa capacity`."""
 
 from dataclasses import replace
 
@@ -15,12 +15,12 @@ from tools.cases.hub_configs import CONFIGS
 
 
 def model(reach: Reach | None) -> StepTime:
-    """A model with another reach."""
+    """Return the model with another reach."""
     return replace(fleet_of("gemma-3-27b", longest=8192).time, reach=reach)
 
 
 def counted(reach: Reach | None, starts: list[int], counts: list[int]) -> tuple[int, int, int, int]:
-    """Keys read and pairs multiplied in layers of both kinds, one by one."""
+    """Count keys read and pairs multiplied in layers of both kinds, one by one."""
     full_keys = local_keys = full_pairs = local_pairs = 0
     for start, count in zip(starts, counts, strict=True):
         seen = [range(reach.first_visible(q) if reach else 0, q + 1) for q in range(start, start + count)]
@@ -32,8 +32,8 @@ def counted(reach: Reach | None, starts: list[int], counts: list[int]) -> tuple[
 
 
 @pytest.mark.parametrize("reach", [Reach(5), Reach(8, chunked=True), None])
-def test_work_is_what_a_step_does(reach: Reach | None) -> None:
-    """Prefill and decode rows, at and around the edges of windows and chunks."""
+def test_the_work_of_a_step_equals_a_count_by_brute_force(reach: Reach | None) -> None:
+    """Prefill and decode rows, at and around the bounds of windows and chunks."""
     rng = np.random.default_rng(0)
     for _ in range(50):
         starts, counts = rng.integers(0, 30, 4), rng.integers(1, 20, 4)
@@ -43,7 +43,7 @@ def test_work_is_what_a_step_does(reach: Reach | None) -> None:
 
 
 @pytest.mark.parametrize("reach", [Reach(5), Reach(8, chunked=True), None])
-def test_decode_steps_ahead_are_the_same_steps(reach: Reach | None) -> None:
+def test_several_decode_steps_at_once_equal_single_steps(reach: Reach | None) -> None:
     """Bit for bit, in work and in seconds."""
     time, lengths = model(reach), np.array([0, 3, 4, 7, 8, 21])
     ahead = time.decode_work(lengths, 12)
@@ -57,16 +57,16 @@ def test_decode_steps_ahead_are_the_same_steps(reach: Reach | None) -> None:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_weights_are_those_of_capacity(name: str) -> None:
-    """Within 1 %: norms, biases and scales of blocks are left out. 8-bit weights are counted as of one byte."""
+def test_the_bytes_of_weights_are_those_of_jswa_capacity(name: str) -> None:
+    """Within 1 %: norms, biases and scales of blocks are not counted, and an 8-bit weight is one byte."""
     served = SERVED[name]
     part = part_of(parse_config(CONFIGS[served.config], weights=False), served.devices)
     true = weight_bytes(part, int(served.bits / 8), packed=served.expert_bits is not None)
     assert fleet_of(name, longest=8192).time.held == pytest.approx(true, rel=0.01)
 
 
-def test_seconds_follow_the_assumed_shares() -> None:
-    """Half the share of a peak: what it bounds takes twice as long, what the other bounds the same."""
+def test_seconds_follow_the_assumed_shares_of_the_peaks() -> None:
+    """With half the share of one peak, steps bound by it take twice as long, and steps bound by the other as long."""
     full, half = Assumed(launch=0.0), Assumed(launch=0.0, bandwidth=0.35)
     quick, slow = (fleet_of("gemma-3-27b", longest=8192, assumed=each).time for each in (full, half))
     decode = quick.work(np.array([100]), np.array([1]), 1)
@@ -76,8 +76,8 @@ def test_seconds_follow_the_assumed_shares() -> None:
     assert quick.seconds(decode) > quick.held / (quick.device.bandwidth * full.bandwidth)
 
 
-def test_experts_are_read_as_far_as_tokens_reach() -> None:
-    """One token reads the experts that it chose, many read all of them, and none more than all."""
+def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
+    """One token reads the experts that it chose; many tokens read all experts once."""
     time = fleet_of("gpt-oss-120b", longest=8192).time
     all_experts = time.held - (time.dense + 201088 * 2880)  # what is left: the embedding of 16 bits, a half here
     assert time.experts[0] == 0

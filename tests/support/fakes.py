@@ -18,7 +18,7 @@ from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row
 from jswa.types import FinishReason, SamplingParams
 
-NO_PLACE = 2**30  # past the end of the extras tables
+NO_EXTRAS = 2**30  # past the end of the extras tables
 POISON = -1  # a mark of KV memory that no row may read
 LAYOUTS = {  # numbers of full and local layers, for make_layout
     "full only": (1, 0),
@@ -42,7 +42,7 @@ def reach_of(reach: int | Reach | None) -> Reach | None:
 
 def sampling_columns(rows: int, **values: Any) -> Int[np.ndarray, "R C"]:
     """Return packed sampling parameters: greedy rows without limits or extras, except for the values given."""
-    plain: dict[str, Any] = {"top_p": 1.0, "repetition": 1.0, "extras": NO_PLACE}
+    plain: dict[str, Any] = {"top_p": 1.0, "repetition": 1.0, "extras": NO_EXTRAS}
     columns = []
     for name in SAMPLING:
         value = values.get(name, plain.get(name, 0))

@@ -1,4 +1,4 @@
-"""What memory the arena gets (jswa/exec/sizing.py)."""
+"""The memory that the arena gets (jswa/exec/sizing.py)."""
 
 import dataclasses
 import os
@@ -16,8 +16,8 @@ from tests.support.oracles import small_engine_parts
 
 
 @pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
-def test_the_environment_decides_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """jax refuses to start where both names are set."""
+def test_the_environment_overrides_the_memory_fraction(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one of the two variables is set: jax refuses to start with both."""
     for each in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, "0.5")
@@ -69,10 +69,10 @@ def test_the_fullest_gpu_decides_how_large_the_arena_is() -> None:
         ({"kv_cache_memory_bytes": 1}, True, False, False),
     ],
 )
-def test_the_prefix_cache_has_what_rows_do_not_need(
+def test_the_prefix_cache_gets_memory_that_rows_do_not_need(
     options: dict[str, int], on_gpu: bool, prefix_cache: bool, all_of_it: bool
 ) -> None:
-    """Given bytes and a GPU's are all taken; of a CPU's no more than rows need, where nobody says how many."""
+    """All memory of the option, or of a GPU, is used; on a CPU without the option, as much as rows need."""
     layout = make_layout(4, 10, num_full=1, num_local=3)
     limits = Limits(64, 4, 16, 4, prefix_cache=prefix_cache)
     useful = useful_blocks(layout, limits)

@@ -35,7 +35,7 @@ def allowed_in(mask: Int[np.ndarray, " words"], vocab: int) -> Bool[np.ndarray, 
 
 
 def test_a_request_without_extras_has_no_constraint() -> None:
-    """Temperature, its limits, stop tokens and log probabilities cost no place."""
+    """Temperature, its limits, stop tokens and log probabilities need no extras."""
     params = SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, stop_token_ids=[3], logprobs=2)
     assert make_constraint(params, 40, PROMPT, frozenset({3}), ()) is None
     assert make_constraint(SamplingParams(logit_bias={}), 40, PROMPT, frozenset(), ()) is None

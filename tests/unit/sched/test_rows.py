@@ -1,4 +1,4 @@
-"""Sampling columns, places and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
+"""Sampling columns, extras ids and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
 
 import dataclasses
 from typing import Any
@@ -38,7 +38,7 @@ def make_request(
 
 
 def make_sequence(request: Request, slot: int = 0) -> Sequence:
-    """A sequence in a slot."""
+    """Return a sequence in a slot."""
     return Sequence(request, (0, 0), limit=30, row_id=slot, lease=Lease(8))
 
 
@@ -49,7 +49,7 @@ def allowed(entry: ExtrasEntry | None) -> set[int]:
 
 
 def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None:
-    """Floats and keys as their bits; top_k -1 is 0; a row without extras points past the places."""
+    """Floats and keys as their bits; top_k -1 becomes 0; the extras id of a row without extras is past all others."""
     table = RowTable(max_rows=3, max_extras=2)
     params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
     assert table.admit(make_sequence(make_request("a", [1, 2, 3], **params), slot=2)) is None
@@ -69,8 +69,8 @@ def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None
     assert table.any_extras
 
 
-def test_places_are_distinct_and_come_back() -> None:
-    """A row without a constraint needs none; leaving twice, or without one, gives nothing back."""
+def test_extras_ids_are_distinct_and_are_freed() -> None:
+    """A row without a constraint needs none; an id is freed only once."""
     table = RowTable(max_rows=4, max_extras=2)
     constrained, plain = make_request("a", [1], presence_penalty=1.0), make_request("b", [1])
     rows = [make_sequence(constrained, slot) for slot in range(2)]
@@ -88,7 +88,7 @@ def test_places_are_distinct_and_come_back() -> None:
     third = table.admit(make_sequence(constrained, 3))
     assert third is not None
     assert third.extras_id == rows[0].extras_id
-    assert not table.has_room(constrained), "a place was given back twice"
+    assert not table.has_room(constrained), "an id was freed twice"
 
 
 def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
@@ -169,8 +169,8 @@ def make_steps(rows: int) -> Steps:
 
 
 @pytest.mark.parametrize("how", ["finished", "aborted"])
-def test_a_request_that_finds_no_free_place_waits_for_one(how: str) -> None:
-    """Places are fewer than rows here; the queue keeps its order, and the next to come gets the place."""
+def test_a_request_waits_for_a_free_extras_id(how: str) -> None:
+    """There are fewer ids than rows; the queue keeps its order, and its head gets the next free id."""
     steps = make_steps(rows=40)
     assert steps.scheduler.limits.max_extras == 32
     for index in range(32):

@@ -275,9 +275,7 @@ def test_steps_must_be_applied_in_order() -> None:
 
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("prompt_logprobs", [None, 1])
-def test_a_miss_names_why_the_cache_was_not_searched(
-    cache: bool, prompt_logprobs: int | None
-) -> None:
+def test_a_miss_names_why_the_cache_was_not_searched(cache: bool, prompt_logprobs: int | None) -> None:
     """Prompt log probabilities are named only if they are the reason: without a cache it is "disabled"."""
     loop = Loop(HYBRID, Limits(40, 4, 16, HYBRID.page_size, num_blocks=40, prefix_cache=cache), MODEL)
     request = make_request("a", [1, 2, 3, 4, 5, 6], length=8)
