@@ -96,7 +96,7 @@ def test_the_hosts_of_a_group_find_the_first_one() -> None:
     assert port in [one["containerPort"] for one in leader["ports"]]
 
 
-def test_dashboards_and_alerts_use_metrics_that_exist() -> None:
+def test_manifests_use_metrics_that_exist() -> None:
     with serving() as client:
         shown = set(re.findall(r"^(jswa:\w+)", client.get("/metrics").text, re.MULTILINE))
         client.complete()
