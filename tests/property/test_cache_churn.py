@@ -1,4 +1,4 @@
-"""The prefix cache at the geometries of released models: much traffic, no leak, laws looked at now and then."""
+"""The prefix cache at the geometries of released models under heavy traffic: nothing leaks, and the laws hold."""
 
 import random
 
@@ -34,7 +34,7 @@ class Churn:
         self.operations = self.hits = 0
 
     def step(self) -> None:
-        """One operation."""
+        """Do one random operation."""
         self.operations += 1
         kind = self.choose.random()
         if not self.rows or (kind < 0.15 and len(self.rows) < 12):
@@ -52,11 +52,11 @@ class Churn:
         self.manager.drain_moves()
 
     def check(self) -> None:
-        """All laws."""
+        """Assert all laws."""
         self.manager.check((lease, launched) for lease, (_, launched) in self.rows.items())
 
     def finish(self) -> None:
-        """Close everything; all is free or evictable, and can be evicted."""
+        """Close all rows: every page is then free or evictable, and can be evicted."""
         for lease in list(self.rows):
             self._close(lease, keep=True)
         pool = self.manager.pool
@@ -96,7 +96,7 @@ class Churn:
 
 
 def churn(model: str, operations: int, seed: int) -> None:
-    """So many operations, with the laws checked twenty times."""
+    """Do `operations` operations, and check the laws twenty times on the way."""
     traffic = Churn(model, seed)
     for number in range(operations):
         traffic.step()
@@ -108,23 +108,24 @@ def churn(model: str, operations: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_hundred_thousand_operations_leak_nothing(model: str) -> None:
-    """25,000 for each of four models, two of them in `make nightly`: every page comes back."""
+def test_100_000_operations_leak_no_page(model: str) -> None:
+    """25,000 for each of four models, two of them in `make nightly` only."""
     churn(model, 25_000, seed=1)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", list(GEOMETRIES))
-def test_ten_million_operations_leak_nothing(model: str) -> None:
-    """The same for a night."""
+def test_10_million_operations_leak_no_page(model: str) -> None:
+    """2.5 million for each of four models."""
     churn(model, 2_500_000, seed=2)
 
 
 @pytest.mark.parametrize("model", list(GEOMETRIES))
-def test_sessions_at_a_real_geometry_read_what_they_should(model: str) -> None:
-    """Sessions of three turns with branches, on a pool that holds about half of them.
+def test_sessions_at_real_geometries_read_only_their_own_text(model: str) -> None:
+    """Sessions of three turns, some of which branch off, on a pool that holds about half of them.
 
-    The device checks that each page that a row reads belongs to its text, and that each start obeys the law of revival.
+    The fake device asserts that each row reads only pages of its own text, and that each start obeys the law of
+    revival.
     """
     layout = KVLayout.of(model_of(model), PAGE)
     text_model = TextModel(50)

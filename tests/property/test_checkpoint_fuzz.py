@@ -236,7 +236,7 @@ def folder_edits(draw: st.DrawFn) -> Callable[[Path], object]:
 
     def link(path: Path) -> None:
         (path / other).unlink()
-        (path / other).symlink_to(file)  # to itself, where both are one
+        (path / other).symlink_to(file)  # to itself, if both are the same file
 
     changes: list[Callable[[Path], object]] = [
         copy,

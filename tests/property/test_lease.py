@@ -1,4 +1,4 @@
-"""Laws of leases under any sequence of calls (jswa/cache/manager.py)."""
+"""Laws of leases under random sequences of calls (jswa/cache/manager.py)."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ from jswa.errors import UnsupportedModel
 from tests.support.fakes import LAYOUTS, make_layout, share
 
 PAGE_SIZES = [1, 4, 16]
-SHAPES = {  # page sizes and what local layers see
+SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in PAGE_SIZES for window in (1, 2, 3, 5, 16, 33)],
     "chunked": [(page, Reach(page * pages, chunked=True)) for page in PAGE_SIZES for pages in (1, 2, 5)],
 }
@@ -30,7 +30,7 @@ WIDTH = 200
 
 
 class Row:
-    """A lease and how far its row has been launched."""
+    """A lease and the launched length of its row."""
 
     def __init__(self, name: int, lease: Lease) -> None:
         self.name = name
@@ -39,13 +39,13 @@ class Row:
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Tags every page with (row, page position) when it is handed out; tags follow the pool's moves, never the lease.
+    """Tags every page with (row, page position) when it is allocated; tags follow the pool's moves, never the lease.
 
-    So a lease whose ids miss a move, or name a page twice, disagrees with the tags.
+    So a lease that misses a move, or has a page twice, disagrees with the tags.
     """
 
-    layers: tuple[int, int]  # full, local; set by a subclass
-    shapes: list[tuple[int, Reach]]  # likewise
+    layers: tuple[int, int]  # numbers of full and local layers; set by a subclass
+    shapes: list[tuple[int, Reach]]  # set by a subclass
 
     @initialize(data=st.data(), blocks=st.integers(1, 24))
     def start(self, data: st.DataObject, blocks: int) -> None:
@@ -69,7 +69,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
     def launch(self, data: st.DataObject) -> None:
-        """A step of several rows: all grow, then all slide at their new launched lengths."""
+        """Launch a step of several rows: all rows grow, then all slide at their new lengths."""
         rows = data.draw(st.lists(st.sampled_from(self.rows), unique=True, min_size=1, max_size=4))
         grown = [row for row in rows if self._grow(row, data.draw(self._chunks()))]
         for row in grown:
@@ -78,7 +78,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule()
     def fill(self) -> None:
-        """Rows take turns, a page at a time, until nothing fits: blocks end up shared, so that closing makes holes."""
+        """Grow rows by one page in turn until none fits: rows then share blocks, so that closing one makes holes."""
         growing = self.rows
         while growing:
             growing = [row for row in growing if self._grow(row, self.layout.page_size)]
@@ -124,7 +124,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.manager.held_slots(row.lease) == slots
 
     def teardown(self) -> None:
-        """Closing every lease empties the pool."""
+        """Close every lease: the pool must then be empty."""
         if hasattr(self, "manager"):
             for row in self.rows:
                 self.manager.close(row.lease)
@@ -136,7 +136,7 @@ class LeaseMachine(RuleBasedStateMachine):
         return st.integers(1, 3) | st.sampled_from([p - 1 or 1, p, p + 1, 3 * p, 3 * p + 1])
 
     def _grow(self, row: Row, chunk: int) -> bool:
-        """Grow by a chunk: exactly the missing pages, or no change where they are not to be had."""
+        """Grow by a chunk: the lease gets exactly the missing pages or, if they do not fit, nothing changes."""
         layout, lease, pool = self.layout, row.lease, self.manager.pool
         length = row.launched + chunk
         if length > WIDTH * layout.page_size:
@@ -174,7 +174,7 @@ class LeaseMachine(RuleBasedStateMachine):
         return {page: (name, run.start + i) for name, run in runs for i, page in enumerate(run.held.tolist())}
 
     def _everything(self) -> tuple[Any, ...]:
-        """All state that a refused `grow` must leave alone."""
+        """Return all state that a refused `grow` must not change."""
         pool = self.manager.pool
         runs = [run for row in self.rows for run in (row.lease.full, row.lease.local)]
         leases = [(run.start, run.end, run.sent, run.ids.tobytes()) for run in runs]
@@ -186,15 +186,15 @@ class LeaseMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
 )
-def test_leases_cover_exactly_the_window_under_any_calls(kind: str, shapes: str) -> None:
-    """Full pages from 0, local pages exactly those of the window, ids that follow compaction, all or nothing growth."""
+def test_leases_hold_exactly_the_window_under_any_calls(kind: str, shapes: str) -> None:
+    """Full pages from 0, local pages of exactly the window, ids that follow compaction; growth is all or nothing."""
     machine = type("Machine", (LeaseMachine,), {"layers": LAYOUTS[kind], "shapes": SHAPES[shapes]})
     run_state_machine_as_test(machine, settings=share(8))
 
 
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 3), (4, 4), (4, 12), (16, 32)])
 def test_a_row_at_a_chunk_boundary_holds_no_local_page(page_size: int, chunk: int) -> None:
-    """Local pages are [⌊launched / C⌋ · C / p, ⌈launched / p⌉), whatever the strides that led there."""
+    """Local pages are [⌊launched / C⌋ · C / p, ⌈launched / p⌉), whatever the sizes of the steps before."""
     for stride in (1, page_size, page_size + 1, chunk, 2 * chunk + 1):
         manager = CacheManager(make_layout(page_size, Reach(chunk, chunked=True), num_full=1, num_local=2), 200, WIDTH)
         lease = manager.open()
@@ -208,7 +208,7 @@ def test_a_row_at_a_chunk_boundary_holds_no_local_page(page_size: int, chunk: in
 
 
 @pytest.mark.parametrize(("page_size", "chunk"), [(16, 8), (4, 6), (64, 8192 + 32)])
-def test_a_page_that_does_not_divide_the_chunk_is_an_error(page_size: int, chunk: int) -> None:
-    """A page of two chunks could not leave with the first."""
+def test_a_page_size_that_does_not_divide_the_chunk_is_refused(page_size: int, chunk: int) -> None:
+    """A page with tokens of two chunks could not be freed with the first chunk."""
     with pytest.raises(UnsupportedModel, match=f"block_size = {page_size} must divide .* chunk of {chunk}"):
         make_layout(page_size, Reach(chunk, chunked=True), num_full=1, num_local=3)

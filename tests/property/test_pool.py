@@ -1,4 +1,4 @@
-"""Laws of PagePool under any sequence of calls (jswa/cache/pool.py)."""
+"""Laws of PagePool under random sequences of calls (jswa/cache/pool.py)."""
 
 import random
 
@@ -21,7 +21,7 @@ PAGES_PER_BLOCK = [1, 3, 6, 10, 20]
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Keeps its own books: full page -> name of what it holds, and the set of local pages."""
+    """Records for itself which full pages are held, with a name for the contents of each, and which local pages."""
 
     m: int  # pages per block, set by a subclass
 
@@ -34,18 +34,18 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def alloc_full(self, data: st.DataObject) -> None:
-        """Up to three blocks' worth at once, as a prefill chunk takes them."""
+        """Allocate up to three blocks' worth of pages at once, as a prefill chunk does."""
         self._take_full(data.draw(st.integers(0, min(3 * self.m, self.pool.free_slots))))
 
     @precondition(lambda self: self.pool.free_slots)
     @rule()
     def alloc_full_page(self) -> None:
-        """A decode row crosses a page."""
+        """Allocate one page, as a decode row does at a page boundary."""
         self._take_full(1)
 
     @rule()
     def fill(self) -> None:
-        """No block is left free, so that the next local page needs holes."""
+        """Allocate until no block is free, so that the next local page needs compaction."""
         self._take_full(self.pool.free_slots)
 
     @rule(data=st.data())
@@ -59,7 +59,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pool.free_slots >= self.m)
     @rule()
     def alloc_local_page(self) -> None:
-        """The compaction law: one block can be had by moving at most m - 1 pages."""
+        """Check the law of compaction: moving at most m - 1 pages frees a block."""
         before = len(self.pool.moves)
         blocks = self.pool.alloc_local(1).tolist()
         assert len(self.pool.moves) - before <= self.m - 1
@@ -75,7 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.full)
     @rule(offset=st.integers(0, 19))
     def free_all_but_one_offset(self, offset: int) -> None:
-        """The worst case for holes: one page stays in every block."""
+        """Make the worst case for holes: one page stays in every block."""
         self.drain_moves()
         self._give_full([page for page in self.full if page % self.m != offset % self.m])
 
@@ -88,7 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Few holes are left, and none is filled needlessly: every emptied block costs at most m - 1 moves."""
+        """Check that few holes are left, and that every block that was emptied cost at most m - 1 moves."""
         before, free = len(self.pool.moves), self.pool.free_slots
         self.pool.compact()
         assert self.pool.free_slots == free
@@ -97,7 +97,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def drain_moves(self) -> None:
-        """Ids that the caller holds follow the moves; a second drain is empty."""
+        """Apply the moves to the recorded ids; a second drain must be empty."""
         self._follow(self.full, self.pool.drain_moves())
         assert self.pool.drain_moves() == []
 
@@ -133,7 +133,7 @@ class PoolMachine(RuleBasedStateMachine):
             del self.full[page]
 
     def _follow(self, full: dict[int, int], moves: list[tuple[int, int]]) -> None:
-        """Rename pages by the moves, each from a held page into a hole of another block in use."""
+        """Rename pages by the moves; each must go from a held page into a hole of another block in use."""
         for source, target in moves:
             assert target not in full
             assert target // self.m != source // self.m
@@ -143,20 +143,20 @@ class PoolMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("m", PAGES_PER_BLOCK)
 def test_pool_keeps_its_laws_under_any_calls(m: int) -> None:
-    """Conservation, compaction and bounded holes, whatever is allocated and freed in whatever order."""
+    """Conservation, compaction and bounded holes, for pages allocated and freed in any order."""
     run_state_machine_as_test(type(f"PoolMachine{m}", (PoolMachine,), {"m": m}), settings=share(8))
 
 
 @pytest.mark.parametrize("m", PAGES_PER_BLOCK)
-def test_holes_stay_under_two_percent_of_a_pool_under_churn(m: int) -> None:
-    """Rows that grow by a page or a chunk, slide and finish leave at most 2 % holes after settle, and no leak."""
+def test_holes_stay_below_two_percent_of_a_busy_pool(m: int) -> None:
+    """Rows grow by a page or a chunk, slide and finish: holes are at most 2 % after compaction, and no page leaks."""
     churn = Churn(m, seed=m)
     for step in range(300):
         churn.step()
         if step % 100 == 0:
             churn.pool.check()
     assert churn.fullest > 0.95
-    assert churn.worst_before > 2 * MAX_HOLES or m == 1, "the churn makes too few holes to test anything"
+    assert churn.worst_before > 2 * MAX_HOLES or m == 1, "too few holes appeared to test anything"
     assert churn.worst_after <= max(MAX_HOLES, (m - 1) / churn.pool.total_slots)
     churn.finish_all()
     churn.pool.check()
@@ -165,13 +165,13 @@ def test_holes_stay_under_two_percent_of_a_pool_under_churn(m: int) -> None:
 
 
 class Churn:
-    """Hundreds of rows in a pool of 2,000 blocks that stays nearly full."""
+    """Hundreds of rows in a nearly full pool of 2,000 blocks."""
 
     def __init__(self, m: int, seed: int) -> None:
         self.pool = PagePool(2_001, m)
         self.random = random.Random(seed)
         self.rows: dict[int, tuple[list[int], list[int]]] = {}
-        self.owner: dict[int, list[int]] = {}  # full page -> the row's list of full pages
+        self.owner: dict[int, list[int]] = {}  # full page -> the list of full pages of its row
         self.steps = 0
         self.worst_before = self.worst_after = self.fullest = 0.0
 

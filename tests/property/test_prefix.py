@@ -1,4 +1,4 @@
-"""Laws of tree, pool and leases under any sequence of calls, against a dictionary of texts (cache/prefix/cache.py)."""
+"""Laws of tree, pool and leases under random calls, against a dictionary of texts (jswa/cache/prefix/cache.py)."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.resume import replay_length
 from tests.support.fakes import LAYOUTS, TextModel, make_layout, share
 
-SHAPES = {  # page sizes and what local layers see
+SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in (1, 4, 16) for window in (1, 3, 6, 20)],
     "chunked": [(page, Reach(page * pages, chunked=True)) for page in (1, 4, 16) for pages in (1, 3)],
 }
@@ -37,7 +37,7 @@ SALTS = st.sampled_from(["", "other"])
 
 @dataclass(eq=False)
 class Row:
-    """A lease at work. `start`: the first position that it computes."""
+    """A running row. `start`: the first position that it computes."""
 
     lease: Lease
     salt: str
@@ -47,7 +47,7 @@ class Row:
 
 
 class Memory:
-    """What the pages hold: by position a hash of the text so far, and whether local KV is that of a cold run."""
+    """Contents of the pages: for each position a hash of the text up to it, and whether its local KV is exact."""
 
     def __init__(self, manager: CacheManager) -> None:
         self.layout, self.m = manager.layout, manager.pool.pages_per_block
@@ -57,13 +57,13 @@ class Memory:
         self.exact = np.zeros((slots, page), bool)
 
     def move(self, manager: CacheManager) -> None:
-        """Carry out what the manager has planned."""
+        """Carry out the moves that the manager has planned."""
         for source, target, _ in manager.drain_moves():
             for memory in (self.full, self.local, self.exact):
                 memory[target] = memory[source]
 
     def write(self, row: Row, end: int) -> None:
-        """A step writes positions [launched, end)."""
+        """Write positions [launched, end), as a step does."""
         page, hashes = self.layout.page_size, marks(row.tokens)
         for position in range(row.launched, end):
             if self.layout.full is not None and position >= row.lease.full_write_from:
@@ -74,7 +74,7 @@ class Memory:
                 self.exact[block * self.m, position % page] = position >= row.lease.exact_from
 
     def check(self, match: Match, tokens: list[int]) -> None:
-        """A match has the KV of this text, and none of its local pages is anything but exact."""
+        """Assert that a match has KV of this text, and that all its local KV is exact."""
         page, hashes, at = self.layout.page_size, marks(tokens), match.resume
         for position in range(at.full_to if self.layout.full is not None else 0):
             assert self.full[match.full[position // page], position % page] == hashes[position]
@@ -86,7 +86,7 @@ class Memory:
 
 
 def marks(tokens: list[int]) -> list[int]:
-    """A hash for every prefix."""
+    """Return a hash of every prefix of the text."""
     out, state = [], 0
     for token in tokens:
         state = TextModel.fold(state, [token])
@@ -95,15 +95,15 @@ def marks(tokens: list[int]) -> list[int]:
 
 
 def shared(a: list[int], b: list[int]) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class PrefixMachine(RuleBasedStateMachine):
-    """Rows over a few texts that share much. `texts`: what the cache must have, as long as it never was short."""
+    """Rows over a few texts with long common prefixes. `texts`: those that are cached unless memory was ever short."""
 
-    layers: tuple[int, int]  # full, local; set by a subclass
-    shapes: list[tuple[int, Reach]]  # likewise
+    layers: tuple[int, int]  # numbers of full and local layers; set by a subclass
+    shapes: list[tuple[int, Reach]]  # set by a subclass
 
     @initialize(data=st.data(), blocks=st.sampled_from([12, 40, 4000]), interval=st.sampled_from([None, 7]))
     def start(self, data: st.DataObject, blocks: int, interval: int | None) -> None:
@@ -114,7 +114,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.memory = Memory(self.manager)
         self.rows: list[Row] = []
         self.texts: list[tuple[str, list[int]]] = []
-        self.written: list[tuple[str, list[int]]] = []  # what it may have besides
+        self.written: list[tuple[str, list[int]]] = []  # what the cache may have besides
         self.seen: list[list[int]] = [[]]
         self.roomy = blocks == 4000
         self.hits = self.copies = self.replays = 0
@@ -125,12 +125,14 @@ class PrefixMachine(RuleBasedStateMachine):
         self.begin(data, tail, salt)
 
     def begin(self, data: st.DataObject, tail: list[int], salt: str) -> None:
-        """A text that goes on from some part of another."""
+        """Begin a row whose text continues a part of another."""
         before = data.draw(st.sampled_from(self.seen))
         tokens = (before[: data.draw(st.integers(0, len(before)))] + tail)[:LONGEST]
         self.seen.append(tokens)
         match = self.manager.match(salt, array(tokens), len(tokens) - 1)
-        assert match.resume == self.manager.match(salt, array(tokens), len(tokens) - 1).resume, "a match changes things"
+        assert match.resume == self.manager.match(salt, array(tokens), len(tokens) - 1).resume, (
+            "match changed the cache"
+        )
         self.memory.check(match, tokens)
         self._check_start(match, salt, tokens)
         lease = self.manager.open_at(match, salt, len(tokens))
@@ -147,7 +149,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), tail=TAILS, salt=SALTS, chunk=st.integers(5, 90))
     def run_whole(self, data: st.DataObject, tail: list[int], salt: str, chunk: int) -> None:
-        """A row from its beginning to its end, as far as there is room."""
+        """Run a row from its beginning to its end, as far as memory allows."""
         before = len(self.rows)
         self.begin(data, tail, salt)
         if len(self.rows) > before:
@@ -159,7 +161,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), chunk=st.integers(1, 30))
     def run(self, data: st.DataObject, chunk: int) -> None:
-        """A step of a row, and what is known of it shared."""
+        """Run one step of a row and publish its known tokens."""
         row = data.draw(st.sampled_from(self.rows))
         end = min(len(row.tokens), row.launched + chunk)
         if end > row.launched and self._run(row, end) and data.draw(st.booleans()):
@@ -168,7 +170,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), more=st.lists(st.integers(0, 2), min_size=1, max_size=20))
     def decode(self, data: st.DataObject, more: list[int]) -> None:
-        """A row that has run its text says something."""
+        """Let a row that has run its text generate a token."""
         row = data.draw(st.sampled_from(self.rows))
         if row.launched == len(row.tokens):
             row.tokens = (row.tokens + more)[:LONGEST]
@@ -176,13 +178,13 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), keep=st.booleans())
     def end(self, data: st.DataObject, keep: bool) -> None:
-        """Finished, aborted, preempted; or failed."""
+        """End a row: it has finished, was aborted or preempted, or has failed."""
         self._end(data.draw(st.sampled_from(self.rows)), keep=keep)
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
-        """A row was not finite: nothing that hangs on what it computed can be found, or stays in a row."""
+        """Withdraw a row with logits that are not finite: no row and no match may use what it computed."""
         row = data.draw(st.sampled_from(self.rows))
         page = row.start // self.layout.page_size * self.layout.page_size
         self.manager.withdraw(row.salt, array(row.tokens), row.start)
@@ -214,7 +216,7 @@ class PrefixMachine(RuleBasedStateMachine):
             self.manager.check((row.lease, row.launched) for row in self.rows)
 
     def teardown(self) -> None:
-        """With all rows gone everything is free or evictable, and after a flush free."""
+        """End all rows: every page is then free or evictable, and free after eviction."""
         if not hasattr(self, "manager"):
             return
         event(f"hits: {min(self.hits, 3)}, copies: {min(self.copies, 2)}, replays: {min(self.replays, 2)}")
@@ -224,7 +226,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.manager.check([])
         pool = self.manager.pool
         assert pool.free_slots + pool.evictable_slots == pool.total_slots
-        assert self.manager.make_room(pool.total_slots), "not everything can be evicted"
+        assert self.manager.make_room(pool.total_slots), "some cached pages cannot be evicted"
         self.manager.check([])
         assert pool.free_slots == pool.total_slots
         assert not self.manager.prefix.tree.roots
@@ -247,11 +249,11 @@ class PrefixMachine(RuleBasedStateMachine):
             self.texts.append((row.salt, tokens))
 
     def _check_start(self, match: Match, salt: str, tokens: list[int]) -> None:
-        """Where the row starts, by the rule, and by what the dictionary says must be there."""
+        """Check where the row starts: by the start rule, and by the texts that the dictionary says are cached."""
         at, page, reach = match.resume, self.layout.page_size, self.layout.reach
         known = [text for own, text in self.written if own == salt] + [r.tokens for r in self.rows if r.salt == salt]
         longest = max((shared(text, tokens[:-1]) for text in known), default=0)
-        assert at.full_to <= longest, "the cache knows a text that nobody has written"
+        assert at.full_to <= longest, "the cache has a text that no row has written"
         assert at.start <= at.full_to <= len(tokens) - 1
         least = 0
         if reach is None:
@@ -261,25 +263,25 @@ class PrefixMachine(RuleBasedStateMachine):
         else:
             least = max(0, at.full_to - replay_length(self.layout))
             assert at.exact_from <= max(0, at.full_to - (reach.size - 1)) or at.start == at.boundary
-        assert at.start >= least, "a missing window vetoes the hit"
+        assert at.start >= least, "a missing window prevents the hit"
         if self.roomy:
             kept = max((shared(text, tokens[:-1]) for own, text in self.texts if own == salt), default=0)
             whole = kept // page * page
             if self.layout.full is not None:
-                assert at.full_to >= whole, "a text that was kept is not found"
+                assert at.full_to >= whole, "a cached text is not found"
                 if reach is None:
-                    assert at.full_to >= kept - max(0, page // 8 - 1), "not found to the token"
+                    assert at.full_to >= kept - max(0, page // 8 - 1), "the hit ends before the last cached token"
 
 
 def array(tokens: list[int]) -> Int[np.ndarray, " T"]:
-    """Token ids as the cache takes them."""
+    """Return token ids in the type that the cache takes."""
     return np.array(tokens, np.int32)
 
 
 @pytest.mark.parametrize(
     ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
 )
-def test_the_cache_finds_what_it_was_given_and_nothing_else(kind: str, shapes: str) -> None:
-    """Right pages, exact windows, the start rule, no leak: whatever is shared, copied, slid, evicted or withdrawn."""
+def test_the_cache_finds_what_was_published_and_nothing_else(kind: str, shapes: str) -> None:
+    """Right pages, exact windows, the start rule and no leak while pages are shared, copied, evicted and withdrawn."""
     machine = type("Machine", (PrefixMachine,), {"layers": LAYOUTS[kind], "shapes": SHAPES[shapes]})
     run_state_machine_as_test(machine, settings=share(8))

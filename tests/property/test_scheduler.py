@@ -1,4 +1,4 @@
-"""Laws of the scheduler under any sequence of calls, with a device that checks its plans (tests/support/fakes.py)."""
+"""Laws of the scheduler under random calls, with a fake device that checks its plans (tests/support/fakes.py)."""
 
 import math
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from jswa.sched.sequence import Sequence, Status
 from jswa.types import FinishReason
 from tests.support.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
 
-SHAPES = {  # page sizes and what local layers see
+SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 6, 9)],
     "chunked": [(page, Reach(chunk, chunked=True)) for page, chunk in ((1, 1), (1, 3), (1, 9), (4, 4), (4, 12))],
 }
@@ -34,7 +34,7 @@ PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
 
 @dataclass
 class Expected:
-    """A request, what it would say alone, and what it has said."""
+    """A request, the tokens that it generates alone, and those that it has generated."""
 
     prompt: list[int]
     tokens: list[int]
@@ -45,7 +45,7 @@ class Expected:
 
 
 class Conversation:
-    """A loop and what is expected of it: checks every plan and every event."""
+    """A loop with the expected tokens of its requests: checks every plan and every event."""
 
     def __init__(self, loop: Loop, model: TextModel) -> None:
         self.loop = loop
@@ -54,7 +54,7 @@ class Conversation:
         self.requests: dict[str, Expected] = {}
 
     def add(self, prompt: list[int], new: int, stop_ids: set[int]) -> str | None:
-        """Add a request; None where it is rightly refused."""
+        """Add a request and return its id, or None if it is rightly refused."""
         scheduler, name = self.scheduler, f"r{len(self.requests)}"
         length = min(len(prompt) + new, scheduler.limits.max_model_len)
         request = make_request(name, prompt, length=length, stop_ids=stop_ids)
@@ -69,7 +69,7 @@ class Conversation:
         return name
 
     def abort(self, name: str) -> None:
-        """Abort: one last event where the request was unfinished, else nothing."""
+        """Abort a request: one last event if it was unfinished, else none."""
         expected = self.requests.get(name)
         last = self.scheduler.abort(name)
         if expected is None or expected.finished:
@@ -80,7 +80,7 @@ class Conversation:
             assert expected.said == expected.tokens[: len(expected.said)]
 
     def step(self) -> StepPlan | None:
-        """One step of the engine's loop."""
+        """Run one step of the engine's loop."""
         scheduler, before = self.scheduler, self.loop.pending
         running = set(scheduler.running)
         plan = self.loop.launch()
@@ -93,7 +93,7 @@ class Conversation:
         return plan
 
     def drain(self) -> None:
-        """Run to the end: nobody starves, everyone has finished once, and nothing is held."""
+        """Run to the end: no request starves, each finishes once, and no page stays held."""
         bound = 10 + 4 * sum(expected.steps_alone for expected in self.requests.values())
         steps = 0
         while self.scheduler.has_work():
@@ -106,7 +106,7 @@ class Conversation:
         assert stats.free_slots + stats.cached_slots == stats.total_slots
         self.hits = self.scheduler.cache.stats()
         self.scheduler.cache.flush()
-        assert self.scheduler.cache.pool.free_slots == stats.total_slots, "flushing leaves pages behind"
+        assert self.scheduler.cache.pool.free_slots == stats.total_slots, "pages are left after a flush"
         self.scheduler.check()
         assert self.loop.launch() is None
         assert self.loop.apply(None) == []
@@ -119,17 +119,17 @@ class Conversation:
         assert len(set(plan.row_ids.tolist())) == plan.num_rows
 
     def _check_admissions(self, plan: StepPlan, admitted: list[Sequence]) -> None:
-        """Whoever came in came first, and fits by the one formula, here computed anew for all rows together."""
+        """Check that requests are admitted by rank, and fit by the admission formula summed over all rows."""
         if not admitted:
             return
         scheduler, layout = self.scheduler, self.scheduler.layout
         left = [s.rank for s in scheduler.sequences.values() if s.status is not Status.RUNNING]
-        assert max(s.rank for s in admitted) < min(left, default=(0, 2**31)), "not in order of arrival"
+        assert max(s.rank for s in admitted) < min(left, default=(0, 2**31)), "admitted out of order"
         ran = dict(zip(plan.row_ids.tolist(), plan.counts.tolist(), strict=True))
         prefills = [s for s in scheduler.running if s.launched - ran.get(s.row_id, 0) < s.num_known]
         *others, last = sorted(scheduler.running, key=lambda s: s in admitted)
         if scheduler.limits.prefix_cache:
-            return  # rows share pages: the sum below says nothing
+            return  # rows share pages: the sum below does not apply
         claimed = sum(layout.resident_slots(max(s.launched, s.num_known + 1)) for s in others)
         need = layout.resident_slots(last.num_known + 1)
         if len(prefills) > 1:
@@ -144,7 +144,7 @@ class Conversation:
             assert expected.finished is None, "an event after the end"
             if e.token is not None:
                 expected.said.append(e.token)
-            assert expected.said == expected.tokens[: len(expected.said)], "not what it says alone"
+            assert expected.said == expected.tokens[: len(expected.said)], "the request gets other tokens alone"
             if e.finish_reason is not None:
                 assert (expected.said, e.finish_reason) == (expected.tokens, expected.reason)
                 assert e.stop_reason == (e.token if e.finish_reason == "stop" else None)
@@ -152,7 +152,7 @@ class Conversation:
 
 
 def make_conversation(layers: tuple[int, int], reach: Reach, limits: Limits, failures: int = 0) -> Conversation:
-    """A scheduler, a fake device and a text model, for (full, local) layers."""
+    """Return a scheduler, a fake device and a text model for numbers of (full, local) layers."""
     layout = make_layout(limits.page_size, reach, num_full=layers[0], num_local=layers[1])
     model = TextModel(VOCAB, failures)
     return Conversation(Loop(layout, limits, model), model)
@@ -161,8 +161,8 @@ def make_conversation(layers: tuple[int, int], reach: Reach, limits: Limits, fai
 class SchedulerMachine(RuleBasedStateMachine):
     """Random traffic on an arena so small that rows are preempted and blocks compacted."""
 
-    layers: tuple[int, int]  # full, local; set by a subclass
-    shapes: list[tuple[int, Reach]]  # likewise
+    layers: tuple[int, int]  # numbers of full and local layers; set by a subclass
+    shapes: list[tuple[int, Reach]]  # set by a subclass
 
     @initialize(
         data=st.data(),
@@ -210,7 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         new=st.integers(1, 30),
     )
     def go_on(self, data: st.DataObject, cut: int, more: list[int], new: int) -> None:
-        """A prompt that shares a part of an earlier text, its answer included, and goes on in another way."""
+        """Add a prompt that shares a part of an earlier prompt and answer, and then continues differently."""
         before = self.talk.requests[data.draw(st.sampled_from(sorted(self.talk.requests)))]
         prompt = ([*before.prompt, *before.tokens][: cut + 1] + more)[:59]
         name = self.talk.add(prompt, new, set())
@@ -229,7 +229,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.names)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        """Waiting, running, in flight, finished or aborted already."""
+        """Abort a request that waits, runs, is in flight, has finished or was aborted before."""
         self.talk.abort(data.draw(st.sampled_from(self.names)))
 
     @rule()
@@ -254,8 +254,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
 )
-def test_every_request_finishes_once_with_the_tokens_it_has_alone(kind: str, shapes: str) -> None:
-    """Whatever is batched, chunked, preempted, moved, aborted: the oracle's tokens, once, and nothing left behind."""
+def test_every_request_finishes_once_with_the_tokens_that_it_gets_alone(kind: str, shapes: str) -> None:
+    """Under batching, chunking, preemption, compaction and aborts; no page stays held."""
     machine = type("Machine", (SchedulerMachine,), {"layers": LAYOUTS[kind], "shapes": SHAPES[shapes]})
     run_state_machine_as_test(machine, settings=share(8))
 
@@ -269,7 +269,7 @@ def test_every_request_finishes_once_with_the_tokens_it_has_alone(kind: str, sha
     prompt=st.integers(1, 59),
     younger=st.lists(st.tuples(PROMPTS, st.integers(1, 30)), min_size=1, max_size=4),
 )
-def test_a_request_that_fits_alone_finishes_whatever_else_comes(
+def test_a_request_that_fits_alone_finishes_beside_any_others(
     layers: tuple[int, int],
     shape: tuple[int, Reach],
     blocks: int,
@@ -277,7 +277,7 @@ def test_a_request_that_fits_alone_finishes_whatever_else_comes(
     prompt: int,
     younger: list[tuple[list[int], int]],
 ) -> None:
-    """The progress law: a prompt of up to capacity - 1 tokens gets through between others that never end."""
+    """The progress law: a prompt of up to capacity - 1 tokens finishes while new requests never stop arriving."""
     page_size, reach = shape
     talk = make_conversation(layers, reach, Limits(60, 4, 10, page_size, num_blocks=1 + blocks))
     capacity = talk.scheduler.capacity

@@ -1,4 +1,4 @@
-"""The router where Ray's would leave a request for ever; run by the Python of .venv-ray, which alone has Ray."""
+"""Cases in which Ray's own router would never send a request; run by the Python of .venv-ray, which has Ray."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ async def any_replica(*_: Any, **__: Any) -> list[list[str]]:
 
 
 def ask(error: Exception) -> tuple[list[list[str]], int]:
-    """Where a request goes, and how often a tree was planted anew."""
+    """Return where a request goes, and how often a new tree was begun."""
     router = PrefixRouter.__new__(PrefixRouter)
     with (
         mock.patch.object(PrefixCacheAffinityRouter, "choose_replicas", side_effect=error),

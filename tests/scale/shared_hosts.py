@@ -1,6 +1,6 @@
 """One of several hosts of a model: `python -m tests.scale.shared_hosts FOLDER NAME DEVICES NODES RANK ADDRESS`.
 
-Asks what `tests.support.shared_model` asks, and prints what came out as JSON, where this is the first host.
+Runs the requests of `tests.support.shared_model`; the first host prints the results as JSON.
 """
 
 import json
@@ -14,7 +14,7 @@ from tests.support.shared_model import ask, checkpoint, load
 
 
 def main(folder: Path, name: str, devices: int, nodes: int, rank: int, address: str) -> None:
-    """Each host writes the checkpoint for itself, below the folder."""
+    """Run one host. Each host writes its own checkpoint below the folder."""
     jax.config.update("jax_num_cpu_devices", devices // nodes)  # type: ignore[no-untyped-call]
     model, vocab = checkpoint(name, folder / f"{nodes} {rank}")
     several = {} if nodes == 1 else {"nnodes": nodes, "node_rank": rank, "dist_init_addr": address}

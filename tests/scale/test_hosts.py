@@ -1,4 +1,4 @@
-"""A model on several hosts, each a process on this machine: says what it says on one, and nobody waits for the dead."""
+"""A model on several hosts, which are processes here: tokens are those of one host, and lost hosts end the others."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from tests.support.server.processes import ROOT, Process, started
 from tests.support.shared_model import checkpoint
 
 pytestmark = pytest.mark.scale
-BOUND = 30  # seconds in which the others end when one is lost
+BOUND = 30  # seconds within which the others end when one is lost
 ENVIRON = {**os.environ, "PJRT_NPROC": "16"}
 OPTIONS = ["--max-num-seqs", "4", "--max-num-batched-tokens", "16", "--kv-cache-memory-bytes", "8000000"]
-OPTIONS += ["--deterministic", "--port", "0", "-tp", "2"]  # one program
+OPTIONS += ["--deterministic", "--port", "0", "-tp", "2"]  # so that one program is compiled
 
 
 def free_port() -> int:
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 @contextmanager
 def process(log: Path, *command: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python process that writes into a file, and does not outlive this."""
+    """Run a Python process that writes to a file; it is killed at the end of the context."""
     with log.open("wb") as file:
         words = [sys.executable, "-m", *map(str, command)]
         child = subprocess.Popen(words, cwd=ROOT, env=ENVIRON, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
@@ -58,8 +58,8 @@ def process(log: Path, *command: object) -> Iterator[subprocess.Popen[bytes]]:
         pytest.param("mimo_v2_flash+int8", 4, 2, marks=pytest.mark.nightly),
     ],
 )
-def test_several_hosts_say_what_one_says(name: str, devices: int, nodes: int, tmp_path: Path) -> None:
-    """Cold, cached and revived turns, prompt log probabilities, and draws of all kinds."""
+def test_several_hosts_give_the_tokens_of_one(name: str, devices: int, nodes: int, tmp_path: Path) -> None:
+    """Cold, cached and revived turns, prompt log probabilities, and all kinds of sampling."""
     address = f"127.0.0.1:{free_port()}"
     found = {}
     for count in (1, nodes):
@@ -80,7 +80,7 @@ def test_several_hosts_say_what_one_says(name: str, devices: int, nodes: int, tm
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[Process, subprocess.Popen[bytes], Path]]:
-    """The first host, which serves, the second one, and the second one's log."""
+    """Return the first host, which serves, the second host, and the log of the second."""
     address = f"127.0.0.1:{free_port()}"
     several = [*OPTIONS, "--nnodes", "2", "--dist-init-addr", address, "--node-rank"]
     model, _ = checkpoint("gemma3", folder)
@@ -116,7 +116,7 @@ def test_hosts_start_serve_drain_and_end_together(tmp_path: Path) -> None:
         assert len(said[0]) == 20
         running = [pool.submit(ask, first.url, 150) for _ in range(3)]
         until(lambda: busy(first) == 3)
-        # As Slurm and Kubernetes do it: to all at once. Requests that run still come to their end.
+        # Slurm and Kubernetes send the signal to all hosts at once. Running requests still finish.
         for child in (second, first.process):
             child.send_signal(signal.SIGTERM)
         assert [one.result().json()["usage"]["completion_tokens"] for one in running] == [150] * 3
@@ -126,7 +126,7 @@ def test_hosts_start_serve_drain_and_end_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["second", "first"])
-def test_who_is_lost_ends_the_other(lost: str, tmp_path: Path) -> None:
+def test_the_loss_of_a_host_ends_the_other(lost: str, tmp_path: Path) -> None:
     with served(tmp_path) as (first, second, log), ThreadPoolExecutor(4) as pool:
         assert ask(first.url, 5).status_code == 200
         running = [pool.submit(ask, first.url, 450, stream=True) for _ in range(4)]
@@ -148,8 +148,8 @@ def test_who_is_lost_ends_the_other(lost: str, tmp_path: Path) -> None:
         assert time.monotonic() - begin < BOUND
 
 
-def test_a_host_that_is_told_to_end_takes_the_others_along(tmp_path: Path) -> None:
-    """What runs comes to its end; the status says that nobody has asked the first host."""
+def test_a_signal_to_one_host_ends_all_hosts(tmp_path: Path) -> None:
+    """Running requests finish; the exit status of the first host tells that it was not the one that got the signal."""
     with served(tmp_path) as (first, second, _), ThreadPoolExecutor(4) as pool:
         running = [pool.submit(ask, first.url, 100) for _ in range(3)]
         until(lambda: busy(first) == 3)
@@ -161,7 +161,7 @@ def test_a_host_that_is_told_to_end_takes_the_others_along(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("other", ["options", "weights"])
-def test_hosts_that_would_run_something_else_are_told(other: str, tmp_path: Path) -> None:
+def test_hosts_with_different_options_are_refused(other: str, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     models = [checkpoint("llama", tmp_path / str(rank))[0] for rank in range(2)]
     command = ["jswa", "generate", "a", "-tp", 2, "--nnodes", 2, "--dist-init-addr", address, "--node-rank"]
@@ -184,7 +184,7 @@ def test_hosts_that_would_run_something_else_are_told(other: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_who_cannot_load_says_why_and_the_other_does_not_wait(broken: int, tmp_path: Path) -> None:
+def test_a_host_that_cannot_load_the_model_says_why_and_ends_the_other(broken: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     model, _ = checkpoint("llama+lora", tmp_path)
     adapters = [f"one={model / 'adapter'}"] * 2

@@ -1,4 +1,4 @@
-"""The manifests of docs/deploy against Kubernetes' own schemas, which kubernetes-validate brings along."""
+"""The manifests of docs/deploy against Kubernetes' own schemas, which are part of kubernetes-validate."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ VERSION = "1.37"
 
 
 def check(resources: list[dict[str, Any]], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the check; strict: fields that no schema knows are errors."""
+    """Run kubernetes-validate; with `strict`, unknown fields are errors."""
     files = []
     for number, resource in enumerate(resources):
         files.append(folder / f"{number}.json")  # JSON is YAML
@@ -26,7 +26,7 @@ def check(resources: list[dict[str, Any]], folder: Path) -> subprocess.Completed
 
 
 def kubernetes(file: Path) -> list[dict[str, Any]]:
-    """Its resources; of custom ones their pods."""
+    """Return the resources of Kubernetes itself, and the pods of custom resources."""
     found: list[dict[str, Any]] = []
     for document in documents(file):
         if (document["apiVersion"], document["kind"]) in CUSTOM:

@@ -1,6 +1,6 @@
-"""Replicas behind Ray Serve, by its own command line: `make scale-test`, which makes .venv-ray.
+"""Replicas behind Ray Serve, started by its command line; `make scale-test` makes .venv-ray.
 
-Two replicas of the model in the box on two CPUs. Nothing here imports Ray: processes are found, and killed, by name.
+Two replicas of the embedded model on two CPUs. This file does not import Ray: it finds and kills processes by title.
 """
 
 import itertools
@@ -30,14 +30,14 @@ from tests.support.server.processes import ROOT
 
 pytestmark = pytest.mark.scale
 SERVE = ROOT / ".venv-ray" / "bin" / "serve"
-# Programs that tests of the engine have compiled already.
+# Programs that other tests have compiled already.
 SMALL: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 512, "max_num_batched_tokens": 64, "deterministic": True}
 ENGINE, TREE = "ray::ServeReplica:jswa:Engine", "ray::PrefixTreeActor"
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 
 class Cluster:
-    """A cluster of one machine, and a client of its proxy."""
+    """A cluster on one machine, and a client of its proxy."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, headers: Mapping[str, str]) -> None:
         self.process = process
@@ -45,7 +45,7 @@ class Cluster:
         self.http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers=dict(headers), timeout=120)
 
     def ready(self) -> bool:
-        """Whether some replica takes requests."""
+        """Return whether a replica accepts requests."""
         assert self.process.poll() is None, self.log.read_text()[-4000:]
         try:
             return self.http.get("/ready").status_code == 200
@@ -53,11 +53,11 @@ class Cluster:
             return False
 
     def complete(self, prompt: str, **more: Any) -> httpx2.Response:
-        """Ask for a completion."""
+        """Request a completion."""
         return self.http.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 3, "temperature": 0, **more})
 
     def samples(self, name: str) -> dict[str, float]:
-        """A metric by replica, its other labels added up."""
+        """Return a metric by replica, summed over its other labels."""
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(self.http.get("/metrics").text):
             for sample in family.samples:
@@ -67,7 +67,7 @@ class Cluster:
         return found
 
     def pids(self, name: str) -> list[int]:
-        """Processes of this cluster by their title, oldest first."""
+        """Return the processes of this cluster with a title, oldest first."""
         listed = subprocess.run(
             ["ps", "-eo", "pid,args", "--sort=start_time"], capture_output=True, text=True, check=True
         )
@@ -85,12 +85,12 @@ class Cluster:
 def cluster(
     headers: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[Cluster]:
-    """`serve run` of a file with these options, until a replica is ready."""
+    """Run `serve run` on a file with these options; a replica is ready inside the context."""
     assert SERVE.exists(), "make scale-test makes .venv-ray"
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    folder = Path(tempfile.mkdtemp(prefix="ray"))  # sockets lie there: the path must be short
+    folder = Path(tempfile.mkdtemp(prefix="ray"))  # it contains sockets, so the path must be short
     config = yaml.safe_load((ROOT / "docs" / "deploy" / "ray-serve.yaml").read_text(encoding="utf-8"))
     config["http_options"] = {"host": "127.0.0.1", "port": port}
     config["applications"][0]["args"] = {"model": "tiny", **SMALL, **options}
@@ -124,7 +124,7 @@ KEY, ADMIN = {"Authorization": "Bearer k"}, {"Authorization": "Bearer a"}
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Cluster]:
-    """Two replicas."""
+    """Return a cluster of two replicas."""
     with cluster(
         KEY, min_replicas=2, api_key=["k", "l"], admin_api_key="a", health_check_period=1, imbalanced_threshold=2
     ) as running:
@@ -136,7 +136,7 @@ def test_conversations_stay_with_the_replica_that_has_their_prefix(two: Cluster)
     before = two.samples("prompt_tokens_total")
 
     def talk(user: int) -> list[tuple[int, int]]:
-        """Prompt and cached tokens, turn by turn."""
+        """Return the numbers of prompt tokens and cached tokens of each turn."""
         messages = [{"role": "user", "content": f"{user} " * 20 + f"My name is user {user}."}]
         found = []
         for turn in range(3):
@@ -153,12 +153,12 @@ def test_conversations_stay_with_the_replica_that_has_their_prefix(two: Cluster)
         talks = list(pool.map(talk, range(8)))
     for turns in talks:
         for (earlier, _), (_, cached) in itertools.pairwise(turns):
-            assert cached >= earlier - 16, turns  # a page, at most, is computed again
+            assert cached >= earlier - 16, turns  # at most a page is computed again
     work = {name: tokens - before[name] for name, tokens in two.samples("prompt_tokens_total").items()}
-    assert min(work.values()) >= sum(work.values()) / 5, "both have got work"
+    assert min(work.values()) >= sum(work.values()) / 5, "a replica got too few requests"
 
 
-def test_it_is_the_same_server(two: Cluster) -> None:
+def test_ray_serve_runs_the_same_server(two: Cluster) -> None:
     wanted = two.complete("Once upon a time", max_tokens=20).json()["choices"][0]["text"]
     stream = two.complete("Once upon a time", max_tokens=20, stream=True)
     *events, done = [line.removeprefix("data: ") for line in stream.text.splitlines() if line]
@@ -175,7 +175,7 @@ def test_it_is_the_same_server(two: Cluster) -> None:
     assert found.headers.get_list("x-request-id") == ["mine"]
 
 
-def test_a_client_that_leaves(two: Cluster) -> None:
+def test_a_client_that_disconnects_frees_its_rows(two: Cluster) -> None:
     body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
     for stream in (True, False):
         with pytest.raises(httpx2.ReadTimeout):
@@ -184,7 +184,7 @@ def test_a_client_that_leaves(two: Cluster) -> None:
         until(lambda: sum(two.samples("num_requests_running").values()) == 0, 20)
 
 
-def test_the_tree_of_prefixes_is_lost(two: Cluster) -> None:
+def test_requests_are_served_when_the_tree_of_prefixes_is_lost(two: Cluster) -> None:
     (tree,) = two.pids(TREE)
     os.kill(tree, signal.SIGKILL)
     long = "This text is long enough to be found again. " * 6
@@ -194,7 +194,7 @@ def test_the_tree_of_prefixes_is_lost(two: Cluster) -> None:
     assert two.pids(TREE) not in ([], [tree])
 
 
-def test_a_replica_is_killed_under_load(two: Cluster) -> None:
+def test_other_requests_survive_the_death_of_a_replica(two: Cluster) -> None:
     until(lambda: len(two.samples("num_requests_running")) == 2, 60)
     assert sum(two.samples("num_requests_running").values()) == 0
     failed = two.samples("request_failed_total")
@@ -212,25 +212,25 @@ def test_a_replica_is_killed_under_load(two: Cluster) -> None:
         later = [two.complete(f"later {number}") for number in range(8)]
         answers = [one.result(60) for one in asked]
     took = time.monotonic() - begin
-    assert [one.status_code for one in later] == [200] * 8, "whoever comes later does not notice"
+    assert [one.status_code for one in later] == [200] * 8, "a later request failed"
     whole = [reply for stream, reply in answers if not stream]
-    assert [reply.status_code for reply in whole] == [200] * 10, "nobody had seen anything of them: they begin again"
+    assert [reply.status_code for reply in whole] == [200] * 10, "a request without output was not repeated"
     cut = [reply.text for stream, reply in answers if stream and not reply.text.endswith("data: [DONE]\n\n")]
-    assert len(cut) <= 4, "no more than the rows of a replica"
+    assert len(cut) <= 4, "more requests failed than a replica has rows"
     for text in cut:
         error = json.loads(text.splitlines()[-2].removeprefix("data: "))["error"]
         assert (error["code"], error["type"]) == ("replica_lost", "server_error")
     until(lambda: len(two.samples("num_requests_running")) == 2, 60)
     again = two.samples("request_failed_total")
     (other,) = set(failed) & set(again)
-    assert again[other] == failed[other], "on the other replica nothing has failed"
+    assert again[other] == failed[other], "a request of the other replica failed"
     print(
         f"{len(cut)} of 10 streams cut, all ended {took:.1f} s after the kill; a new replica after "
         f"{time.monotonic() - begin:.1f} s"
     )
 
 
-def test_a_router_that_knows_less_than_the_tree() -> None:
+def test_a_router_falls_back_for_replicas_that_it_does_not_know() -> None:
     case = ROOT / "tests" / "scale" / "router_case.py"
     command = [SERVE.parent / "python", case]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -268,12 +268,12 @@ def test_replicas_come_and_go_with_the_load() -> None:
             done.set()
         texts = [text for asked in (*crowd, one) for text in asked.result(60)]
     wrong = [text[-300:] for text in texts if not text.endswith("data: [DONE]\n\n")]
-    assert not wrong, "a replica that goes ends what it has begun"
+    assert not wrong, "a replica was removed before its requests ended"
 
 
 @pytest.mark.nightly
 def test_a_replica_whose_engine_dies_is_replaced(tmp_path: Path) -> None:
-    """It writes its plans to a file that may not grow: a step fails for a reason that has nothing to do with it."""
+    """The engine writes plans to a file that may not grow, so that a step fails."""
     plans = tmp_path / "plans"
     with cluster(environ={"JSWA_DUMP_PLANS": str(plans)}, min_replicas=1, health_check_period=1) as running:
         assert running.complete("a").status_code == 200
@@ -284,5 +284,5 @@ def test_a_replica_whose_engine_dies_is_replaced(tmp_path: Path) -> None:
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_dead")
         assert running.http.get("/health").status_code == 503
         until(lambda: running.pids(ENGINE) not in ([], [victim]), 60)
-        assert running.complete("a").status_code == 200, "it waits for the new one"
+        assert running.complete("a").status_code == 200, "the request did not wait for the new replica"
         assert running.http.get("/health").status_code == 200

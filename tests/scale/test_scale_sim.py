@@ -34,7 +34,7 @@ def run(trace: str, policy: str, replicas: int, *, model: str = "gemma-3-27b", *
     check(outcome)
     for replica in outcome.replicas:
         replica.scheduler.check()
-    assert len(outcome.counted) > 10, "too little happened to say anything"
+    assert len(outcome.counted) > 10, "too few requests ended"
     return outcome
 
 
@@ -57,8 +57,8 @@ def request(length: int, output: int, start: int = 0) -> TraceRequest:
         ("gemma-3-27b", "questions", "kv-aware"),
     ],
 )
-def test_skipped_steps_change_nothing(model: str, trace: str, policy: str) -> None:
-    """Every time, hit and eviction is that of a simulation that plans and applies each step."""
+def test_skipping_steps_does_not_change_the_results(model: str, trace: str, policy: str) -> None:
+    """All times, hits and evictions are those of a simulation that plans and applies each step."""
     plain, quick = (run(trace, policy, 2, model=model, skip=skip) for skip in (False, True))
     assert sum(replica.skipped for replica in plain.replicas) == 0
     assert sum(replica.skipped for replica in quick.replicas) > 500

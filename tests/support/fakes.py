@@ -1,4 +1,4 @@
-"""Doubles for tests: models without weights, and a device without jax."""
+"""Fakes for tests: models without weights, and a device without jax."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row
 from jswa.types import FinishReason, SamplingParams
 
-NO_PLACE = 2**30  # of the extras tables
-POISON = -1  # KV memory that nobody may read
-LAYOUTS = {  # full and local layers, for make_layout
+NO_EXTRAS = 2**30  # past the end of the extras tables
+POISON = -1  # a mark of KV memory that no row may read
+LAYOUTS = {  # numbers of full and local layers, for make_layout
     "full only": (1, 0),
     "local only": (0, 1),
     "hybrid, m = 1": (1, 1),
@@ -31,18 +31,18 @@ _NORM = Norm(1e-6)
 
 
 def share(part: int) -> settings:
-    """One `part`-th of the profile's examples, so that the nightly profile stays as much longer as it is."""
+    """Return settings with one `part`-th of the profile's examples, in every profile."""
     return settings(max_examples=max(1, settings().max_examples // part))
 
 
 def reach_of(reach: int | Reach | None) -> Reach | None:
-    """A number is a sliding window."""
+    """Return a reach; a number is a sliding window of that size."""
     return Reach(reach) if isinstance(reach, int) else reach
 
 
 def sampling_columns(rows: int, **values: Any) -> Int[np.ndarray, "R C"]:
-    """Packed sampling parameters: greedy rows without limits or extras, but for what is given."""
-    plain: dict[str, Any] = {"top_p": 1.0, "repetition": 1.0, "extras": NO_PLACE}
+    """Return packed sampling parameters: greedy rows without limits or extras, except for the values given."""
+    plain: dict[str, Any] = {"top_p": 1.0, "repetition": 1.0, "extras": NO_EXTRAS}
     columns = []
     for name in SAMPLING:
         value = values.get(name, plain.get(name, 0))
@@ -53,19 +53,19 @@ def sampling_columns(rows: int, **values: Any) -> Int[np.ndarray, "R C"]:
 
 
 def make_layer(reach: int | Reach | None, heads: tuple[int, int, int]) -> LayerConfig:
-    """A layer by what the arena needs of it; `heads` is (KV heads, head size, value size)."""
+    """Return a layer with the attributes that the arena's layout needs; `heads`: (KV heads, head size, value size)."""
     kv_heads, head_dim, v_head_dim = heads
     attention = AttentionConfig(kv_heads, kv_heads, head_dim, v_head_dim, scale=1.0, rope=None, reach=reach_of(reach))
     return LayerConfig(attention, MlpConfig(8, "silu"), _NORM, None, _NORM, None)
 
 
 def make_model(*layers: LayerConfig, vocab: int = 64, max_position: int = 2**20) -> ModelConfig:
-    """A model of these layers."""
+    """Return a model of these layers."""
     return ModelConfig("fake", vocab, 8, max_position, layers, _NORM, tie_embeddings=True)
 
 
 def make_layout(page_size: int, reach: int | Reach | None, *, num_full: int, num_local: int) -> KVLayout:
-    """A layout of equal layers, the last `num_full` full; with one full layer a block has `num_local` full pages."""
+    """Return a layout of equal layers, the last `num_full` full; with one full layer, m is `num_local`."""
     heads = (1, 2, 2)
     layers = [make_layer(reach, heads)] * num_local + [make_layer(None, heads)] * num_full
     return KVLayout.of(make_model(*layers), page_size)
@@ -76,8 +76,8 @@ class TextModel:
     """A language model without weights: the next token is a hash of all tokens before it.
 
     Attributes:
-        vocab: tokens are in [0, vocab).
-        failures: one history of this many gives logits that are not finite; 0 for none.
+        vocab: size of the vocabulary.
+        failures: one of this many histories gives logits that are not finite; 0 for none.
     """
 
     vocab: int
@@ -85,19 +85,19 @@ class TextModel:
 
     @staticmethod
     def fold(state: int, tokens: Sequence[int]) -> int:
-        """The state after more tokens; the state of no tokens is 0."""
+        """Return the state after more tokens; the state of no tokens is 0."""
         for token in tokens:
             state = ((state ^ (token + 1)) * 6364136223846793005 + 1442695040888963407) % 2**64
         return state
 
     def next_token(self, state: int) -> int:
-        """The token that follows a history, NOT_FINITE for one that fails."""
+        """Return the token that follows a history, or NOT_FINITE for a history that fails."""
         if self.failures and (state >> 11) % self.failures == 0:
             return NOT_FINITE
         return (state >> 33) % self.vocab
 
     def generate(self, prompt: Sequence[int], stop_ids: Collection[int], length: int) -> tuple[list[int], FinishReason]:
-        """Generate alone, up to `length` tokens with the prompt: the oracle of every schedule."""
+        """Return the tokens of a request that runs alone, `length` tokens with its prompt at most, and why it ends."""
         tokens: list[int] = []
         state = self.fold(0, prompt)
         while len(prompt) + len(tokens) < length:
@@ -119,22 +119,21 @@ class FakePending:
     _tokens: Int[np.ndarray, " R"]
 
     def tokens(self) -> Int[np.ndarray, " R"]:
-        """The tokens of the plan's rows, garbage for those that sample none."""
+        """Return the tokens of the plan's rows; those of rows that sample none are arbitrary."""
         return self._tokens
 
 
 class FakeRunner:
-    """`StepRunner` in numpy: keeps what the device keeps, and asserts that every row reads what it should.
+    """`StepRunner` in NumPy: has the state of a device, and asserts that every row reads KV of its own text.
 
-    KV memory holds a mark for each position: a hash of the text up to there, so that pages may be shared by whoever
-    has the same text. Both views lie over the same slots of 1/m block: a write through one poisons the other. The
-    order of a launch is the device's: moves, table entries, all writes, all reads. So a page reused too early, a window
-    cut too far or a move not followed is a wrong mark.
+    KV memory holds a mark for each position: a hash of the text up to it, so that requests with the same text may share
+    pages. The full and the local view lie over the same slots of 1/m block: a write through one view poisons the other.
+    A launch has the device's order: moves, table entries, all writes, all reads. So a page that is reused too early, a
+    window that is too short, or a move that is not followed shows as a wrong mark.
 
-    Local KV has a level too: how many local layers of it are what a cold run gives. A token's is one more than the
-    lowest that it sees; what lies in its window below the row's `local_visible_from` counts as none. Full KV and
-    samples must come from tokens that see nothing but exact KV: the law of revival, for any start that a scheduler may
-    choose.
+    Local KV also has a level: how many of its local layers equal those of a cold run. A token's level is one more than
+    the lowest that it sees; positions of its window below the row's `local_visible_from` count as level 0. Full KV and
+    samples must come from tokens that see exact KV only: the law of revival, for any start that a scheduler chooses.
     """
 
     def __init__(self, layout: KVLayout, limits: Limits, model: TextModel, row_of: Callable[[int], Row]) -> None:
@@ -155,7 +154,7 @@ class FakeRunner:
         self._full_table = np.zeros((rows, width), np.int32)
         self._local_table = np.zeros((rows, width), np.int32)
         self._last_token = np.full(rows, POISON, np.int64)
-        # What no device has: the marks that each row must find, and the state of its text.
+        # A device has no such thing: the marks that each row must find, and the state of its text.
         self._marks = np.full((rows, width * page), POISON, np.int64)
         self._length = [0] * rows
         self._text = [0] * rows
@@ -166,7 +165,7 @@ class FakeRunner:
         return [self._full, self._local, self._level]
 
     def launch(self, plan: StepPlan) -> FakePending:
-        """Run the step through the packed upload of its bucket, as the real runner does."""
+        """Pack, unpack and run a step as the real runner does, and return its tokens."""
         bucket = pick_bucket(self._buckets, plan)
         spec = PackSpec.of(bucket, page_size=self.limits.page_size, max_rows=self.limits.max_rows)
         inputs = unpack(pack(plan, spec), spec)
@@ -199,7 +198,7 @@ class FakeRunner:
     def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
         """Carry out moves of slots, in order."""
         for source, target, renames in moves.tolist():
-            assert min(source, target) >= self.layout.pages_per_block, "the block of zeros moved"
+            assert min(source, target) >= self.layout.pages_per_block, "a plan moves the block of zeros"
             for array in self.memory:
                 array[target] = array[source]
             if renames:
@@ -209,7 +208,7 @@ class FakeRunner:
                 self.copies += 1
 
     def _set_row(self, row: TableRow, start: int, full_write_from: int, local_visible_from: int) -> None:
-        """Enter a row that starts on cached pages; those after them are new."""
+        """Write the table entries of a row that starts on cached pages; the pages after them are new."""
         page = self.limits.page_size
         self._full_table[row.row_id, : len(row.full)] = row.full
         self._local_table[row.row_id, row.first_local : row.first_local + len(row.local)] = row.local
@@ -220,7 +219,7 @@ class FakeRunner:
             self._poison(page_id, full=False)
 
     def _enter(self, table: Int[np.ndarray, "R N"], entries: Int[np.ndarray, "U 3"], *, full: bool) -> None:
-        """Enter new pages into a table. Their memory holds what an earlier owner left: poison it."""
+        """Write table entries of new pages. Their memory holds the KV of an earlier owner: poison it."""
         for slot, position, page in entries[entries[:, 0] < self.limits.max_rows].tolist():
             table[slot, position] = page
             self._poison(page, full=full)
@@ -232,10 +231,10 @@ class FakeRunner:
         self._full[slots] = self._local[slots] = POISON
 
     def _begin(self, slot: int, start: int, row: Row) -> None:
-        """A row's first step: what it skips is known text."""
+        """Begin a row: compute the marks of the known text that it skips."""
         text, self._length[slot], self._rows[slot] = 0, start, row
         known = row.tokens[: min(start, row.num_known)].tolist()
-        assert len(known) == start, "a row starts beyond its text"
+        assert len(known) == start, "a row starts after the end of its text"
         for position, token in enumerate(known):
             text = self.model.fold(text, [token])
             self._marks[slot, position] = text >> 1
@@ -292,7 +291,7 @@ class FakeRunner:
             self._level[block * m : block * m + m, position % page] = min(local.num_layers, least + 1)
 
     def _inexact_from(self, slot: int, start: int, end: int, local_visible_from: int) -> int | None:
-        """First of these positions that sees local KV which is not that of a cold run."""
+        """Return the first of these positions that sees local KV that is not exact, or None."""
         reach, local = self.layout.reach, self.layout.local
         if reach is None or local is None:
             return None
@@ -303,7 +302,7 @@ class FakeRunner:
         return None
 
     def _read(self, slot: int, start: int, end: int, local_visible_from: int) -> None:
-        """All that the queries at [start, end) see: full layers everything, local layers their windows."""
+        """Check all KV that the queries at [start, end) see: the whole text in full layers, windows in local ones."""
         if self.layout.full is not None:
             self._check(self._full[self._full_table[slot]], slot, 0, end)
         if self.layout.reach is not None:
@@ -314,11 +313,11 @@ class FakeRunner:
 
     def _check(self, row: Int[np.ndarray, "N p"], slot: int, first: int, end: int) -> None:
         wrong = np.flatnonzero(row.reshape(-1)[first:end] != self._marks[slot, first:end])
-        assert not len(wrong), f"slot {slot} reads what is not its text at positions {first + wrong}"
+        assert not len(wrong), f"slot {slot} reads KV of another text at positions {first + wrong}"
 
 
 class Loop:
-    """`Engine.step` without an engine: one step in flight."""
+    """The loop of `Engine.step` without an engine: one step in flight."""
 
     def __init__(self, layout: KVLayout, limits: Limits, model: TextModel) -> None:
         self.scheduler = Scheduler(layout, limits)
@@ -335,18 +334,18 @@ class Loop:
         return self.apply(before)
 
     def launch(self) -> StepPlan | None:
-        """The first half of a step."""
+        """Do the first half of a step: plan and launch."""
         plan = self.scheduler.plan()
         assert plan is not None or self.pending is not None or not self.scheduler.has_work(), "stuck"
         self.pending = self.runner.launch(plan) if plan is not None else None
         return plan
 
     def apply(self, before: FakePending | None) -> list[TokenEvent]:
-        """The second half, with the step that was pending before the first."""
+        """Do the second half: apply the step that was pending before `launch`."""
         return self.scheduler.apply(before.plan, before.tokens()) if before is not None else []
 
 
 def make_request(name: str, prompt: Sequence[int], *, length: int, stop_ids: Collection[int] = ()) -> Request:
-    """A request of at most `length` tokens, prompt included."""
+    """Return a request of at most `length` tokens with its prompt."""
     params = SamplingParams(stop_token_ids=tuple(stop_ids))
     return Request(name, np.array(prompt, np.int32), params, frozenset(stop_ids), key=(0, 0), max_length=length)

@@ -1,6 +1,7 @@
-"""Slow and plain reference implementations: NumPy over positions, dense attention, sampling by sorting.
+"""Slow reference implementations: attention in NumPy by position, dense attention, sampling by sorting.
 
-They share no code with the sources, except the decoder that the dense attention is plugged into.
+`dense_logits` runs the engine's own decoder with dense attention. So tests that compare an engine with it prove paging,
+scheduling and sampling, not the model: only the parity fixtures, made by transformers, prove that.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from jswa.model.transformer import Params, bind, param_shapes
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of a step, positions [start, start + count), whose page table begins at page position `first_page`."""
+    """A row of a step: positions [start, start + count); its page table begins at page position `first_page`."""
 
     start: int
     count: int
@@ -39,7 +40,7 @@ class Row:
         return self.start + self.count
 
     def keys(self, position: int, window: int | None, chunk: int | None = None) -> range:
-        """Positions that the query at `position` sees."""
+        """Return the positions that the query at `position` sees."""
         first = 0 if window is None else position - window + 1
         return range(max(self.visible_from, first if chunk is None else position - position % chunk), position + 1)
 
@@ -57,9 +58,9 @@ def paged_attention(
     chunk: int | None = None,
     sinks: Float[np.ndarray, " H"] | None = None,
 ) -> Float[np.ndarray, "tokens H V"]:
-    """Attention of the rows' tokens in float64: one query, one head and one key at a time.
+    """Return attention of the rows' tokens in float64, computed by query and head.
 
-    A sink is a key of that score, after scale and softcap, whose value is zero.
+    A sink acts as one more key: its score is the sink, without scale and softcap, and its value is zero.
     """
     head_dim, page_size, group = q.shape[2], kv.shape[3], q.shape[1] // kv.shape[2]
     out: list[Float[np.ndarray, "H V"]] = []
@@ -85,7 +86,7 @@ def paged_attention(
 
 
 def kept_tokens(scaled: Float[np.ndarray, " V"], top_k: int, top_p: float) -> Bool[np.ndarray, " V"]:
-    """The tokens that top-k, and then top-p of what is left, keep; all ties with the last one stay."""
+    """Return which tokens remain after top-k, then top-p; all tokens that tie with the last one remain."""
     order = np.argsort(-scaled, kind="stable")
     wide = scaled.astype(np.float64)
     count = min(top_k, len(scaled)) if top_k > 0 else len(scaled)
@@ -99,7 +100,7 @@ def kept_tokens(scaled: Float[np.ndarray, " V"], top_k: int, top_p: float) -> Bo
 
 
 def dense_attention(model: ModelConfig) -> Attend:
-    """Attention over the whole text at once, for one row that starts at position 0."""
+    """Return attention over a whole text at once, for one row that starts at position 0."""
     stored: dict[int, Float[Array, "T K E"]] = {}
 
     def attend(
@@ -133,7 +134,7 @@ def dense_attention(model: ModelConfig) -> Attend:
 def dense_logits(
     model: ModelConfig, params: Params, tokens: Int[np.ndarray, " T"], *, compiled: bool = False
 ) -> Float[np.ndarray, "T V"]:
-    """Logits of every position by one forward without pages; `compiled` pays for long texts and new shapes."""
+    """Return logits of every position by one forward without pages. `compiled` is faster for long texts."""
 
     def run(params: Params, tokens: Int[Array, " T"]) -> Float[Array, "T V"]:
         decoder = bind(model, params)
@@ -144,7 +145,7 @@ def dense_logits(
 
 @contextlib.contextmanager
 def quick_compiles() -> Iterator[None]:
-    """Compile without optimisation, where compiling is most of the work."""
+    """Compile without optimisation, for tests that spend most of their time compiling."""
     config: Any = jax.config
     before = config.jax_disable_most_optimizations
     config.update("jax_disable_most_optimizations", True)
@@ -163,7 +164,7 @@ def small_model(
     vocab: int = 61,
     max_position: int = 4096,
 ) -> ModelConfig:
-    """A decoder with one layer per letter, `L` for sliding and `F` for full; `heads` = (query, KV, size)."""
+    """Return a decoder with one layer per letter, `L` for sliding and `F` for full; `heads`: (query, KV, size)."""
     norm = Norm(1e-6)
     num_heads, num_kv_heads, head_dim = heads
     rope = Rope(tuple((10_000.0 ** -(np.arange(0, head_dim, 2) / head_dim)).tolist()))
@@ -174,7 +175,7 @@ def small_model(
 
 
 def random_params(model: ModelConfig, seed: int = 0) -> Params:
-    """Parameters that give logits of about unit size: matrices N(0, 1/fan_in), vectors 1 + 0.1 N(0, 1)."""
+    """Return parameters for logits of about unit size: matrices N(0, 1/fan_in), vectors 1 + 0.1 N(0, 1)."""
     rng = np.random.default_rng(seed)
     params: Params = {}
     for name, shape in param_shapes(model, jnp.dtype("float32")).items():
@@ -186,9 +187,9 @@ def random_params(model: ModelConfig, seed: int = 0) -> Params:
 
 @functools.cache
 def small_engine_parts() -> tuple[ModelConfig, Params, KVLayout, Limits, Runner]:
-    """A runner of a small hybrid model for all tests of a process, its arena full of NaN at the start.
+    """Return a small hybrid model and its runner, shared by all tests of a process; the arena is full of NaN at first.
 
-    Two full pages a block; a lane of 3.3 MB is far larger than any activation. Engines may use fewer blocks, rows and
+    A block has two full pages; a lane has 3.3 MB, far more than any activation. Engines may use fewer blocks, rows and
     tokens than the runner was compiled for.
     """
     model = small_model("LLF", window=64)

@@ -1,7 +1,7 @@
-"""The paged step under a scheduler, without an engine: tokens are forced, logits and what led to them are kept.
+"""The real paged forward under the real scheduler, without an engine: the test chooses the tokens, and sees logits.
 
-`Session` runs the real forward on an arena in which every page that nobody owns holds NaN, so a step that reads what a
-row does not own, or no longer owns, fails loudly. Between its steps a test may look at everything, and interfere.
+`Session` runs on an arena in which every page without an owner holds NaN, so a step that reads a page which its row
+does not own, or does not own any more, gives NaN. Between two steps a test may look at all state, and change it.
 """
 
 import copy
@@ -37,16 +37,16 @@ from tests.support.oracles import dense_attention, quick_compiles
 TOLERANCE = 2e-4  # docs/design.md §7
 LENGTH, ROWS, TOKENS = 64, 3, 48
 FLOAT32 = jnp.dtype("float32")
-Logits = dict[int, Float[np.ndarray, " V"]]  # by position
+Logits = dict[int, Float[np.ndarray, " V"]]  # of each position
 Kind = Literal["full", "local"]
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """What one request may hold in the end: LENGTH tokens, of which the first `prompt` are its prompt.
+    """The tokens of one request: LENGTH tokens, of which the first `prompt` are its prompt.
 
-    It ends after `length` tokens, by its limit or, with `stops`, by an end token, which the host sees one step late.
+    It ends after `length` tokens: by its limit or, with `stops`, by an end token, which the host sees one step late.
     """
 
     name: str
@@ -56,14 +56,14 @@ class Text:
     stops: bool = False
 
     def request(self) -> Request:
-        """The request that becomes this text if every step samples the right token."""
+        """Return a request that becomes this text if every step samples its tokens."""
         stop_ids = frozenset({int(self.tokens[self.length - 1])}) if self.stops else frozenset[int]()
         limit = LENGTH if self.stops else self.length
         return Request(self.name, self.tokens[: self.prompt], GREEDY, stop_ids, (0, 0), limit)
 
 
 class Span(NamedTuple):
-    """What a row ran in one step, positions [start, end), and what it was told to leave to the cache."""
+    """The positions [start, end) that a row ran in one step, with its `full_write_from` and `local_visible_from`."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ class Span(NamedTuple):
 class Device:
     """The compiled forward of one model and page size, for steps of at most `tokens` tokens.
 
-    The arena has room for ROWS texts that run and for `texts` that are cached as a whole.
+    The arena has memory for ROWS running texts, and for `texts` texts that are cached as a whole.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Device:
         self._cold: dict[bytes, Float[np.ndarray, "T V"]] = {}
 
     def empty_state(self) -> DeviceState:
-        """The arena before the first step."""
+        """Return the device state before the first step."""
         return init_state(self.layout, self.limits, self.model.vocab_size, self.kv_dtype)
 
     def cold(self, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, "T V"]:
-        """Logits of every position of a text of LENGTH tokens, by one dense forward without pages."""
+        """Return logits of every position of a text of LENGTH tokens, by one dense forward without pages."""
 
         def run(params: Params, tokens: Int[Array, " T"]) -> Float[Array, "T V"]:
             decoder = bind(self.model, params)
@@ -129,7 +129,7 @@ class Device:
         return self._cold[key]
 
     def least_blocks(self, chunk: int) -> int:
-        """The fewest blocks in which one row of LENGTH tokens can always run."""
+        """Return the fewest blocks in which one row of LENGTH tokens can always run."""
         limits = dataclasses.replace(self.limits, max_tokens=chunk)
         blocks = range(1, self.limits.num_blocks)
         return next(
@@ -152,10 +152,10 @@ class Session:
     """Overlapped steps of at most `chunk` tokens on a device's arena, or on `num_blocks` blocks of it.
 
     Attributes:
-        logits: of every chunk's last token, by text and position.
-        replayed: those within a replay: they become exact at its end, and are run for the local layers' sake alone.
-        spans: what each text's row ran, step by step.
-        moves: slots that were copied.
+        logits: of the last token of every chunk, by text and position.
+        replayed: those of chunks inside a replay, which are not exact.
+        spans: positions that the row of each text ran, step by step.
+        moves: number of slots that were copied.
     """
 
     def __init__(self, device: Device, *, chunk: int | None = None, num_blocks: int | None = None) -> None:
@@ -175,7 +175,7 @@ class Session:
         self._before: tuple[StepPlan, Int[np.ndarray, " R"]] | None = None
 
     def fork(self) -> "Session":
-        """A copy that goes its own way."""
+        """Return an independent copy."""
         return copy.deepcopy(self, {id(self.device): self.device})
 
     def add(self, text: Text) -> None:
@@ -185,7 +185,7 @@ class Session:
         self.logits[text.name], self.replayed[text.name], self.spans[text.name] = {}, {}, []
 
     def run(self, *texts: Text, chunk: int | None = None) -> None:
-        """Queue texts and run whatever there is to its end, in steps of at most `chunk` tokens from now on."""
+        """Queue texts and run all requests to their end, in steps of at most `chunk` tokens from now on."""
         if chunk is not None:
             self.scheduler.limits = dataclasses.replace(self.scheduler.limits, max_tokens=chunk)
         for text in texts:
@@ -194,8 +194,8 @@ class Session:
             self.step()
 
     def step(self, edit: Callable[[StepPlan], StepPlan] | None = None) -> None:
-        """Plan and launch a step, changed by `edit`, then take in the tokens of the one before."""
-        if not self.scheduler.cache.moves:  # moves that no plan has carried yet still have to be read
+        """Plan a step, launch it as changed by `edit`, then apply the step before."""
+        if not self.scheduler.cache.moves:  # the sources of moves that are not in a plan yet must stay
             self._poison()
         plan = self.scheduler.plan()
         now = None
@@ -217,7 +217,7 @@ class Session:
     def cached(
         self, tokens: Int[np.ndarray, " T"], kind: Kind
     ) -> tuple[Bool[np.ndarray, " n"], Float[np.ndarray, "n K E"]]:
-        """For the part of a text that the cache knows: positions with KV of this kind, and the KV of all layers."""
+        """Return, for the cached part of a text, which positions have KV of this kind, and the KV of all its layers."""
         length, ids = self._cached_ids(tokens, kind)
         page = np.arange(length) // self.device.layout.page_size
         there: Bool[np.ndarray, " n"] = ids[page] != 0
@@ -228,25 +228,25 @@ class Session:
         return there, np.concatenate(parts, axis=1)
 
     def local_kv(self, name: str, position: int) -> Float[np.ndarray, " X"]:
-        """What a row has as local KV of a position that its pages hold."""
+        """Return a row's local KV of a position that its pages hold."""
         block, offset = self._local_place(name, position)
         places = [place for place in self.device.layout.layers if place.kind == "local"]
         views = self._views("local")
         return np.concatenate([views[place.lane][block, place.index, :, offset].ravel() for place in places])
 
     def taint(self, tokens: Int[np.ndarray, " T"], positions: range) -> None:
-        """NaN in the local KV that the cache has of these positions of a text."""
+        """Write NaN to the cached local KV of these positions of a text."""
         length, ids = self._cached_ids(tokens, "local")
         page, offset = np.divmod(np.arange(positions.start, min(positions.stop, length)), self.device.layout.page_size)
         self._taint(ids[page][ids[page] != 0], offset[ids[page] != 0])
 
     def taint_row(self, name: str, position: int) -> None:
-        """NaN in a row's local KV of a position."""
+        """Write NaN to a row's local KV of a position."""
         block, offset = self._local_place(name, position)
         self._taint(np.array([block]), np.array([offset]))
 
     def check_zeros(self) -> None:
-        """Assert that the block of zeros is one."""
+        """Assert that the block of zeros is still zero."""
         for lane in self._state["lanes"]:
             assert not np.asarray(lane)[:, 0].any(), "the block of zeros was written"
 
@@ -302,7 +302,7 @@ class Session:
         return tokens
 
     def _poison(self) -> None:
-        """NaN in every page without an owner. The step in flight owned more, but this is the arena that it returned."""
+        """Write NaN to every page without an owner. The step in flight may still own some, but its reads are done."""
         layout, pool = self.device.layout, self.scheduler.cache.pool
         free: Bool[np.ndarray, "blocks m"] = np.ones((self.device.limits.num_blocks, layout.pages_per_block), bool)
         free[0] = False
@@ -317,7 +317,7 @@ class Session:
 
 
 def compare(found: Logits, expected: Float[np.ndarray, "T V"]) -> None:
-    """Assert that logits are those of the same positions of `expected`: logits, or the sketch of a parity fixture."""
+    """Assert that logits equal `expected` (logits, or the sketch of a parity fixture) at their positions."""
     sketched = expected.shape[1] == COLUMNS
     for position, logits in found.items():
         difference = np.abs((sketch(logits) if sketched else logits) - expected[position]).max()

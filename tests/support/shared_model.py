@@ -1,11 +1,11 @@
-"""A program with eight CPU devices, which the other tests must not have: engines of one tiny model on 1 to 8 of them.
+"""A program with eight CPU devices, which other tests must not see: runs a tiny model on 1 to 8 of them.
 
     python -m tests.support.shared_model FOLDER NAME DEVICES…
     python -m tests.support.shared_model FOLDER NAME placed
 
-A name is a family, or a family and a form, as in llama+lora. Writes a random checkpoint, with enough heads, below
-FOLDER, asks the same of an engine on each number of devices, and prints what came out as JSON; or checks how parameters
-are placed. Run by test_tensor_parallel.
+A name is a family, or a family and a form, as in llama+lora. The program writes a random checkpoint below FOLDER, runs
+the same requests on an engine for each number of devices, and prints the results as JSON; or it checks which part of
+each parameter a device has. Run by test_tensor_parallel.
 """
 
 import json
@@ -35,7 +35,7 @@ from tests.support.oracles import quick_compiles
 from tests.support.quantized import mxfp4, write
 from tools.aot.programs import collectives
 
-# What differs from the fixture of that name: eight query heads, few layers, and sizes that eight divides.
+# Changes to the fixture of that name: eight query heads, few layers, and sizes that are multiples of eight.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama_gqa", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
     "gemma3": ("gemma3_text_p6", {"num_key_value_heads": 8, "num_hidden_layers": 3, "layer_types": [S, S, F]}),
@@ -61,7 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# How the engine holds it, by form.
+# Options of the engine by form.
 FORMS: dict[str, dict[str, Any]] = {
     "": {},
     "int8": {"quantization": "int8"},
@@ -82,7 +82,7 @@ ASKED: dict[str, Any] = {"ignore_eos": True, "use_tqdm": False}
 
 
 def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
-    """A folder of the model, and its vocabulary."""
+    """Write the checkpoint; return its folder and the size of its vocabulary."""
     family, _, form = name.partition("+")
     fixture, changes = MODELS[family]
     raw = read_config(fixture) | {"num_attention_heads": 8} | changes
@@ -105,7 +105,7 @@ def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
 
 
 def packed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Experts of 4 bits in place of those there."""
+    """Replace the experts by random ones in MXFP4."""
     rng, out = np.random.default_rng(11), {}
     for key, tensor in tensors.items():
         if tensor.ndim == 3:
@@ -119,14 +119,14 @@ def packed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def load(model: Path, devices: int, **more: Any) -> LLM:
-    """As the form in its name has it."""
+    """Return an LLM of a checkpoint, with the options of the form in its name."""
     form = model.name.partition("+")[2]
     adapters = {"lora_modules": {"one": model / "adapter"}} if form == "lora" else {}
     return LLM(model, tensor_parallel_size=devices, **adapters, **FORMS[form], **OPTIONS, **more)
 
 
 def ask(llm: LLM, vocab: int) -> dict[str, Any]:
-    """Cold, again on the prefix cache, with the windows gone; prompt log probabilities; and draws of all kinds."""
+    """Return texts of a cold run, of cached prefixes and of rebuilt windows; prompt log probabilities; and samples."""
     asked = {**ASKED, "lora": next(iter(llm.engine.adapters), None)}
     text = np.random.default_rng(5).integers(3, vocab, 60).tolist()
     prompts = [text[:40], text[:23] + text[30:37], text[7:20]]
@@ -161,7 +161,7 @@ def ask(llm: LLM, vocab: int) -> dict[str, Any]:
 
 
 def greedy(output: Any) -> list[list[float]]:
-    """Of each token: itself, its log probability, and how far behind the next best one is."""
+    """Return for each token: its id, its log probability, and its margin over the second most likely token."""
     (found,) = output.outputs
     rows = []
     for token, table in zip(found.token_ids, found.logprobs, strict=True):
@@ -171,13 +171,13 @@ def greedy(output: Any) -> list[list[float]]:
 
 
 def lose_windows(llm: LLM) -> None:
-    """Take all local KV out of the cache, where the model has full layers that keep the texts."""
+    """Evict all local KV from the cache, if the model has full layers that keep the texts."""
     if llm.engine.layout.full is not None:
         llm.engine.scheduler.cache.prefix.retention.drop_windows()
 
 
 def saved(llm: LLM, folder: Path, devices: int) -> dict[str, Any]:
-    """Save the cache, load it again into the empty one, and be refused that of another number of devices."""
+    """Save the cache, load it into the empty one, and try to load the one that another number of devices saved."""
     lora = next(iter(llm.engine.adapters), None)
     texts = llm.save_cache(folder / f"cache {devices}", lora=lora)
     llm.flush_cache()
@@ -192,7 +192,7 @@ def saved(llm: LLM, folder: Path, devices: int) -> dict[str, Any]:
 
 
 def check_placed(folder: Path, name: str, devices: int) -> None:
-    """Assert that each device has its runs of what one device has, bit for bit; rounded and converted ones too."""
+    """Assert that each device has its part of every parameter, bit for bit, also of rounded and converted ones."""
     source, _ = checkpoint(name, folder)
     convert(source, folder / "converted", "float32", "int8")
     mesh, float32 = make_mesh(devices), jnp.dtype("float32")
@@ -215,7 +215,7 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
 
 
 def main(folder: Path, name: str, counts: list[int]) -> None:
-    """Print a JSON object by number of devices."""
+    """Run an engine on each number of devices, and print a JSON object by that number."""
     found = {}
     model, vocab = checkpoint(name, folder)
     for devices in counts:

@@ -1,4 +1,4 @@
-"""Options of the engine and what they resolve to (jswa/config.py)."""
+"""Options of the engine, and the limits made of them (jswa/config.py)."""
 
 import math
 from typing import Any
@@ -33,7 +33,7 @@ BAD: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD for value in BAD[name]])
 def test_a_bad_option_is_refused_by_name_and_value(name: str, value: Any) -> None:
-    """At once, before a model is loaded."""
+    """Before a model is loaded."""
     with pytest.raises(ConfigError) as refused:
         EngineConfig(**{name: value})
     assert refused.value.field == name
@@ -52,8 +52,8 @@ def test_a_bad_option_is_refused_by_name_and_value(name: str, value: Any) -> Non
         ({"block_size": 4, "max_num_batched_tokens": 20}, False, Limits(4096, 16, max_tokens=20, page_size=4)),
     ],
 )
-def test_open_options_are_chosen_to_fit_together(options: dict[str, Any], on_gpu: bool, want: Limits) -> None:
-    """A step always has a token for every row."""
+def test_options_that_are_not_given_fit_the_others(options: dict[str, Any], on_gpu: bool, want: Limits) -> None:
+    """A step has at least one token for every row."""
     limits = resolve_limits(EngineConfig(**options), MODEL, on_gpu=on_gpu)
     assert limits == want
     assert limits.max_rows <= limits.max_tokens
@@ -69,15 +69,15 @@ def test_open_options_are_chosen_to_fit_together(options: dict[str, Any], on_gpu
 def test_options_that_contradict_the_model_or_each_other_are_refused(
     options: dict[str, Any], field: str, limit: str
 ) -> None:
-    """The error names the number that would do."""
+    """The error names a number that would be accepted."""
     with pytest.raises(ConfigError) as refused:
         resolve_limits(EngineConfig(**options), MODEL, on_gpu=False)
     assert refused.value.field == field
     assert limit in refused.value.limit
 
 
-def test_a_model_of_one_position_is_refused() -> None:
-    """There is no room for a prompt and a generated token."""
+def test_a_model_with_one_position_is_refused() -> None:
+    """It cannot hold a prompt and a generated token."""
     with pytest.raises(ConfigError, match="at least 2"):
         resolve_limits(EngineConfig(), make_model(make_layer(8, (1, 2, 2)), max_position=1), on_gpu=False)
 
@@ -89,7 +89,7 @@ def test_a_page_table_is_as_wide_as_the_longest_row(length: int, pages: int) -> 
 
 
 def test_a_model_knows_its_window_and_kinds() -> None:
-    """A window makes a layer local; a model without one has none."""
+    """Layers with a window are local; a model without such layers has no window."""
     full, local = make_layer(None, (1, 2, 2)), make_layer(8, (1, 2, 2))
     assert (full.attention.kind, local.attention.kind) == ("full", "local")
     assert (full.attention.reach, local.attention.reach) == (None, Reach(8))

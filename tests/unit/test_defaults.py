@@ -1,4 +1,4 @@
-"""Sampling that generation_config.json asks for."""
+"""Default sampling parameters from generation_config.json."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from jswa.types import SamplingParams
 
 
 def defaults(folder: Path, config: object) -> dict[str, Any]:
-    """What a generation_config.json gives."""
+    """Return the defaults that a generation_config.json gives."""
     (folder / "generation_config.json").write_text(json.dumps(config))
     return default_sampling(folder)
 
@@ -31,15 +31,17 @@ def defaults(folder: Path, config: object) -> dict[str, Any]:
         ({}, {}),
     ],
 )
-def test_values_are_taken_as_vllm_takes_them(config: object, expected: dict[str, Any], tmp_path: Path) -> None:
-    """Null is absent, 0 turns top_k off, do_sample and what beam search needs count for nothing."""
+def test_values_have_the_meaning_that_they_have_in_vllm(
+    config: object, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """Null is ignored, a top_k of 0 disables it, do_sample and parameters of beam search are ignored."""
     assert defaults(tmp_path, config) == expected
     (params,) = params_of(["x"], None, {}, expected)
     assert params == SamplingParams(**expected)
 
 
-def test_no_file_no_defaults(tmp_path: Path) -> None:
-    """A checkpoint may have no generation_config.json."""
+def test_without_the_file_there_are_no_defaults(tmp_path: Path) -> None:
+    """A checkpoint need not have a generation_config.json."""
     assert default_sampling(tmp_path) == {}
 
 
@@ -59,7 +61,7 @@ def test_no_file_no_defaults(tmp_path: Path) -> None:
         ([1], "JSON object"),
     ],
 )
-def test_wrong_values_name_file_key_and_value(config: object, message: str, tmp_path: Path) -> None:
-    """CheckpointError when the checkpoint is loaded, not at each request."""
+def test_errors_of_wrong_values_name_file_key_and_value(config: object, message: str, tmp_path: Path) -> None:
+    """A CheckpointError when the checkpoint is loaded, not at each request."""
     with pytest.raises(CheckpointError, match=rf"generation_config\.json.*{message}"):
         defaults(tmp_path, config)

@@ -1,4 +1,4 @@
-"""The debug switches: each says what it means, and a JSWA_ variable that is none of them is refused."""
+"""The debug switches (jswa/env.py); other variables that begin with JSWA_ are refused."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from jswa.errors import ConfigError
 from jswa.llm import LLM
 
 
-def test_without_variables_the_engine_overlaps_checks_nothing_and_keeps_programs_at_home() -> None:
-    """The defaults; variables of others do not matter."""
+def test_the_defaults_without_variables() -> None:
+    """Steps overlap, no laws are checked, and programs are cached in the home folder; other variables are ignored."""
     expected = Switches(compilation_cache=Path.home() / ".cache" / "jswa")
     assert Switches.read({}) == expected
     assert Switches.read({"HOME": "x", "XJSWA_CHECK": "7", "JSWA": "1"}) == expected
 
 
 def test_each_variable_sets_its_switch() -> None:
-    """And no other."""
+    """And no other switch."""
     home = Path.home() / ".cache" / "jswa"
     assert Switches.read({"JSWA_CHECK": "1"}) == Switches(check=True, compilation_cache=home)
     assert Switches.read({"JSWA_NO_OVERLAP": "1"}) == Switches(overlap=False, compilation_cache=home)
@@ -27,27 +27,27 @@ def test_each_variable_sets_its_switch() -> None:
 
 @pytest.mark.parametrize("name", ["JSWA_CHECK", "JSWA_NO_OVERLAP"])
 def test_zero_is_the_default_of_a_flag(name: str) -> None:
-    """A flag can be turned off where it is set."""
+    """So a flag that is set can be turned off."""
     assert Switches.read({name: "0"}) == Switches.read({})
 
 
-def test_an_empty_path_means_no_file() -> None:
-    """Neither plans nor programs are written."""
+def test_an_empty_path_disables_the_file() -> None:
+    """No plans or programs are written."""
     assert Switches.read({"JSWA_DUMP_PLANS": "", "JSWA_COMPILATION_CACHE": ""}) == Switches()
 
 
 @pytest.mark.parametrize("value", ["", "2", "yes", "true", "01", " 1"])
 @pytest.mark.parametrize("name", ["JSWA_CHECK", "JSWA_NO_OVERLAP"])
 def test_a_flag_is_0_or_1(name: str, value: str) -> None:
-    """Anything else is a ConfigError that names variable, value and limit."""
+    """Any other value is a ConfigError that names variable, value and limit."""
     with pytest.raises(ConfigError, match=f"^{name} = '{value}': must be 0 or 1$") as caught:
         Switches.read({name: value})
     assert (caught.value.field, caught.value.value) == (name, value)
 
 
 @pytest.mark.parametrize("name", ["JSWA_CHEK", "JSWA_", "JSWA_check", "JSWA_DUMP_PLAN"])
-def test_a_misspelt_switch_is_refused_and_the_real_ones_are_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the reader, and by every engine before it loads anything."""
+def test_a_misspelt_switch_is_refused_with_a_list_of_all_switches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `Switches.read`, and by every engine before it loads a model."""
     with pytest.raises(ConfigError, match=f"^{name} = '1': is not a switch; there are JSWA_CHECK, ") as caught:
         Switches.read({"JSWA_CHECK": "1", name: "1"})
     assert caught.value.field == name

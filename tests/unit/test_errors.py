@@ -1,4 +1,4 @@
-"""The tree of errors (jswa/errors.py)."""
+"""The hierarchy of errors (jswa/errors.py)."""
 
 import inspect
 
@@ -7,8 +7,8 @@ import pytest
 from jswa import errors
 
 
-def test_every_error_is_a_jswa_error_and_in_the_drawn_tree() -> None:
-    """One base to catch, and a drawing that is complete."""
+def test_every_error_is_a_jswa_error_and_in_the_documented_tree() -> None:
+    """So there is one base class to catch, and the documentation is complete."""
     classes = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
     assert all(issubclass(cls, errors.JswaError) for cls in classes)
     drawing = errors.__doc__ or ""
@@ -16,8 +16,8 @@ def test_every_error_is_a_jswa_error_and_in_the_drawn_tree() -> None:
 
 
 @pytest.mark.parametrize("cls", [errors.ConfigError, *errors.RequestError.__subclasses__()])
-def test_a_field_error_is_a_value_error_with_its_parts(cls: type[errors.FieldError]) -> None:
-    """Field, value and limit are attributes and in the text; a huge value is cut short."""
+def test_a_field_error_is_a_value_error_with_field_value_and_limit(cls: type[errors.FieldError]) -> None:
+    """As attributes and in the text, where a huge value is shortened."""
     error = cls("field", [1] * 1000, "must be short")
     assert isinstance(error, ValueError)
     assert (error.field, error.value, error.limit) == ("field", [1] * 1000, "must be short")
@@ -26,8 +26,8 @@ def test_a_field_error_is_a_value_error_with_its_parts(cls: type[errors.FieldErr
     assert len(str(error)) < 120
 
 
-def test_request_errors_do_not_share_their_results() -> None:
-    """Each error of a call has lists of its own."""
+def test_request_errors_do_not_share_their_lists() -> None:
+    """Each error has its own lists of outputs and errors."""
     first, second = (errors.InvalidPrompt("prompt", "", "must not be empty") for _ in range(2))
     first.outputs.append(None)
     first.errors[0] = second

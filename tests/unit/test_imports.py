@@ -1,4 +1,4 @@
-"""What importing costs and gives (jswa/__init__.py)."""
+"""Imports of jswa: host code imports no jax, and public names are lazy (jswa/__init__.py)."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ NO_JAX = [
 
 
 def test_host_modules_import_no_jax() -> None:
-    """Each in the same fresh process: the first that brings jax in is named."""
+    """In one fresh process; the first module that imports jax is named."""
     program = f"""
 import importlib, sys
 for name in {NO_JAX}:
@@ -39,7 +39,7 @@ for name in {NO_JAX}:
 
 
 def test_help_imports_no_jax() -> None:
-    """`jswa --help` answers at once."""
+    """So `jswa --help` is fast."""
     command = [sys.executable, "-X", "importtime", "-m", "jswa", "--help"]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "generate" in result.stdout
@@ -50,14 +50,14 @@ def test_help_imports_no_jax() -> None:
 
 @pytest.mark.parametrize("name", jswa.__all__)
 def test_every_public_name_resolves(name: str) -> None:
-    """Names are imported on first use, from where they live."""
+    """Names are imported on first use."""
     assert getattr(jswa, name).__name__ == name
     assert name in dir(jswa)
 
 
 def test_public_names_are_listed_once_and_sorted() -> None:
-    """`__all__` is what the lazy imports serve; anything else is an AttributeError."""
+    """`__all__` lists the lazy names; any other name is an AttributeError."""
     assert jswa.__all__ == sorted(set(jswa.__all__))
-    assert not set(jswa.__all__) & set(vars(jswa)), "an eager import would defeat the lazy one"
+    assert not set(jswa.__all__) & set(vars(jswa)), "a public name is imported eagerly"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         jswa.nonsense  # noqa: B018 - the access must raise

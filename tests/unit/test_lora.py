@@ -18,13 +18,13 @@ DIGESTS = st.none() | st.text(st.sampled_from("ab"), min_size=2, max_size=2)
 
 @given(SALTS, DIGESTS, SALTS, DIGESTS)
 def test_roots_of_different_texts_differ(salt: str, digest: str | None, other: str, another: str | None) -> None:
-    """Digests have one length. Without an adapter a salt of the usual kind is its own root."""
+    """All digests have the same length. Without an adapter, a salt that does not begin with NUL is its own root."""
     assert (root_key(salt, digest) == root_key(other, another)) == ((salt, digest) == (other, another))
     assert salt.startswith("\0") or root_key(salt, None) == salt
 
 
 @pytest.mark.parametrize("modules", [{"a": "x", "b": Path("y/=z")}, ["a=x", "b=y/=z"], ("a=x", "b=y/=z")])
-def test_ways_to_give_them(modules: Any) -> None:
+def test_adapters_can_be_given_as_dictionary_or_list(modules: Any) -> None:
     config = engine_config({"lora_modules": modules})
     assert config.lora_modules == ("a=x", "b=y/=z")
     assert config.adapters == {"a": Path("x"), "b": Path("y/=z")}
@@ -40,7 +40,7 @@ def test_ways_to_give_them(modules: Any) -> None:
         ([f"a{i}=x" for i in range(65)], "must be at most 64"),
     ],
 )  # fmt: skip
-def test_what_is_no_adapter(modules: Any, says: str) -> None:
+def test_options_that_name_no_adapter_are_refused(modules: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as error:
         engine_config({"lora_modules": modules})
     assert error.value.field == "lora_modules"

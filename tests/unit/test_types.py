@@ -1,4 +1,4 @@
-"""Validation of sampling parameters and the small values that cross the engine's seams (jswa/types.py)."""
+"""Validation of sampling parameters, and other public types (jswa/types.py)."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from jswa.errors import InvalidSampling
 from jswa.types import RequestMetrics, SamplingParams
 
 NAN, INF = math.nan, math.inf
-HUGE = 10**400  # no float holds it
+HUGE = 10**400  # too large for a float
 BAD: dict[str, list[Any]] = {
     "temperature": [NAN, INF, -INF, -0.001, 100.1, HUGE, True, "1", None, [1.0], 1j, np.array([1.0])],
     "top_p": [NAN, INF, 0.0, 0, -0.5, 1.001, HUGE, True, "0.5", None],
@@ -36,13 +36,13 @@ GOOD: dict[str, list[Any]] = {
 
 
 def cases(table: dict[str, list[Any]]) -> list[Any]:
-    """(name, value) pairs with readable ids."""
+    """Return (name, value) pairs as test parameters with readable ids."""
     return [pytest.param(name, value, id=f"{name}={value!r:.30}") for name in table for value in table[name]]
 
 
 @pytest.mark.parametrize(("name", "value"), cases(BAD))
-def test_a_bad_sampling_value_is_refused_by_name_value_and_limit(name: str, value: Any) -> None:
-    """Every value out of range or of another type; the error is a ValueError, as in other engines."""
+def test_a_bad_sampling_value_is_refused_with_name_value_and_limit(name: str, value: Any) -> None:
+    """Values out of range or of a wrong type; the error is a ValueError, as in other engines."""
     with pytest.raises(InvalidSampling) as refused:
         SamplingParams(**{name: value})
     error = refused.value
@@ -55,14 +55,14 @@ def test_a_bad_sampling_value_is_refused_by_name_value_and_limit(name: str, valu
 
 
 @pytest.mark.parametrize(("name", "value"), cases(GOOD))
-def test_a_good_sampling_value_is_kept(name: str, value: Any) -> None:
-    """Both ends of every range, and numpy's numbers."""
+def test_a_good_sampling_value_is_accepted(name: str, value: Any) -> None:
+    """Both ends of every range, and NumPy numbers."""
     assert getattr(SamplingParams(**{name: value}), name) is value
 
 
 @given(st.sampled_from(["temperature", "top_p"]), st.floats() | st.integers())
 def test_any_number_gives_parameters_or_invalid_sampling(name: str, value: Any) -> None:
-    """No number raises anything else, however huge or odd."""
+    """No number raises another error."""
     low = value > 0 if name == "top_p" else value >= 0
     accepted = low and value <= {"temperature": 100, "top_p": 1}[name]
     try:
@@ -74,7 +74,7 @@ def test_any_number_gives_parameters_or_invalid_sampling(name: str, value: Any) 
 
 
 def test_time_in_queue_is_known_once_the_request_has_run() -> None:
-    """Seconds from arrival to the first step."""
+    """It is the time from arrival to the first step, in seconds."""
     metrics = RequestMetrics(arrival_time=10.0)
     assert metrics.time_in_queue is None
     metrics.first_scheduled_time = 12.5

@@ -1,4 +1,4 @@
-"""Families through the whole engine: a checkpoint folder in, greedy tokens and prompt log probabilities out."""
+"""Families in the whole engine: greedy tokens and prompt log probabilities of a checkpoint folder."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from tests.parity.weights import write_checkpoint
 from tests.support.oracles import quick_compiles
 from tests.support.turns import by_turns
 
-# Its last layers share KV: a prompt runs them for its last token only, or for all if log probabilities are asked for.
+# With shared KV at the end: the last layers run only the last token of a prompt, or all for log probabilities.
 ALWAYS = "gemma3n_text_base"
 OTHERS = [name for name in names() if name.endswith("_base") and name != ALWAYS]
 
 
 @pytest.mark.parametrize("name", [ALWAYS, *by_turns(OTHERS, 12)])
 def test_tokens_and_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Cold, beside other prompts, and again on what the prefix cache kept."""
+    """Cold, beside other prompts, and again on cached prefixes."""
     fixture = load_fixture(name)
     write_checkpoint(tmp_path, fixture.config, fixture.tensors, shards=2)
     prompt, text = fixture.prompt.tolist(), fixture.tokens.tolist()

@@ -1,7 +1,7 @@
-"""KV of 8 bits with scales per layer and head: keys and values beyond the type's range, in chunks and in decode.
+"""KV of 8 bits with scales per layer and head, for keys and values beyond the type's range.
 
-Keys that are 2^n times as large, with queries that are as much smaller, are the same model. With 2^n for a scale its KV
-is the very same bits too, and so are its logits; without, it is cut off at 448.
+Keys that are 2^n times as large, with queries that are 2^n times as small, give the same model. With the scale 2^n its
+KV has the same bits, and so have its logits; without scales KV is clipped at 448.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ Tensors = dict[str, np.ndarray]
 
 
 def grown(model: ModelConfig, stored: Mapping[str, np.ndarray]) -> Tensors:
-    """The same model with larger keys, by other powers of two in each layer, and head where nothing is normed.
+    """Return the same model with larger keys: other powers of two in each layer, and in each head if keys have no norm.
 
-    Values grow too where they are not normed, and outputs shrink. With the scales, by head, under compressed-tensors'
-    names.
+    Values without a norm grow too, and output projections shrink. The scales are added by head, under the names of
+    compressed-tensors.
     """
     tensors = {name: value.copy() for name, value in stored.items()}
     ours = {canonical_name(name): name for name in tensors}
@@ -65,7 +65,7 @@ def grown(model: ModelConfig, stored: Mapping[str, np.ndarray]) -> Tensors:
 
 @pytest.mark.parametrize("name", ["mistral_layer_types", "gemma4_text_mix"])
 def test_scales_bring_keys_and_values_into_range(name: str, tmp_path: Path) -> None:
-    """Full and local layers; in gemma-4's, K and V overlap, and the last layers read what others have stored."""
+    """In full and local layers; in gemma-4 K and V overlap, and the last layers share the KV of others."""
     fixture = load_fixture(name)
     model = parse_config(fixture.config)
     write_checkpoint(tmp_path / "grown", fixture.config, grown(model, fixture.tensors))
@@ -75,7 +75,7 @@ def test_scales_bring_keys_and_values_into_range(name: str, tmp_path: Path) -> N
     scales = {name: value for name, value in params.items() if name not in plain}
     owners = [index for index, layer in enumerate(model.layers) if layer.attention.kv_from is None]
     assert scales.keys() == set(map(scales_name, owners))
-    # The plain model, with V's scales alone where V has not grown.
+    # The plain model, with scales of V alone if V has not grown.
     ones = {
         name: jnp.ones_like(value).at[1].set(jnp.where(value[1] < 1, value[1], 1)) for name, value in scales.items()
     }
@@ -88,12 +88,12 @@ def test_scales_bring_keys_and_values_into_range(name: str, tmp_path: Path) -> N
         return session.logits["main"]
 
     wanted, found, cut = run({**plain, **ones}), run(params), run({**params, **ones})
-    assert len(wanted) > 20  # chunks of the prompt, and decode
+    assert len(wanted) > 20  # from chunks of the prompt and from decode steps
     places = sorted(wanted)
     exact = fixture.sketch[places].ravel()
     near, grown_near, cut_near = (
         sketch(np.array([one[place] for place in places])).ravel() for one in (wanted, found, cut)
     )
     np.testing.assert_allclose(grown_near, near, atol=1e-5)
-    assert np.abs(near - exact).max() > 1e-3  # it did run in 8 bits
+    assert np.abs(near - exact).max() > 1e-3  # the model did run in 8 bits
     assert np.corrcoef(near, exact)[0, 1] > 0.9 > np.corrcoef(cut_near, exact)[0, 1]

@@ -1,4 +1,4 @@
-"""LoRA adapters through the whole engine: batches of several, and a prefix cache that keeps them apart."""
+"""LoRA adapters in the whole engine: batches with several adapters, and a prefix cache for each of them."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A checkpoint with two adapters, an engine that has both, and the merged weights by adapter."""
+    """A checkpoint with two adapters, an engine that has both, and the merged weights of each adapter."""
 
     folder: Path
     modules: dict[str, Path]
@@ -48,14 +48,14 @@ class Setting:
     forward: Any
 
     def logits(self, lora: str | None, tokens: list[int]) -> Float[np.ndarray, "T V"]:
-        """Of a text, by one dense forward of merged weights."""
+        """Return the logits of a text, by one dense forward of merged weights."""
         padded = np.zeros(LENGTH, np.int32)
         padded[: len(tokens)] = tokens
         out: Float[np.ndarray, "T V"] = np.asarray(self.forward(self.merged[lora], padded))
         return out[: len(tokens)]
 
     def check(self, lora: str | None, output: RequestOutput) -> None:
-        """Assert that each token is the most likely one there, or as likely as rounding tells."""
+        """Assert that each token is the most likely one, up to rounding."""
         prompt, text = output.prompt_token_ids, list(output.outputs[0].token_ids)
         before = np.arange(len(prompt) - 1, len(prompt) + len(text) - 1)
         logits = self.logits(lora, prompt + text)
@@ -64,7 +64,7 @@ class Setting:
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
-    """Gemma 3: sliding and full layers."""
+    """Return a Gemma 3 model, which has sliding and full layers."""
     folder = tmp_path_factory.mktemp("lora")
     fixture = load_fixture("gemma3_text_p3_linear8")
     write_checkpoint(folder, fixture.config, fixture.tensors)
@@ -92,14 +92,14 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
 
 
 def texts(setting: Setting, count: int, length: int, seed: int) -> list[list[int]]:
-    """Random prompts."""
+    """Return random prompts."""
     rng = np.random.default_rng(seed)
     found: list[list[int]] = rng.integers(3, setting.model.vocab_size, (count, length)).tolist()
     return found
 
 
-def test_a_batch_of_several_adapters_is_each_alone(setting: Setting) -> None:
-    """Rows of a, b and none side by side, long prompts beside decoding rows: each is its own merged model."""
+def test_each_row_of_a_batch_gets_the_tokens_of_its_adapter(setting: Setting) -> None:
+    """Rows with adapter a, b and none side by side, long prompts beside decoding rows; compared with merged weights."""
     setting.llm.flush_cache()
     prompts = texts(setting, 6, 37, seed=0)
     order = [NAMES[i % 3] for i in range(6)]
@@ -112,8 +112,8 @@ def test_a_batch_of_several_adapters_is_each_alone(setting: Setting) -> None:
     assert [one.outputs[0].token_ids for (one,) in alone] == [one.outputs[0].token_ids for one in outputs]
 
 
-def test_prompts_are_scored_by_their_adapter(setting: Setting) -> None:
-    """Log probabilities of the prompt run all tokens through all layers."""
+def test_prompt_logprobs_are_those_of_the_adapter(setting: Setting) -> None:
+    """Prompt log probabilities run all tokens through all layers."""
     (prompt,) = texts(setting, 1, 40, seed=1)
     for name in NAMES:
         with quick_compiles():
@@ -125,8 +125,8 @@ def test_prompts_are_scored_by_their_adapter(setting: Setting) -> None:
         np.testing.assert_allclose(found, expected[np.arange(39), prompt[1:]], atol=TOLERANCE)
 
 
-def test_cached_prefixes_never_cross_adapters(setting: Setting) -> None:
-    """The same text under each: nothing is cached at its first use, all of it later, also with salts."""
+def test_adapters_share_no_cached_prefixes(setting: Setting) -> None:
+    """The same text with each adapter: nothing is cached at its first use, all of it later, also with salts."""
     setting.llm.flush_cache()
     (prompt,) = texts(setting, 1, 40, seed=2)
     for salt in ("", "tenant"):
@@ -138,8 +138,8 @@ def test_cached_prefixes_never_cross_adapters(setting: Setting) -> None:
                 setting.check(name, output)
 
 
-def test_a_salt_cannot_reach_an_adapters_texts(setting: Setting) -> None:
-    """Whoever knows the digest and how roots are written."""
+def test_no_salt_gives_access_to_the_cached_texts_of_an_adapter(setting: Setting) -> None:
+    """Not even for a client that knows the adapter's digest and the form of the tree's roots."""
     setting.llm.flush_cache()
     (prompt,) = texts(setting, 1, 40, seed=3)
     setting.llm.generate([prompt], max_tokens=1, lora="a", cache_salt="x", **GREEDY)
@@ -149,8 +149,8 @@ def test_a_salt_cannot_reach_an_adapters_texts(setting: Setting) -> None:
     setting.check(None, output)
 
 
-def test_random_requests_in_little_memory(setting: Setting) -> None:
-    """Shared prefixes under random adapters and salts, preemption and eviction: always the right model's tokens."""
+def test_random_requests_in_little_memory_get_the_tokens_of_their_adapter(setting: Setting) -> None:
+    """Shared prefixes under random adapters and salts, with preemption and eviction."""
     setting.llm.flush_cache()
     rng = np.random.default_rng(4)
     stems = texts(setting, 2, 60, seed=5)
@@ -175,7 +175,7 @@ def test_random_requests_in_little_memory(setting: Setting) -> None:
 
 
 def test_an_unknown_adapter_is_refused_by_name(setting: Setting) -> None:
-    """The others of the call run."""
+    """The other prompts of the call run."""
     (prompt,) = texts(setting, 1, 8, seed=6)
     both: list[Prompt] = [prompt, {"prompt_token_ids": prompt, "lora": "c"}]
     with pytest.raises(RequestError, match="lora = 'c': must be one of a, b") as refused:
@@ -186,8 +186,8 @@ def test_an_unknown_adapter_is_refused_by_name(setting: Setting) -> None:
         setting.llm.generate([{"prompt_token_ids": prompt, "lora": 3}], max_tokens=2, **GREEDY)
 
 
-def test_a_saved_cache_is_of_one_adapter(setting: Setting, tmp_path: Path) -> None:
-    """It is entered again under the same adapter, whatever its name; refused under another, and under none."""
+def test_a_saved_cache_is_loaded_for_its_own_adapter_only(setting: Setting, tmp_path: Path) -> None:
+    """For the same adapter under any name; with another adapter, or none, it is refused."""
     llm, (prompt,) = setting.llm, texts(setting, 1, 40, seed=7)
     llm.flush_cache()
     llm.generate([prompt], max_tokens=1, lora="a", **GREEDY)
@@ -208,8 +208,8 @@ def test_a_saved_cache_is_of_one_adapter(setting: Setting, tmp_path: Path) -> No
         setting.check(name, output)
 
 
-def test_the_server_answers_as_the_model_that_is_named(setting: Setting) -> None:
-    """Three names at once: the very tokens of the engine."""
+def test_the_server_runs_the_adapter_that_a_request_names(setting: Setting) -> None:
+    """Three names at once give the tokens of the engine."""
     tokenizer = Tokenizer.load(TINY)
     assert tokenizer is not None
     (prompt,) = texts(setting, 1, 20, seed=8)

@@ -1,6 +1,6 @@
-"""Prompt and generated tokens through the paged step, against transformers: chunked, batched, preempted, compacted.
+"""The paged step against transformers: chunked, batched, preempted and compacted, for prompts and generated tokens.
 
-Every page that nobody owns holds NaN throughout (tests/support/paged.py).
+Every page without an owner holds NaN (tests/support/paged.py).
 """
 
 import dataclasses
@@ -37,13 +37,13 @@ def serve(device: Device, texts: list[Text], *, chunk: int, num_blocks: int | No
 
 
 def _other_texts(fixture: Fixture, vocab: int) -> list[Text]:
-    """Texts that share no token with the fixture's at any position, so that no row can use another's pages."""
+    """Return texts that differ from the fixture's at every position, so that no row can use another's pages."""
     rng = np.random.default_rng(7)
 
     def tokens() -> Int[np.ndarray, " T"]:
         return np.asarray((fixture.tokens + rng.integers(1, vocab, LENGTH)) % vocab, np.int32)
 
-    # One that starts with a single token; one that an end token stops; one of almost only prompt.
+    # A prompt of a single token; a text that an end token stops; a text that is nearly all prompt.
     return [
         Text("long", tokens(), 1, 45),
         Text("stopped", tokens(), 29, 37, stops=True),
@@ -65,7 +65,7 @@ def _other_texts(fixture: Fixture, vocab: int) -> list[Text]:
 def test_chunks_batches_and_pages_do_not_change_the_logits(
     name: str, page_size: int, decode: bool, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """Logits at every chunk end equal transformers', however the text got there; unowned pages hold NaN throughout."""
+    """Logits at every chunk end equal those of transformers."""
     fixture = load_fixture(name)
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
     model, params = load_checkpoint(tmp_path, FLOAT32)
@@ -94,7 +94,7 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
         with subtests.test("preempted"):
             session = serve(device, crowd, chunk=8, num_blocks=device.least_blocks(8))
             assert session.scheduler.preemptions > 0
-            assert session.moves > 0 or page_size > 1, "nothing was compacted"
+            assert session.moves > 0 or page_size > 1, "no page was moved"
             for key, logits in session.logits.items():
                 compare(logits, expected[key])
 
@@ -118,7 +118,7 @@ OTHERS = [name for name in names() if name.endswith("_base") and name not in PAG
 def test_batched_chunks_of_every_family_give_the_logits_of_transformers(
     name: str, page_size: int, tmp_path: Path
 ) -> None:
-    """Sinks, chunked attention, softcaps and mixtures of experts in the paged step; unowned pages hold NaN."""
+    """Sinks, chunked attention, softcaps and mixtures of experts in the paged step."""
     fixture = load_fixture(name)
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
     model, params = load_checkpoint(tmp_path, FLOAT32)
@@ -133,13 +133,13 @@ def test_batched_chunks_of_every_family_give_the_logits_of_transformers(
 
 
 def make_engine(**changes: Any) -> Engine:
-    """An engine on the shared runner, with a smaller arena, fewer rows or shorter steps than it was compiled for."""
+    """Return an engine on the shared runner, with a smaller arena, fewer rows or shorter steps than it has."""
     model, _, layout, limits, runner = small_engine_parts()
     return Engine(model, dataclasses.replace(limits, **changes), layout, runner, seed=0)
 
 
 def generate(engine: Engine, prompts: list[Int[np.ndarray, " P"]], count: int) -> list[list[int]]:
-    """Greedy tokens of prompts that arrive one step apart."""
+    """Return greedy tokens of prompts that arrive one step apart."""
     found: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
     waiting = [engine.request(str(i), prompt, params) for i, prompt in enumerate(prompts)]
@@ -153,7 +153,7 @@ def generate(engine: Engine, prompts: list[Int[np.ndarray, " P"]], count: int) -
 
 
 def assert_same_text(prompt: Int[np.ndarray, " P"], alone: list[int], crowded: list[int]) -> None:
-    """Equal up to the first tie: where the cold top-2 margin is under 1e-3, either token is right (design §7)."""
+    """Assert equality up to the first tie: a choice between two tokens whose cold logits are within 1e-3."""
     assert len(alone) == len(crowded)
     model, params, *_ = small_engine_parts()
     for index, (first, second) in enumerate(zip(alone, crowded, strict=True)):
@@ -165,19 +165,21 @@ def assert_same_text(prompt: Int[np.ndarray, " P"], alone: list[int], crowded: l
 
 
 def make_prompts(count: int, seed: int, low: int = 1, high: int = 90) -> list[Int[np.ndarray, " P"]]:
-    """Random prompts of random lengths."""
+    """Return random prompts of random lengths."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 61, rng.integers(low, high)).astype(np.int32) for _ in range(count)]
 
 
 def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fixture's own tokens, alone and beside others, whatever a step may hold; the last token comes from device."""
+    """The fixture's tokens, alone and beside others, in steps of any size; decode tokens come from the device."""
     fixture = load_fixture("mistral_layer_types")
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
     model, params = load_checkpoint(tmp_path, FLOAT32)
     layout, limits = KVLayout.of(model, 4), Limits(128, 3, 16, page_size=4, num_blocks=100)
     buckets = (Bucket(3, 3, decode=True), Bucket(16, 3, decode=False))
-    monkeypatch.setattr(runner_module, "bucket_table", lambda *_, **__: buckets)  # two compile faster than three
+    monkeypatch.setattr(
+        runner_module, "bucket_table", lambda *_, **__: buckets
+    )  # two programs compile faster than three
     with quick_compiles():
         runner = Runner(model, params, layout, limits)
     expected = fixture.tokens[len(fixture.prompt) :].tolist()
@@ -188,7 +190,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: py
 
 
 def test_a_text_of_2000_tokens_holds_one_window_of_local_pages() -> None:
-    """Never more than touch(W) + 1 local pages after any step, in prefill and decode, and the dense model's tokens."""
+    """At most touch(W) + 1 local pages after each step of prefill and decode; the tokens are the dense model's."""
     engine = make_engine()
     model, params, layout, *_ = small_engine_parts()
     assert layout.reach == Reach(64)
@@ -206,11 +208,11 @@ def test_a_text_of_2000_tokens_holds_one_window_of_local_pages() -> None:
     text = np.concatenate([prompt, tokens]).astype(np.int32)
     logits = dense_logits(model, params, text, compiled=True)[len(prompt) - 1 : -1]
     chosen = logits[np.arange(len(tokens)), tokens]
-    assert (chosen > logits.max(axis=-1) - 1e-3).all(), "a token is not the largest logit, ties apart"
+    assert (chosen > logits.max(axis=-1) - 1e-3).all(), "a token is not the most likely one"
 
 
-def test_preempted_rows_give_the_tokens_they_give_alone() -> None:
-    """A pool that is far too small for its rows: pages are taken away and known tokens run again."""
+def test_preempted_rows_get_the_tokens_that_they_get_alone() -> None:
+    """In a pool that is far too small for its rows: they are preempted, and run their known tokens again."""
     prompts = make_prompts(6, seed=5)
     alone = [generate(make_engine(), [prompt], 60)[0] for prompt in prompts]
     engine = make_engine(num_blocks=14, max_model_len=160)
@@ -220,8 +222,8 @@ def test_preempted_rows_give_the_tokens_they_give_alone() -> None:
         assert_same_text(prompt, first, second)
 
 
-def test_compacted_pages_give_the_tokens_they_give_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Churn in a tiny pool with two full pages a block: pages move under rows that are running."""
+def test_compaction_does_not_change_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a tiny pool with two full pages a block: pages of running rows are moved."""
     runner = small_engine_parts()[-1]
     moves = 0
     launch = runner.launch
@@ -234,7 +236,7 @@ def test_compacted_pages_give_the_tokens_they_give_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(runner, "launch", count_moves)
     prompts = make_prompts(12, seed=8, high=60)
     alone = [generate(make_engine(), [prompt], 30)[0] for prompt in prompts]
-    assert moves == 0, "nothing to compact in a large arena"
+    assert moves == 0, "a large arena needs no compaction"
     crowded = generate(make_engine(num_blocks=16, max_model_len=96), prompts, 30)
     assert moves > 0
     for prompt, first, second in zip(prompts, alone, crowded, strict=True):

@@ -22,19 +22,19 @@ from tests.support import oracles
 OPTIONS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
 PROMPT = "Once upon a time"
 EOS = 2
-LONGEST = 128  # of the texts that the dense oracle is compiled for
+LONGEST = 128  # length of texts that the dense oracle is compiled for
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    """One engine for the whole file; every test must leave it empty."""
+    """Return one engine for the whole file; every test must leave it empty."""
     with oracles.quick_compiles(), LLM("tiny", **OPTIONS) as model:
         yield model
 
 
 @pytest.fixture(autouse=True)
 def left_empty(llm: LLM) -> Iterator[None]:
-    """Whatever a test did, no page, no place and no request stays taken."""
+    """Check after each test that no page, no extras and no request is left."""
     yield
     while llm.engine.has_work():
         llm.engine.step()
@@ -45,33 +45,33 @@ def left_empty(llm: LLM) -> Iterator[None]:
 
 
 def run(llm: LLM, prompt: Any = PROMPT, **keywords: Any) -> RequestOutput:
-    """One prompt; greedy, 24 tokens without end unless told otherwise."""
+    """Run one prompt; by default greedily for 24 tokens, without an end token."""
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, **keywords}
     outputs: list[RequestOutput] = llm.generate(prompt, use_tqdm=False, **options)
     return outputs[0]
 
 
 def tokens_for(llm: LLM, ids: list[int], length: int) -> int:
-    """How many of the tokens it takes to write so many characters."""
+    """Return how many of the tokens give `length` characters."""
     assert llm.tokenizer is not None
     return next(count for count in range(len(ids) + 1) if len(llm.tokenizer.decode(ids[:count])) >= length)
 
 
 def says(llm: LLM, word: str, ids: list[int]) -> bool:
-    """Whether the tokens of a word, with or without a space before it, follow each other."""
+    """Return whether the tokens contain a word, with or without a space before it."""
     runs = [text_ids(llm, word), text_ids(llm, f" {word}")]
     return any(ids[at : at + len(run)] == run for run in runs for at in range(len(ids)))
 
 
 def text_ids(llm: LLM, text: str) -> list[int]:
-    """Tokens of a text, without special ones."""
+    """Return the tokens of a text, without special ones."""
     assert llm.tokenizer is not None
     return llm.tokenizer.encode(text, add_special_tokens=False).tolist()  # type: ignore[no-any-return]
 
 
 @cache
 def dense() -> Callable[[list[int]], Float[np.ndarray, "T V"]]:
-    """Logits of every position of a text, compiled once: what follows a position does not change it."""
+    """Return a function from a text to its logits; texts are padded, so that one program is compiled."""
     model, params = load_checkpoint(TINY, jnp.dtype(jnp.float32))
 
     @jax.jit
@@ -83,27 +83,27 @@ def dense() -> Callable[[list[int]], Float[np.ndarray, "T V"]]:
 
 
 def log_softmax(logits: Float[np.ndarray, "T V"]) -> Float[np.ndarray, "T V"]:
-    """In float64."""
+    """Return log probabilities in float64."""
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=-1, keepdims=True)
     return np.asarray(wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True)))
 
 
 def check_entry(entry: dict[int, Logprob], token: int, logprobs: Float[np.ndarray, " V"], wanted: int) -> None:
-    """The token that stands there and the most likely ones, with rank, value and text."""
+    """Check an entry of log probabilities: the chosen token and the most likely ones, with rank, value and text."""
     assert next(iter(entry)) == token
     best = set(np.argsort(-logprobs)[:wanted].tolist())
     assert set(entry) == best | {token}
     for key, value in entry.items():
         assert value.logprob == pytest.approx(logprobs[key], abs=2e-4)
-        # Far down the vocabulary two may be as close to each other as two programs are.
+        # Two unlikely tokens may be closer to each other than two programs' results.
         least, most = ((logprobs > logprobs[key] + by).sum() + 1 for by in (1e-4, -1e-4))
         assert least <= value.rank <= most
         assert isinstance(value.decoded_token, str)
 
 
-def test_n_texts_of_a_seeded_request_are_those_of_the_seeds_that_follow(llm: LLM) -> None:
-    """Text i has the seed + i; indices in order; also more texts than rows, and around 2^64."""
+def test_n_texts_of_a_seeded_request_have_consecutive_seeds(llm: LLM) -> None:
+    """Text i has seed + i; also with more texts than rows, and around 2^64."""
     options: dict[str, Any] = {"temperature": 3.0, "max_tokens": 12}
     for seed, n in ((40, 6), (2**64 - 1, 2)):
         texts = run(llm, n=n, seed=seed, **options).outputs
@@ -115,7 +115,7 @@ def test_n_texts_of_a_seeded_request_are_those_of_the_seeds_that_follow(llm: LLM
 
 
 def test_n_texts_without_a_seed_differ_and_greedy_ones_do_not(llm: LLM) -> None:
-    """And a stream says which text each piece belongs to."""
+    """A stream gives the index of the text of each chunk."""
     random = run(llm, n=3, temperature=3.0).outputs
     assert len({tuple(text.token_ids) for text in random}) == 3
     greedy = run(llm, n=3).outputs
@@ -131,7 +131,7 @@ def test_n_texts_without_a_seed_differ_and_greedy_ones_do_not(llm: LLM) -> None:
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("where", [0, 7])
 def test_a_stop_string_ends_the_text_and_is_never_shown(llm: LLM, where: int, include: bool) -> None:
-    """A stop string may begin and end inside tokens; what only begins like it is shown in the end."""
+    """A stop string may begin and end inside tokens."""
     free = run(llm).outputs[0]
     stop = free.text[where : where + 5]
     at = free.text.index(stop)
@@ -151,17 +151,17 @@ def test_a_stop_string_ends_the_text_and_is_never_shown(llm: LLM, where: int, in
     assert (last.finish_reason, last.stop_reason) == ("stop", stop)
 
 
-def test_what_only_begins_like_a_stop_string_is_shown_at_the_end(llm: LLM) -> None:
-    """The text ends within the stop string: length, and nothing is lost."""
+def test_the_beginning_of_a_stop_string_at_the_end_of_a_text_is_shown(llm: LLM) -> None:
+    """The text reaches its length inside the stop string."""
     free = run(llm).outputs[0]
     found = run(llm, stop=free.text[-4:] + "\x00").outputs[0]
     assert (found.text, found.finish_reason, found.stop_reason) == (free.text, "length", None)
     exact = run(llm, stop=free.text[-9:]).outputs[0]
-    assert (exact.text, exact.finish_reason) == (free.text[:-9], "stop"), "complete with the last token"
+    assert (exact.text, exact.finish_reason) == (free.text[:-9], "stop"), "the last token completes the stop string"
 
 
 def test_no_stop_token_is_generated_before_min_tokens(llm: LLM) -> None:
-    """Greedy takes the next best token instead, as dense logits say; without ignore_eos the end token counts too."""
+    """Greedy sampling takes the next best token instead; without ignore_eos the end token is forbidden too."""
     free = run(llm).outputs[0].token_ids
     stop = free[3]
     first = free.index(stop)
@@ -176,7 +176,7 @@ def test_no_stop_token_is_generated_before_min_tokens(llm: LLM) -> None:
 
 
 def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
-    """Greedy and drawn; greedy takes the best of them."""
+    """Greedy and at random; greedy sampling takes the best of them."""
     allowed = sorted({258, 31, 32, 33, *run(llm).outputs[0].token_ids[:3]})
     drawn = run(llm, allowed_token_ids=allowed, temperature=1.5, seed=1, n=3).outputs
     assert {token for text in drawn for token in text.token_ids} <= set(allowed)
@@ -187,8 +187,8 @@ def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
     assert set(run(llm, allowed_token_ids=[258], max_tokens=3).outputs[0].token_ids) == {258}
 
 
-def test_a_logit_bias_is_added(llm: LLM) -> None:
-    """+100 forces a token, -100 forbids one, and a little changes what dense logits say it changes."""
+def test_a_logit_bias_is_added_to_the_logits(llm: LLM) -> None:
+    """+100 forces a token, -100 forbids one; a small bias has the effect that the dense logits predict."""
     free = run(llm).outputs[0].token_ids
     assert set(run(llm, logit_bias={77: 100.0}, max_tokens=5).outputs[0].token_ids) == {77}
     assert free[0] not in run(llm, logit_bias={free[0]: -100.0}).outputs[0].token_ids
@@ -202,7 +202,7 @@ def test_a_logit_bias_is_added(llm: LLM) -> None:
 
 
 def test_bad_words_never_appear(llm: LLM) -> None:
-    """Words of several tokens, of one, and some that overlap; greedy follows the text until one would be complete."""
+    """Words of several tokens, of one, and overlapping ones; the greedy text changes only where one would end."""
     free = run(llm).outputs[0]
     word = free.text.split()[1]
     found = run(llm, bad_words=[word]).outputs[0]
@@ -226,10 +226,8 @@ def test_bad_words_never_appear(llm: LLM) -> None:
     ],
     ids=str,
 )
-def test_penalties_change_the_greedy_text_as_a_replay_of_dense_logits_says(
-    llm: LLM, penalties: dict[str, float]
-) -> None:
-    """Each token is the largest of the logits penalized by prompt and text so far, in float64."""
+def test_penalties_give_the_greedy_text_of_penalized_dense_logits(llm: LLM, penalties: dict[str, float]) -> None:
+    """Each token has the largest logit after penalties for the prompt and the text so far, in float64."""
     output = run(llm, max_tokens=40, **penalties)
     found, prompt = output.outputs[0].token_ids, output.prompt_token_ids
     logits = dense()(prompt + found)[len(prompt) - 1 : -1].astype(np.float64)
@@ -248,8 +246,8 @@ def test_penalties_change_the_greedy_text_as_a_replay_of_dense_logits_says(
 
 
 @pytest.mark.parametrize(("wanted", "temperature"), [(0, 0.0), (3, 1.5), (20, 1.0)])
-def test_logprobs_are_those_of_the_model_itself(llm: LLM, wanted: int, temperature: float) -> None:
-    """Before temperature, limits and penalties; one dictionary a token; their sum is cumulative_logprob."""
+def test_logprobs_are_those_of_the_model_before_sampling_parameters(llm: LLM, wanted: int, temperature: float) -> None:
+    """Before temperature, limits and penalties; a dictionary for each token; their sum is cumulative_logprob."""
     options: dict[str, Any] = {"temperature": temperature, "seed": 5, "top_k": 40, "repetition_penalty": 1.3}
     output = run(llm, logprobs=wanted, **options)
     completion, prompt = output.outputs[0], output.prompt_token_ids
@@ -262,12 +260,14 @@ def test_logprobs_are_those_of_the_model_itself(llm: LLM, wanted: int, temperatu
         total += entry[token].logprob
     assert completion.cumulative_logprob == pytest.approx(total)
     assert output.prompt_logprobs is None
-    assert completion.token_ids == run(llm, **options).outputs[0].token_ids, "asking changes nothing"
+    assert completion.token_ids == run(llm, **options).outputs[0].token_ids, (
+        "asking for log probabilities changes the tokens"
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 100])
 def test_prompt_logprobs_are_those_of_the_model(llm: LLM, length: int) -> None:
-    """None for the first token, then one dictionary a token, also where a prompt is run in chunks."""
+    """None for the first token, then a dictionary for each, also if the prompt is run in chunks."""
     prompt = [1, *np.random.default_rng(length).integers(3, 259, length - 1).tolist()]
     output = run(llm, prompt, prompt_logprobs=2, max_tokens=2)
     assert output.prompt_logprobs is not None
@@ -281,8 +281,8 @@ def test_prompt_logprobs_are_those_of_the_model(llm: LLM, length: int) -> None:
     assert output.outputs[0].cumulative_logprob is None
 
 
-def test_features_side_by_side_do_not_touch_a_plain_neighbour(llm: LLM) -> None:
-    """Every request of a mixed call is what it is alone, the plain ones first of all."""
+def test_requests_of_a_mixed_batch_get_the_tokens_that_they_get_alone(llm: LLM) -> None:
+    """Requests with all kinds of sampling parameters beside plain ones."""
     plain = {"temperature": 0.9, "seed": 11, "max_tokens": 20, "ignore_eos": True}
     extras: list[dict[str, Any]] = [
         {},
@@ -303,8 +303,8 @@ def test_features_side_by_side_do_not_touch_a_plain_neighbour(llm: LLM) -> None:
         assert output.outputs[0].text == alone.outputs[0].text
 
 
-def test_refused_features_name_their_field(llm: LLM) -> None:
-    """Ids outside the vocabulary, and nothing left to generate; nothing runs."""
+def test_errors_of_sampling_parameters_name_the_field(llm: LLM) -> None:
+    """For ids outside the vocabulary, and if no token is left to generate; no request runs."""
     for field, keywords in (
         ("logit_bias", {"logit_bias": {1024: 1.0}}),
         ("allowed_token_ids", {"allowed_token_ids": [1024]}),
@@ -319,8 +319,8 @@ def test_refused_features_name_their_field(llm: LLM) -> None:
         assert caught.value.field == field
 
 
-def test_a_row_that_may_generate_nothing_fails_alone(llm: LLM) -> None:
-    """The only allowed token is forbidden after itself: an error, not a forbidden token; the neighbour goes on."""
+def test_a_row_without_an_allowed_token_fails_alone(llm: LLM) -> None:
+    """The only allowed token is forbidden after itself: the request gets an error, and the row beside it continues."""
     (nine,) = text_ids(llm, "9")
     forbidden = SamplingParams(temperature=0, max_tokens=6, allowed_token_ids=[nine], bad_words=["99"], ignore_eos=True)
     plain = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -331,7 +331,7 @@ def test_a_row_that_may_generate_nothing_fails_alone(llm: LLM) -> None:
 
 
 def test_stop_strings_wait_for_min_tokens(llm: LLM) -> None:
-    """As in vLLM: text of the first min_tokens tokens does not stop."""
+    """As in vLLM: stop strings in the first min_tokens tokens do not end the text."""
     free = run(llm).outputs[0]
     stop = free.text[2]
     assert run(llm, stop=stop).outputs[0].text == free.text[: free.text.index(stop)]
@@ -341,8 +341,8 @@ def test_stop_strings_wait_for_min_tokens(llm: LLM) -> None:
     assert waited == (free.text[: free.text.index(stop, first)] if stop in free.text[first:] else free.text)
 
 
-def test_generation_config_stands_behind_keywords_but_not_behind_sampling_params(tmp_path: Path) -> None:
-    """Its values hold for what the keywords leave open; SamplingParams are taken as they are."""
+def test_generation_config_gives_defaults_for_keywords_but_not_for_sampling_params(tmp_path: Path) -> None:
+    """Its values are used for keywords that are not given; SamplingParams are used as they are."""
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_bytes((TINY / name).read_bytes())
     defaults = {"temperature": 0.0, "repetition_penalty": 4.0, "max_new_tokens": 7, "top_k": None}
@@ -360,7 +360,7 @@ def test_generation_config_stands_behind_keywords_but_not_behind_sampling_params
         assert free != expected
         assert ids(ignore_eos=True) == expected[:7]
         assert ids(max_tokens=9, ignore_eos=True) == expected
-        assert ids(max_new_tokens=9, ignore_eos=True) == expected, "another name of max_tokens"
+        assert ids(max_new_tokens=9, ignore_eos=True) == expected, "max_new_tokens is another name of max_tokens"
         assert ids(repetition_penalty=1.0, ignore_eos=True) == free[:7]
         prompt = model.generate(PROMPT, use_tqdm=False)[0].prompt_token_ids
         assert len(ids(SamplingParams(temperature=0, ignore_eos=True))) == 64 - len(prompt)

@@ -1,4 +1,4 @@
-"""The compiled programs of a step: indices once, KV in place, nothing traced and one upload in steady state."""
+"""The compiled programs of a step: indices once, KV updated in place; no tracing and one upload in steady state."""
 
 import dataclasses
 import itertools
@@ -37,7 +37,7 @@ _BYTES = {"f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "bf16": 2,
 
 
 def trace(pattern: str, bucket: Bucket, dtype: str = "float32", logprobs: Logprobs = "none") -> Any:
-    """The jaxpr of one step of a small model; nothing is compiled. Small letters: layers that read another's KV."""
+    """Return the jaxpr of one step of a small model, without compiling. Small letters: layers with shared KV."""
     model = small_model(pattern.upper(), d_model=16)
     owners = {kind: index for index, kind in enumerate(pattern)}
     layers = [
@@ -56,8 +56,8 @@ def trace(pattern: str, bucket: Bucket, dtype: str = "float32", logprobs: Logpro
     return program.trace(param_shapes(model, kind), state_shapes(layout, limits, model.vocab_size, kind), packed).jaxpr
 
 
-def test_on_one_device_there_is_nothing_of_several() -> None:
-    """No mesh, no reduction over devices, no number of a device."""
+def test_the_program_for_one_device_has_no_collectives() -> None:
+    """No mesh, no reduction over devices, no axis index."""
     names = {equation.primitive.name for _, equation in equations(trace("LF", MIXED, logprobs="prompt"))}
     assert "dot_general" in names
     found = {n for n in names if n.startswith(("shard_map", "psum", "pmax", "pmin", "all_gather", "axis_index"))}
@@ -65,8 +65,8 @@ def test_on_one_device_there_is_nothing_of_several() -> None:
 
 
 @pytest.mark.parametrize("bucket", [MIXED, DECODE], ids=["mixed", "decode"])
-def test_indices_are_gathered_once_however_many_layers_there_are(bucket: Bucket) -> None:
-    """The same integer gathers for 2 and 20 local layers, and for 1 and 4 full ones, all of them at the top."""
+def test_indices_are_gathered_once_for_any_number_of_layers(bucket: Bucket) -> None:
+    """The same integer gathers for 2 and 20 local layers, and for 1 and 4 full ones, all outside of layers."""
     few = integer_gathers(trace("LLF", bucket))
     assert len(few) > 0
     assert integer_gathers(trace("L" * 20 + "FFFF", bucket)) == few
@@ -74,7 +74,7 @@ def test_indices_are_gathered_once_however_many_layers_there_are(bucket: Bucket)
 
 
 def products(jaxpr: Any) -> dict[str, set[int]]:
-    """Rows of the matrix products of each layer outside attention: tokens that it runs."""
+    """Return how many tokens each layer runs: rows of its matrix products outside attention."""
     found: dict[str, set[int]] = {}
     for scope, equation in equations(jaxpr):
         layer = next((part for part in scope.split("/") if part.startswith("layer_")), None)
@@ -83,8 +83,8 @@ def products(jaxpr: Any) -> dict[str, set[int]]:
     return found
 
 
-def test_layers_behind_the_last_kv_run_one_token_a_row() -> None:
-    """In prefill too, for nothing reads more of them; prompt logprobs do, and run all tokens."""
+def test_layers_after_the_last_stored_kv_run_one_token_a_row() -> None:
+    """Also in prefill: no other token is needed. With prompt logprobs they run all tokens."""
     rows, tokens = MIXED.rows, MIXED.tokens
     owners, tail = [f"layer_{i}" for i in range(3)], [f"layer_{i}" for i in range(3, 6)]
     found = products(trace("LLFllf", MIXED))
@@ -94,7 +94,7 @@ def test_layers_behind_the_last_kv_run_one_token_a_row() -> None:
 
 
 def test_the_gather_count_sees_a_gather_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law above can fail: a layer that derives its own page rows is counted once per layer."""
+    """The test above can fail: a layer that gathers its own indices adds one gather for each layer."""
     attend = step_module.attend_layer
 
     def wasteful(config: StepConfig, indices: Any, *rest: Any, last: bool) -> Any:
@@ -107,7 +107,7 @@ def test_the_gather_count_sees_a_gather_in_a_layer(monkeypatch: pytest.MonkeyPat
 
 
 def test_indices_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call of `step_indices` per program, its result handed to all layers."""
+    """`step_indices` is called once per program; all layers get its result."""
     calls = []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -122,18 +122,18 @@ def test_indices_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bucket", [MIXED, DECODE], ids=["mixed", "decode"])
 def test_a_step_in_bfloat16_promotes_nothing(bucket: Bucket) -> None:
-    """Under strict promotion the whole step traces in bfloat16, and no lane changes its type."""
+    """Under strict promotion the whole step can be traced in bfloat16, and no lane changes its type."""
     outputs = [value.aval for value in trace("LLF", bucket, "bfloat16").jaxpr.outvars]
     assert [a.dtype for a in outputs if a.ndim == 3] == [jnp.bfloat16]
 
 
 def program_of(runner: Runner, bucket: Bucket) -> jax.stages.Compiled:
-    """A bucket's program without log probabilities."""
+    """Return a bucket's program without log probabilities."""
     return runner.compiled[runner.buckets.index(bucket)]
 
 
 def largest_copy(text: str) -> int:
-    """Bytes of the largest array that any `copy` instruction of a compiled program makes."""
+    """Return the bytes of the largest array that a `copy` instruction of a compiled program makes."""
     sizes = [0]
     for kind, shape in re.findall(r"= (\w+)\[([\d,]*)\]\S* copy(?:-start)?\(", text):
         sizes.append(_BYTES[kind] * int(np.prod([int(n) for n in shape.split(",") if n])))
@@ -141,7 +141,7 @@ def largest_copy(text: str) -> int:
 
 
 def assert_in_place(program: jax.stages.Compiled, runner: Runner) -> None:
-    """The donated state is updated where it lies: all of it aliased, nothing as large as a lane copied or held."""
+    """Assert that the donated state is updated in place: all of it is aliased, and no copy is as large as a lane."""
     lane = runner.state["lanes"][0].nbytes
     memory = program.memory_analysis()
     assert memory is not None
@@ -151,7 +151,7 @@ def assert_in_place(program: jax.stages.Compiled, runner: Runner) -> None:
 
 
 def test_every_bucket_updates_the_kv_in_place() -> None:
-    """Alias bytes equal the state's bytes, no copy is as large as a lane, and neither are all temporaries together."""
+    """Alias bytes equal the state's bytes; no copy is as large as a lane, nor are all temporaries together."""
     *_, runner = small_engine_parts()
     assert {(bucket.rows, bucket.tokens) for bucket in runner.buckets} == {(1, 1), (3, 3), (3, 16)}
     for bucket in runner.buckets:
@@ -159,20 +159,20 @@ def test_every_bucket_updates_the_kv_in_place() -> None:
 
 
 def test_pages_are_copied_in_place() -> None:
-    """The same for `copy_pages`."""
+    """`copy_pages` updates the state in place too."""
     _, _, layout, _, runner = small_engine_parts()
     assert_in_place(compile_copy_pages(layout, runner.state), runner)
 
 
 def test_the_copy_finder_sees_a_copied_lane() -> None:
-    """The law above can fail: an update that is not donated copies."""
+    """The tests above can fail: an update without donation makes a copy."""
     lane = np.zeros((1, 64, 128), np.float32)
     program = jax.jit(lambda x: x.at[0, 3].set(1.0)).lower(lane).compile()
     assert largest_copy(program.as_text() or "") == 64 * 128 * 4
 
 
 def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, Apply]]:
-    """Plans of a busy scheduler, each with what takes its tokens in; steps overlap as in the engine."""
+    """Yield plans of a busy scheduler, each with a function that applies its tokens; steps overlap as in the engine."""
     model, _, layout, limits, _ = small_engine_parts()
     rng = np.random.default_rng(11)
     scheduler = Scheduler(layout, Limits(320, 3, max_tokens, limits.page_size, num_blocks=32))
@@ -180,7 +180,7 @@ def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, A
     for number in range(count):
         while len(scheduler.sequences) < 6:
             prompt = rng.integers(0, model.vocab_size, rng.integers(1, 200)).astype(np.int32)
-            if rng.random() < 0.5:  # a prefix that others have too
+            if rng.random() < 0.5:  # a prefix that other prompts share
                 prompt[:150] = np.arange(len(prompt[:150])) % model.vocab_size
             params = SamplingParams(
                 temperature=float(rng.choice([0.0, 0.5, 1.0])),
@@ -220,7 +220,7 @@ def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.Monk
     def take_in(plan: StepPlan, pending: Pending, apply: Apply) -> int:
         tokens = pending.tokens()
         apply(tokens)
-        assert (tokens[plan.samples != 0] >= 0).all(), "a row read what nobody wrote"
+        assert (tokens[plan.samples != 0] >= 0).all(), "a row read memory that no row has written"
         return int(plan.samples.sum())
 
     before: tuple[StepPlan, Pending, Apply] | None = None
@@ -236,12 +236,12 @@ def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.Monk
             entered += len(plan.table_rows)
             kinds.add((plan.num_rows, bool((plan.counts > 1).any())))
     assert (steps > 900, moves > 0, entered > 9, samples > 900) == (True, True, True, True)
-    assert len(kinds) >= 5, "the plans are all alike"
+    assert len(kinds) >= 5, "the plans are too similar"
     assert guards == ["disallow"] * (steps + moves + entered)
 
 
 def test_an_upload_that_is_not_explicit_is_an_error() -> None:
-    """The guard around a launch can fail: handing numpy to the program is refused."""
+    """The guard around a launch can fail: passing NumPy arrays to the program is refused."""
     _, params, _, limits, runner = small_engine_parts()
     plan, _ = next(random_plans(1))
     bucket = max(runner.buckets)

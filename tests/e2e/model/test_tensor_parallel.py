@@ -1,4 +1,4 @@
-"""A model shared by several devices says what it says on one, in a process of its own with eight CPU devices."""
+"""A model on several devices gives the tokens that it gives on one; run in a process with eight CPU devices."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import pytest
 from tests.support.shared_model import MODELS
 
 TIE, CLOSE = 1e-3, 1e-4  # docs/design.md §7
+MOST_TIES = 1  # of nine texts: one may end at a choice between tokens whose log probabilities are within `TIE`
 ALWAYS = {"gpt_oss": (1, 4)}
 NIGHTLY = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
     "llama+int8": (1, 4),
@@ -21,13 +22,17 @@ NIGHTLY = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
     "llama+lora": (1, 2, 8),
     "gemma3+kv": (1, 4),
 }
-WINDOWS = ("gemma3", "gpt_oss", "mimo_v2_flash")  # to lose; chunks begin anew at their bounds
+WINDOWS = (
+    "gemma3",
+    "gpt_oss",
+    "mimo_v2_flash",
+)  # models whose evicted windows are rebuilt; with chunks there is nothing to rebuild
 Facts = dict[str, Any]
 
 
 def program(folder: Path, name: str, *what: object) -> str:
-    """What it prints."""
-    environ = {**os.environ, "PJRT_NPROC": "16"}  # devices that wait for each other hold a thread each
+    """Run tests.support.shared_model and return its output."""
+    environ = {**os.environ, "PJRT_NPROC": "16"}  # each device that waits for others blocks a thread
     command = [sys.executable, "-m", "tests.support.shared_model", str(folder), name, *map(str, what)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -35,14 +40,14 @@ def program(folder: Path, name: str, *what: object) -> str:
 
 
 def run(folder: Path, name: str, counts: tuple[int, ...]) -> dict[int, Facts]:
-    """What engines on so many devices each have said, and what they are."""
+    """Return results and facts of engines on these numbers of devices."""
     last = program(folder, name, *counts).splitlines()[-1]
     return {int(devices): facts for devices, facts in json.loads(last).items()}
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.nightly)])
 def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> None:
-    """Of all forms, and nothing else; see `check_placed`."""
+    """In all forms of weights; see `check_placed`."""
     program(tmp_path, name, "placed")
 
 
@@ -50,8 +55,8 @@ def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> 
     ("name", "counts"),
     [*ALWAYS.items(), *(pytest.param(*case, marks=pytest.mark.nightly) for case in NIGHTLY.items())],
 )
-def test_a_shared_model_says_the_same(name: str, counts: tuple[int, ...], tmp_path: Path) -> None:
-    """Cold, cached and revived, greedy and drawn; its arena, its collectives and its saved cache besides."""
+def test_several_devices_give_the_tokens_of_one(name: str, counts: tuple[int, ...], tmp_path: Path) -> None:
+    """Cold, cached and revived, greedy and sampled; the arena, the collectives and the saved cache are checked too."""
     found = run(tmp_path, name, counts)
     one = found[1]
     assert not one["collectives"]
@@ -68,21 +73,24 @@ def test_a_shared_model_says_the_same(name: str, counts: tuple[int, ...], tmp_pa
 
 
 def assert_same_text(facts: Facts, one: Facts) -> None:
-    """Log probabilities within `CLOSE`; tokens up to the first choice between equals."""
+    """Assert that tokens are equal and log probabilities within `CLOSE`; see `MOST_TIES`."""
+    ties = 0
     for turn, expected in zip(facts["turns"], one["turns"], strict=True):
         for row, other in zip(turn, expected, strict=True):
             for (token, logprob, _), (wanted, known, margin) in zip(row, other, strict=True):
                 if token != wanted:
                     assert margin < TIE
+                    ties += 1
                     break
                 assert abs(logprob - known) < CLOSE
+    assert ties <= MOST_TIES
     for row, other in zip(facts["prompt"], one["prompt"], strict=True):
         np.testing.assert_allclose(row, other, atol=CLOSE)
     assert facts["drawn"] == one["drawn"]
 
 
 def assert_collectives(found: list[list[str]], layers: int) -> None:
-    """Two sums a layer, one for the embedding, and beside those only what samples."""
+    """Assert two reductions a layer, one for the embedding, and otherwise only those of sampling."""
     of = {part: [kind for kind, scope in found if part in scope.split("/")] for part in ("indices", "logits", "extras")}
     assert not any(of.values())
     for layer in range(layers):

@@ -8,8 +8,8 @@ from jswa.llm import LLM
 
 
 @pytest.mark.triton
-def test_an_engine_generates_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefill in tiles, decode, local and full layers, arenas updated in place: all of it as with XLA's attention."""
+def test_an_engine_on_triton_generates_the_text_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With prefill in tiles, decode, local and full layers, and an arena that is updated in place."""
     from tests.support.kernels import triton_interpreter
 
     monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
@@ -22,4 +22,4 @@ def test_an_engine_generates_the_same_text(monkeypatch: pytest.MonkeyPatch) -> N
             outputs = llm.generate(["The cat", "Once upon a time"], temperature=0, max_tokens=8, use_tqdm=False)
         texts.append([output.outputs[0].text for output in outputs])
     assert texts[0] == texts[1]
-    assert triton_interpreter.READS["kv"], "the kernel has run"
+    assert triton_interpreter.READS["kv"], "the kernel has not run"

@@ -1,7 +1,7 @@
-"""Random conversations on the embedded model, with the prefix cache: they say what each request says alone, cold.
+"""Random conversations on the embedded model with the prefix cache: each request gets the tokens of a cold run.
 
-Turns go on from each other, are edited, branch off, are generated again and are aborted, side by side on a pool that is
-far too small for them: cached text is found, evicted and revived, and running rows are preempted.
+Turns continue each other, are edited, branch off, are generated again and are aborted, side by side on a pool that is
+far too small for them: prefixes are found, evicted and revived, and running rows are preempted.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ WORDS = (
     *("the", "a", "small", "big", "old", "red", "happy", "sad", "cat", "dog", "bird", "girl", "boy", "Tom", "Mia"),
     *("house", "tree", "garden", "went", "saw", "said", "found", "ran", "wanted", "to", "into", "with", "and", "but"),
 )
-LONGEST = 450  # prompt
+LONGEST = 450  # tokens of a prompt
 PAGE = 16
-AT_ONCE = 6  # conversations
+AT_ONCE = 6  # conversations that run side by side
 TOLERANCE, MARGIN = 2e-4, 1e-3  # docs/design.md §7
 
 
 @dataclass
 class Turn:
-    """One request: its prompt, and which of it an earlier turn had generated; what came back."""
+    """One request and its results. `written`: for each token of the prompt, whether an earlier turn generated it."""
 
     prompt: list[int]
     written: list[bool]
@@ -49,13 +49,13 @@ class Turn:
 
     @property
     def hit(self) -> int:
-        """Tokens of the prompt that were not computed."""
+        """Number of prompt tokens that were not computed."""
         return 0 if self.prefix is None else self.prefix.cached_tokens
 
 
 @dataclass
 class Conversation:
-    """What has been said, and which of it by the model; `last` is the prompt that was answered last."""
+    """The text so far; `written`: which tokens the model generated; `last`: length of the last answered prompt."""
 
     remaining: int
     tokens: list[int]
@@ -64,7 +64,7 @@ class Conversation:
 
 
 class Talk:
-    """Conversations side by side on one engine, driven at random. `sampling`: parameters of all turns."""
+    """Random conversations that run side by side on one engine. `sampling`: parameters of all turns."""
 
     def __init__(self, llm: LLM, seed: int, count: int, **sampling: Any) -> None:
         self.turns: list[Turn] = []
@@ -78,7 +78,7 @@ class Talk:
         self._open: dict[str, Conversation] = {}
 
     def run(self) -> list[Turn]:
-        """Let all conversations come to their end."""
+        """Run all conversations to their end; return their turns."""
         engine, choose = self._llm.engine, self._choose
         steps = 0
         while self._waiting or self._idle or engine.has_work():
@@ -96,7 +96,7 @@ class Talk:
         return self.turns
 
     def _interfere(self) -> None:
-        """Abort a turn, or take a running row's pages away."""
+        """Abort a turn, or preempt a running row."""
         scheduler, choose = self._llm.engine.scheduler, self._choose
         if scheduler.running and choose.random() < 0.6:
             scheduler.preempt(choose.choice(scheduler.running).request.request_id)
@@ -118,7 +118,7 @@ class Talk:
             self._close(event.request_id)
 
     def _ask(self, conversation: Conversation) -> None:
-        """The next turn: something new, the last one again, or an edit anywhere in what was said."""
+        """Begin the next turn: new text, the last prompt again, or an edit anywhere in the text so far."""
         choose, number = self._choose, len(self.turns)
         kind = choose.choice(["new", "new", "again", "edit"]) if conversation.last else "first"
         length = conversation.last if kind == "again" else len(conversation.tokens)
@@ -142,7 +142,7 @@ class Talk:
         self._llm.engine.add(make_request(self._llm.engine, str(number), self.turns[-1]))
 
     def _close(self, name: str) -> None:
-        """A turn has ended: its answer becomes part of the conversation."""
+        """End a turn: its answer becomes part of the conversation."""
         conversation, turn = self._open.pop(name), self.turns[int(name)]
         conversation.tokens += turn.tokens
         conversation.written += [True] * len(turn.tokens)
@@ -151,17 +151,17 @@ class Talk:
             self._idle.append(conversation)
 
     def _say(self, length: int) -> list[int]:
-        """Some text of so many tokens."""
+        """Return random text of `length` tokens."""
         return ids_of(self._llm, " ".join(self._choose.choice(WORDS) for _ in range(length)) + " ", length)
 
 
 def make_request(engine: Engine, name: str, turn: Turn) -> Request:
-    """The request of a turn."""
+    """Return the request of a turn."""
     return engine.request(name, np.array(turn.prompt, np.int32), turn.params)
 
 
 def alone(engine: Engine, turn: Turn) -> list[int]:
-    """What a turn says on an engine that runs nothing else."""
+    """Return the tokens that a turn gets on an engine that runs nothing else."""
     engine.add(make_request(engine, "alone", turn))
     tokens = []
     while engine.has_work():
@@ -170,7 +170,7 @@ def alone(engine: Engine, turn: Turn) -> list[int]:
 
 
 def cold_engine(llm: LLM) -> Engine:
-    """An engine without a prefix cache on the programs and the arena of another, which must be idle and is emptied."""
+    """Return an engine without a prefix cache on the programs and the arena of another, which must be idle."""
     engine = llm.engine
     llm.flush_cache()
     limits = dataclasses.replace(engine.limits, prefix_cache=False)
@@ -178,7 +178,7 @@ def cold_engine(llm: LLM) -> Engine:
 
 
 def check_that_much_happened(llm: LLM, turns: list[Turn]) -> None:
-    """Hits of all kinds, evictions, preemptions, replays, aborts."""
+    """Assert that there were hits of all kinds, evictions, preemptions, replays and aborts."""
     stats = llm.cache_stats()
     assert stats.cached_tokens > 0.1 * stats.prompt_tokens
     assert stats.replayed_tokens > 0
@@ -192,7 +192,7 @@ def check_that_much_happened(llm: LLM, turns: list[Turn]) -> None:
 
 
 def check_deterministic(llm: LLM, *, seed: int, count: int) -> None:
-    """Bit-identical tokens."""
+    """Assert that all tokens are those of cold runs."""
     turns = Talk(llm, seed, count).run()
     check_that_much_happened(llm, turns)
     engine = cold_engine(llm)
@@ -203,7 +203,7 @@ def check_deterministic(llm: LLM, *, seed: int, count: int) -> None:
 
 
 class Score(NamedTuple):
-    """What a cold run makes of a generated token: log probabilities of it and of the two likeliest."""
+    """A cold run's log probabilities of a generated token and of the two most likely ones."""
 
     token: float
     first: float
@@ -211,7 +211,7 @@ class Score(NamedTuple):
 
 
 def cold_scores(llm: LLM, turns: list[Turn]) -> list[list[Score]]:
-    """Score what turns have said, by one run over prompt and answer."""
+    """Score the generated tokens of turns by a cold run over each prompt and answer."""
     texts = [turn.prompt + turn.tokens for turn in turns]
     outputs = llm.generate(texts, temperature=0, max_tokens=1, prompt_logprobs=2, use_tqdm=False)
     scores = []
@@ -227,14 +227,14 @@ def cold_scores(llm: LLM, turns: list[Turn]) -> list[list[Score]]:
 
 
 def divergence(turns: list[Turn], scores: list[list[Score]]) -> float:
-    """KL(cached ‖ cold), estimated from the tokens said."""
+    """Return KL(cached ‖ cold) in nats a token, estimated from the generated tokens."""
     cold = [score.token for row in scores for score in row]
     assert len(cold) > 60
     return k3([logprob for turn in turns for logprob in turn.logprobs], cold)
 
 
 def check_normal(cached: LLM, cold: LLM, *, seed: int, count: int) -> None:
-    """Log probabilities, greedy tokens and divergence of conversations in steps of any shape."""
+    """Check log probabilities, greedy tokens and divergence of conversations in steps of any shape."""
     cached.flush_cache()
     turns = [turn for turn in Talk(cached, seed, count, logprobs=0).run() if turn.tokens]
     check_that_much_happened(cached, turns)
@@ -260,42 +260,42 @@ def check_normal(cached: LLM, cold: LLM, *, seed: int, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def same_shape() -> Iterator[LLM]:
-    """An engine whose steps all have one shape."""
+    """Return an engine whose steps all have one shape."""
     with LLM("tiny", deterministic=True, **OPTIONS) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def cached() -> Iterator[LLM]:
-    """An engine as it is by default, but small."""
+    """Return a small engine with default options."""
     with LLM("tiny", **OPTIONS) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def cold() -> Iterator[LLM]:
-    """An engine that keeps nothing and looks nothing up."""
+    """Return an engine without a prefix cache."""
     with LLM("tiny", deterministic=True, prefix_cache=False, **OPTIONS) as llm:
         yield llm
 
 
-def test_conversations_say_bit_for_bit_what_each_turn_says_alone(same_shape: LLM) -> None:
-    """Greedy and sampled, with and without penalties, in deterministic mode."""
+def test_conversations_get_the_tokens_of_cold_runs_in_deterministic_mode(same_shape: LLM) -> None:
+    """Greedy and sampled turns, with and without penalties."""
     check_deterministic(same_shape, seed=2, count=50)
 
 
 def test_conversations_have_the_probabilities_of_cold_runs(cached: LLM, cold: LLM) -> None:
-    """Log probabilities agree within 2e-4 and greedy tokens up to ties, in steps of any shape; the divergence is 0.
+    """In steps of any shape: log probabilities within 2e-4, equal greedy tokens except for ties, a divergence of 0.
 
-    Apart for rows whose hit ends in a prompt, and for those whose hit has text that the model generated: KV that
-    decode steps have written.
+    The divergence is computed separately for hits that end in a prompt and for hits with generated text, whose KV was
+    written by decode steps.
     """
     check_normal(cached, cold, seed=2, count=50)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(10, 20))
-def test_a_hundred_conversations_say_what_each_turn_says_alone(same_shape: LLM, seed: int) -> None:
+def test_a_hundred_conversations_get_the_tokens_of_cold_runs(same_shape: LLM, seed: int) -> None:
     """A thousand, over all seeds."""
     same_shape.flush_cache()
     check_deterministic(same_shape, seed=seed, count=100)
@@ -309,15 +309,15 @@ def test_a_hundred_conversations_have_the_probabilities_of_cold_runs(cached: LLM
 
 
 def ids_of(llm: LLM, text: str, length: int) -> list[int]:
-    """The first tokens of a text that is said again and again."""
+    """Return the first `length` tokens of a text that is repeated."""
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode(text * length, add_special_tokens=False)[:length]
     assert len(ids) == length
     return [int(token) for token in ids]
 
 
-def test_penalties_count_the_tokens_that_a_cached_prefix_skips(same_shape: LLM) -> None:
-    """Tokens of a prompt, and of the text so far of a row that was preempted, are known although they are not run."""
+def test_penalties_count_tokens_of_cached_prefixes(same_shape: LLM) -> None:
+    """Tokens of a prompt, and generated tokens of a preempted row, count although their positions are not run again."""
     engine = same_shape.engine
     prompt = ids_of(same_shape, "Tom saw a big dog and the dog saw Tom. ", 90)
     plain = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
@@ -348,7 +348,7 @@ def test_penalties_count_the_tokens_that_a_cached_prefix_skips(same_shape: LLM) 
 
 
 def ask(llm: LLM, prompt: list[int], salt: str = "", prompt_logprobs: int | None = None) -> RequestOutput:
-    """A greedy answer of 12 tokens."""
+    """Return a greedy answer of 12 tokens."""
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=prompt_logprobs)
     (output,) = llm.generate([prompt], params, use_tqdm=False, cache_salt=salt)
     assert output.prefix is not None
@@ -356,8 +356,10 @@ def ask(llm: LLM, prompt: list[int], salt: str = "", prompt_logprobs: int | None
     return output
 
 
-def test_what_an_output_says_about_its_prefix_is_what_was_run(cached: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second turn finds all that the first has run: its prompt and its answer without the last token."""
+def test_the_prefix_hit_of_an_output_tells_how_many_tokens_were_run(
+    cached: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second turn finds all tokens that the first has run: its prompt, and its answer without the last token."""
     runner: Any = cached.engine.runner
     launch, run = runner.launch, 0
 
@@ -376,14 +378,14 @@ def test_what_an_output_says_about_its_prefix_is_what_was_run(cached: LLM, monke
         again = [*prompt, *first.outputs[0].token_ids, *prompt[:5]]
         second = ask(cached, again)
         known = length + 11
-        # One token more than whole pages is not worth a copy of the page.
+        # One token beyond whole pages is not worth a copy of the page.
         found = known - 1 if known % PAGE == 1 else known
         assert second.prefix == PrefixHit(len(again), found, found, 0, "cold")
         assert run - before == len(again) - found + 11
 
 
-def test_nothing_is_said_to_be_cached_that_must_not_be_used(cached: LLM) -> None:
-    """Under another salt, with log probabilities of the prompt, after a flush; each for its own reason."""
+def test_prefixes_that_must_not_be_used_are_not_reported_as_cached(cached: LLM) -> None:
+    """Under another salt, with log probabilities of the prompt, and after a flush; each miss has its own reason."""
     prompt = ids_of(cached, "Mia went home because it was very big. ", 70)
     text = ask(cached, prompt, "mine").outputs[0].token_ids
     cases: list[tuple[str, int | None, int, MissReason]] = [

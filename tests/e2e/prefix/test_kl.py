@@ -1,8 +1,8 @@
-"""Text that was sampled behind cached KV diverges from the same text scored cold by 0: under 1e-6 nats a token.
+"""Text that was sampled after cached prefixes has the probabilities of cold runs: k3 is below 1e-6 nats a token.
 
-The gate of SGLang's tests (k3, tools/cases/divergence.py), for prefixes whose KV comes from prefill, from decode steps,
-and whose windows are rebuilt by replay. Scores of cold runs are prompt log probabilities, which never come from the
-cache. That the gate would see a fault is shown with faults: a page of zeros, a window that is off by one.
+This is the gate of SGLang's tests (k3, tools/cases/divergence.py), for prefixes whose KV comes from prefill and from
+decode steps, and for windows that are rebuilt by replay. Cold runs score prompt log probabilities, which never come
+from the cache. Tests with faults show that the gate can fail: a page of zeros, a window that is off by one.
 """
 
 import dataclasses
@@ -28,29 +28,29 @@ from tests.support.oracles import quick_compiles
 from tools.cases.divergence import forced, forced_logprob, k3
 
 MOST, TOLERANCE = 1e-6, 2e-4  # docs/design.md §7
-# Conversations on `tiny` pass the gate in every run too: tests/e2e/prefix/test_conversations.py.
+# Conversations on `tiny` pass the same gate: tests/e2e/prefix/test_conversations.py.
 ALWAYS = ("gpt_oss_base",)
 OTHERS = ["tiny", *(name for name in (*FAMILIES, *NIGHTLY) if name not in ALWAYS)]
 OPTIONS: dict[str, Any] = {
-    "max_num_seqs": 1,  # few programs to compile
+    "max_num_seqs": 1,  # so that few programs are compiled
     "max_num_batched_tokens": 16,
-    "max_model_len": 2048,  # the arena has room for one such row: none of the texts is evicted
+    "max_model_len": 2048,  # the arena has memory for one such row, so no text is evicted
     "kv_cache_memory_bytes": 1 << 25,
     "block_size": 4,
 }
-# An arena is no larger than its rows need, and these need more for all texts to stay in the cache.
+# Without this the arena would be as large as its rows need: too small for all texts to stay in the cache.
 LARGER: dict[str, dict[str, Any]] = {
     "tiny": {"block_size": 16, "max_num_batched_tokens": 64, "max_model_len": 4096},
     # no full layers:
     **{name: {"max_num_seqs": 8} for name in ("mistral_w8", "phi3_base", "phimoe_base", "starcoder2_base")},
 }
-SAID, NEW = 22, 5  # tokens of an answer, and of what is asked next
+SAID, NEW = 22, 5  # tokens of an answer, and of the next question
 Tokens = list[int]
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Text that was sampled behind a prompt, with what it took from the cache."""
+    """A prompt, the text that was sampled after it, and its prefix hit."""
 
     prompt: Tokens
     said: Tokens
@@ -71,12 +71,12 @@ class Family:
     tokens: Tokens
 
     def prompts(self) -> list[Tokens]:
-        """Three texts that do not go on from each other."""
+        """Return three texts of which none is a prefix of another."""
         end = len(self.tokens) - 24
         return [self.tokens[:end], self.tokens[3:end], self.tokens[7 : end + 8]]
 
     def warm(self) -> list[Tokens]:
-        """Have the cache hold these texts and nothing else, by prefill."""
+        """Fill the cache with these texts by prefill, and nothing else."""
         self.llm.flush_cache()
         with quick_compiles():
             self.llm.generate(self.prompts(), max_tokens=1, temperature=0, use_tqdm=False)
@@ -85,7 +85,7 @@ class Family:
 
 @pytest.fixture(scope="module", params=[*ALWAYS, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)])
 def family(request: pytest.FixtureRequest) -> Iterator[Family]:
-    """One engine for all tests of a family."""
+    """Return one engine for all tests of a family."""
     if request.param == "tiny":
         with quick_compiles():
             llm = LLM("tiny", **OPTIONS | LARGER["tiny"])
@@ -104,14 +104,14 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
 
 
 def of_fixture(fixture: Fixture, folder: Path, options: Mapping[str, Any], **config: Any) -> LLM:
-    """An engine of a fixture's checkpoint, with options of its own and changes of its config."""
+    """Return an engine of a fixture's checkpoint, with these options and changes of its config."""
     write_checkpoint(folder, {**fixture.config, **config}, fixture.tensors)
     with quick_compiles():
         return LLM(folder, **OPTIONS | dict(options))
 
 
 def sample(llm: LLM, prompts: Sequence[Tokens], seed: int) -> list[Sampled]:
-    """Two answers to each prompt, sampled as the model says."""
+    """Return two answers to each prompt, sampled at temperature 1."""
     asked = [(prompt, seed + turn) for prompt in prompts for turn in range(2)]
     params = [
         SamplingParams(temperature=1.0, seed=one, max_tokens=SAID, ignore_eos=True, logprobs=0) for _, one in asked
@@ -122,7 +122,7 @@ def sample(llm: LLM, prompts: Sequence[Tokens], seed: int) -> list[Sampled]:
 
 
 def sampled(output: RequestOutput) -> Sampled:
-    """The answer of a finished request."""
+    """Return the answer of a finished request."""
     (said,) = output.outputs
     assert said.logprobs is not None
     assert output.prefix is not None
@@ -131,7 +131,7 @@ def sampled(output: RequestOutput) -> Sampled:
 
 
 def cold(llm: LLM, texts: Sequence[Tokens]) -> list[list[float]]:
-    """Log probabilities of all tokens of texts but the first, by runs that take nothing from the cache."""
+    """Return log probabilities of all tokens of texts but the first, by runs that use no cached KV."""
     with quick_compiles():
         outputs = llm.generate(list(texts), temperature=0, max_tokens=1, prompt_logprobs=0, use_tqdm=False)
     found = []
@@ -144,7 +144,7 @@ def cold(llm: LLM, texts: Sequence[Tokens]) -> list[list[float]]:
 
 
 def apart(llm: LLM, texts: Sequence[Sampled]) -> tuple[float, float]:
-    """k3 of sampled text from the cold runs of an engine, and the largest difference of two log probabilities."""
+    """Return k3 of sampled text from an engine's cold runs, and the largest difference of log probabilities."""
     scores = [row[-len(one.said) :] for one, row in zip(texts, cold(llm, [t.text for t in texts]), strict=True)]
     found: Float[np.ndarray, " T"] = np.concatenate([one.logprobs for one in texts])
     expected: Float[np.ndarray, " T"] = np.concatenate(scores)
@@ -153,14 +153,14 @@ def apart(llm: LLM, texts: Sequence[Sampled]) -> tuple[float, float]:
 
 
 def check(llm: LLM, texts: Sequence[Sampled]) -> None:
-    """The gate."""
+    """Assert that sampled text passes the gate."""
     divergence, furthest = apart(llm, texts)
     assert divergence < MOST
     assert furthest < TOLERANCE
 
 
-def test_sampled_text_behind_any_hit_has_the_probabilities_of_a_cold_run(family: Family) -> None:
-    """Hits on prefill, hits on generated text, and hits whose windows are gone."""
+def test_sampled_text_after_any_hit_has_the_probabilities_of_a_cold_run(family: Family) -> None:
+    """Hits on prompts, hits on generated text, and hits whose windows were evicted."""
     llm, prompts = family.llm, family.warm()
     first = sample(llm, prompts, seed=0)
     assert all(one.prefix.cached_tokens > 0 for one in first)
@@ -168,10 +168,10 @@ def test_sampled_text_behind_any_hit_has_the_probabilities_of_a_cold_run(family:
     follow_up = [one.text + family.tokens[:NEW] for one in first[::2]]
     second = sample(llm, follow_up, seed=10)
     for number, one in enumerate(second):
-        assert one.prefix.cached_tokens > len(prompts[number // 2]), "no generated text was found"
+        assert one.prefix.cached_tokens > len(prompts[number // 2]), "no generated text was found in the cache"
     check(llm, second)
     if llm.engine.layout.full is None:
-        return  # the texts would be lost with their windows
+        return  # without full layers the texts go with their windows
     llm.engine.scheduler.cache.prefix.retention.drop_windows()
     third = sample(llm, follow_up, seed=20)
     assert all(one.prefix.full_hit_tokens > len(prompts[number // 2]) for number, one in enumerate(third))
@@ -181,8 +181,8 @@ def test_sampled_text_behind_any_hit_has_the_probabilities_of_a_cold_run(family:
     check(llm, third)
 
 
-def test_a_given_text_behind_hits_has_the_probabilities_of_a_cold_run(family: Family) -> None:
-    """Teacher-forced, token by token: every request goes on from what the one before has left."""
+def test_a_forced_text_after_hits_has_the_probabilities_of_a_cold_run(family: Family) -> None:
+    """Teacher-forced token by token: every request continues on KV that the request before has left in the cache."""
     llm, tokens = family.llm, np.array(family.tokens, np.int32)
     family.warm()
     found = []
@@ -197,7 +197,7 @@ def test_a_given_text_behind_hits_has_the_probabilities_of_a_cold_run(family: Fa
 
 
 def zero_page(llm: LLM, text: Tokens) -> None:
-    """Zeros in the cached local page before the last one of a text: in the window of whoever goes on from there."""
+    """Write zeros to the last but one cached local page of a text, which the next tokens still see."""
     engine = llm.engine
     runner, m = engine.runner, engine.layout.pages_per_block
     assert isinstance(runner, PageRunner)
@@ -212,7 +212,7 @@ def zero_page(llm: LLM, text: Tokens) -> None:
 
 
 def test_the_gate_sees_a_page_of_zeros(family: Family) -> None:
-    """One in each window."""
+    """One page of zeros in each window."""
     for prompt in family.warm():
         zero_page(family.llm, prompt)
     texts = sample(family.llm, family.prompts(), seed=0)
@@ -222,34 +222,34 @@ def test_the_gate_sees_a_page_of_zeros(family: Family) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Launched:
-    """A step that ran otherwise than it was planned."""
+    """A step that ran another plan than the scheduler's."""
 
     plan: StepPlan
     pending: PendingStep
 
     def tokens(self) -> Int[np.ndarray, " R"]:
-        """Of the step that ran."""
+        """Return those of the step that ran."""
         return self.pending.tokens()
 
     def logprobs(self) -> StepLogprobs | None:
-        """Of the step that ran."""
+        """Return those of the step that ran."""
         return self.pending.logprobs()
 
 
 class Blind:
-    """A runner whose rows see one position of their window less where they start on cached KV."""
+    """A runner whose rows see one position less of a cached window."""
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """As the runner's."""
+        """Launch the step with the smaller window."""
         less: Int[np.ndarray, " R"] = plan.local_visible_from + (plan.local_visible_from > 0).astype(np.int32)
         return Launched(plan, self._runner.launch(dataclasses.replace(plan, local_visible_from=less)))
 
 
 def test_the_gate_sees_a_window_that_is_one_short(family: Family) -> None:
-    """At the first step behind a hit alone: from then on windows have moved beyond."""
+    """Only the first step after a hit is affected: later windows do not contain the position any more."""
     engine, prompts = family.llm.engine, family.warm()
     runner = engine.runner
     engine.runner = Blind(runner)
@@ -261,7 +261,7 @@ def test_the_gate_sees_a_window_that_is_one_short(family: Family) -> None:
 
 @pytest.mark.nightly
 def test_the_gate_sees_a_window_that_is_one_longer(tmp_path: Path) -> None:
-    """A model whose config says W + 1, against cold runs of the same weights with W."""
+    """A model with window W + 1, against cold runs of the same weights with window W."""
     fixture = load_fixture("gpt_oss_base")
     wrong = of_fixture(fixture, tmp_path / "wrong", {}, sliding_window=fixture.config["sliding_window"] + 1)
     right = of_fixture(fixture, tmp_path / "right", {})

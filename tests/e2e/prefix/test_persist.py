@@ -1,4 +1,4 @@
-"""A prefix cache that outlives its engine: saved, loaded, or refused with the reason."""
+"""Saving and loading the prefix cache: a restarted engine continues with it, or refuses it with the reason."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ FLOAT32 = np.dtype("float32")
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    """The engine that saves: a conversation of two turns and a few texts beside it."""
+    """Return the engine that saves, with a conversation of two turns and a few other texts in its cache."""
     with LLM("tiny", **OPTIONS) as model:
         first = turn(model, STORY)
         turn(model, first + ENDS[0])
@@ -41,52 +41,52 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def later() -> Iterator[LLM]:
-    """An engine that started later; each test finds it empty."""
+    """Return an engine that was started later; its cache is empty at the start of each test."""
     with LLM("tiny", **OPTIONS) as model:
         yield model
 
 
 @pytest.fixture(autouse=True)
 def emptied(later: LLM) -> None:
-    """What a test loads is not there for the next."""
+    """Empty the cache after each test."""
     later.flush_cache()
 
 
 @pytest.fixture(scope="module")
 def saved(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What it saved; tests damage copies."""
+    """Return the folder of a saved cache; tests damage copies of it."""
     path = tmp_path_factory.mktemp("persist") / "cache"
     assert llm.save_cache(path) > 250
     return path
 
 
 def turn(model: LLM, text: str, **more: Any) -> str:
-    """The text with its continuation."""
+    """Return the text with its continuation."""
     answer: str = model.generate(text, **GREEDY, **more)[0].outputs[0].text
     return text + answer
 
 
 def identity_of(model: LLM, salt: str = "") -> persist.Identity:
-    """What a cache must say to be this engine's."""
+    """Return the identity that a saved cache must have for this engine."""
     runner: Any = model.engine.runner
     return cache_identity(model.engine, runner, salt)
 
 
 def read(model: LLM, path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Everything in a saved cache, once checked."""
+    """Return the contents of a saved cache, which is checked."""
     engine = model.engine
     snapshot, contents = persist.load(path, identity_of(model), engine.layout, FLOAT32, engine.model.vocab_size)
     return {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot)}, contents
 
 
 def held(model: LLM) -> tuple[int, ...]:
-    """What the cache holds, and what is left of the arena."""
+    """Return how much the cache holds, and how much of the arena is free."""
     stats, pool = model.cache_stats(), model.stats()
     return stats.full_pages, stats.local_pages, stats.windows, pool.free_slots, pool.cached_slots
 
 
-def test_a_restart_keeps_hot_prefixes(llm: LLM, later: LLM, tmp_path: Path) -> None:
-    """The next turn runs as few tokens as without a restart, and says what it says without a cache."""
+def test_a_restarted_engine_continues_with_the_saved_prefixes(llm: LLM, later: LLM, tmp_path: Path) -> None:
+    """The next turn runs as few tokens as without the restart, and gets the tokens of a cold run."""
     saved = llm.save_cache(tmp_path / "cache")
     assert later.load_cache(tmp_path / "cache") == saved > 250
     assert held(later) == held(llm)
@@ -101,8 +101,8 @@ def test_a_restart_keeps_hot_prefixes(llm: LLM, later: LLM, tmp_path: Path) -> N
     later.engine.check()
 
 
-def test_what_is_loaded_is_bit_for_bit_what_was_saved(llm: LLM, later: LLM, saved: Path, tmp_path: Path) -> None:
-    """Saved again by the engine that loaded it: the same pages, in some order."""
+def test_a_loaded_cache_is_bit_for_bit_the_saved_one(llm: LLM, later: LLM, saved: Path, tmp_path: Path) -> None:
+    """If the engine that loaded it saves it again, the pages are the same, in some order."""
     later.load_cache(saved)
     later.save_cache(tmp_path / "cache")
     (one, first), (two, second) = read(llm, saved), read(llm, tmp_path / "cache")
@@ -112,7 +112,7 @@ def test_what_is_loaded_is_bit_for_bit_what_was_saved(llm: LLM, later: LLM, save
 
 
 def test_a_cache_can_be_saved_and_loaded_while_requests_run(llm: LLM, later: LLM, tmp_path: Path) -> None:
-    """Between any two steps; the requests under way do not notice, nor do those that come later."""
+    """Between any two steps; running and later requests get the same tokens."""
     prompts = [STORY + end + " and" for end in ENDS]
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, **GREEDY)]
     got: dict[str, list[int]] = {}
@@ -133,8 +133,8 @@ def test_a_cache_can_be_saved_and_loaded_while_requests_run(llm: LLM, later: LLM
     assert [output.outputs[0].token_ids for output in later.generate(prompts, **GREEDY)] == expected
 
 
-def test_what_is_there_stays_and_the_rest_is_added(llm: LLM, later: LLM, saved: Path) -> None:
-    """Loading into a cache that is in use; twice is once."""
+def test_loading_keeps_cached_texts_and_adds_the_others(llm: LLM, later: LLM, saved: Path) -> None:
+    """Loading into a cache in use; loading it again adds nothing."""
     turn(later, STORY[:150] + " But then")
     mine = later.generate(STORY[:150] + " But then", **GREEDY)[0]
     added = later.load_cache(saved)
@@ -146,8 +146,8 @@ def test_what_is_there_stays_and_the_rest_is_added(llm: LLM, later: LLM, saved: 
     later.engine.check()
 
 
-def test_salts_stay_apart(later: LLM, tmp_path: Path) -> None:
-    """Each salt has a cache of its own; the salt itself is not in it."""
+def test_each_salt_is_saved_separately(later: LLM, tmp_path: Path) -> None:
+    """A saved cache has texts of one salt, and does not contain the salt itself."""
     turn(later, STORY, cache_salt="sesame")
     assert later.save_cache(tmp_path / "plain") == 0
     tokens = later.save_cache(tmp_path / "cache", cache_salt="sesame")
@@ -161,7 +161,7 @@ def test_salts_stay_apart(later: LLM, tmp_path: Path) -> None:
 
 
 def test_an_empty_cache_can_be_saved_and_loaded(later: LLM, tmp_path: Path) -> None:
-    """Of a salt that nobody has used."""
+    """Saved under a salt that no request has used."""
     assert later.save_cache(tmp_path / "cache", cache_salt="nobody") == 0
     assert later.load_cache(tmp_path / "cache", cache_salt="nobody") == 0
 
@@ -178,7 +178,7 @@ def test_an_empty_cache_can_be_saved_and_loaded(later: LLM, tmp_path: Path) -> N
 def test_a_cache_of_another_engine_is_refused_by_name(
     saved: Path, tmp_path: Path, options: dict[str, Any], field: str
 ) -> None:
-    """The first difference is named with both values, and the engine goes on as it was; its own it takes back."""
+    """The error names the first difference with both values; the engine is unchanged, and can load its own cache."""
     with LLM("tiny", **{**SMALL, **options}) as other:
         before = held(other)
         with pytest.raises(jswa.CacheFileError, match=rf"cache: {field} of the cache is '.*', this engine's is '.*'"):
@@ -193,8 +193,8 @@ def test_a_cache_of_another_engine_is_refused_by_name(
         assert (again.num_cached_tokens or 0) > 50
 
 
-def test_the_identity_tells_models_and_layouts_apart() -> None:
-    """One changed number of the config, one changed weight, another layout: each shows in its own field."""
+def test_models_and_layouts_have_different_identities() -> None:
+    """A changed number of the config, a changed weight and another layout each show in their own field."""
     model = small_model("LLFLLF")
     params = {"a": jnp.arange(1000.0).reshape(10, 100), "b": jnp.zeros(3)}
 
@@ -218,8 +218,8 @@ def test_the_identity_tells_models_and_layouts_apart() -> None:
     assert differs(salt="x") == "salt"
 
 
-def test_without_prefix_cache_nothing_can_be_saved_or_loaded(saved: Path) -> None:
-    """ConfigError names the option."""
+def test_an_engine_without_prefix_cache_refuses_to_save_and_load(saved: Path) -> None:
+    """The ConfigError names the option."""
     with LLM("tiny", **SMALL, prefix_cache=False) as model:
         for call in (model.save_cache, model.load_cache):
             with pytest.raises(jswa.ConfigError) as caught:
@@ -228,7 +228,7 @@ def test_without_prefix_cache_nothing_can_be_saved_or_loaded(saved: Path) -> Non
 
 
 def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Damage: a manifest that says something else, with a checksum that is right."""
+    """Return a damage: a changed manifest with a right checksum."""
 
     def damage(path: Path) -> None:
         file = path / "manifest.json"
@@ -275,7 +275,7 @@ def _replace_by(file: str, content: bytes) -> Callable[[Path], Any]:
 def test_a_damaged_cache_is_refused_with_the_reason(
     saved: Path, later: LLM, tmp_path: Path, damage: Callable[[Path], Any], reason: str
 ) -> None:
-    """CacheFileError with the path; nothing is half-loaded."""
+    """The CacheFileError names the path; the engine is unchanged."""
     path = tmp_path / "cache"
     shutil.copytree(saved, path)
     damage(path)
@@ -288,15 +288,15 @@ def test_a_damaged_cache_is_refused_with_the_reason(
 
 
 def damaged(content: bytes) -> Iterator[bytes]:
-    """Half of a file, none of it, and a flipped bit here and there."""
+    """Yield half of a file, an empty file, and copies with one flipped bit."""
     yield content[: len(content) // 2]
     yield b""
     for at in sorted({0, len(content) // 3, len(content) // 2, len(content) - 1}):
         yield content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
 
 
-def test_whatever_file_is_torn_nothing_is_loaded(saved: Path, later: LLM, tmp_path: Path) -> None:
-    """Each file in turn is deleted, cut short and changed; the engine stays as it was, and works."""
+def test_nothing_is_loaded_if_any_file_is_torn(saved: Path, later: LLM, tmp_path: Path) -> None:
+    """Each file in turn is deleted, cut and changed; the engine is unchanged and works."""
     path, before = tmp_path / "cache", held(later)
     shutil.copytree(saved, path)
     files = [file for file in path.rglob("*") if file.is_file()]
@@ -316,8 +316,8 @@ def test_whatever_file_is_torn_nothing_is_loaded(saved: Path, later: LLM, tmp_pa
     later.engine.check()
 
 
-def test_what_orbax_raises_is_a_cache_file_error(saved: Path, later: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a cache whose checksums are right and whose arrays cannot be read."""
+def test_an_error_of_orbax_becomes_a_cache_file_error(saved: Path, later: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a cache whose checksums are right, but whose arrays cannot be read."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("NOT_FOUND: a chunk\nand much more")
@@ -329,10 +329,10 @@ def test_what_orbax_raises_is_a_cache_file_error(saved: Path, later: LLM, monkey
     assert later.load_cache(saved) > 250
 
 
-def test_a_cache_is_replaced_only_by_a_whole_one(
+def test_a_cache_is_replaced_only_by_a_complete_one(
     llm: LLM, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Saving over a cache works; where saving fails, at any point, the old one is there, and nothing lies beside."""
+    """Saving over a cache replaces it; if saving fails at any point, the old one is there and no other file is left."""
     path = tmp_path / "deep" / "cache"
     llm.save_cache(path)
     before = read(llm, path)[1]
@@ -362,8 +362,8 @@ def test_a_cache_is_replaced_only_by_a_whole_one(
         assert all(a.tobytes() == b.tobytes() for a, b in zip(read(llm, path)[1], before, strict=True))
 
 
-def test_nothing_but_a_cache_is_overwritten(llm: LLM, saved: Path, tmp_path: Path) -> None:
-    """Folders with anything else, files, and caches to which something was added; an empty folder will do."""
+def test_only_caches_and_empty_folders_are_overwritten(llm: LLM, saved: Path, tmp_path: Path) -> None:
+    """Other folders, files, and caches with an added file are refused."""
     other, file, mixed, empty = (tmp_path / name for name in ("other", "file", "mixed", "empty"))
     other.mkdir()
     (other / "manifest.json").write_text("{}")
@@ -378,7 +378,7 @@ def test_nothing_but_a_cache_is_overwritten(llm: LLM, saved: Path, tmp_path: Pat
     assert (mixed / "notes.txt").read_text() == "mine"
     empty.mkdir()
     assert llm.save_cache(empty) > 250
-    assert os.stat(empty).st_mode & 0o077 == 0, "others can read it"
+    assert os.stat(empty).st_mode & 0o077 == 0, "other users can read the cache"
     for bad in ("\0", file / "below"):
         with pytest.raises(jswa.CacheFileError):
             llm.save_cache(bad)
@@ -386,8 +386,8 @@ def test_nothing_but_a_cache_is_overwritten(llm: LLM, saved: Path, tmp_path: Pat
             llm.load_cache(bad)
 
 
-def test_saved_pages_hold_nothing_but_the_text(llm: LLM, tmp_path: Path) -> None:
-    """What follows a text in its last page may be somebody else's."""
+def test_saved_pages_contain_no_tokens_after_the_text(llm: LLM, tmp_path: Path) -> None:
+    """Tokens after the end of a text in its last page may belong to another request."""
     llm.save_cache(tmp_path / "cache")
     _, contents = read(llm, tmp_path / "cache")
     engine: Any = llm.engine
@@ -402,10 +402,10 @@ def test_saved_pages_hold_nothing_but_the_text(llm: LLM, tmp_path: Path) -> None
             assert not page[:, tokens:].any()
 
 
-def test_a_cache_that_cannot_be_written_to_the_device_is_given_up(
+def test_the_cache_is_flushed_if_pages_cannot_be_written_to_the_device(
     saved: Path, later: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No page stays in the tree that was not filled."""
+    """No page whose contents are missing stays in the tree."""
 
     def fail(*_: Any) -> None:
         raise RuntimeError("out of memory")

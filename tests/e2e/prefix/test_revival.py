@@ -1,8 +1,8 @@
-"""Rows that start on cached KV, on the real paged step: their logits are those of a cold run, to the token.
+"""Rows that start on cached KV in the real paged step: their logits are those of a cold run.
 
-A row that finds full KV for n tokens starts at n where the window before n is cached, and otherwise at the start rule's
-position (docs/design.md §4); what it computes on the way to n is exact from there on and not before. Every page that
-nobody owns holds NaN throughout (tests/support/paged.py).
+A row with full KV for n tokens starts at n if the window before n is cached, otherwise at the position of the start
+rule (docs/design.md §4); local KV that it computes before n is exact only from a known position on. Every page
+without an owner holds NaN (tests/support/paged.py).
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from tests.support.oracles import random_params, small_model
 from tests.support.paged import FLOAT32, LENGTH, TOLERANCE, Device, Kind, Session, Span, Text, compare
 
 CHUNK = 24
-FAMILIES = {  # and page sizes
+FAMILIES = {  # fixtures and page sizes
     "mistral_w8": 4,
     "mistral_layer_types": 4,
     "gemma2_base": 16,
@@ -36,12 +36,12 @@ FAMILIES = {  # and page sizes
     "gemma3n_text_base": 4,
     "cohere2_base": 8,
 }
-# One of every other family, with pages of 4.
+# One fixture of every other family, with pages of 4 tokens.
 NIGHTLY = [name for name in names() if name.endswith("_base") and name not in FAMILIES]
 
 
 def branch(tokens: Int[np.ndarray, " T"], at: int, vocab: int, seed: int = 0) -> Int[np.ndarray, " T"]:
-    """A text that differs at every position from `at` on."""
+    """Return a text that differs at every position from `at` on."""
     other = tokens + np.random.default_rng(seed).integers(1, vocab, len(tokens))
     return np.where(np.arange(len(tokens)) < at, tokens, other % vocab).astype(np.int32)
 
@@ -56,40 +56,40 @@ class Family:
 
     @property
     def replay(self) -> int:
-        """Tokens whose replay rebuilds a window: J·(W - 1)."""
+        """Number of tokens whose replay rebuilds a window: J·(W - 1)."""
         reach, local = self.device.layout.reach, self.device.layout.local
         assert reach is not None
         assert local is not None
         return local.num_layers * (reach.size - 1)
 
     def revived_at(self, found: int) -> int:
-        """Where a row starts that has full KV for `found` tokens and no local KV."""
+        """Return the start of a row that has full KV for `found` tokens and no local KV."""
         reach = self.device.layout.reach
         assert reach is not None
         return found // reach.size * reach.size if reach.chunked else max(0, found - self.replay)
 
     def hit(self, found: int) -> int:
-        """Full KV that such a row takes, of `found` tokens: whole pages, unless it pays to copy the last one."""
+        """Return how much full KV of `found` tokens such a row uses: whole pages, unless copying the last one pays."""
         page = self.device.layout.page_size
         whole = found // page * page
         return found if self.revived_at(found) - self.revived_at(whole) >= max(1, page // 8) else whole
 
     def live_at(self, found: int) -> int:
-        """Where a row starts that has everything for `found` tokens: there, if that is worth a copy of the page."""
+        """Return the start of a row that has all KV for `found` tokens: `found`, if that is worth a copied page."""
         page = self.device.layout.page_size
         return found if found % page >= max(1, page // 8) else found // page * page
 
     @property
     def kinds(self) -> list[Kind]:
-        """Kinds of KV that the model has."""
+        """The kinds of KV that the model has."""
         return ["local"] if self.device.layout.full is None else ["full", "local"]
 
     def branch(self, at: int, seed: int = 0) -> Int[np.ndarray, " T"]:
-        """A text that goes on differently from position `at` on, at every position."""
+        """Return a text that differs from this one at every position from `at` on."""
         return branch(self.tokens, at, self.device.model.vocab_size, seed)
 
     def probe(self, session: Session, text: Text) -> Span:
-        """The first step of a text whose prompt ends with its first new token; its logits are a cold run's."""
+        """Run a text whose prompt ends with its first new token; its logits must be those of a cold run."""
         session.run(text, chunk=CHUNK)
         found = session.logits[text.name]
         assert found.keys() >= set(range(text.prompt - 1, text.length - 1))
@@ -101,7 +101,7 @@ class Family:
     scope="module", params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)]
 )
 def family(request: pytest.FixtureRequest) -> Family:
-    """One device for all tests of a family."""
+    """Return one device for all tests of a family."""
     fixture = load_fixture(request.param)
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), fixture.config, fixture.tensors)
@@ -114,7 +114,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 
 def lose_windows(session: Session) -> None:
-    """Take all local KV out of the cache; without full layers all but the last window, or the text would go too."""
+    """Evict all local KV from the cache; without full layers all but the last window, or the text would go too."""
     retention = session.scheduler.cache.prefix.retention
     windows = [window for node in retention.tree.nodes() for window in node.windows.values()]
     if session.device.layout.full is None:
@@ -126,13 +126,13 @@ def lose_windows(session: Session) -> None:
 
 
 def lose_spare_pages(session: Session) -> None:
-    """Take all local pages out of the cache that neither a window nor a row needs."""
+    """Evict all local pages that neither a window nor a row needs."""
     session.scheduler.cache.prefix.retention.drop_spare()
     session.scheduler.check()
 
 
-def test_a_lost_window_is_rebuilt_where_the_start_rule_says(family: Family) -> None:
-    """All local KV is gone: the row starts J·(W - 1) before the end of its hit, or where the chunk begins."""
+def test_an_evicted_window_is_rebuilt_from_the_start_rules_position(family: Family) -> None:
+    """Without local KV the row starts J·(W - 1) tokens before the end of its hit, or at the beginning of the chunk."""
     base = Session(family.device)
     base.run(Text("first", family.tokens, 60))
     compare(base.logits["first"], family.sketch)
@@ -143,20 +143,20 @@ def test_a_lost_window_is_rebuilt_where_the_start_rule_says(family: Family) -> N
         span = family.probe(session, Text("second", family.branch(found), found + 1, found + 4))
         assert span == (family.revived_at(hit), span.end, hit, family.revived_at(hit))
         revived += span.start > 0
-        # What it has left in the cache serves those who go on from the first text, and from its own.
+        # The KV that it has left in the cache serves continuations of the first text, and of its own.
         family.probe(session, Text("first again", family.tokens, found + 1, found + 3))
         family.probe(session, Text("second again", family.branch(found), found + 3, found + 6))
     assert revived >= 3
 
 
-def test_a_kept_window_lets_a_row_start_at_every_boundary(family: Family) -> None:
-    """W - 1, W, W + 1, page boundaries and inside of pages, where nothing local is cached but the prompt's window."""
+def test_a_row_can_start_at_the_end_of_any_cached_window(family: Family) -> None:
+    """At W - 1, W, W + 1, page boundaries and inside pages, if only the window of the prompt is cached."""
     reach, page = family.device.layout.reach, family.device.layout.page_size
     assert reach is not None
     size = reach.size
     for found in sorted({1, size - 1, size, size + 1, 2 * size, 31, 32, 33, 2 * page, 3 * page + 2}):
         session = Session(family.device)
-        # Of every second text the window has left the row before it ends.
+        # Every second text is so long that the row gives up the window before its end.
         session.run(Text("first", family.tokens, found, found + 1 + (found % 2) * (size + page)))
         lose_spare_pages(session)
         span = family.probe(session, Text("second", family.branch(found), found + 1, found + 3))
@@ -164,8 +164,8 @@ def test_a_kept_window_lets_a_row_start_at_every_boundary(family: Family) -> Non
         assert span.local_visible_from == reach.first_visible(span.start)
 
 
-def test_texts_that_part_inside_a_page_leave_each_other_alone(family: Family) -> None:
-    """At every offset; the first text's KV keeps its bits, and so everyone who goes on from it gets the same."""
+def test_texts_that_branch_inside_a_page_do_not_change_each_others_kv(family: Family) -> None:
+    """At every offset: the first text's KV keeps its bits, so every continuation of it gets the same logits."""
     session = Session(family.device)
     session.run(Text("first", family.tokens, 36, 38))
     before = {kind: session.cached(family.tokens, kind) for kind in family.kinds}
@@ -184,34 +184,34 @@ Edit = Callable[[StepPlan], StepPlan]
 
 
 def as_planned(plan: StepPlan) -> StepPlan:
-    """No change."""
+    """Return the plan unchanged."""
     return plan
 
 
 def later(plan: StepPlan) -> StepPlan:
-    """A row that starts one token later."""
+    """Let the row start one token later."""
     return dataclasses.replace(plan, starts=plan.starts + 1, counts=plan.counts - 1, tokens=plan.tokens[1:])
 
 
 def blind(plan: StepPlan) -> StepPlan:
-    """A row whose local layers see one position less."""
+    """Let the row's local layers see one position less."""
     return dataclasses.replace(plan, local_visible_from=plan.local_visible_from + 1)
 
 
 def later_and_blind(plan: StepPlan) -> StepPlan:
-    """A row that starts one token later, and whose local layers know about it."""
+    """Let the row start one token later, and its local layers see one position less."""
     return blind(later(plan))
 
 
 def sees_more(plan: StepPlan) -> StepPlan:
-    """A row whose local layers see one position more."""
+    """Let the row's local layers see one position more."""
     return dataclasses.replace(plan, local_visible_from=plan.local_visible_from - 1)
 
 
 def run_edited(
     base: Session, text: Text, first: Edit, rest: Edit = as_planned, *, chunk: int = CHUNK, until: int = 0
 ) -> Session:
-    """What becomes of a prompt whose plans are changed, the first of them and the others."""
+    """Run a prompt with changed plans: `first` changes its first plan, `others` the later ones."""
     session = base.fork()
     session.scheduler.limits = dataclasses.replace(session.scheduler.limits, max_tokens=chunk)
     session.add(text)
@@ -221,15 +221,15 @@ def run_edited(
     return session
 
 
-def test_a_replay_is_as_short_as_it_can_be(family: Family) -> None:
-    """NaN lies in all local KV below its start, and never shows at the end of the hit.
+def test_a_replay_is_as_short_as_possible(family: Family) -> None:
+    """With NaN in all local KV before its start, the logits at the end of the hit are finite.
 
-    It shows where the row starts one token later. Where local layers see one token more it shows at the last position
-    of the replay and no further.
+    They are NaN if the row starts one token later. If local layers see one token more, the last position of the replay
+    is NaN, and no later one.
     """
     layout, replay = family.device.layout, family.replay
     assert layout.reach is not None
-    # The replay begins inside a page, if it can: before it there is memory that the row holds and has not written.
+    # The replay begins inside a page, if possible: then the row holds memory before it that it has not written.
     inside = (n for n in range(58, 0, -1) if (n - replay) % layout.page_size or layout.page_size == 1)
     found = 53 if layout.reach.chunked else next(inside)
     session = Session(family.device)
@@ -249,8 +249,8 @@ def test_a_replay_is_as_short_as_it_can_be(family: Family) -> None:
         assert np.isnan(wrong.replayed["second"][found - 1]).all()
 
 
-def test_a_live_start_reads_one_window_of_cached_kv(family: Family) -> None:
-    """NaN in the cached local KV before the window of the end of the hit never shows; in its first position it does."""
+def test_a_start_at_the_end_of_the_hit_reads_one_window_of_cached_kv(family: Family) -> None:
+    """NaN in cached local KV before that window does not show in the logits; NaN in its first position does."""
     reach = family.device.layout.reach
     assert reach is not None
     for found in (30, 37):
@@ -267,8 +267,8 @@ def test_a_live_start_reads_one_window_of_cached_kv(family: Family) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "window"), [("LF", 8), ("LLF", 8), ("FLL", 3)])
-def test_a_replay_one_token_shorter_gives_other_logits(pattern: str, window: int) -> None:
-    """Without NaN: the row starts one token later, and no layer sees what is not there."""
+def test_a_replay_that_is_one_token_shorter_gives_other_logits(pattern: str, window: int) -> None:
+    """Without NaN: the row starts one token later, and its local layers see one position less."""
     model = small_model(pattern, window=window)
     device = Device(model, random_params(model), 4, tokens=CHUNK, texts=4)
     tokens = np.random.default_rng(2).integers(0, model.vocab_size, LENGTH).astype(np.int32)
@@ -286,7 +286,7 @@ def test_a_replay_one_token_shorter_gives_other_logits(pattern: str, window: int
 
 
 def cut_short(running: Session, how: str) -> Session:
-    """A copy in which the one running row is aborted, preempted, or gets NaN in the local KV it computed last."""
+    """Return a copy in which the one running row is aborted, preempted, or has NaN in its last local KV."""
     session = running.fork()
     (sequence,) = session.scheduler.running
     if how == "aborted":
@@ -300,7 +300,7 @@ def cut_short(running: Session, how: str) -> Session:
 
 
 def check_cache(family: Family, session: Session, tokens: Int[np.ndarray, " T"], reference: Session) -> None:
-    """Assert that all the cache has of a text is what a cold run has computed."""
+    """Assert that all cached KV of a text is that of a cold run."""
     for kind in family.kinds:
         there, found = session.cached(tokens, kind)
         all_there, expected = reference.cached(tokens, kind)
@@ -310,7 +310,7 @@ def check_cache(family: Family, session: Session, tokens: Int[np.ndarray, " T"],
 
 
 def check_cut_rows(family: Family, *, chunk: int, stride: int) -> None:
-    """Cut a row short after each step of its replay, and while it decodes: all who come after start well."""
+    """Cut a row short after each step of its replay and of decoding; later requests must get right logits."""
     found, vocab = 50, family.device.model.vocab_size
     running, reference = Session(family.device), Session(family.device)
     running.run(Text("first", family.tokens, 60, 62))
@@ -338,12 +338,12 @@ def check_cut_rows(family: Family, *, chunk: int, stride: int) -> None:
     assert steps >= 3
 
 
-def test_a_replay_that_is_cut_short_leaves_nothing_that_is_not_exact(family: Family) -> None:
-    """By abort, preemption or NaN, at every chunk; probed at some of the boundaries below, in contents at all."""
+def test_a_replay_that_is_cut_short_leaves_only_exact_kv_in_the_cache(family: Family) -> None:
+    """By abort, preemption or NaN at every chunk; all cached KV is compared, and some boundaries are probed."""
     check_cut_rows(family, chunk=6, stride=31)
 
 
 @pytest.mark.nightly
-def test_a_replay_that_is_cut_short_serves_every_boundary(family: Family) -> None:
-    """The same, probed at all boundaries."""
+def test_after_a_replay_that_is_cut_short_rows_can_start_at_every_boundary(family: Family) -> None:
+    """As above, with all boundaries probed."""
     check_cut_rows(family, chunk=5, stride=1)

@@ -1,4 +1,4 @@
-"""Random arrivals, aborts and preemptions on the real step: every request gets the tokens it gets alone."""
+"""Random arrivals, aborts and preemptions on the real step: every request gets the tokens that it gets alone."""
 
 import random
 
@@ -13,8 +13,8 @@ REQUESTS = 18
 
 
 @pytest.mark.nightly
-def test_a_random_stream_on_a_small_pool_changes_no_tokens() -> None:
-    """Bit for bit in deterministic mode; all laws hold after every step, and nothing leaks."""
+def test_random_traffic_on_a_small_pool_changes_no_tokens() -> None:
+    """In deterministic mode; all laws hold after every step, and no page leaks."""
     choose = random.Random(1)
     with LLM(
         "tiny",
@@ -57,7 +57,7 @@ def test_a_random_stream_on_a_small_pool_changes_no_tokens() -> None:
                 if event.token is not None:
                     found[event.request_id].append(event.token)
         stats = engine.stats()
-        assert stats.preemptions > 0, "the pool was too large to mean anything"
+        assert stats.preemptions > 0, "the pool is too large for this test"
         assert aborted
         assert stats.free_slots + stats.cached_slots == stats.total_slots
         for number, (prompt, params) in enumerate(jobs):

@@ -1,4 +1,4 @@
-"""How much fits (jswa/cache/capacity.py and the formulas of KVLayout), against counting by hand."""
+"""How much fits the arena (jswa/cache/capacity.py and the formulas of KVLayout), against counting."""
 
 import math
 
@@ -16,7 +16,7 @@ KINDS = [(1, 0), (0, 1), (1, 1), (1, 2), (1, 6)]
 
 @pytest.mark.parametrize("page_size", [1, 2, 5, 16])
 def test_touch_is_the_most_pages_that_any_run_of_tokens_meets(page_size: int) -> None:
-    """By brute force over where the run starts on the page grid."""
+    """By brute force over the first position of the run."""
     layout = make_layout(page_size, 4, num_full=1, num_local=1)
     assert layout.touch(0) == 0
     for tokens in range(1, 4 * page_size + 2):
@@ -33,10 +33,10 @@ def test_touch_is_the_most_pages_that_any_run_of_tokens_meets(page_size: int) ->
     length=st.integers(1, 200),
     prompt=st.integers(1, 200),
 )
-def test_a_row_alone_never_holds_more_than_its_peak(
+def test_a_row_that_runs_alone_never_holds_more_than_its_peak(
     kind: tuple[int, int], page_size: int, window: int, max_tokens: int, length: int, prompt: int
 ) -> None:
-    """A row simulated through prefill and decode stays within peak_slots, and rests within resident_slots."""
+    """A simulated row stays within peak_slots in prefill and decode, and within resident_slots between steps."""
     layout = make_layout(page_size, window, num_full=kind[0], num_local=kind[1])
     manager = CacheManager(layout, 1 + 2 * 200, 200)
     lease, launched, prompt = manager.open(), 0, min(prompt, length)
@@ -51,8 +51,8 @@ def test_a_row_alone_never_holds_more_than_its_peak(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("max_tokens", [1, 3, 8, 50])
-def test_the_peak_is_reached_by_some_row(kind: tuple[int, int], max_tokens: int) -> None:
-    """peak_slots has no slack beyond the page grid: a prompt that is run in full chunks comes within one local page."""
+def test_some_row_reaches_the_peak(kind: tuple[int, int], max_tokens: int) -> None:
+    """peak_slots has no slack: a prompt that is run in full chunks comes within one local page of it."""
     layout = make_layout(4, 6, num_full=kind[0], num_local=kind[1])
     manager = CacheManager(layout, 200, 200)
     lease, length, peak = manager.open(), 10 * max_tokens, 0
@@ -76,7 +76,7 @@ def test_the_peak_is_reached_by_some_row(kind: tuple[int, int], max_tokens: int)
 def test_capacity_is_the_longest_row_whose_peak_fits(
     kind: tuple[int, int], page_size: int, window: int, max_tokens: int, max_model_len: int, slots: int
 ) -> None:
-    """By trying every length; the peak grows with the length, so bisection is right."""
+    """By trying every length. The peak grows with the length, so bisection is right."""
     layout = make_layout(page_size, window, num_full=kind[0], num_local=kind[1])
     limits = Limits(max_model_len, 1, max_tokens, page_size)
     fits = [n for n in range(1, max_model_len + 1) if peak_slots(layout, max_tokens, n) <= slots]
@@ -86,7 +86,7 @@ def test_capacity_is_the_longest_row_whose_peak_fits(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_an_arena_of_useful_blocks_never_runs_short(kind: tuple[int, int], page_size: int) -> None:
-    """Every row at max_model_len at the same time: nobody waits for pages, nobody is preempted."""
+    """With all rows at max_model_len at the same time no row waits for pages, and none is preempted."""
     layout = make_layout(page_size, 7, num_full=kind[0], num_local=kind[1])
     limits = Limits(40, 5, 12, page_size)
     limits = Limits(40, 5, 12, page_size, num_blocks=useful_blocks(layout, limits))
@@ -103,8 +103,8 @@ def test_an_arena_of_useful_blocks_never_runs_short(kind: tuple[int, int], page_
     assert loop.scheduler.preemptions == 0
 
 
-def test_capacity_shrinks_by_hand() -> None:
-    """p = 4, W = 6, m = 2, chunks of 8: worked out on paper."""
+def test_capacity_of_a_small_arena_by_hand() -> None:
+    """p = 4, W = 6, m = 2, chunks of 8."""
     layout = make_layout(4, 6, num_full=1, num_local=2)
     assert layout.pages_per_block == 2
     # touch(6) = ⌈5/4⌉ + 1 = 3 blocks of 2 slots; 20 tokens are 5 full pages.

@@ -19,7 +19,7 @@ Heads = tuple[int, int, int]  # KV heads, head size, value size
 
 @dataclass(frozen=True)
 class Geometry:
-    """What the arena needs of a model, and the lanes, local slots (S') and full pages per block (m) it must get."""
+    """Sizes of a model, and the lanes, local layers per lane (S') and full pages per block (m) that it must get."""
 
     full: int
     local: int
@@ -31,7 +31,7 @@ class Geometry:
     m: int
 
     def model(self) -> ModelConfig:
-        """Full layers spread evenly between the local ones."""
+        """Return the model, with full layers spread evenly between the local ones."""
         total = self.full + self.local
         is_full = [(i + 1) * self.full // total > i * self.full // total for i in range(total)]
         full, local = make_layer(None, self.full_heads), make_layer(self.window, self.local_heads)
@@ -44,7 +44,7 @@ MODELS = {
     "gemma-3-27b": Geometry(10, 52, (16, 128, 128), (16, 128, 128), 1024, lanes=10, slots=6, m=6),
     "MiMo-V2-Flash": Geometry(9, 39, (4, 192, 128), (8, 192, 128), 129, lanes=9, slots=5, m=10),
     "gemma-4-31B": Geometry(10, 50, (4, 512, 512), (16, 256, 256), 1024, lanes=10, slots=5, m=10),
-    # 18 of its 42 layers share the KV of others; S is 5, and the common unit makes a sixth slot.
+    # 18 of its 42 layers share the KV of others; S is 5, and the common unit adds a sixth.
     "gemma-4-E4B": Geometry(4, 20, (2, 512, 512), (2, 256, 256), 512, lanes=4, slots=6, m=3),
     "Llama-4-Scout": Geometry(12, 36, (8, 128, 128), (8, 128, 128), 8192, lanes=12, slots=3, m=3),
     "Mistral-7B": Geometry(0, 32, NONE, (8, 128, 128), 4096, lanes=32, slots=1, m=1),
@@ -68,8 +68,8 @@ def test_real_models_get_the_lanes_and_blocks_of_the_design(name: str, page_size
 
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("name", MODELS)
-def test_real_models_hold_nearly_what_they_must(name: str, page_size: int) -> None:
-    """A row of 32k tokens takes at most 1/0.95 of the bytes that it must keep, one of 128k at most 1/0.98."""
+def test_arenas_of_real_models_have_little_padding(name: str, page_size: int) -> None:
+    """A row of 32k tokens takes at most 1/0.95 of the bytes of its KV, a row of 128k at most 1/0.98."""
     layout = KVLayout.of(MODELS[name].model(), page_size)
     assert 0.95 <= ideal_fraction(layout, 32_768) <= 1
     assert 0.98 <= ideal_fraction(layout, 131_072) <= 1
@@ -81,16 +81,16 @@ def test_real_models_hold_nearly_what_they_must(name: str, page_size: int) -> No
     local=st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)),
     page_size=st.sampled_from([1, 4, 16]),
 )
-def test_any_model_gets_whole_views_and_a_place_for_every_layer(
+def test_any_model_gets_page_views_that_divide_a_block(
     order: list[bool], full: Heads, local: Heads, page_size: int
 ) -> None:
-    """Both page views divide a block, no two layers of a kind share a place, whatever the sizes and the order."""
+    """And every layer gets memory of its own, for any sizes and order of layers."""
     model = make_model(*(make_layer(None, full) if is_full else make_layer(7, local) for is_full in order))
     assert_laws(KVLayout.of(model, page_size), model)
 
 
 def assert_laws(layout: KVLayout, model: ModelConfig) -> None:
-    """What holds for every layout."""
+    """Assert the laws of every layout."""
     kinds = [layer.attention.kind for layer in model.layers]
     page_elems = []
     for name, kind in (("full", layout.full), ("local", layout.local)):
@@ -125,7 +125,7 @@ def assert_laws(layout: KVLayout, model: ModelConfig) -> None:
     ],
 )
 def test_layers_of_one_kind_that_differ_are_refused(odd: Any) -> None:
-    """A page view has one shape and one window, so a model that needs two says so at load."""
+    """A page view has one shape and one window, so a model that needs two is refused when it is loaded."""
     alike = [make_layer(4, (2, 4, 4)), make_layer(None, (4, 8, 8))]
     KVLayout.of(make_model(*alike), 16)
     with pytest.raises(UnsupportedModel, match=r"must share one shape .*\[\("):

@@ -1,4 +1,4 @@
-"""Pages of leases in named situations (jswa/cache/manager.py)."""
+"""Pages of leases in chosen situations (jswa/cache/manager.py)."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from tests.support.fakes import make_layout
 
 
 def test_ids_follow_a_page_that_moves_twice() -> None:
-    """Moves are read in order: a page that went from a to b to c is at c."""
+    """Moves apply in order: a page that moved from a to b and then to c is at c."""
     manager = CacheManager(make_layout(1, 4, num_full=1, num_local=6), 6, 30)
     lease = manager.open()
     assert manager.grow(lease, 2)
@@ -18,8 +18,8 @@ def test_ids_follow_a_page_that_moves_twice() -> None:
     assert manager.drain_moves() == [(first, 20, True), (20, 25, True), (second, first, True)]
 
 
-def test_pages_are_sent_once_and_with_the_ids_they_have_by_then() -> None:
-    """New table entries are the pages since the last plan; a move renames those the device knows already."""
+def test_pages_are_uploaded_once_with_their_current_ids() -> None:
+    """New table entries are the pages since the last plan; moves rename the pages that the device has already."""
     manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9)
     lease = manager.open()
     manager.grow(lease, 9)
@@ -33,8 +33,8 @@ def test_pages_are_sent_once_and_with_the_ids_they_have_by_then() -> None:
     assert (list(positions), ids.tolist()) == ([3], [lease.full.held[3]])
 
 
-def test_a_full_only_model_holds_no_local_pages_and_never_slides() -> None:
-    """The same lease code serves every kind of model."""
+def test_a_model_without_local_layers_holds_no_local_pages() -> None:
+    """Its leases never slide."""
     manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9)
     lease = manager.open()
     manager.grow(lease, 30)

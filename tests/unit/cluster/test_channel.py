@@ -1,4 +1,4 @@
-"""The first host's messages arrive in order; who is gone is noticed, and who is no host is not let in."""
+"""Messages of the first host arrive in order, lost hosts are noticed, and strangers cannot connect."""
 
 import queue
 import socket
@@ -15,7 +15,7 @@ SECRET = b"s" * SECRET_BYTES
 
 
 class Losses:
-    """What was said to be lost."""
+    """Collects the hosts that are reported as lost."""
 
     def __init__(self) -> None:
         self.found: queue.Queue[HostLost] = queue.Queue()
@@ -31,7 +31,7 @@ class Losses:
 def hosts(nodes: int, losses: Losses, leaving: Losses | None = None) -> Iterator[tuple[Sender, list[socket.socket]]]:
     server = listen()
     port = server.getsockname()[1]
-    # They come in any order.
+    # Hosts connect in any order.
     peers = {rank: connect("127.0.0.1", port, rank, SECRET, 10.0) for rank in reversed(range(1, nodes))}
     sender = Sender(accept(server, nodes, SECRET, 10.0), losses, leaving or losses)
     try:
@@ -47,7 +47,7 @@ def send_for_ever(sender: Sender) -> None:
         sender.send(b"x" * 1000)
 
 
-def test_all_get_all_messages_in_order() -> None:
+def test_all_hosts_get_all_messages_in_order() -> None:
     sent = [bytes([number % 256]) * (number * 997) for number in range(1, 60)]
     losses = Losses()
     with hosts(3, losses) as (sender, peers):
@@ -64,7 +64,7 @@ def test_all_get_all_messages_in_order() -> None:
     assert losses.found.empty()
 
 
-def test_a_lost_follower_is_named_once() -> None:
+def test_a_lost_follower_is_reported_once() -> None:
     losses = Losses()
     with hosts(3, losses) as (sender, peers):
         peers[1].close()
@@ -76,7 +76,7 @@ def test_a_lost_follower_is_named_once() -> None:
         assert losses.found.empty()
 
 
-def test_who_is_told_to_end_says_so_and_stays() -> None:
+def test_a_host_that_gets_a_signal_reports_it_and_continues() -> None:
     losses, leaving = Losses(), Losses()
     with hosts(3, losses, leaving) as (sender, peers):
         say_terminating(peers[1])
@@ -89,7 +89,7 @@ def test_who_is_told_to_end_says_so_and_stays() -> None:
         assert losses.wait().startswith("host 1 (127.0.0.1) is gone")
 
 
-def test_a_lost_first_host_is_no_end() -> None:
+def test_a_lost_first_host_is_reported() -> None:
     losses, server = Losses(), listen()
     follower = connect("127.0.0.1", server.getsockname()[1], 1, SECRET, 10.0)
     (accepted,) = accept(server, 2, SECRET, 10.0)
@@ -102,11 +102,11 @@ def test_a_lost_first_host_is_no_end() -> None:
     follower.close()
 
 
-def test_strangers_are_not_let_in() -> None:
+def test_connections_without_the_secret_are_closed() -> None:
     server = listen()
     port = server.getsockname()[1]
     stranger = connect("127.0.0.1", port, 1, b"t" * SECRET_BYTES, 10.0)
-    again = connect("127.0.0.1", port, 0, SECRET, 10.0)  # there is one already
+    again = connect("127.0.0.1", port, 0, SECRET, 10.0)  # the rank of the first host itself
     host = connect("127.0.0.1", port, 1, SECRET, 10.0)
     (peer,) = accept(server, 2, SECRET, 10.0)
     assert peer.getpeername()[1] == host.getsockname()[1]
@@ -115,7 +115,7 @@ def test_strangers_are_not_let_in() -> None:
         each.close()
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_hosts_that_do_not_connect_are_named() -> None:
     with pytest.raises(ConfigError, match=r"nnodes = 3: hosts \[1, 2\] have not come in 0\.05 s"):
         accept(listen(), 3, SECRET, 0.05)
     server = listen()

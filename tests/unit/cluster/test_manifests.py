@@ -1,6 +1,6 @@
-"""The manifests of docs/deploy: options, metrics and probes that are there, and what custom resources may hold.
+"""The manifests of docs/deploy: their options, metrics and probes exist, and custom resources follow their schemas.
 
-Kubernetes' own schemas are checked by `make scale-test` (tests/scale/test_manifests.py): they are 100 MB.
+Kubernetes' own schemas have 100 MB: `make scale-test` checks them (tests/scale/test_manifests.py).
 """
 
 import re
@@ -25,7 +25,7 @@ from tests.support.server.processes import ROOT
 
 DEPLOY = ROOT / "docs" / "deploy"
 FILES = sorted(DEPLOY.glob("*.yaml"))
-RAY = "ray-serve.yaml"  # is no manifest, but Ray's
+RAY = "ray-serve.yaml"  # a file for Ray, not a manifest of Kubernetes
 
 
 def documents(file: Path) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def documents(file: Path) -> list[dict[str, Any]]:
 
 
 def find(value: Any, key: str) -> Iterator[Any]:
-    """All values under a key, however deep."""
+    """Return all values under a key, at any depth."""
     if isinstance(value, dict):
         if key in value:
             yield value[key]
@@ -45,7 +45,7 @@ def find(value: Any, key: str) -> Iterator[Any]:
 
 
 def pods() -> list[tuple[str, dict[str, Any]]]:
-    """Pods that run `jswa`, with their file."""
+    """Return the pods that run `jswa`, with their files."""
     found = [(file.name, spec) for file in FILES for document in documents(file) for spec in find(document, "spec")]
     return [
         (name, spec) for name, spec in found if any(c.get("command") == ["jswa"] for c in spec.get("containers", ()))
@@ -53,7 +53,7 @@ def pods() -> list[tuple[str, dict[str, Any]]]:
 
 
 def parsed(args: list[str]) -> tuple[str, ServeConfig, Any]:
-    """What `jswa serve` makes of arguments."""
+    """Return the options that `jswa serve` reads from arguments."""
     app = App(name="jswa serve")
     app.default(cli.serve)
     assert args[0] == "serve"
@@ -62,7 +62,7 @@ def parsed(args: list[str]) -> tuple[str, ServeConfig, Any]:
 
 
 @pytest.mark.parametrize(("file", "spec"), pods(), ids=lambda value: str(value)[:24])
-def test_pods_run_what_is_there(file: str, spec: dict[str, Any]) -> None:
+def test_pods_use_options_and_probes_that_exist(file: str, spec: dict[str, Any]) -> None:
     (container,) = spec["containers"]
     model, server, engine = parsed(container["args"])
     mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
@@ -72,9 +72,9 @@ def test_pods_run_what_is_there(file: str, spec: dict[str, Any]) -> None:
         assert name in SWITCHES or name.removeprefix("JSWA_").lower() in OPTIONS
     ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
     probes = [container[name] for name in ("startupProbe", "livenessProbe", "readinessProbe") if name in container]
-    assert all(probe["httpGet"]["path"] in OPEN for probe in probes), "others ask for a key"
+    assert all(probe["httpGet"]["path"] in OPEN for probe in probes), "other paths need an API key"
     assert all(ports[probe["httpGet"]["port"]] == server.port for probe in probes)
-    # A host without probes follows another one, and drains as long as that one does.
+    # A host without probes follows the first host, and takes as long as that one to drain.
     slept = sum(find(container, "seconds")) if probes else 10
     assert slept > 0
     assert spec["terminationGracePeriodSeconds"] >= slept + server.shutdown_timeout + 10
@@ -82,7 +82,7 @@ def test_pods_run_what_is_there(file: str, spec: dict[str, Any]) -> None:
     assert gpus == (1 if engine is None else engine.tensor_parallel_size // engine.nnodes)
 
 
-def test_a_group_of_hosts_finds_itself() -> None:
+def test_the_hosts_of_a_group_find_the_first_one() -> None:
     (group,) = [one for one in documents(DEPLOY / "leaderworkerset.yaml") if one["kind"] == "LeaderWorkerSet"]
     template = group["spec"]["leaderWorkerTemplate"]
     leader, worker = (template[f"{kind}Template"]["spec"]["containers"][0] for kind in ("leader", "worker"))
@@ -96,7 +96,7 @@ def test_a_group_of_hosts_finds_itself() -> None:
     assert port in [one["containerPort"] for one in leader["ports"]]
 
 
-def test_metrics_are_there() -> None:
+def test_manifests_use_metrics_that_exist() -> None:
     with serving() as client:
         shown = set(re.findall(r"^(jswa:\w+)", client.get("/metrics").text, re.MULTILINE))
         client.complete()
@@ -111,9 +111,9 @@ def ray_configs() -> list[dict[str, Any]]:
     return [documents(DEPLOY / RAY)[0], yaml.safe_load(service["spec"]["serveConfigV2"])]
 
 
-def test_ray_gets_options_that_are_there() -> None:
+def test_ray_gets_options_that_exist() -> None:
     alone, in_service = ray_configs()
-    assert alone == in_service, "the same application twice"
+    assert alone == in_service, "the two files describe different applications"
     (application,) = alone["applications"]
     options: Options = read_options(application["args"])
     assert options.server.served_model_name == ("model",)
@@ -127,17 +127,17 @@ def test_ray_gets_options_that_are_there() -> None:
 
 
 def closed(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
-    """An object with these properties and no others."""
+    """Return the schema of an object with these properties and no others."""
     return {
         "type": "object", "properties": properties, "required": required or [], "additionalProperties": False,
     }  # fmt: skip
 
 
 TEXT, WHOLE, ANY = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "object"}
-POD = closed(["spec"], metadata=ANY, spec=ANY)  # by Kubernetes' schema, in tests/scale
+POD = closed(["spec"], metadata=ANY, spec=ANY)  # checked by tests/scale
 LABELS = {"type": "object", "additionalProperties": TEXT}
 SECRET = closed(["name", "key"], name=TEXT, key=TEXT, optional={"type": "boolean"})
-# The parts in use of what the custom resource definitions say.
+# The parts of the custom resource definitions that the manifests use.
 CUSTOM = {
     # kubernetes-sigs/lws, config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml, August 2026
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): closed(
@@ -223,7 +223,7 @@ CUSTOM = {
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.name != RAY], ids=lambda file: file.stem)
-def test_custom_resources_hold_what_they_may(file: Path) -> None:
+def test_custom_resources_follow_their_schemas(file: Path) -> None:
     for document in documents(file):
         schema = CUSTOM.get((document["apiVersion"], document["kind"]))
         if schema is not None:

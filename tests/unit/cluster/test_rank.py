@@ -1,4 +1,4 @@
-"""Which host a process is, from options and from launchers' variables."""
+"""The rank of a host, from options and from variables of launchers (jswa/cluster/rank.py)."""
 
 import re
 
@@ -38,15 +38,17 @@ def options(**given: object) -> EngineConfig:
         ({"node_rank": 0, "dist_init_addr": "a:1"}, LWS, Member(2, 0, "a", 1)),
     ],
 )
-def test_options_come_before_the_launcher(given: dict[str, object], environ: dict[str, str], expected: Member) -> None:
+def test_options_override_the_variables_of_the_launcher(
+    given: dict[str, object], environ: dict[str, str], expected: Member
+) -> None:
     assert find_member(options(**given), environ) == expected
 
 
-def test_one_host_is_no_place_whatever_the_environment_says() -> None:
+def test_a_single_host_ignores_the_variables_of_the_launcher() -> None:
     assert find_member(EngineConfig(), LWS) is None
 
 
-def test_an_address_is_written_as_jax_reads_it() -> None:
+def test_addresses_have_the_form_that_jax_reads() -> None:
     assert Member(2, 0, "a", 1).address == "a:1"
     assert Member(2, 0, "fd00::1", 1).address == "[fd00::1]:1"
 
@@ -68,6 +70,6 @@ def test_an_address_is_written_as_jax_reads_it() -> None:
         ({}, LWS | {"LWS_GROUP_SIZE": "3"}, "nnodes = 2: LeaderWorkerSet has started LWS_GROUP_SIZE = 3"),
     ],
 )
-def test_what_is_wrong_is_named(given: dict[str, object], environ: dict[str, str], message: str) -> None:
+def test_errors_name_the_wrong_option(given: dict[str, object], environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         find_member(options(**given), environ)

@@ -1,4 +1,4 @@
-"""Which kernels a device runs (jswa/exec/backends.py)."""
+"""The kernels that are chosen for a device (jswa/exec/backends.py)."""
 
 import importlib.util
 import logging
@@ -33,14 +33,18 @@ from tests.support.oracles import random_params
         (("gpu", "7.5"), "float16", Backends("xla", "xla")),
     ],
 )
-def test_by_device(device: tuple[str, str | None], dtype: str, want: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hopper's WGMMA is on no other GPU, newer ones included."""
+def test_the_default_backends_of_devices(
+    device: tuple[str, str | None], dtype: str, want: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only Hopper GPUs have WGMMA, not newer ones."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert choose_backends(EngineConfig(), jnp.dtype(dtype), *device) == want
 
 
-def test_plain_xla_on_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The choice is open, but nobody should find out by a stopwatch."""
+def test_a_gpu_without_kernels_gets_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Plain XLA works there, but it is slow."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with caplog.at_level(logging.WARNING, "jswa"):
         chosen = choose_backends(EngineConfig(), jnp.dtype("bfloat16"), "gpu", "8.0")
@@ -49,22 +53,22 @@ def test_plain_xla_on_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 
 @pytest.mark.parametrize("options", [{"attention_backend": "mosaic"}, {"moe_backend": "mosaic"}])
-def test_a_named_one_is_taken(options: dict[str, Any]) -> None:
-    """Whatever the device."""
+def test_a_backend_given_by_option_is_used(options: dict[str, Any]) -> None:
+    """On any device."""
     chosen = choose_backends(EngineConfig(**options), jnp.dtype("float32"), "cpu", None)
     assert "mosaic" in chosen
 
 
-def test_a_named_one_whose_package_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the option's name, and with what to install."""
+def test_a_backend_whose_package_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the option and the package to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="attention_backend = 'triton': needs jax-triton"):
         choose_backends(EngineConfig(attention_backend="triton"), jnp.dtype("bfloat16"), "gpu", "8.0")
 
 
 @pytest.mark.parametrize("option", ["attention_backend", "moe_backend"])
-def test_what_a_kernel_cannot_serve_is_an_error_of_its_option(option: str) -> None:
-    """Here float32, on a machine without any GPU: kernels are traced before they are compiled."""
+def test_a_model_that_a_kernel_does_not_support_is_refused_with_the_option(option: str) -> None:
+    """Here float32, without any GPU: kernels are traced before they are compiled."""
     model = parse_config(load_fixture("gpt_oss_base").config)
     layout, limits = KVLayout.of(model, 16), Limits(64, 2, 16, page_size=16, num_blocks=9)
     bucket = Bucket(2, 2, decode=True)

@@ -15,7 +15,7 @@ from tests.support.fakes import sampling_columns
 
 
 def make_plan(counts: list[int]) -> StepPlan:
-    """A plan of rows with these token counts, all else zero."""
+    """Return a plan of rows with these token counts, all else zero."""
     rows, zeros = len(counts), np.zeros(len(counts), np.int32)
     nothing = np.zeros((0, 3), np.int32)
     return StepPlan(
@@ -35,7 +35,7 @@ def make_plan(counts: list[int]) -> StepPlan:
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Limits, StepPlan]:
-    """Limits, and any plan that they allow."""
+    """Draw limits, and any plan that they allow."""
     max_rows = draw(st.integers(1, 300))
     max_tokens = draw(st.integers(max_rows, 9000))
     rows = draw(st.integers(1, max_rows))
@@ -45,8 +45,8 @@ def plans(draw: st.DrawFn) -> tuple[Limits, StepPlan]:
 
 
 @given(plans(), st.booleans())
-def test_every_legal_plan_has_a_bucket_and_gets_the_smallest(case: tuple[Limits, StepPlan], on_gpu: bool) -> None:
-    """Rows ≤ max_rows and tokens ≤ max_tokens always fit, and no smaller bucket would do."""
+def test_every_plan_gets_the_smallest_bucket_that_fits(case: tuple[Limits, StepPlan], on_gpu: bool) -> None:
+    """Every plan with at most max_rows rows and max_tokens tokens fits a bucket."""
     limits, plan = case
     table = bucket_table(limits, on_gpu=on_gpu)
     bucket = pick_bucket(table, plan)
@@ -58,7 +58,7 @@ def test_every_legal_plan_has_a_bucket_and_gets_the_smallest(case: tuple[Limits,
 
 @given(st.integers(1, 300), st.integers(1, 9000), st.booleans())
 def test_a_decode_plan_runs_in_the_decode_bucket_of_its_size(max_rows: int, max_tokens: int, on_gpu: bool) -> None:
-    """One token per row is the steady state: a mixed bucket serves it only where that is smaller."""
+    """A step with one token per row runs in a mixed bucket only if that is smaller."""
     limits = Limits(10_000, max_rows, max(max_rows, max_tokens), 16)
     table = bucket_table(limits, on_gpu=on_gpu)
     for rows in {1, max_rows // 2 or 1, max_rows}:
@@ -76,7 +76,7 @@ def test_a_cpu_compiles_at_most_six_programs(max_rows: int, max_tokens: int) -> 
 
 @pytest.mark.parametrize("max_tokens", [2048, 4096, 8192])
 def test_a_gpu_compiles_under_forty_programs(max_tokens: int) -> None:
-    """256 rows, and steps of up to 8,192 tokens."""
+    """For 256 rows and steps of up to 8,192 tokens."""
     table = bucket_table(Limits(131_072, 256, max_tokens, 64), on_gpu=True)
     assert len(table) == len(set(table)) < 40
     decode = [b.rows for b in table if b.decode]
@@ -86,7 +86,7 @@ def test_a_gpu_compiles_under_forty_programs(max_tokens: int) -> None:
 
 
 def test_a_plan_beyond_the_limits_is_an_engine_error() -> None:
-    """It would mean a broken scheduler, so the engine stops."""
+    """Only a broken scheduler makes such a plan, so the engine stops."""
     table = (Bucket(4, 4, decode=True), Bucket(8, 4, decode=False))
     assert pick_bucket(table, make_plan([5, 1])) == table[1]
     with pytest.raises(EngineError, match="2 rows and 9 tokens"):

@@ -1,4 +1,4 @@
-"""What is told to other hosts arrives as it was."""
+"""Launches that are sent to other hosts arrive unchanged (jswa/exec/launches.py)."""
 
 import numpy as np
 from hypothesis import given
@@ -24,7 +24,7 @@ def test_decode_inverts_encode(launches: list[Launch]) -> None:
             assert np.asarray(array).tobytes() == np.asarray(expected).tobytes()
 
 
-def test_arrays_that_do_not_lie_in_order() -> None:
+def test_arrays_that_are_not_contiguous_arrive_unchanged() -> None:
     table = np.arange(12, dtype=np.int32).reshape(3, 4).T
     (found,) = decode(encode([Launch(5, (table, np.int32(7)))]))
     assert np.array_equal(found.arrays[0], table)

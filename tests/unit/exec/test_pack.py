@@ -15,7 +15,7 @@ MAX_ROWS = 7
 
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
-    """Any plan of up to MAX_ROWS rows: extreme integers, floats and keys included."""
+    """Draw any plan of up to MAX_ROWS rows, with extreme integers, floats and keys."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     rows = draw(st.integers(1, MAX_ROWS))
     counts = rng.integers(1, 9, rows).astype(np.int32)
@@ -39,8 +39,8 @@ def plans(draw: st.DrawFn) -> StepPlan:
 
 
 @given(plans(), st.integers(0, 5), st.integers(0, 20))
-def test_what_is_packed_comes_out_and_the_rest_is_padding(plan: StepPlan, more_rows: int, more_tokens: int) -> None:
-    """Every field of the plan to the bit; padding names a slot that does not exist."""
+def test_unpacking_gives_the_plan_and_padding(plan: StepPlan, more_rows: int, more_tokens: int) -> None:
+    """Every field of the plan, bit for bit; padding rows have a slot that does not exist."""
     bucket = Bucket(plan.num_tokens + more_tokens, plan.num_rows + more_rows, decode=False)
     spec = PackSpec.of(bucket, page_size=4, max_rows=MAX_ROWS)
     packed = pack(plan, spec)
@@ -54,7 +54,7 @@ def test_what_is_packed_comes_out_and_the_rest_is_padding(plan: StepPlan, more_r
     for name in ("local_visible_from", "samples"):
         np.testing.assert_array_equal(got[name], getattr(plan, name))
     np.testing.assert_array_equal(np.stack([got[name] for name in SAMPLING], axis=1), plan.sampling)
-    assert np.all(inputs.column("extras")[rows:] == MAX_ROWS), "padding rows have no extras"
+    assert np.all(inputs.column("extras")[rows:] == MAX_ROWS), "padding rows have extras"
     np.testing.assert_array_equal(inputs.tokens[: plan.num_tokens], plan.tokens)
     assert np.all(inputs.column("row_id")[rows:] == MAX_ROWS)
     assert np.all(inputs.column("count")[rows:] == 0)
@@ -64,8 +64,8 @@ def test_what_is_packed_comes_out_and_the_rest_is_padding(plan: StepPlan, more_r
 
 
 @given(plans())
-def test_sections_share_no_element_and_leave_none_out(plan: StepPlan) -> None:
-    """The sections are views that tile the packed array."""
+def test_sections_cover_the_packed_array_without_overlap(plan: StepPlan) -> None:
+    """They are views of the array."""
     spec = PackSpec.of(
         Bucket(plan.num_tokens + 3, plan.num_rows + 2, decode=False),
         page_size=16,
@@ -81,8 +81,8 @@ def test_sections_share_no_element_and_leave_none_out(plan: StepPlan) -> None:
 
 
 @given(plans(), st.integers(0, 5))
-def test_adapters_travel_behind_all_else_where_the_engine_has_any(plan: StepPlan, more_rows: int) -> None:
-    """And nowhere else: what is packed without them is the same to the bit, and no longer."""
+def test_adapter_ids_are_packed_only_if_the_engine_has_adapters(plan: StepPlan, more_rows: int) -> None:
+    """They are at the end: everything before them is bit for bit as without adapters."""
     bucket = Bucket(plan.num_tokens, plan.num_rows + more_rows, decode=False)
     without = PackSpec.of(bucket, page_size=4, max_rows=MAX_ROWS)
     spec = PackSpec.of(bucket, page_size=4, max_rows=MAX_ROWS, adapters=True)
@@ -92,12 +92,12 @@ def test_adapters_travel_behind_all_else_where_the_engine_has_any(plan: StepPlan
     assert unpack(packed, without).adapters is None
     inputs = unpack(packed, spec)
     np.testing.assert_array_equal(inputs.adapters[: plan.num_rows], plan.adapters)
-    assert not inputs.adapters[plan.num_rows :].any(), "padding rows have none"
+    assert not inputs.adapters[plan.num_rows :].any(), "padding rows have an adapter"
 
 
 @given(plans())
 def test_each_launch_packs_into_fresh_memory(plan: StepPlan) -> None:
-    """The device may still read the array of the launch before."""
+    """The device may still read the array of the previous launch."""
     spec = PackSpec.of(Bucket(plan.num_tokens, plan.num_rows, decode=False), page_size=16, max_rows=MAX_ROWS)
     first = pack(plan, spec)
     kept = first.copy()
@@ -110,8 +110,8 @@ def test_each_launch_packs_into_fresh_memory(plan: StepPlan) -> None:
     st.lists(st.tuples(st.integers(0, 100), st.integers(1, 50)), min_size=1, max_size=20),
     st.sampled_from([1, 4, 16, 64]),
 )
-def test_a_bucket_has_room_for_the_new_pages_of_any_plan(rows: list[tuple[int, int]], page_size: int) -> None:
-    """Rows of any start and count never take more entries of a kind than the bucket has."""
+def test_a_bucket_fits_the_new_pages_of_any_plan(rows: list[tuple[int, int]], page_size: int) -> None:
+    """Rows of any start and count never need more table entries of a kind than the bucket has."""
     pages = sum(-(-(start + count) // page_size) - -(-start // page_size) for start, count in rows)
     bucket = Bucket(sum(count for _, count in rows), len(rows), decode=False)
     assert pages <= PackSpec.of(bucket, page_size=page_size, max_rows=64).entries

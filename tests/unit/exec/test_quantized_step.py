@@ -1,4 +1,4 @@
-"""A step's program with weights of 8 bits, as the CPU's compiler sees it: no weight is copied to be widened."""
+"""The compiled step with weights of 8 bits on CPU: no weight is widened as a whole."""
 
 import jax.numpy as jnp
 import pytest
@@ -31,7 +31,7 @@ LLAMA = {
 
 
 def temporaries(mode: QuantizationMode) -> tuple[int, int]:
-    """Bytes of temporaries, and of the weights, of a decode step."""
+    """Return the bytes of a decode step's temporaries, and of its weights."""
     model = parse_config(LLAMA)
     params: Params = {}
     for name, shape in param_shapes(model, FLOAT32).items():
@@ -45,8 +45,8 @@ def temporaries(mode: QuantizationMode) -> tuple[int, int]:
     return memory.temp_size_in_bytes, memory.argument_size_in_bytes
 
 
-def test_no_weight_is_copied_in_a_step() -> None:
-    """Temporaries are blocks of columns more than with plain weights, which take almost four times the bytes."""
+def test_a_step_makes_no_copy_of_a_weight() -> None:
+    """Temporaries grow only by blocks of columns; float32 weights take almost four times the bytes."""
     (plain, whole), (found, held) = temporaries("none"), temporaries("int8")
     assert held < 0.3 * whole
     block, largest = 4 * 2048 * 512, 4 * 512 * 4096  # of the down projection; all of gate and up

@@ -1,4 +1,4 @@
-"""From sampling parameters to biases and masks (jswa/sched/constraint.py)."""
+"""Biases and masks made of sampling parameters (jswa/sched/constraint.py)."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ PROMPT = 5
 def constraint_of(
     vocab: int, *, stop_ids: frozenset[int] = frozenset(), bad_words: tuple[tuple[int, ...], ...] = (), **params: Any
 ) -> Constraint:
-    """The constraint of a request that has one."""
+    """Return the constraint of a request that has one."""
     found = make_constraint(SamplingParams(**params), vocab, PROMPT, stop_ids, bad_words)
     assert found is not None
     return found
 
 
 def allowed_in(mask: Int[np.ndarray, " words"], vocab: int) -> Bool[np.ndarray, " V"]:
-    """The tokens of a mask, bit by bit, and nothing past the vocabulary."""
+    """Return the tokens of a mask, read bit by bit; assert that no bit past the vocabulary is set."""
     assert mask.dtype == np.int32
     assert len(mask) == -(-vocab // 32)
     bits = [bool(int(mask[token // 32]) & 0xFFFFFFFF & (1 << (token % 32))) for token in range(32 * len(mask))]
@@ -35,7 +35,7 @@ def allowed_in(mask: Int[np.ndarray, " words"], vocab: int) -> Bool[np.ndarray, 
 
 
 def test_a_request_without_extras_has_no_constraint() -> None:
-    """Temperature, its limits, stop tokens and log probabilities cost no place."""
+    """Temperature, its limits, stop tokens and log probabilities need no extras."""
     params = SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, stop_token_ids=[3], logprobs=2)
     assert make_constraint(params, 40, PROMPT, frozenset({3}), ()) is None
     assert make_constraint(SamplingParams(logit_bias={}), 40, PROMPT, frozenset(), ()) is None
@@ -46,7 +46,7 @@ def test_a_request_without_extras_has_no_constraint() -> None:
     [{"repetition_penalty": 1.1}, {"presence_penalty": -0.5}, {"frequency_penalty": 0.5}, {"logit_bias": {3: 1.0}}],
 )
 def test_a_penalty_or_a_bias_alone_allows_every_token(params: dict[str, Any]) -> None:
-    """The constraint is there, and its masks are full."""
+    """The request has a constraint, whose masks are full."""
     found = constraint_of(33, stop_ids=frozenset({2}), **params)
     assert allowed_in(found.mask, 33).all()
     assert allowed_in(found.early_mask, 33).all()
@@ -54,8 +54,8 @@ def test_a_penalty_or_a_bias_alone_allows_every_token(params: dict[str, Any]) ->
 
 
 @given(st.data())
-def test_masks_are_what_is_allowed_less_bad_tokens_and_early_stop_tokens(data: st.DataObject) -> None:
-    """Bit by bit, for vocabularies around the size of a word; longer bad words stay out of the mask."""
+def test_masks_contain_allowed_tokens_without_bad_words_and_early_stop_tokens(data: st.DataObject) -> None:
+    """Bit by bit, for vocabularies around the size of a word; bad words of several tokens are not in the mask."""
     vocab = data.draw(st.integers(1, 70))
     ids = st.integers(0, vocab - 1)
     allowed = data.draw(st.none() | st.lists(ids, min_size=1))
@@ -99,8 +99,8 @@ def test_an_id_outside_the_vocabulary_is_refused_by_name(name: str, vocab: int) 
     assert str(vocab) in str(caught.value)
 
 
-def test_nothing_left_to_generate_is_refused_by_name() -> None:
-    """Bad words that take every allowed token; stop tokens that are all that min_tokens would allow."""
+def test_a_request_that_allows_no_token_is_refused_by_name() -> None:
+    """If bad words forbid every allowed token, or if only stop tokens are allowed before min_tokens."""
     with pytest.raises(InvalidSampling) as caught:
         constraint_of(8, allowed_token_ids=[3, 4], bad_words=((3,), (4,)))
     assert caught.value.field == "allowed_token_ids"
@@ -110,8 +110,8 @@ def test_nothing_left_to_generate_is_refused_by_name() -> None:
     assert constraint_of(8, allowed_token_ids=[3, 4], stop_ids=frozenset({3, 4})).bad_words == ()
 
 
-def test_bad_words_that_only_the_tokenizer_has_are_left_out() -> None:
-    """A tokenizer may know more ids than the model: those are never generated, and the others still are bad."""
+def test_bad_words_outside_the_vocabulary_are_ignored() -> None:
+    """A tokenizer may have more ids than the model; the other bad words still count."""
     found = constraint_of(40, bad_words=((3,), (40,), (5, 41), (5, 6)))
     assert np.flatnonzero(~allowed_in(found.mask, 40)).tolist() == [3]
     assert found.bad_words == ((5, 6),)

@@ -1,4 +1,4 @@
-"""Sampling columns, places and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
+"""Sampling columns, extras ids and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
 
 import dataclasses
 from typing import Any
@@ -31,25 +31,25 @@ def make_request(
     priority: int = 0,
     **params: Any,
 ) -> Request:
-    """A request with whatever constraint its parameters make; at most 30 tokens."""
+    """Return a request with the constraint of its parameters, of at most 30 tokens."""
     given_params = SamplingParams(**params)
     constraint = make_constraint(given_params, VOCAB, len(prompt), stop_ids, bad_words)
     return Request(name, np.array(prompt, np.int32), given_params, stop_ids, (7, 2**32 - 1), 30, priority, constraint)
 
 
 def make_sequence(request: Request, slot: int = 0) -> Sequence:
-    """A sequence in a slot."""
+    """Return a sequence in a slot."""
     return Sequence(request, (0, 0), limit=30, row_id=slot, lease=Lease(8))
 
 
 def allowed(entry: ExtrasEntry | None) -> set[int]:
-    """The tokens of an entry's mask."""
+    """Return the tokens that an entry's mask allows."""
     assert entry is not None
     return {token for token in range(VOCAB) if int(entry.mask[token // 32]) >> (token % 32) & 1}
 
 
-def test_columns_hold_the_parameters_and_the_length_of_the_prompt() -> None:
-    """Floats and keys as their bits; top_k -1 is 0; a row without extras points past the places."""
+def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None:
+    """Floats and keys as their bits; top_k -1 becomes 0; the extras id of a row without extras is past all others."""
     table = RowTable(max_rows=3, max_extras=2)
     params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
     assert table.admit(make_sequence(make_request("a", [1, 2, 3], **params), slot=2)) is None
@@ -69,8 +69,8 @@ def test_columns_hold_the_parameters_and_the_length_of_the_prompt() -> None:
     assert table.any_extras
 
 
-def test_places_are_distinct_and_come_back() -> None:
-    """A row without a constraint needs none; leaving twice, or without one, gives nothing back."""
+def test_extras_ids_are_distinct_and_are_freed() -> None:
+    """A row without a constraint needs none; an id is freed only once."""
     table = RowTable(max_rows=4, max_extras=2)
     constrained, plain = make_request("a", [1], presence_penalty=1.0), make_request("b", [1])
     rows = [make_sequence(constrained, slot) for slot in range(2)]
@@ -88,11 +88,11 @@ def test_places_are_distinct_and_come_back() -> None:
     third = table.admit(make_sequence(constrained, 3))
     assert third is not None
     assert third.extras_id == rows[0].extras_id
-    assert not table.has_room(constrained), "a place was given back twice"
+    assert not table.has_room(constrained), "an id was freed twice"
 
 
 def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
-    """The early mask holds for the first min_tokens positions of the text; one update lifts it, and only one."""
+    """The early mask holds for the first min_tokens generated tokens; then one update lifts it."""
     table = RowTable(1, 1)
     sequence = make_sequence(make_request("a", [1, 2, 3], min_tokens=2, stop_ids=frozenset({2, 39}), logit_bias={5: 1}))
     entry = table.admit(sequence)
@@ -103,7 +103,7 @@ def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
     late = table.update(sequence, 5)
     assert allowed(late) == set(range(VOCAB))
     assert late is not None
-    assert late.bias is None, "the counts would be lost"
+    assert late.bias is None, "a new bias would reset the counts"
     assert table.update(sequence, 6) is None
 
 
@@ -112,10 +112,10 @@ def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
     st.lists(st.integers(0, 2), max_size=12),
     st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=4).map(tuple), min_size=1, max_size=3),
 )
-def test_the_end_of_a_bad_word_is_forbidden_exactly_after_its_beginning(
+def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
     prompt: list[int], text: list[int], words: list[tuple[int, ...]]
 ) -> None:
-    """The beginning counts in the text alone, not in the prompt nor across its end; what was sent adds up."""
+    """The other tokens must all be generated ones. The mask on the device follows from the updates sent so far."""
     table = RowTable(1, 1)
     sequence = make_sequence(make_request("a", prompt, bad_words=tuple(words), allowed_token_ids=[0, 1, 2, 31, 39]))
     known = allowed(table.admit(sequence))
@@ -129,8 +129,8 @@ def test_the_end_of_a_bad_word_is_forbidden_exactly_after_its_beginning(
             sequence.append(text[length])
 
 
-def test_a_preempted_text_comes_back_with_the_mask_of_its_length() -> None:
-    """What is known when the row is entered again decides, not where it starts to run."""
+def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
+    """The mask depends on the tokens known at the restart, not on the position at which the row starts to run."""
     table = RowTable(1, 1)
     sequence = make_sequence(
         make_request("a", [1, 2], min_tokens=2, stop_ids=frozenset({0}), bad_words=((31, 32, 31),))
@@ -144,7 +144,7 @@ def test_a_preempted_text_comes_back_with_the_mask_of_its_length() -> None:
 
 @dataclasses.dataclass
 class Steps:
-    """A scheduler whose device says token 9 for every row, one step in flight."""
+    """A scheduler with one step in flight, and a device that samples token 9 for every row."""
 
     scheduler: Scheduler
     pending: StepPlan | None = None
@@ -158,19 +158,19 @@ class Steps:
         return self.pending
 
     def status(self, name: str) -> Status | None:
-        """How a request is doing; None where it has ended."""
+        """Return the status of a request, or None if it has ended."""
         found = self.scheduler.sequences.get(name)
         return None if found is None else found.status
 
 
 def make_steps(rows: int) -> Steps:
-    """Plenty of pages."""
+    """Return a scheduler with plenty of pages."""
     return Steps(Scheduler(LAYOUT, Limits(30, rows, 64, LAYOUT.page_size, num_blocks=400)))
 
 
 @pytest.mark.parametrize("how", ["finished", "aborted"])
-def test_a_request_that_finds_no_free_place_waits_for_one(how: str) -> None:
-    """Places are fewer than rows here; the queue keeps its order, and the next to come gets the place."""
+def test_a_request_waits_for_a_free_extras_id(how: str) -> None:
+    """There are fewer ids than rows; the queue keeps its order, and its head gets the next free id."""
     steps = make_steps(rows=40)
     assert steps.scheduler.limits.max_extras == 32
     for index in range(32):
@@ -182,7 +182,7 @@ def test_a_request_that_finds_no_free_place_waits_for_one(how: str) -> None:
     for _ in range(3):
         steps.step()
     assert steps.status("late") is Status.WAITING
-    assert steps.status("plain") is Status.WAITING, "nobody passes the head of the queue"
+    assert steps.status("plain") is Status.WAITING, "a request overtook the head of the queue"
     if how == "aborted":
         steps.scheduler.abort("a7")
         steps.step()
@@ -192,8 +192,8 @@ def test_a_request_that_finds_no_free_place_waits_for_one(how: str) -> None:
     steps.scheduler.check()  # all 32 extras ids are free again
 
 
-def test_a_row_with_bad_words_runs_only_when_its_text_is_known_and_others_do_not_wait() -> None:
-    """Every second step; its neighbour runs in every one."""
+def test_a_row_with_bad_words_runs_in_every_second_step() -> None:
+    """It waits until its last token is known; the row beside it runs in every step."""
     steps = make_steps(rows=2)
     steps.scheduler.add(make_request("words", [1, 2], bad_words=((9, 9, 9),)))
     steps.scheduler.add(make_request("plain", [1, 2]))

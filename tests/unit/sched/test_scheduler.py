@@ -1,4 +1,4 @@
-"""What one scheduler does in named situations (jswa/sched/scheduler.py)."""
+"""The scheduler in chosen situations (jswa/sched/scheduler.py)."""
 
 import dataclasses
 
@@ -21,17 +21,17 @@ MODEL = TextModel(1000)
 
 
 def make_loop(layout: KVLayout, *, blocks: int, rows: int = 4, tokens: int = 16, length: int = 40) -> Loop:
-    """A loop on an arena of this many usable blocks."""
+    """Return a loop on an arena of `blocks` usable blocks."""
     return Loop(layout, Limits(length, rows, tokens, layout.page_size, num_blocks=1 + blocks), MODEL)
 
 
 def find(loop: Loop, name: str) -> Sequence:
-    """A sequence by its request."""
+    """Return a sequence by its request id."""
     return loop.scheduler.sequences[name]
 
 
 def run(loop: Loop) -> list[TokenEvent]:
-    """All events to the end."""
+    """Run to the end; return all events."""
     events = []
     while loop.scheduler.has_work():
         events.extend(loop.step())
@@ -51,14 +51,14 @@ def test_a_long_generation_never_holds_more_than_the_window(layers: tuple[int, i
     while loop.scheduler.has_work():
         said.extend(event.token for event in loop.step())
         assert sum(len(lease.local.held) for lease in cache.leases) <= layout.touch(64) + 1
-        # Beyond the window: the prompt's, in the cache; in prefill, pages on their way there.
+        # Besides the window: pages of the prompt that are cached or, in prefill, wait to be published.
         assert cache.pool.num_local <= layout.touch(64) + 1 + layout.touch(100)
     assert said == MODEL.generate(prompt, (), 100 + count)[0]
     assert loop.runner.launches == 4 + count - 1
 
 
-def test_a_decode_row_takes_one_local_page_before_it_gives_one_back() -> None:
-    """Also inside a plan, before the slide, it holds at most touch(W) local pages."""
+def test_a_decode_row_gets_a_local_page_before_it_frees_one() -> None:
+    """Inside a plan, before it slides, it holds at most touch(W) local pages."""
     layout = make_layout(16, 64, num_full=1, num_local=2)
     pool_of_five = 1 + (layout.touch(64) * 2 + 32) // 2
     loop = Loop(layout, Limits(500, 1, 1, 16, num_blocks=pool_of_five), MODEL)
@@ -68,7 +68,7 @@ def test_a_decode_row_takes_one_local_page_before_it_gives_one_back() -> None:
 
 
 def test_requests_run_in_order_of_arrival() -> None:
-    """One row at a time: the first to come is the first to finish, whatever its length."""
+    """With one row at a time, requests finish in order of arrival, whatever their lengths."""
     loop = make_loop(FULL, blocks=40, rows=1)
     for name, length in (("long", 30), ("short", 5), ("middle", 12)):
         loop.scheduler.add(make_request(name, [1, 2], length=length))
@@ -76,8 +76,8 @@ def test_requests_run_in_order_of_arrival() -> None:
     assert ends == ["long", "short", "middle"]
 
 
-def test_a_small_request_does_not_pass_a_big_one_that_waits_for_pages() -> None:
-    """Long prompts do not starve: the head of the queue blocks the queue."""
+def test_a_small_request_does_not_overtake_a_large_one_that_waits_for_pages() -> None:
+    """The head of the queue blocks the queue, so that long prompts do not starve."""
     loop = make_loop(FULL, blocks=6)
     for name, prompt, length in (("running", 11, 14), ("big", 13, 14), ("small", 1, 3)):
         loop.scheduler.add(make_request(name, [1] * prompt, length=length))
@@ -85,7 +85,7 @@ def test_a_small_request_does_not_pass_a_big_one_that_waits_for_pages() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "admitted"), [(10, True), (9, False)])
-def test_admission_beside_a_decode_row_is_the_formula_to_the_block(blocks: int, admitted: bool) -> None:
+def test_admission_beside_a_decode_row_follows_the_formula_exactly(blocks: int, admitted: bool) -> None:
     """Claimed: resident(10) = 3 + 2 · 3 slots. Alone a prompt of 9 needs 3 + 2 · touch(10): 20 slots, 10 blocks."""
     loop = make_loop(HYBRID, blocks=blocks, length=20)
     loop.scheduler.add(make_request("a", [1] * 9, length=20))
@@ -104,14 +104,14 @@ def test_admission_beside_a_prefill_keeps_the_reserve_of_the_step(blocks: int, a
     loop.scheduler.add(make_request("b", [2] * 3, length=10))
     loop.step()
     loop.step()
-    assert find(loop, "b").status is Status.WAITING, "the chunks of the first prompt take the whole step"
+    assert find(loop, "b").status is Status.WAITING, "the chunk of the first prompt fills the whole step"
     loop.step()
     assert find(loop, "b").status is (Status.RUNNING if admitted else Status.WAITING)
     assert {event.request_id for event in run(loop) if event.finish_reason == "length"} == {"a", "b"}
 
 
-def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers() -> None:
-    """At once, naming the field, the value and the limit; one token less is taken."""
+def test_a_prompt_that_can_never_fit_is_refused() -> None:
+    """At once, with the field, the value and the limit in the error; a prompt of one token less is accepted."""
     loop = make_loop(FULL, blocks=5)
     assert loop.scheduler.capacity == 20
     with pytest.raises(PromptTooLong) as refused:
@@ -125,7 +125,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers() -> None:
 
 
 def test_a_row_preempted_in_flight_keeps_its_token() -> None:
-    """The token of the step that runs is applied; only then does the row wait again, before all later ones."""
+    """The token of its step is applied first; then the row waits again, before all later requests."""
     loop = make_loop(FULL, blocks=4)
     for name, prompt in (("old", 3), ("young", 9), ("late", 3)):
         loop.scheduler.add(make_request(name, [ord(name[0]), *range(prompt - 1)], length=prompt + 6))
@@ -139,7 +139,7 @@ def test_a_row_preempted_in_flight_keeps_its_token() -> None:
     assert young.in_flight == 1
     assert young.lease is None
     known = young.num_known
-    assert find(loop, "late").status is Status.WAITING, "the later request took the place of the preempted one"
+    assert find(loop, "late").status is Status.WAITING, "the later request overtook the preempted one"
     events = loop.apply(before)
     assert young.num_known == known + 1
     assert find(loop, "young").status is Status.WAITING
@@ -150,8 +150,8 @@ def test_a_row_preempted_in_flight_keeps_its_token() -> None:
     assert [e.request_id for e in rest if e.finish_reason] == ["old", "young", "late"]
 
 
-def test_a_row_that_may_have_ended_takes_no_page_from_another() -> None:
-    """It waits one step to see: here its token in flight is its end, and nobody is preempted."""
+def test_a_row_that_may_have_ended_preempts_no_other() -> None:
+    """It waits one step for its token in flight: here that token ends it, and no row is preempted."""
     prompt = [1, 2, 3]
     end = MODEL.generate(prompt, (), 5)[0][1]
     loop = make_loop(FULL, blocks=4)
@@ -162,7 +162,7 @@ def test_a_row_that_may_have_ended_takes_no_page_from_another() -> None:
 
 
 def test_the_youngest_row_is_preempted() -> None:
-    """Whoever came last gives its pages to whoever came first; the row between them keeps its own."""
+    """The last request gives its pages to the first one; the row between them keeps its own."""
     loop = make_loop(FULL, blocks=5)
     for name, prompt, length in (("old", 3, 8), ("middle", 6, 11), ("young", 6, 11)):
         loop.scheduler.add(make_request(name, [1] * prompt, length=length))
@@ -175,7 +175,7 @@ def test_the_youngest_row_is_preempted() -> None:
 
 
 def test_a_length_stop_costs_no_step_and_an_end_token_one() -> None:
-    """A length is known when the step is planned; a token only when it has come back."""
+    """A length stop is known when the step is planned; an end token only after the step."""
     prompt = [5, 6, 7]
     tokens, _ = MODEL.generate(prompt, (), 13)
     for stop_ids, steps in (((), 10), ((tokens[4],), 6)):
@@ -196,8 +196,8 @@ def test_an_end_token_of_the_model_gives_no_stop_reason() -> None:
     assert [event[:4] for event in run(loop)] == [("a", token, "stop", None)]
 
 
-def test_an_aborted_row_in_flight_says_nothing_more() -> None:
-    """Its pages are free at once, its step's token is dropped, and its id can be used again."""
+def test_an_aborted_row_in_flight_gives_no_more_events() -> None:
+    """Its pages are free at once, the token in flight is dropped, and the id can be used again."""
     loop = make_loop(HYBRID, blocks=40)
     loop.scheduler.add(make_request("a", [1, 2], length=20))
     loop.step()
@@ -212,7 +212,7 @@ def test_an_aborted_row_in_flight_says_nothing_more() -> None:
 
 
 def test_a_row_that_is_not_finite_fails_alone() -> None:
-    """The others of the batch go on."""
+    """The other rows of the batch continue."""
     loop = make_loop(HYBRID, blocks=40)
     for name in "ab":
         loop.scheduler.add(make_request(name, [ord(name)], length=4))
@@ -225,7 +225,7 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
 
 
 def test_prefill_chunks_and_decode_rows_share_a_step() -> None:
-    """Decode tokens are set aside first; a prompt gets what is left, and samples only at its end."""
+    """Decode rows come first in the token budget; a prompt gets the rest, and samples only at its end."""
     loop = make_loop(FULL, blocks=40, tokens=8)
     loop.scheduler.add(make_request("a", [1, 2], length=20))
     loop.step()
@@ -241,8 +241,8 @@ def test_prefill_chunks_and_decode_rows_share_a_step() -> None:
     assert seen == [([1, 7], [1, 0]), ([1, 7], [1, 0]), ([1, 3], [1, 1])]
 
 
-def test_moves_reach_the_plan_once_and_in_their_order() -> None:
-    """Also those of a call of `plan` that had nothing to run: they are carried out before the next step."""
+def test_each_move_is_in_one_plan_and_in_order() -> None:
+    """Also moves of a `plan` that had nothing to run: they are carried out before the next step."""
     scheduler = make_loop(FULL, blocks=40).scheduler
     scheduler.cache.moves = [Move(5, 9, rename=True), Move(9, 3, rename=False)]
     assert scheduler.plan() is None
@@ -252,15 +252,15 @@ def test_moves_reach_the_plan_once_and_in_their_order() -> None:
 
 
 def test_a_request_id_that_runs_cannot_be_added_again() -> None:
-    """Events are matched by id."""
+    """Events have no other key."""
     loop = make_loop(FULL, blocks=40)
     loop.scheduler.add(make_request("a", [1], length=3))
     with pytest.raises(EngineError, match="'a' is already running"):
         loop.scheduler.add(make_request("a", [1], length=3))
 
 
-def test_steps_must_be_applied_in_their_order() -> None:
-    """Tokens of one step given to another would be wrong for every row."""
+def test_steps_must_be_applied_in_order() -> None:
+    """Otherwise every row would get tokens of another step."""
     scheduler: Scheduler = make_loop(FULL, blocks=40).scheduler
     scheduler.add(make_request("a", [1], length=5))
     plans = [scheduler.plan(), scheduler.plan()]
@@ -271,10 +271,8 @@ def test_steps_must_be_applied_in_their_order() -> None:
 
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("prompt_logprobs", [None, 1])
-def test_the_reason_of_a_miss_is_the_reason_why_the_cache_was_not_asked(
-    cache: bool, prompt_logprobs: int | None
-) -> None:
-    """Prompt log probabilities are named only if they are the reason: without a cache every miss is "disabled"."""
+def test_a_miss_names_why_the_cache_was_not_searched(cache: bool, prompt_logprobs: int | None) -> None:
+    """Prompt log probabilities are named only if they are the reason: without a cache it is "disabled"."""
     loop = Loop(HYBRID, Limits(40, 4, 16, HYBRID.page_size, num_blocks=40, prefix_cache=cache), MODEL)
     request = make_request("a", [1, 2, 3, 4, 5, 6], length=8)
     loop.scheduler.add(dataclasses.replace(request, params=SamplingParams(prompt_logprobs=prompt_logprobs)))

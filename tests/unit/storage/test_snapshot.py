@@ -1,4 +1,4 @@
-"""Trees of cached text taken as arrays and entered again (jswa/storage/snapshot.py, restore.py)."""
+"""Snapshots of prefix trees, and restoring them (jswa/storage/snapshot.py, restore.py)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jswa.storage.restore import Restored, restore
 from jswa.storage.snapshot import Captured, Snapshot, capture, check, origins
 from tests.support.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
 
-VOCAB = 5  # texts part often, and inside pages
+VOCAB = 5  # so that texts branch often, and inside pages
 SHAPES = [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 9)] + [
     (4, Reach(4, chunked=True)),
     (4, Reach(12, chunked=True)),
@@ -26,13 +26,13 @@ MODEL = TextModel(VOCAB)
 
 
 def make_loop(layers: tuple[int, int], shape: tuple[int, Reach], blocks: int) -> Loop:
-    """A scheduler and a fake device of their own."""
+    """Return a loop with a scheduler and a fake device of its own."""
     layout = make_layout(shape[0], shape[1], num_full=layers[0], num_local=layers[1])
     return Loop(layout, Limits(60, 4, 12, shape[0], num_blocks=1 + blocks), MODEL)
 
 
 class Traffic:
-    """Requests of random texts that share beginnings, each checked against what it says alone."""
+    """Requests with random texts and common prefixes; their tokens are checked against runs alone."""
 
     def __init__(self, loop: Loop, rng: np.random.Generator, texts: list[list[int]] | None = None) -> None:
         self.loop = loop
@@ -41,7 +41,7 @@ class Traffic:
         self.sent = 0
 
     def prompt(self) -> list[int]:
-        """New text, or part of an earlier one with an end of its own."""
+        """Return new text, or a part of an earlier text with another end."""
         start: list[int] = []
         if self.texts and self.rng.random() < 0.8:
             text = self.texts[self.rng.integers(len(self.texts))]
@@ -50,7 +50,7 @@ class Traffic:
         return (start + end)[:50]
 
     def send(self, count: int, *, drain: bool = True) -> None:
-        """Run so many requests, to their end or for a few steps only."""
+        """Send `count` requests and run them to their end, or for a few steps only."""
         for _ in range(count):
             prompt = self.prompt()
             length = min(len(prompt) + int(self.rng.integers(1, 12)), 60)
@@ -66,18 +66,18 @@ class Traffic:
             self.step()
 
     def step(self) -> None:
-        """One step, whose tokens must be those of some text, with all laws checked."""
+        """Run one step and check all laws."""
         self.loop.step()
         self.loop.scheduler.check()
 
 
 def read(loop: Loop, slots: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, "n p"]]:
-    """What the fake device has in these slots."""
+    """Return the contents of these slots on the fake device."""
     return [array[origins(loop.scheduler.cache.moves, slots)] for array in loop.runner.memory]
 
 
 def load(loop: Loop, taken: Captured, contents: list[Int[np.ndarray, "n p"]], salt: str = "") -> Restored:
-    """Enter a snapshot, with its contents, into the tree of another loop."""
+    """Restore a snapshot and its contents into another loop."""
     cache = loop.scheduler.cache
     check(taken.snapshot, loop.runner.layout, VOCAB)
     done = restore(cache, salt, taken.snapshot)
@@ -89,13 +89,13 @@ def load(loop: Loop, taken: Captured, contents: list[Int[np.ndarray, "n p"]], sa
 
 
 def resumes(cache: CacheManager, prompts: list[list[int]], salt: str = "") -> list[Any]:
-    """Where rows with these prompts would start, and whether texts part there."""
+    """Return where rows with these prompts would start, and whether texts branch there."""
     matches = [cache.match(salt, np.array(prompt, np.int32), len(prompt) - 1) for prompt in prompts]
     return [(match.resume, match.branch, len(match.full), len(match.local)) for match in matches]
 
 
 def assert_no_worse(after: list[Any], before: list[Any], page: int) -> None:
-    """As many whole pages are found as before; of one in which texts part now, part may be lost."""
+    """Assert that as many whole pages are found as before; a page in which texts branch now may be lost in part."""
     assert all(new[0].full_to >= old[0].full_to // page * page for new, old in zip(after, before, strict=True))
 
 
@@ -109,10 +109,10 @@ shapes = given(
 
 @share(20)
 @shapes
-def test_a_cache_that_was_taken_and_entered_again_serves_the_same(
+def test_a_restored_cache_gives_the_same_hits(
     layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
 ) -> None:
-    """Every prompt starts where it would have started, on the same memory; tokens come out as without a cache."""
+    """Every prompt starts at the same position on the same memory, and gets the tokens of a cold run."""
     rng = np.random.default_rng(seed)
     first, second = make_loop(layers, shape, blocks), make_loop(layers, shape, blocks)
     traffic = Traffic(first, rng)
@@ -121,10 +121,10 @@ def test_a_cache_that_was_taken_and_entered_again_serves_the_same(
     first.scheduler.check()
     done = load(second, taken, read(first, taken.slots))
     assert done.tokens == taken.tokens
-    assert sorted(done.rows.tolist()) == list(range(len(taken.slots))), "saved pages were left out"
+    assert sorted(done.rows.tolist()) == list(range(len(taken.slots))), "saved pages are missing"
     prompts = [*traffic.texts, *(traffic.prompt() for _ in range(20))]
     before, after = (resumes(loop.scheduler.cache, prompts) for loop in (first, second))
-    # Edges that went on in other ways once are one edge now: a page in their middle is found from above again.
+    # Edges that used to branch may be one edge now: a page in the middle of it is found again.
     lone = any(len(node.children) == 1 for node in first.scheduler.cache.prefix.tree.nodes() if node.parent)
     assert lone or after == before
     assert all(new[0].start >= old[0].start for new, old in zip(after, before, strict=True))
@@ -140,10 +140,10 @@ def test_a_cache_that_was_taken_and_entered_again_serves_the_same(
 
 @share(20)
 @shapes
-def test_a_cache_taken_while_rows_run_is_right(
+def test_a_snapshot_can_be_taken_and_restored_while_rows_run(
     layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
 ) -> None:
-    """Published pages only, below their published ends; and it is entered among running rows as well."""
+    """It contains only published pages, up to the published ends."""
     rng = np.random.default_rng(seed)
     first, second = make_loop(layers, shape, blocks), make_loop(layers, shape, blocks)
     traffic, other = Traffic(first, rng), Traffic(second, rng)
@@ -165,10 +165,10 @@ def test_a_cache_taken_while_rows_run_is_right(
 
 @share(20)
 @shapes
-def test_what_does_not_fit_is_left_out(
+def test_a_restore_into_a_small_arena_leaves_texts_out(
     layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
 ) -> None:
-    """A smaller arena, in part full already: nothing is evicted, the rest is what the snapshot says."""
+    """Nothing is evicted for it; the texts that fit are those of the snapshot."""
     rng = np.random.default_rng(seed)
     first, second = make_loop(layers, shape, 200), make_loop(layers, shape, blocks // 4 + 4)
     traffic, other = Traffic(first, rng), Traffic(second, rng)
@@ -188,8 +188,8 @@ def test_what_does_not_fit_is_left_out(
     other.send(8)
 
 
-def test_the_branch_used_last_is_the_one_that_stays() -> None:
-    """Room for the common beginning and one of three ends."""
+def test_the_last_used_branch_is_restored_first() -> None:
+    """The arena fits the common prefix and one of three branches."""
     shape = (4, Reach(5))
     first = make_loop((1, 1), shape, 100)
     common = [1] * 16
@@ -209,8 +209,8 @@ def test_the_branch_used_last_is_the_one_that_stays() -> None:
     assert found[1] == resumes(first.scheduler.cache, [common + [3] * 20])[0]
 
 
-def test_salts_are_taken_and_entered_apart() -> None:
-    """Nothing of another salt is in a snapshot, and nobody else finds what was entered."""
+def test_a_snapshot_contains_one_salt() -> None:
+    """After a restore only requests of that salt find its texts."""
     first, second = (make_loop((1, 1), (4, Reach(5)), 60) for _ in range(2))
     for salt, prompt in (("a", [1] * 20), ("b", [2] * 20)):
         request = dataclasses.replace(make_request(salt, prompt, length=24), cache_salt=salt)
@@ -230,8 +230,8 @@ def test_salts_are_taken_and_entered_apart() -> None:
     assert not cache.prefix.tree.roots
 
 
-def test_ages_and_uses_come_back() -> None:
-    """What was used often and lately is still told from the rest."""
+def test_ages_and_numbers_of_uses_are_restored() -> None:
+    """Texts that were used often and recently stay longest."""
     first, second = (make_loop((1, 1), (4, Reach(5)), 100) for _ in range(2))
     Traffic(first, np.random.default_rng(3)).send(15)
 
@@ -255,14 +255,14 @@ def test_ages_and_uses_come_back() -> None:
     assert seen(second) == seen(first)
 
 
-def test_moves_that_have_not_run_are_looked_through() -> None:
-    """A page that moved twice is still where it came from; one that was copied is at both places."""
+def test_contents_are_read_from_where_pages_were_before_pending_moves() -> None:
+    """A page that moved twice is read at its origin; a copied page is read at its source."""
     moves = [Move(1, 20, rename=True), Move(20, 25, rename=True), Move(2, 1, rename=False)]
     assert origins(moves, np.array([25, 1, 2, 7], np.int32)).tolist() == [1, 2, 2, 7]
 
 
 def changed(name: str, change: Callable[[Any], Any]) -> Any:
-    """A parameter: a column that is not what it should be."""
+    """Return a test parameter: a snapshot with one wrong column."""
     return pytest.param(name, change, id=name)
 
 
@@ -286,8 +286,8 @@ def changed(name: str, change: Callable[[Any], Any]) -> Any:
         changed("window_end", lambda a: -a),
     ],
 )
-def test_a_snapshot_that_nobody_can_have_taken_is_refused(name: str, change: Callable[[Any], Any]) -> None:
-    """Out of range, out of order or of the wrong length."""
+def test_an_impossible_snapshot_is_refused(name: str, change: Callable[[Any], Any]) -> None:
+    """With values out of range or out of order, or columns of wrong lengths."""
     loop = make_loop((1, 1), (4, Reach(5)), 100)
     Traffic(loop, np.random.default_rng(3)).send(15)
     snapshot = capture(loop.scheduler.cache.prefix, "").snapshot
@@ -299,10 +299,10 @@ def test_a_snapshot_that_nobody_can_have_taken_is_refused(name: str, change: Cal
 
 @share(2)
 @given(data=st.data(), layers=st.sampled_from(list(LAYOUTS.values())), shape=st.sampled_from(SHAPES))
-def test_any_snapshot_that_passes_the_check_leaves_the_laws_whole(
+def test_restoring_any_snapshot_that_passes_the_check_keeps_the_laws(
     data: st.DataObject, layers: tuple[int, int], shape: tuple[int, Reach]
 ) -> None:
-    """Edges that repeat each other, windows with holes, pages of nobody: entered as far as they make sense."""
+    """Duplicate edges, windows with holes and unused pages are restored as far as possible."""
     loop, p = make_loop(layers, shape, data.draw(st.integers(4, 60))), shape[0]
     Traffic(loop, np.random.default_rng(0)).send(data.draw(st.integers(0, 3)), drain=data.draw(st.booleans()))
     count = data.draw(st.integers(0, 6))

@@ -1,4 +1,4 @@
-"""The start rule against its words (jswa/cache/prefix/resume.py)."""
+"""The start rule against its definition (jswa/cache/prefix/resume.py)."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SHAPES = [(1, Reach(1)), (1, Reach(5)), (4, Reach(3)), (4, Reach(9)), (4, Reach(
 
 
 def seen(reach: Reach, boundary: int) -> range:
-    """Positions before `boundary` that a query there sees."""
+    """Return the positions before `boundary` that a query there sees."""
     first = boundary // reach.size * reach.size if reach.chunked else boundary - reach.size + 1
     return range(max(0, first), boundary)
 
@@ -22,7 +22,7 @@ def seen(reach: Reach, boundary: int) -> range:
 def test_the_last_live_boundary_is_the_largest_whose_window_is_there(
     shape: tuple[int, Reach], live: list[bool], data: st.DataObject
 ) -> None:
-    """Every position that a query there sees lies on a page that is there; no later boundary has that."""
+    """Each position that a query there sees lies on a cached page; this holds for no later boundary."""
     page, reach = shape
     length = data.draw(st.integers(0, page * len(live)))
     found = last_live_boundary(reach, page, length, np.array(live))
@@ -34,7 +34,7 @@ def test_the_last_live_boundary_is_the_largest_whose_window_is_there(
 def test_a_row_starts_at_the_largest_of_three(
     shape: tuple[int, Reach], layers: int, live: list[bool], data: st.DataObject
 ) -> None:
-    """The last live boundary, the replay of J·(W - 1) tokens, a chunk's boundary; and what it may see and share."""
+    """The last live boundary, the replay of J·(W - 1) tokens, a chunk's boundary; and from where its KV is exact."""
     page, reach = shape
     layout = make_layout(page, reach, num_full=1, num_local=layers)
     length = data.draw(st.integers(0, page * len(live)))
@@ -48,20 +48,20 @@ def test_a_row_starts_at_the_largest_of_three(
         assert at.local_visible_from - page < at.exact_from <= at.local_visible_from
     else:
         assert at.local_visible_from == at.boundary == at.start
-        assert at.exact_from == length - (reach.size - 1), "the window of the last token, and no more, is exact"
+        assert at.exact_from == length - (reach.size - 1), "exactly the window of the last token is exact"
 
 
 @pytest.mark.parametrize(
     ("layers", "window", "tokens"), [(12, 128, 1_524), (39, 128, 4_953), (52, 1_024, 53_196), (50, 1_024, 51_150)]
 )
-def test_a_replay_is_as_long_as_the_cone(layers: int, window: int, tokens: int) -> None:
-    """gpt-oss-20b, MiMo-V2-Flash, gemma-3-27b, gemma-4-31B: J·(W - 1), however long the prefix."""
+def test_the_length_of_a_replay_depends_on_windows_and_layers_only(layers: int, window: int, tokens: int) -> None:
+    """J·(W - 1) for gpt-oss-20b, MiMo-V2-Flash, gemma-3-27b and gemma-4-31B, for prefixes of any length."""
     layout = make_layout(64, Reach(window), num_full=1, num_local=layers)
     assert replay_length(layout) == tokens
     assert resume(layout, 100_000, np.zeros(2_000, bool)).start == 100_000 - tokens
 
 
 def test_without_local_layers_a_row_starts_where_full_kv_ends() -> None:
-    """There is no window to lose."""
+    """There is no window that could be missing."""
     layout = make_layout(16, None, num_full=2, num_local=0)
     assert resume(layout, 37, np.zeros(3, bool)).start == 37

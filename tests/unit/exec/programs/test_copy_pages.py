@@ -1,4 +1,4 @@
-"""`copy_pages` against NumPy: pages move, full tables follow, everything else stays."""
+"""`copy_pages` against NumPy: pages move, full tables follow, everything else is unchanged."""
 
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ _programs: dict[str, tuple[KVLayout, Any]] = {}
 
 
 def program(pattern: str) -> tuple[KVLayout, Any]:
-    """The layout and its compiled program."""
+    """Return the layout and its compiled program."""
     if pattern not in _programs:
         layout = KVLayout.of(small_model(pattern), 2)
         _programs[pattern] = layout, jax.jit(partial(copy_pages, layout=layout))
@@ -31,7 +31,7 @@ def program(pattern: str) -> tuple[KVLayout, Any]:
 
 
 def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
-    """A state of which every cell is different."""
+    """Return a state in which all elements differ."""
     limits = Limits(24, 4, 8, page_size=2, num_blocks=NUM_BLOCKS)
     state = init_state(layout, limits, 61, jnp.dtype("float32"))
     pages = NUM_BLOCKS * layout.pages_per_block
@@ -49,7 +49,7 @@ def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
 @share(4)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_batch_of_moves_copies_pages_and_renames_them(pattern: str, seed: int) -> None:
-    """Sources are copied to targets in every lane and renamed in the full table; nothing else changes."""
+    """In every lane sources are copied to targets, and the full table names the targets; nothing else changes."""
     layout, run = program(pattern)
     rng = np.random.default_rng(seed)
     state = make_state(layout, rng)
@@ -73,8 +73,8 @@ def test_a_batch_of_moves_copies_pages_and_renames_them(pattern: str, seed: int)
 
 @share(4)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_moves_of_any_length_end_as_if_made_one_by_one(seed: int) -> None:
-    """Cut into batches, chains of moves (a page that moves twice, a place that is filled again) keep their order."""
+def test_any_number_of_moves_gives_the_result_of_single_moves(seed: int) -> None:
+    """Chains of moves keep their order in batches: a page that moves twice, a hole that is filled again."""
     layout, run = program("LLFLLF")
     rng = np.random.default_rng(seed)
     state = make_state(layout, rng)

@@ -16,9 +16,9 @@ from jswa.exec.programs.extras import Extras, count_tokens, init_extras, seen_co
 from jswa.exec.programs.sampling import Sampling
 from jswa.types import MAX_LOGPROBS
 from tests.support import oracles
-from tests.support.fakes import NO_PLACE, sampling_columns, share
+from tests.support.fakes import NO_EXTRAS, sampling_columns, share
 
-VOCAB, ROWS, PLACES = 37, 8, 4  # 37 tokens: the second word of a mask is not full
+VOCAB, ROWS, MAX_EXTRAS = 37, 8, 4  # 37 tokens: the second word of a mask is not full
 WORDS = -(-VOCAB // 32)
 
 _count, _set_extras, _set_mask = jax.jit(count_tokens), jax.jit(set_extras), jax.jit(set_mask)
@@ -30,14 +30,14 @@ _sample = jax.jit(
 @jax.jit
 def _constrain(logits: Any, columns: Any, extras: Any) -> Any:
     rows = Sampling.of(columns)
-    return sampling.apply_constraints(logits, rows, extras, rows.extras < PLACES)
+    return sampling.apply_constraints(logits, rows, extras, rows.extras < MAX_EXTRAS)
 
 
 _keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
 
 
 def bits_of(allowed: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:
-    """Bit t % 32 of word t // 32, one at a time."""
+    """Return a mask: bit t % 32 of word t // 32 for each token t."""
     words = [0] * WORDS
     for token in np.flatnonzero(allowed).tolist():
         words[token // 32] |= 1 << (token % 32)
@@ -45,13 +45,13 @@ def bits_of(allowed: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:
 
 
 def choice_of(values: Any, rng: np.random.Generator) -> Float[np.ndarray, " R"]:
-    """One of the values per row, as the device gets it."""
+    """Draw one of the values for each row, in float32."""
     return np.asarray(rng.choice(values, ROWS), np.float32)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Random rows, most of them with a place, and tables that were filled token by token."""
+    """Random rows, most of them with extras, and tables that are filled token by token."""
 
     logits: Float[np.ndarray, "R V"]
     place: Int[np.ndarray, " R"]
@@ -63,16 +63,16 @@ class Batch:
     allowed: Bool[np.ndarray, "E V"]
     prompts: list[list[int]]
     texts: list[list[int]]
-    skipped: list[int]  # tokens of prompt and text whose KV is cached
+    skipped: list[int]  # tokens of prompt and generated text whose KV is cached
 
     @staticmethod
     def make(seed: int) -> "Batch":
-        """Prompts and texts share some tokens; every place allows at least one token."""
+        """Return a random batch: prompts and texts share some tokens, and every mask allows at least one token."""
         rng = np.random.default_rng(seed)
-        allowed = rng.random((PLACES, VOCAB)) < rng.choice([0.1, 0.5, 0.97], (PLACES, 1))
-        allowed[np.arange(PLACES), rng.integers(0, VOCAB, PLACES)] = True
-        place = np.full(ROWS, NO_PLACE)
-        place[rng.permutation(ROWS)[:PLACES]] = rng.permutation(PLACES)
+        allowed = rng.random((MAX_EXTRAS, VOCAB)) < rng.choice([0.1, 0.5, 0.97], (MAX_EXTRAS, 1))
+        allowed[np.arange(MAX_EXTRAS), rng.integers(0, VOCAB, MAX_EXTRAS)] = True
+        place = np.full(ROWS, NO_EXTRAS)
+        place[rng.permutation(ROWS)[:MAX_EXTRAS]] = rng.permutation(MAX_EXTRAS)
         return Batch(
             logits=(3 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32),
             place=place,
@@ -80,40 +80,42 @@ class Batch:
             repetition=choice_of([0.5, 1.0, 1.3, 4.0], rng),
             presence=choice_of([-2.0, 0.0, 0.7, 2.0], rng),
             frequency=choice_of([-1.0, 0.0, 0.3, 2.0], rng),
-            bias=np.where(rng.random((PLACES, VOCAB)) < 0.2, rng.uniform(-9, 9, (PLACES, VOCAB)), 0).astype(np.float32),
+            bias=np.where(rng.random((MAX_EXTRAS, VOCAB)) < 0.2, rng.uniform(-9, 9, (MAX_EXTRAS, VOCAB)), 0).astype(
+                np.float32
+            ),
             allowed=allowed,
-            prompts=[rng.integers(0, VOCAB, rng.integers(1, 12)).tolist() for _ in range(PLACES)],
-            texts=[rng.integers(0, VOCAB // 2, rng.integers(0, 12)).tolist() for _ in range(PLACES)],
-            skipped=rng.integers(0, 24, PLACES).tolist(),
+            prompts=[rng.integers(0, VOCAB, rng.integers(1, 12)).tolist() for _ in range(MAX_EXTRAS)],
+            texts=[rng.integers(0, VOCAB // 2, rng.integers(0, 12)).tolist() for _ in range(MAX_EXTRAS)],
+            skipped=rng.integers(0, 24, MAX_EXTRAS).tolist(),
         )
 
     def columns(self, **more: Any) -> Int[np.ndarray, "R C"]:
-        """Packed parameters."""
+        """Return the packed parameters."""
         names = ("temperature", "repetition", "presence", "frequency")
         return sampling_columns(ROWS, extras=self.place, **{name: getattr(self, name) for name in names}, **more)
 
     def extras(self) -> Extras:
-        """The tables of these rows."""
-        extras = init_extras(PLACES, VOCAB)
-        for place in range(PLACES):
+        """Return the tables of these rows."""
+        extras = init_extras(MAX_EXTRAS, VOCAB)
+        for place in range(MAX_EXTRAS):
             prompt, text = self.prompts[place], self.texts[place]
             skipped = np.array([*prompt, *text][: self.skipped[place]], np.int32)
             seen = seen_counts(skipped, len(prompt), VOCAB)
             extras = _set_extras(extras, jnp.int32(place), bits_of(self.allowed[place]), self.bias[place], seen)
         parts = []
-        for place in range(PLACES):
+        for place in range(MAX_EXTRAS):
             tokens_of = [(place, t, False) for t in self.prompts[place]] + [(place, t, True) for t in self.texts[place]]
             parts += tokens_of[self.skipped[place] :]
-        parts += [(PLACES, 0, False)] * (PLACES * 24 - len(parts))  # padding, and one compiled shape
+        parts += [(MAX_EXTRAS, 0, False)] * (MAX_EXTRAS * 24 - len(parts))  # padding, and one compiled shape
         places, tokens, generated = (np.array(column) for column in zip(*parts, strict=True))
         filled: Extras = _count(extras, tokens.astype(np.int32), places.astype(np.int32), generated)
         return filled
 
     def expected(self, row: int) -> Float[np.ndarray, " V"]:
-        """What the row's logits should become, token by token."""
+        """Return the expected logits of a row, computed token by token."""
         place = int(self.place[row])
         out: Float[np.ndarray, " V"] = self.logits[row].astype(np.float64)
-        if place == NO_PLACE:
+        if place == NO_EXTRAS:
             return out
         prompt, text = self.prompts[place], self.texts[place]
         for token in range(VOCAB):
@@ -130,8 +132,8 @@ class Batch:
 
 @share(2)
 @given(st.integers(0, 2**32 - 1))
-def test_constrained_logits_are_what_float64_says_and_other_rows_stay_bit_for_bit(seed: int) -> None:
-    """The bias, then repetition by prompt and text, presence and frequency by text alone, then the mask."""
+def test_constrained_logits_match_float64_and_other_rows_are_unchanged(seed: int) -> None:
+    """Bias, then repetition for prompt and text, presence and frequency for the text alone, then the mask."""
     batch = Batch.make(seed)
     found = np.asarray(_constrain(batch.logits, batch.columns(), batch.extras()))
     for row in range(ROWS):
@@ -139,22 +141,22 @@ def test_constrained_logits_are_what_float64_says_and_other_rows_stay_bit_for_bi
         assert ((found[row] == -np.inf) == (expected == -np.inf)).all()
         finite = np.isfinite(expected)
         np.testing.assert_allclose(found[row][finite], expected[finite], rtol=1e-5, atol=1e-5)
-    plain = batch.place == NO_PLACE
+    plain = batch.place == NO_EXTRAS
     assert found[plain].tobytes() == batch.logits[plain].tobytes()
 
 
 @share(2)
 @given(st.integers(0, 2**32 - 1))
-def test_tokens_respect_the_constraints_and_rows_without_any_draw_as_if_alone(seed: int) -> None:
-    """Greedy is the largest constrained logit, a draw is allowed, and a plain row cannot tell who is beside it."""
+def test_tokens_respect_their_rows_constraints_and_no_others(seed: int) -> None:
+    """Greedy rows get the largest constrained logit, drawn tokens are allowed, and plain rows draw as if alone."""
     batch = Batch.make(seed)
     positions, keys = np.arange(ROWS, dtype=np.int32), np.arange(ROWS) + seed % 1000
     tokens = np.asarray(_sample(batch.logits, positions, batch.columns(key_low=keys), batch.extras()))
     plain_columns = sampling_columns(ROWS, temperature=batch.temperature, key_low=keys)
-    alone = np.asarray(_sample(batch.logits, positions, plain_columns, init_extras(PLACES, VOCAB)))
+    alone = np.asarray(_sample(batch.logits, positions, plain_columns, init_extras(MAX_EXTRAS, VOCAB)))
     for row, token in enumerate(tokens.tolist()):
         expected = batch.expected(row)
-        if batch.place[row] == NO_PLACE:
+        if batch.place[row] == NO_EXTRAS:
             assert token == alone[row]
         elif batch.temperature[row] == 0:
             assert expected[token] >= expected.max() - 1e-4
@@ -164,7 +166,7 @@ def test_tokens_respect_the_constraints_and_rows_without_any_draw_as_if_alone(se
 def kept_by_sorting(
     scaled: Float[np.ndarray, " V"], min_p: float, top_k: int, top_p: float, slack: float
 ) -> Bool[np.ndarray, " V"]:
-    """min_p first, then top-k, then top-p of what is left; with min_p and top_p off by `slack`."""
+    """Return the tokens that min_p, then top-k, then top-p leave, with min_p and top_p changed by `slack`."""
     share = np.exp(scaled.astype(np.float64) - scaled.max())
     first: Bool[np.ndarray, " V"] = share >= min(min_p * (1 - slack), 1.0)
     left = np.where(first, scaled, -np.inf).astype(np.float32)
@@ -175,7 +177,7 @@ def kept_by_sorting(
 @share(2)
 @given(st.integers(0, 2**32 - 1))
 def test_min_p_keeps_tokens_near_the_most_likely_one_before_top_k_and_top_p(seed: int) -> None:
-    """p ≥ min_p · p_max after temperature; bisection keeps what sorting keeps, but for roundings at the thresholds."""
+    """p ≥ min_p · p_max after temperature; bisection agrees with sorting except for roundings at the thresholds."""
     rng = np.random.default_rng(seed)
     logits = (3 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32)
     scaled = (logits - logits.max(axis=-1, keepdims=True)) / choice_of([0.3, 1.0, 3.0], rng)[:, None]
@@ -186,24 +188,24 @@ def test_min_p_keeps_tokens_near_the_most_likely_one_before_top_k_and_top_p(seed
         limits = float(min_p[row]), int(top_k[row]), float(top_p[row])
         low, high = (kept_by_sorting(scaled[row], *limits, slack) for slack in (-1e-5, 1e-5))
         assert (kept[row] >= low).all(), f"row {row} lacks a token"
-        assert (kept[row] <= high).all(), f"row {row} keeps too much"
+        assert (kept[row] <= high).all(), f"row {row} keeps a token too many"
         assert kept[row, logits[row].argmax()]
 
 
 @pytest.mark.parametrize("min_p", [0.3, 1.0])
 def test_draws_stay_within_min_p_after_temperature(min_p: float) -> None:
-    """Through `sample` itself, at every position: only tokens that are likely enough, and all of them."""
+    """Through `sample`: exactly the tokens that are likely enough are drawn."""
     logits = np.zeros((64, VOCAB), np.float32) - 20
     logits[:, 30:34] = [2.0, 2.0, 1.0, -2.0]  # after temperature 2: shares 1, 1, 0.61, 0.14
     columns = sampling_columns(64, temperature=2.0, min_p=min_p, key_low=7)
-    tokens = _sample(logits, np.arange(64, dtype=np.int32), columns, init_extras(PLACES, VOCAB))
+    tokens = _sample(logits, np.arange(64, dtype=np.int32), columns, init_extras(MAX_EXTRAS, VOCAB))
     assert set(np.asarray(tokens).tolist()) == ({30, 31, 32} if min_p < 1 else {30, 31})
 
 
-def test_counting_drops_padding_and_tells_prompt_from_text() -> None:
-    """Places past the end are dropped; a token of the prompt is not counted; repeats in one step add up."""
+def test_counts_ignore_padding_and_tokens_of_the_prompt() -> None:
+    """Extras ids past the end are dropped; tokens of the prompt are only marked; repetitions in one step add up."""
     extras = init_extras(2, VOCAB)
-    places = np.array([0, 0, 0, 1, 1, 1, 2, 2, NO_PLACE], np.int32)
+    places = np.array([0, 0, 0, 1, 1, 1, 2, 2, NO_EXTRAS], np.int32)
     tokens = np.array([3, 3, 5, 3, 36, 36, 7, 8, 9], np.int32)
     generated = np.array([False, False, True, False, True, True, True, False, True])
     extras = _count(_count(extras, tokens, places, generated), tokens, places, generated)
@@ -214,13 +216,13 @@ def test_counting_drops_padding_and_tells_prompt_from_text() -> None:
     assert (np.asarray(extras["in_prompt"]) == in_prompt).all()
 
 
-def test_a_new_row_finds_its_place_empty_and_a_new_mask_leaves_the_counts() -> None:
-    """set_extras forgets what was counted, in this place alone; set_mask changes the mask alone."""
+def test_a_new_row_starts_without_counts_and_a_new_mask_keeps_them() -> None:
+    """set_extras resets the counts of one id; set_mask changes only the mask."""
     batch = Batch.make(0)
     before = batch.extras()
     bias, mask = np.full(VOCAB, 2.5, np.float32), np.array([5, 1], np.int32)
     after = _set_extras(before, jnp.int32(1), mask, bias, np.zeros(VOCAB, np.int32))
-    others = np.arange(PLACES) != 1
+    others = np.arange(MAX_EXTRAS) != 1
     assert not np.asarray(after["counts"])[1].any()
     assert not np.asarray(after["in_prompt"])[1].any()
     assert (np.asarray(after["bias"])[1] == bias).all()
@@ -234,7 +236,7 @@ def test_a_new_row_finds_its_place_empty_and_a_new_mask_leaves_the_counts() -> N
 
 @pytest.mark.parametrize("vocab", [VOCAB, MAX_LOGPROBS - 3])
 def test_logprobs_are_the_log_softmax_with_rank_and_most_likely_tokens(vocab: int) -> None:
-    """A rank counts the tokens that are more likely, so ties share one; a small vocabulary is listed whole."""
+    """A rank counts the more likely tokens, so ties have equal ranks; a small vocabulary is listed completely."""
     rng = np.random.default_rng(5)
     logits = (2 * rng.standard_normal((ROWS, vocab))).astype(np.float32)
     logits[0, :5] = 9.0

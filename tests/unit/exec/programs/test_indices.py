@@ -1,4 +1,4 @@
-"""`step_indices` and the device state: where tokens are written and what rows read, against loops over tokens."""
+"""`step_indices` and the device state: where tokens are written and rows read, against loops over tokens."""
 
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ CASES = [("LLF", 9, 4, MIXED), ("LLF", 9, 4, DECODE), ("F", 1, 16, MIXED), ("LL"
 
 
 def make_plan(rows: list[tuple[int, int, int, int]]) -> StepPlan:
-    """A plan of rows (slot, start, count, local_visible_from), without tokens that mean anything."""
+    """Return a plan of rows (slot, start, count, local_visible_from) with arbitrary tokens."""
     slots, starts, counts, local_visible_from = (np.array(x, np.int32) for x in zip(*rows, strict=True))
     return StepPlan(
         row_ids=slots,
@@ -45,7 +45,7 @@ def make_plan(rows: list[tuple[int, int, int, int]]) -> StepPlan:
 
 
 class Program:
-    """`step_indices` of one layout and bucket, compiled once, over tables in which every entry is different."""
+    """`step_indices` of one layout and bucket, compiled once, on page tables in which all entries differ."""
 
     def __init__(self, pattern: str, window: int, page_size: int, bucket: Bucket) -> None:
         self.layout = KVLayout.of(small_model(pattern, window=window), page_size)
@@ -65,7 +65,7 @@ class Program:
         self._compiled = jax.jit(partial(step_indices, layout=self.layout, bucket=bucket))
 
     def __call__(self, plan: StepPlan) -> StepIndices:
-        """Indices as numpy arrays."""
+        """Return the indices as NumPy arrays."""
         inputs: Inputs = unpack(pack(plan, self.spec), self.spec)
         indices: StepIndices = jax.tree.map(np.asarray, self._compiled(inputs, self.state))
         return indices
@@ -75,7 +75,7 @@ _programs: dict[tuple[Any, ...], Program] = {}
 
 
 def check_kind(program: Program, kind: Any, plan: StepPlan, table: np.ndarray, *, window: int | None) -> None:
-    """`KindIndices`, as numpy arrays, against what each token and row must have."""
+    """Check `KindIndices`, as NumPy arrays, for each token and row."""
     page = program.limits.page_size
     num_pages = program.limits.num_blocks * (program.layout.pages_per_block if window is None else 1)
     token = 0
@@ -95,15 +95,15 @@ def check_kind(program: Program, kind: Any, plan: StepPlan, table: np.ndarray, *
         assert kind.rows.visible_from[row] == (0 if window is None else plan.local_visible_from[row])
     assert (kind.write_pages[token:] >= num_pages).all(), "a padding token is written"
     cells = list(zip(kind.write_pages.tolist(), kind.write_offsets.tolist(), strict=True))
-    assert len(set(cells)) == len(cells), "unique_indices is promised to the scatter"
+    assert len(set(cells)) == len(cells), "the scatter relies on unique indices"
     assert (kind.rows.counts[plan.num_rows :] == 0).all()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @share(4)
 @given(data=st.data())
-def test_every_token_is_written_to_and_read_from_its_own_page(case: tuple[Any, ...], data: st.DataObject) -> None:
-    """Write cells, page rows cut to the window, positions and last tokens, for any rows that fit the bucket."""
+def test_tokens_are_written_to_and_read_from_their_own_pages(case: tuple[Any, ...], data: st.DataObject) -> None:
+    """Pages and offsets to write, page rows cut to the window, positions and last tokens, for any rows that fit."""
     program = _programs.setdefault(case, Program(*case))
     bucket = program.bucket
     slots = data.draw(st.permutations(range(MAX_ROWS)))[: data.draw(st.integers(1, bucket.rows))]
@@ -137,8 +137,8 @@ def test_every_token_is_written_to_and_read_from_its_own_page(case: tuple[Any, .
 
 
 @pytest.mark.parametrize(("page_size", "window"), [(4, 9), (16, 64), (1, 3)])
-def test_local_page_rows_do_not_grow_with_the_context(page_size: int, window: int) -> None:
-    """Width ⌈(W − 1 + chunk) / p⌉ + 1, or the whole table where that is narrower."""
+def test_the_width_of_local_page_rows_does_not_depend_on_the_context(page_size: int, window: int) -> None:
+    """It is ⌈(W − 1 + chunk) / p⌉ + 1, or that of the whole table if it is smaller."""
     layout = KVLayout.of(small_model("LF", window=window), page_size)
     for bucket in (MIXED, DECODE):
         for max_len in (64, 4_096):
@@ -154,15 +154,15 @@ def test_local_page_rows_do_not_grow_with_the_context(page_size: int, window: in
             assert found.full.rows.page_rows.shape == (bucket.rows, limits.pages_per_row)
 
 
-def test_a_new_state_is_zero_and_as_large_as_its_shapes_say() -> None:
-    """Block 0 and every table start at zero; `state_shapes` allocates nothing and says the same."""
+def test_a_new_state_is_zero_and_has_the_shapes_of_state_shapes() -> None:
+    """`state_shapes` allocates nothing."""
     layout, limits = KVLayout.of(small_model("LLLF"), 4), Limits(30, 5, 16, page_size=4, num_blocks=7)
     state = init_state(layout, limits, 61, jnp.dtype("bfloat16"))
     shapes = state_shapes(layout, limits, 61, jnp.dtype("bfloat16"))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
     tables = {name: leaf for name, leaf in state.items() if name != "extras"}
     assert not any(np.asarray(leaf).astype(np.float32).any() for leaf in jax.tree.leaves(tables))
-    assert (np.asarray(state["extras"]["mask"]) == -1).all(), "a mask forbids tokens that nobody forbade"
+    assert (np.asarray(state["extras"]["mask"]) == -1).all(), "a new mask forbids tokens"
     assert [lane.shape for lane in state["lanes"]] == [(1, 7, layout.block_elems)]
     assert state["full_table"].shape == state["local_table"].shape == (5, 8)
     extras = 5 * (61 * 9 + 2 * 4)

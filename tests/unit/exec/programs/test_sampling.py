@@ -1,4 +1,4 @@
-"""Sampling inside the step: what is kept, what is drawn, and that no row can tell who its neighbours are."""
+"""Sampling inside the step: limits, draws, and independence of the other rows of the batch."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ def run(
     positions: int | Int[np.ndarray, " R"] = 5,
     seeds: int | Int[np.ndarray, " R"] = 0,
 ) -> list[int]:
-    """`sample`; a parameter given once holds for every row."""
+    """Sample a token for each row; a single value of a parameter applies to all rows."""
     rows = len(logits)
     columns = sampling_columns(rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, key_low=seeds)
     tokens = _sample(logits, np.broadcast_to(positions, rows).astype(np.int32), columns, _EXTRAS)
@@ -44,7 +44,7 @@ def run(
 
 
 def make_logits(kind: str, rng: np.random.Generator) -> Float[np.ndarray, " V"]:
-    """A row of logits of a certain shape."""
+    """Return a row of logits of a certain kind."""
     noise = rng.standard_normal(VOCAB)
     shapes = {
         "wide": 3 * noise,
@@ -59,7 +59,7 @@ def make_logits(kind: str, rng: np.random.Generator) -> Float[np.ndarray, " V"]:
 
 
 def scale(logits: Float[np.ndarray, "R V"], temperature: Float[np.ndarray, " R"]) -> Float[np.ndarray, "R V"]:
-    """Logits after temperature, in float32, the largest at 0."""
+    """Return logits after temperature, in float32, shifted so that the largest is 0."""
     return np.asarray((logits - logits.max(axis=-1, keepdims=True)) / temperature[:, None])
 
 
@@ -80,7 +80,7 @@ class Batch:
 
     @staticmethod
     def make(seed: int) -> "Batch":
-        """Logits of any shape with parameters of any size."""
+        """Return logits of any kind with parameters of any size."""
         rng = np.random.default_rng(seed)
         return Batch(
             np.stack([make_logits(kind, rng) for kind in rng.choice(KINDS, ROWS)]),
@@ -91,32 +91,32 @@ class Batch:
 
     @property
     def scaled(self) -> Float[np.ndarray, "R V"]:
-        """Logits after temperature."""
+        """Return the logits of all rows after temperature."""
         return scale(self.logits, self.temperature)
 
     def kept(self, row: int, slack: float) -> Bool[np.ndarray, " V"]:
-        """What a row keeps if top_p were off by `slack`."""
+        """Return the tokens of a row that the limits leave, with top_p changed by `slack`."""
         wanted = float(self.top_p[row])
         wanted = min(wanted + slack, 1.0) if wanted < 1 else wanted
         return oracles.kept_tokens(self.scaled[row], int(self.top_k[row]), wanted)
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_kept_tokens_are_the_top_k_and_then_the_nucleus(seed: int) -> None:
-    """Bisection over float bits keeps what sorting in float64 keeps, but for sums that are a rounding from top_p."""
+def test_the_limits_leave_the_nucleus_of_the_top_k(seed: int) -> None:
+    """Bisection over float bits agrees with sorting in float64, except for sums within a rounding of top_p."""
     batch = Batch.make(seed)
     kept: Bool[np.ndarray, "R V"] = np.asarray(
         _keep(batch.scaled, sampling_columns(ROWS, top_k=batch.top_k, top_p=batch.top_p))
     )
     for row in range(ROWS):
         assert (kept[row] >= batch.kept(row, -1e-6)).all(), f"row {row} lacks a token"
-        assert (kept[row] <= batch.kept(row, 1e-6)).all(), f"row {row} keeps too much"
+        assert (kept[row] <= batch.kept(row, 1e-6)).all(), f"row {row} keeps a token too many"
         assert kept[row, batch.logits[row].argmax()]
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_draws_stay_within_the_kept_tokens(seed: int) -> None:
-    """Through `sample` itself: temperature, then top-k, then top-p; greedy rows take the first largest logit."""
+def test_draws_respect_the_limits(seed: int) -> None:
+    """Through `sample`: temperature, then top-k, then top-p; greedy rows get the first of the largest logits."""
     batch, rng = Batch.make(seed), np.random.default_rng(seed)
     greedy = rng.random(ROWS) < 0.3
     temperature = np.where(greedy, 0.0, batch.temperature).tolist()
@@ -130,7 +130,7 @@ def test_draws_stay_within_the_kept_tokens(seed: int) -> None:
 
 @pytest.mark.parametrize("top_p", [1e-45, 1e-39, 5e-324])
 def test_the_smallest_top_p_keeps_the_most_likely_token(top_p: float) -> None:
-    """A top_p that float32 cannot tell from zero is a nucleus of one token, not of none."""
+    """Even if float32 rounds it to zero."""
     logits = np.zeros((ROWS, VOCAB), np.float32)
     logits[:, 11] = 2.0
     assert run(logits, top_p=top_p) == [11] * ROWS
@@ -138,22 +138,22 @@ def test_the_smallest_top_p_keeps_the_most_likely_token(top_p: float) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-40, 1e-45])
 def test_the_smallest_temperature_takes_the_largest_logit(temperature: float) -> None:
-    """Nothing overflows into NaN on the way to greedy."""
+    """No number overflows."""
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((ROWS, VOCAB)).astype(np.float32)
     assert run(logits, temperature=temperature) == logits.argmax(axis=-1).tolist()
     assert run(logits, temperature=temperature, top_p=0.5, top_k=3) == logits.argmax(axis=-1).tolist()
 
 
-def test_a_row_draws_the_same_in_any_company() -> None:
-    """Token = f(logits, key, position, own parameters): bit-equal for other rows, order, padding and batch sizes."""
+def test_a_draw_does_not_depend_on_the_other_rows() -> None:
+    """A token depends on logits, key, position and parameters of its row, not on order, padding or batch size."""
     rng = np.random.default_rng(1)
     logits = (2 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32)
     temperature, top_k, top_p = [1.0, 0.7, 2.0, 0.0] * 2, [0, 5, 0, 0, 3, 0, 9, 0], [1, 1, 0.9, 1, 0.8, 1, 0.7, 1]
     positions, seeds = np.arange(10, 10 + ROWS), np.arange(ROWS)
 
     def tokens_of(order: list[int], extra: int = 0) -> list[int]:
-        """Tokens of these rows run together, with `extra` rows of garbage behind them."""
+        """Return the tokens of these rows in one batch, with `extra` arbitrary rows after them."""
         pick = order + [0] * extra
         rows = logits[pick]
         rows[len(order) :] = np.nan
@@ -171,12 +171,12 @@ def test_a_row_draws_the_same_in_any_company() -> None:
     assert tokens_of(shuffled) == [together[i] for i in shuffled]
     assert [tokens_of([i])[0] for i in range(ROWS)] == together
     assert tokens_of([3, 1], extra=1) == [together[3], together[1]]
-    assert tokens_of([0, 5, 3]) == [together[i] for i in (0, 5, 3)], "rows without limits, beside a greedy one"
+    assert tokens_of([0, 5, 3]) == [together[i] for i in (0, 5, 3)], "rows without limits beside a greedy one"
     assert tokens_of([3, 7, 3]) == [together[i] for i in (3, 7, 3)], "greedy rows alone"
 
 
 def test_a_draw_depends_on_key_and_position() -> None:
-    """The same key at the same position draws the same token; another position or key draws anew."""
+    """The same key and position give the same token; another key or position gives an independent draw."""
     flat = np.zeros((MANY, VOCAB), np.float32)
     assert len(set(run(flat, positions=9, seeds=4))) == 1
     by_position = run(flat, positions=np.arange(MANY), seeds=4)
@@ -190,7 +190,7 @@ def test_a_draw_depends_on_key_and_position() -> None:
     ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 4, 1.0), (1.0, 0, 0.75), (1.0, 5, 0.8)]
 )
 def test_draws_are_as_frequent_as_their_probability(temperature: float, top_k: int, top_p: float) -> None:
-    """Chi-square of 16,384 draws with fixed keys, at a bound that a right sampler passes but for one in 10^9."""
+    """Chi-square of 16,384 draws with fixed keys; a right sampler exceeds the bound with probability 10^-9."""
     seeds = 32
     draws = seeds * MANY
     logits = np.full(VOCAB, -30.0, np.float32)
@@ -214,7 +214,7 @@ def test_draws_are_as_frequent_as_their_probability(temperature: float, top_k: i
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_is_not_finite_fails_alone(bad: float, temperature: float) -> None:
-    """NOT_FINITE for the row that holds NaN or infinity; every other row keeps its token."""
+    """A row with NaN or infinity gets NOT_FINITE; the other rows get their tokens."""
     rng = np.random.default_rng(2)
     logits = rng.standard_normal((ROWS, VOCAB)).astype(np.float32)
     parameters = partial(run, temperature=temperature, top_p=0.9, seeds=np.arange(ROWS))
@@ -224,7 +224,7 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float, temperature: float) ->
 
 
 def test_temperature_zero_ignores_top_k_and_top_p() -> None:
-    """Greedy is the largest logit, the first of several, whatever else is asked for."""
+    """The token is the first of the largest logits, whatever the limits."""
     logits = np.zeros((ROWS, VOCAB), np.float32)
     logits[0, [4, 9]] = 3.0
     greedy = [4] + [0] * (ROWS - 1)

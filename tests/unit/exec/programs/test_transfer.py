@@ -1,4 +1,4 @@
-"""Pages to the host and back against NumPy (jswa/exec/programs/transfer.py)."""
+"""Copies of pages to the host and back, against NumPy (jswa/exec/programs/transfer.py)."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ PATTERNS = ["LLFLLF", "F", "LLLLLF", "LL"]  # two full pages a block in two lane
 
 
 def make_state(pattern: str, dtype: str = "float32") -> tuple[KVLayout, DeviceState]:
-    """A state whose lanes are random."""
+    """Return a state with random lanes."""
     layout, rng = KVLayout.of(small_model(pattern), 2), np.random.default_rng(0)
     limits = Limits(24, 4, 8, page_size=2, num_blocks=NUM_BLOCKS)
     state = init_state(layout, limits, 61, jnp.dtype(dtype))
@@ -35,14 +35,14 @@ def make_state(pattern: str, dtype: str = "float32") -> tuple[KVLayout, DeviceSt
 
 
 def slots_of(layout: KVLayout, state: DeviceState) -> list[np.ndarray]:
-    """Copies of all slots of each lane."""
+    """Return copies of all slots of each lane."""
     return [np.array(lane).reshape(NUM_BLOCKS * layout.pages_per_block, -1) for lane in state["lanes"]]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("count", [0, 1, WIDTH, 2 * WIDTH + 3])
-def test_slots_are_read_in_order_in_any_number(pattern: str, count: int) -> None:
-    """Batches of one width, the last padded; in bfloat16 too."""
+def test_any_number_of_slots_is_read_in_order(pattern: str, count: int) -> None:
+    """In batches of one width, of which the last is padded; also in bfloat16."""
     layout, state = make_state(pattern, "bfloat16" if count % 2 else "float32")
     program, num_slots = compile_read_slots(layout, state), NUM_BLOCKS * layout.pages_per_block
     ids = np.random.default_rng(1).integers(0, num_slots, count)
@@ -61,8 +61,8 @@ def test_slots_are_read_in_order_in_any_number(pattern: str, count: int) -> None
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_written_slots_change_and_nothing_else(pattern: str) -> None:
-    """Padding is dropped; the arena stays in place."""
+def test_only_the_written_slots_change(pattern: str) -> None:
+    """Padding is dropped; the arena is updated in place."""
     layout, state = make_state(pattern)
     program, num_slots = compile_write_slots(layout, state), NUM_BLOCKS * layout.pages_per_block
     rng = np.random.default_rng(2)
@@ -83,8 +83,8 @@ def test_written_slots_change_and_nothing_else(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_what_no_layer_reads_is_zeroed(pattern: str) -> None:
-    """Tokens beyond a page's text, and the slots of a local page that no layer has; the rest stays."""
+def test_memory_that_no_layer_reads_is_zeroed(pattern: str) -> None:
+    """Tokens after the end of a text, and slots of a local page that no layer uses; all else is unchanged."""
     layout, state = make_state(pattern)
     m, p = layout.pages_per_block, layout.page_size
     full = np.array([2, 1, 2] if layout.full else [], np.int64)
