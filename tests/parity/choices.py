@@ -1,12 +1,10 @@
 # mypy: disable-error-code="import-not-found"
 """How clearly a router chooses its experts. Needs torch.
 
-What: a context in which every choice that torch makes leaves the distance between what was chosen last
-and the best that was not.
+`Choices` is a context that records, for every choice that torch makes, the distance between the worst chosen score and
+the best other one. If a rounding error could change the choice, a correct engine would fail the fixture.
 
-Why: an expert that is chosen by a rounding error would make a fixture fail that is right. Routers of
-transformers choose by `topk`, however they come to their scores; that of Phi MoE by `max`, of all that
-are greater than a threshold.
+Routers of transformers choose by `topk`. Only Phi MoE's router uses `max`, and a threshold for near ties.
 """
 
 import math
@@ -17,14 +15,14 @@ from torch.overrides import TorchFunctionMode
 
 
 class Choices(TorchFunctionMode):  # type: ignore[misc]
-    """Records `margin`, the least distance of all choices made within. Probabilities count by their logarithm."""
+    """Records `margin`, the least distance over all choices made within. Probabilities are compared by logarithm."""
 
     def __init__(self) -> None:
         super().__init__()
         self.margin: float = math.inf
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Call `func`, and look at it if it chooses."""
+        """Call `func`, and record its margin if it chooses."""
         kwargs = kwargs or {}
         if func in (torch.topk, torch.Tensor.topk):
             self._best(*args, **kwargs)
@@ -37,7 +35,7 @@ class Choices(TorchFunctionMode):  # type: ignore[misc]
     def _best(self, scores: torch.Tensor, k: int, dim: int = -1, **_: object) -> None:
         if dim not in (-1, scores.ndim - 1):
             raise ValueError(f"topk along axis {dim} of {tuple(scores.shape)}")
-        # [tokens, groups, experts of a group]: what a group is worth, no matter by which of its experts.
+        # Of [tokens, groups, experts of a group] comes a group's merit, whichever experts have it: no choice.
         if scores.ndim == 3 and len(scores) > 1:
             return
         if k < scores.shape[-1]:

@@ -1,14 +1,14 @@
-"""Read a parity fixture back, without torch or transformers.
+"""Read parity fixtures without torch or transformers.
 
-What: `load_fixture(name)` gives the config as a checkpoint folder would hold it, the tensors (drawn
-again from the stored seed), the tokens, and the logits that transformers computes.
+`load_fixture(name)` returns a checkpoint (its config and its tensors, drawn again from their seed), a text, and what
+transformers computes for that text: its greedy tokens, a sketch of its logits, and log probabilities. The engine's
+tests compare with the reference implementation but must run without it.
 
-Why: the engine's tests compare with the reference implementation, but must run without it.
-
-Regenerate with `make parity` (see make_fixtures.py).
+make_fixtures.py writes the fixtures (`make parity`); archive.py has their file format, sketch.py what a sketch is.
 """
 
-import json
+import copy
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,86 +16,97 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.parity.weights import Tensor, fingerprint, random_weights
+from tests.parity.archive import Facts, Recipe, digest, read_arrays, read_facts
+from tests.parity.weights import Tensor
 
-FIXTURES = Path(__file__).parent / "fixtures"
-ADAPTERS = Path(__file__).parent / "adapters"
+FIXTURES = Path(__file__).parent / "fixtures"  # an archive per family
+ADAPTERS = Path(__file__).parent / "adapters"  # an archive
 
 
 @dataclass(frozen=True)
 class Fixture:
-    """One tiny checkpoint and what transformers makes of it."""
+    """One tiny checkpoint, and what transformers computes with it."""
 
     name: str
     config: dict[str, Any]  # config.json as transformers 5.23 saves it
     old_config: dict[str, Any] | None  # the same model in the form of older hub repositories
     prompt: NDArray[np.int32]  # [P]
-    tokens: NDArray[np.int32]  # [T] the prompt and then greedy tokens
-    logits: NDArray[np.float32]  # [T, V] one full forward over `tokens`
-    tensors: dict[str, Tensor]  # the checkpoint, by its names on disk
-
-    def configs(self) -> dict[str, dict[str, Any]]:
-        """Every stored form of the config; all of them must give the same logits."""
-        return {"v5": self.config} | ({} if self.old_config is None else {"old": self.old_config})
+    tokens: NDArray[np.int32]  # [T] the prompt, then greedy tokens
+    sketch: NDArray[np.float32]  # [T, COLUMNS] of the logits of one full forward over `tokens`
+    log_probs: NDArray[np.float32]  # [T - 1] of each token after the first
+    tensors: dict[str, Tensor]  # the checkpoint, by names on disk
 
 
 @dataclass(frozen=True)
 class FixtureAdapter:
-    """A LoRA adapter on a fixture's checkpoint, and what PEFT makes of both."""
+    """A LoRA adapter for a fixture's checkpoint, and what PEFT computes with both."""
 
     config: dict[str, Any]  # adapter_config.json
-    tensors: dict[str, Tensor]  # by their names on disk
-    logits: NDArray[np.float32]  # [T, V] over the fixture's tokens
-
-
-def adapter_names() -> list[str]:
-    """The fixtures that have an adapter, sorted."""
-    return sorted(path.parent.name for path in ADAPTERS.glob("*/expected.npz"))
-
-
-def load_adapter(name: str) -> FixtureAdapter:
-    """The adapter of a fixture; fail as `load_fixture` does."""
-    with np.load(ADAPTERS / name / "expected.npz") as data:
-        stored: dict[str, NDArray[Any]] = dict(data)
-    shapes = {key: tuple(shape) for key, shape in json.loads(str(stored["shapes"])).items()}
-    tensors = random_weights(shapes, {}, int(stored["seed"]), json.loads(str(stored["scales"])))
-    if not np.allclose(fingerprint(tensors), stored["fingerprint"], rtol=1e-5):
-        raise RuntimeError(f"{name}: NumPy {np.__version__} draws other weights than the adapter was made with")
-    return FixtureAdapter(_read_json(ADAPTERS / name / "adapter_config.json"), tensors, stored["logits"])
+    tensors: dict[str, Tensor]  # by names on disk
+    sketch: NDArray[np.float32]  # [T, COLUMNS] of the logits over the fixture's tokens
 
 
 def names() -> list[str]:
-    """All fixtures, sorted."""
-    return sorted(path.parent.name for path in FIXTURES.glob("*/expected.npz"))
+    """Return the names of all fixtures, sorted."""
+    return sorted(_places())
+
+
+def read_config(name: str, form: str = "config") -> dict[str, Any]:
+    """Return a fixture's config; `form` "old_config" is that of older hub repositories (KeyError if there is none)."""
+    config: dict[str, Any] = copy.deepcopy(_places()[name][2][form])
+    return config
+
+
+def all_configs() -> list[dict[str, Any]]:
+    """Return the configs of all fixtures, in every stored form."""
+    forms = [(name, form) for name in names() for form in ("config", "old_config") if form in _places()[name][2]]
+    return [read_config(name, form) for name, form in forms]
 
 
 def load_fixture(name: str) -> Fixture:
-    """Read one fixture; fail if this NumPy does not draw the weights the logits came from."""
-    folder = FIXTURES / name
-    with np.load(folder / "expected.npz") as data:
-        stored: dict[str, NDArray[Any]] = dict(data)
-    shapes = {key: tuple(shape) for key, shape in json.loads(str(stored["shapes"])).items()}
-    means = dict(zip(stored["names"].tolist(), stored["means"].tolist(), strict=True))
-    scales = json.loads(str(stored["scales"])) if "scales" in stored else ()
-    tensors = random_weights(shapes, means, int(stored["seed"]), scales)
-    for copy, source in json.loads(str(stored["copies"])).items():
-        tensors[copy] = tensors[source].copy()
-    if not np.allclose(fingerprint(tensors), stored["fingerprint"], rtol=1e-5):
-        raise RuntimeError(
-            f"{name}: NumPy {np.__version__} draws other weights than the fixture was made with; "
-            "run `make parity` with tests/parity/requirements-parity.txt"
-        )
+    """Read one fixture. Raise RuntimeError if this NumPy draws other weights than the fixture was made with."""
+    archive, index, facts = _places()[name]
+    recipe, arrays = read_arrays(archive, index)
     return Fixture(
         name=name,
-        config=_read_json(folder / "config.json"),
-        old_config=_read_json(old) if (old := folder / "config.old.json").exists() else None,
-        prompt=stored["prompt"],
-        tokens=stored["tokens"],
-        logits=stored["logits"],
-        tensors=tensors,
+        config=read_config(name),
+        old_config=read_config(name, "old_config") if "old_config" in facts else None,
+        prompt=arrays["tokens"][: facts["prompt"]],
+        tokens=arrays["tokens"],
+        sketch=arrays["sketch"],
+        log_probs=arrays["log_probs"],
+        tensors=_draw(name, facts, recipe),
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(path.read_text())
-    return config
+def adapter_names() -> list[str]:
+    """Return the names of the fixtures that have an adapter, sorted."""
+    return sorted(read_facts(ADAPTERS))
+
+
+def load_adapter(name: str) -> FixtureAdapter:
+    """Read the adapter of a fixture. Raise RuntimeError as `load_fixture` does."""
+    every = read_facts(ADAPTERS)
+    recipe, arrays = read_arrays(ADAPTERS, list(every).index(name))
+    return FixtureAdapter(every[name]["config"], _draw(name, every[name], recipe), arrays["sketch"])
+
+
+@functools.cache
+def _places() -> dict[str, tuple[Path, int, Facts]]:
+    """Return the archive of each fixture, its number there, and its facts."""
+    archives = [path.with_suffix("") for path in sorted(FIXTURES.glob("*.json"))]
+    return {
+        name: (archive, index, facts)
+        for archive in archives
+        for index, (name, facts) in enumerate(read_facts(archive).items())
+    }
+
+
+def _draw(name: str, facts: Facts, recipe: Recipe) -> dict[str, Tensor]:
+    tensors = recipe.draw(facts)
+    if digest(tensors) != facts["digest"]:
+        raise RuntimeError(
+            f"{name}: NumPy {np.__version__} draws other weights than the fixture was made with "
+            f"({facts['made_with']}); run `make parity`"
+        )
+    return tensors

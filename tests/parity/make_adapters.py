@@ -1,23 +1,20 @@
 # mypy: disable-error-code="import-not-found"
-"""Compute what PEFT makes of LoRA adapters on a few of the parity fixtures.
+"""Compute LoRA adapters on a few of the parity fixtures with PEFT (`make parity`, after make_fixtures.py).
 
-What: for each case, PEFT puts an adapter on the fixture's checkpoint, gets random numbers by the names of its tensors,
-saves it, and loads it again on a fresh model; the float32 logits of one full forward over the fixture's tokens are
-kept, with adapter_config.json as it was saved and the names and shapes of the tensors.
-
-Why: names, scales, patterns and targets are PEFT's, not ours.
-
-Regenerate with `make parity`, after the fixtures themselves.
+For each case, PEFT puts an adapter on the fixture's checkpoint. Its tensors get random values by their names. PEFT
+saves the adapter and loads it on a fresh model, which runs one full forward in float32 over the fixture's tokens. The
+archive holds a sketch of the logits, adapter_config.json as PEFT saved it, and names and shapes of the tensors. So
+names, scales, patterns and targets are PEFT's, not ours.
 """
 
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
@@ -25,9 +22,10 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
+from tests.parity.archive import Facts, Recipe, digest, store
 from tests.parity.load import ADAPTERS, load_fixture
-from tests.parity.make_fixtures import ROUTER_MARGIN, _full_forward, _load, _router_margin, _write_json
-from tests.parity.weights import fingerprint, random_weights
+from tests.parity.make_fixtures import ROUTER_MARGIN, _full_forward, _load, _router_margin, made_with
+from tests.parity.sketch import sketch
 
 SEED = 11
 SCALES = ((r"lora_B", 0.3),)
@@ -46,20 +44,24 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
+    """Make all adapters anew."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    shutil.rmtree(ADAPTERS, ignore_errors=True)
+    for suffix in (".json", ".npz"):
+        ADAPTERS.with_suffix(suffix).unlink(missing_ok=True)
     for name, settings in CASES.items():
         make(name, settings)
 
 
 def make(name: str, settings: dict[str, Any]) -> None:
+    """Compute the adapter of one fixture and store it."""
     fixture = load_fixture(name)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         model = get_peft_model(_load(folder / "base", fixture.config, fixture.tensors), LoraConfig(**settings))
         shapes = {key: tuple(value.shape) for key, value in get_peft_model_state_dict(model).items()}
-        numbers = random_weights(shapes, {}, SEED, SCALES)
+        recipe, facts = Recipe(shapes, {}), Facts(seed=SEED, scales=SCALES)
+        numbers = recipe.draw(facts)
         result = set_peft_model_state_dict(model, {key: torch.from_numpy(value) for key, value in numbers.items()})
         assert not result.unexpected_keys
         model.save_pretrained(folder / "adapter")
@@ -69,25 +71,16 @@ def make(name: str, settings: dict[str, Any]) -> None:
         adapted = PeftModel.from_pretrained(base, folder / "adapter").eval()
         logits, margin = _full_forward(adapted, fixture.tokens), _router_margin(adapted, fixture.tokens)
         config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
-    moved = float(np.abs(logits - fixture.logits).max())
+    moved = float(np.abs(sketch(logits) - fixture.sketch).max())
     assert margin > ROUTER_MARGIN
     assert moved > 0.1
     config["base_model_name_or_path"] = name
     config["target_modules"] = (
         config["target_modules"] if isinstance(config["target_modules"], str) else sorted(config["target_modules"])
     )
-    out = ADAPTERS / name
-    out.mkdir(parents=True)
-    _write_json(out / "adapter_config.json", config)
-    np.savez_compressed(
-        out / "expected.npz",
-        logits=logits,
-        seed=np.int64(SEED),
-        shapes=np.array(json.dumps(shapes)),
-        scales=np.array(json.dumps(SCALES)),
-        fingerprint=fingerprint(numbers),
-    )
-    print(f"{name:20s} {len(shapes)} tensors, moves logits by {moved:.2f}, margin {margin:.3g}", flush=True)
+    facts |= {"digest": digest(numbers), "made_with": made_with() | {"peft": peft.__version__}, "config": config}
+    store(ADAPTERS, name, facts, recipe, {"sketch": sketch(logits)})
+    print(f"{name:20s} {len(shapes)} tensors, moves the sketch by {moved:.2f}, margin {margin:.3g}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 # mypy: disable-error-code="import-not-found"
-"""Compute the parity fixtures with transformers. The only file here that needs torch.
+"""Compute the parity fixtures with transformers (`make parity`).
 
-What: for each case, build the model, give it the weights of weights.py, write it as a checkpoint,
-load that with `from_pretrained`, and store the float32 logits of one full forward over a prompt of
-40 tokens and 24 greedy ones.
+For each case: build the model, give it the weights of weights.py, write it as a checkpoint, and load that with
+`from_pretrained`. A prompt of 40 tokens and 24 greedy tokens then go through one full forward in float32. Its logits
+are stored as a sketch (sketch.py) in the archive of the case's family (archive.py).
 
-Why: what is measured is what transformers makes of a checkpoint folder, so that reading the config
-and the tensor names is tested along with the arithmetic. On the way it checks that the cached
-greedy decode of transformers gives the same tokens, that the old form of the config gives the same
-bits, and that no choice, of a token or of an expert, is close to a tie.
+The fixtures record how transformers reads a checkpoint folder, so the tests cover the config and the names of the
+tensors along with the arithmetic. Making a fixture fails if the cached greedy decode of transformers gives other
+tokens, if the old form of the config gives other bits, or if the choice of a token or of an expert is close to a tie.
 
-Regenerate with `make parity`, that is, in a Python 3.11 environment with requirements-parity.txt:
+Run it in a Python 3.11 environment with requirements-parity.txt:
 
     python tests/parity/make_fixtures.py [name ...]
 
-It is deterministic: on one machine a second run gives identical files.
+It is deterministic: a second run on the same machine gives identical files.
 """
 
 import json
@@ -27,12 +26,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
+from tests.parity.archive import Facts, Recipe, digest, store
 from tests.parity.cases import cases
 from tests.parity.cases import dense as cases_dense
 from tests.parity.cases import gated as cases_gated
@@ -45,8 +46,9 @@ from tests.parity.cases import scaled as cases_scaled
 from tests.parity.cases import wrapped as cases_wrapped
 from tests.parity.cases.case import Case, Config
 from tests.parity.choices import Choices
-from tests.parity.load import FIXTURES
-from tests.parity.weights import Tensor, fingerprint, random_weights, write_checkpoint
+from tests.parity.load import FIXTURES, names
+from tests.parity.sketch import next_log_probs, sketch
+from tests.parity.weights import Tensor, write_checkpoint
 
 TABLES = (
     cases,
@@ -64,8 +66,7 @@ CASES = tuple(case for table in TABLES for case in table.CASES)
 PROMPT, GREEDY = 40, 24
 MARGIN = 0.01  # least distance between the best and the second logit of a greedy choice
 ROUTER_MARGIN = 1e-4  # least distance between the last expert (or group) chosen and the next one
-MAX_BYTES = 60_000
-# A loader must skip these.
+# Tensors of a vision tower that stay in the checkpoint: a loader must skip them.
 KEPT_VISION = (
     *("mm_soft_emb_norm.weight", "post_layernorm.bias", "layernorm_post.bias", "linear_1.weight"),
     *("embedding_projection.weight", "patch_dense.bias", "merger.ln_q.weight", "vit_large_projector.weight"),
@@ -78,6 +79,7 @@ VISION = (
 
 
 def main(wanted: list[str]) -> None:
+    """Make all fixtures anew, or only those named."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     if not wanted:
@@ -85,54 +87,42 @@ def main(wanted: list[str]) -> None:
     for case in CASES:
         if not wanted or case.name in wanted:
             make_fixture(case)
-    total = sum(path.stat().st_size for path in FIXTURES.rglob("*.*"))
-    print(f"{len(list(FIXTURES.iterdir()))} fixtures, {total / 1e6:.2f} MB")
+    total = sum(path.stat().st_size for path in FIXTURES.iterdir())
+    print(f"{len(names())} fixtures, {total / 1e6:.2f} MB")
 
 
 def make_fixture(case: Case) -> None:
+    """Compute one fixture and store it in its family's archive."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        config, shapes, means = _saved_form(case, folder / "saved")
-        tensors = random_weights(shapes, means, case.seed, case.scales)
-        tensors |= {copy: tensors[source].copy() for copy, source in case.copies.items()}
+        config, recipe = _saved_form(case, folder / "saved")
+        facts: Facts = {"seed": case.seed, "prompt": PROMPT}
+        facts |= {"scales": case.scales} if case.scales else {}
+        facts |= {"copies": dict(case.copies)} if case.copies else {}
+        tensors = recipe.draw(facts)
         model = _load(folder / "checkpoint", config, _unwrapped(case, tensors))
         if case.wrapped is not None:
             config = case.wrapped(config)
-        prompt, tokens, logits, margin = _greedy(model, case)
-        old = None
+        tokens, logits, margin = _greedy(model, case)
+        facts |= {"digest": digest(tensors), "made_with": made_with(), "config": config}
         if case.old_style is not None:
-            old = case.old_style(config)
+            old = facts["old_config"] = case.old_style(config)
             if case.old_is_read and not np.array_equal(
                 _full_forward(_load(folder / "old", old, tensors), tokens), logits
             ):
                 raise AssertionError(f"{case.name}: the old config gives other logits")
-    out = FIXTURES / case.name
-    out.mkdir(parents=True, exist_ok=True)
-    _write_json(out / "config.json", config)
-    if old is not None:
-        _write_json(out / "config.old.json", old)
-    optional: dict[str, Any] = {"scales": np.array(json.dumps(case.scales))} if case.scales else {}
-    np.savez_compressed(
-        out / "expected.npz",
-        prompt=prompt,
-        tokens=tokens,
-        logits=logits,
-        seed=np.int64(case.seed),
-        names=np.array(sorted(shapes)),
-        shapes=np.array(json.dumps(shapes)),
-        means=np.array([means[name] for name in sorted(shapes)], np.float64),
-        copies=np.array(json.dumps(dict(case.copies))),
-        fingerprint=fingerprint(tensors),
-        **optional,
-    )
-    size = (out / "expected.npz").stat().st_size
-    if size > MAX_BYTES:
-        raise AssertionError(f"{case.name}: {size} bytes")
-    print(f"{case.name:40s} std {logits.std():.2f} margin {margin:.3f} bytes {size}", flush=True)
+    arrays = {"tokens": tokens, "sketch": sketch(logits), "log_probs": next_log_probs(logits, tokens)}
+    store(FIXTURES / config["model_type"].removesuffix("_text"), case.name, facts, recipe, arrays)
+    print(f"{case.name:40s} std {logits.std():.2f} margin {margin:.3f}", flush=True)
 
 
-def _saved_form(case: Case, folder: Path) -> tuple[Config, dict[str, tuple[int, ...]], dict[str, float]]:
-    """The config as transformers saves it, and names, shapes and means of the tensors on disk."""
+def made_with() -> dict[str, str]:
+    """Return the versions of the packages that a fixture depends on."""
+    return {"numpy": np.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def _saved_form(case: Case, folder: Path) -> tuple[Config, Recipe]:
+    """Return the config as transformers saves it, and names, shapes and means of the tensors on disk."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(case.model_type, **json.loads(json.dumps(case.kwargs)))
     model = _auto(case.kwargs).from_config(config, attn_implementation="eager").float().eval()
@@ -150,11 +140,11 @@ def _saved_form(case: Case, folder: Path) -> tuple[Config, dict[str, tuple[int, 
     for name, shape in case.extra_tensors.items():
         shapes[name], means[name] = shape, 0.0
     saved: Config = json.loads((folder / "config.json").read_text())
-    return saved, shapes, means
+    return saved, Recipe(shapes, means)
 
 
 def _unwrapped(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What transformers reads of the tensors on disk, by the names that it knows."""
+    """Return the tensors on disk that transformers reads, by the names that it knows."""
     if case.wrapped is None:
         return tensors
     back = tuple((after, before) for before, after in case.renames)
@@ -162,7 +152,7 @@ def _unwrapped(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _auto(config: Config) -> Any:
-    """As a causal LM, transformers would drop what is around the text model of `llama4`."""
+    """Return the class that loads the whole model: as a causal LM, transformers would drop the wrapper of `llama4`."""
     return AutoModelForImageTextToText if "text_config" in config else AutoModelForCausalLM
 
 
@@ -199,8 +189,8 @@ def _full_forward(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
     return logits
 
 
-def _greedy(model: PreTrainedModel, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Prompt, all tokens, logits, and the least margin, of the first prompt without a near tie."""
+def _greedy(model: PreTrainedModel, case: Case) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return tokens, logits and the least margin for the first prompt without a near tie."""
     vocab = model.get_input_embeddings().weight.shape[0]
     for attempt in range(200):
         rng = np.random.default_rng([case.seed, zlib.crc32(case.name.encode()), attempt])
@@ -212,12 +202,12 @@ def _greedy(model: PreTrainedModel, case: Case) -> tuple[np.ndarray, np.ndarray,
         if margin > MARGIN and _router_margin(model, tokens) > ROUTER_MARGIN:
             if not np.array_equal(logits[PROMPT - 1 : -1].argmax(-1), tokens[PROMPT:]):
                 raise AssertionError(f"{case.name}: cached and full greedy tokens differ")
-            return prompt, tokens, logits, margin
+            return tokens, logits, margin
     raise AssertionError(f"{case.name}: no prompt without a near tie")
 
 
 def _router_margin(model: PreTrainedModel, tokens: np.ndarray) -> float:
-    """The least distance, over tokens and layers, between an expert just chosen and one just not."""
+    """Return the least distance, over tokens and layers, between the last expert chosen and the next one."""
     with Choices() as choices:
         _full_forward(model, tokens)
     margin: float = choices.margin
@@ -225,7 +215,7 @@ def _router_margin(model: PreTrainedModel, tokens: np.ndarray) -> float:
 
 
 def _decode(model: PreTrainedModel, prompt: np.ndarray, cached: bool) -> np.ndarray:
-    """Prompt and greedy tokens, by transformers' cache if it can be trusted; no token ends them."""
+    """Return the prompt and its greedy tokens, decoded with transformers' cache if it is exact; no token stops them."""
     tokens, past = prompt.tolist(), None
     ids = torch.tensor([tokens])
     with torch.no_grad():
@@ -235,10 +225,6 @@ def _decode(model: PreTrainedModel, prompt: np.ndarray, cached: bool) -> np.ndar
             tokens.append(int(out.logits[0, -1].argmax()))
             ids = torch.tensor([tokens[-1:] if cached else tokens])
     return np.array(tokens, np.int32)
-
-
-def _write_json(path: Path, config: Config) -> None:
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="import-not-found"
-"""Compute what transformers makes of quantised tensors. Needs torch, as make_fixtures.py does, and compressed-tensors.
+"""Compute quantised tensors, and the numbers that transformers unpacks them to. Needs torch and compressed-tensors.
 
-What: tensors of every format that the loader reads, with scales that are tiny, huge and not finite, and the numbers
-that transformers' own routines unpack them to, as bits: `Fp8Dequantize`, `convert_moe_packed_tensors`, and the
-compressors of compressed-tensors that transformers calls.
+There are tensors of every format that the loader reads, with scales that are tiny, huge and not finite. The numbers
+come from the routines that transformers uses, as bits: `Fp8Dequantize`, `convert_moe_packed_tensors`, and the
+compressors of compressed-tensors.
 
-Regenerate, in a Python 3.11 environment with requirements-parity.txt and compressed-tensors 0.20.0:
+Run it in a Python 3.11 environment with requirements-parity.txt and compressed-tensors 0.20.0:
 
     python tests/parity/make_quantized.py
 """
@@ -25,19 +25,19 @@ Arrays = dict[str, torch.Tensor]
 
 
 def fp8(rng: np.random.Generator, shape: tuple[int, ...]) -> torch.Tensor:
-    """Every code but NaN."""
+    """Return random codes of fp8 (e4m3), all but NaN."""
     codes = rng.integers(0, 256, shape).astype(np.uint8)
     codes[codes & 127 == 127] = 3
     return torch.from_numpy(codes).view(torch.float8_e4m3fn)
 
 
 def scales(rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """From 2^-40 to 2^20."""
+    """Return random scales from 2^-40 to 2^20."""
     return torch.from_numpy(2.0 ** rng.uniform(-40, 20, shape)).to(dtype)
 
 
 def blocks(rng: np.random.Generator) -> dict[str, Arrays]:
-    """fp8 with a scale per block; of the last, exponents."""
+    """Return cases of fp8 with a scale per block; those of the last case are exponents."""
     cases: dict[str, Arrays] = {}
     for name, shape, grid, dtype in (
         ("block", (32, 24), (2, 3), torch.float32),
@@ -56,7 +56,7 @@ def blocks(rng: np.random.Generator) -> dict[str, Arrays]:
 
 
 def mxfp4(rng: np.random.Generator) -> dict[str, Arrays]:
-    """Every byte, every exponent; transformers gives [E, in, out]."""
+    """Return cases with every byte and every exponent; transformers gives [E, in, out]."""
     packed = torch.from_numpy(rng.integers(0, 256, (2, 16, 8, 16)).astype(np.uint8))
     scale = torch.from_numpy(np.arange(256, dtype=np.uint8).reshape(2, 16, 8))
     unpacked = {

@@ -1,12 +1,9 @@
-"""Random weights that are made, not stored.
+"""Random weights that are drawn, not stored, and checkpoint folders of such weights.
 
-What: every tensor of a tiny checkpoint is a pure function of (name, shape, mean, seed), and a
-folder in Hugging Face form can be written from such tensors. NumPy and safetensors only.
+Every tensor of a tiny checkpoint is a pure function of name, shape, mean and seed. So a fixture need not hold its
+weights, the torch side and the JAX side draw the same numbers, and adding a tensor changes no other.
 
-Why: a fixture then holds the logits (25 KB) and not the weights, the torch side and the JAX side
-draw the very same numbers, and adding one tensor changes no other.
-
-Regenerate the fixtures with `make parity` after any change to `random_weights`.
+NumPy and safetensors only. After any change to `random_weights`, run `make parity`.
 """
 
 import json
@@ -28,10 +25,10 @@ Scales = Sequence[tuple[str, float]]  # (regular expression, factor)
 def random_weights(
     shapes: Mapping[str, tuple[int, ...]], means: Mapping[str, float], seed: int, scales: Scales = ()
 ) -> dict[str, Tensor]:
-    """One float32 tensor per name: matrices N(0, 1/fan_in), vectors mean + 0.3 N(0, 1).
+    """Return one float32 tensor per name: matrices N(0, 1/fan_in), vectors mean + 0.3 N(0, 1).
 
-    fan_in is the last axis (torch keeps a linear layer as [out, in]). A vector without a mean
-    gets mean 0. A tensor is multiplied by the factor of every scale that is found in its name.
+    fan_in is the last axis (torch stores a linear layer as [out, in]). A vector without a mean has mean 0. A tensor is
+    multiplied by the factor of every scale whose pattern is found in its name.
     """
     tensors = {name: _random_tensor(name, shape, means.get(name, 0.0), seed) for name, shape in shapes.items()}
     for name in tensors:
@@ -49,11 +46,6 @@ def _random_tensor(name: str, shape: tuple[int, ...], mean: float, seed: int) ->
     return (mean + 0.3 * noise).astype(np.float32)
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> NDArray[np.float64]:
-    """One number per tensor, in name order: does this NumPy still draw the same stream?"""
-    return np.array([float(np.abs(tensors[name]).mean()) for name in sorted(tensors)])
-
-
 def write_checkpoint(
     folder: Path,
     config: Mapping[str, Any],
@@ -61,7 +53,7 @@ def write_checkpoint(
     *,
     shards: int = 1,
 ) -> None:
-    """Write `config.json` and the safetensors file or, if shards > 1, files and their index."""
+    """Write `config.json` and one safetensors file, or `shards` files with an index (ValueError if shards < 1)."""
     if shards < 1:
         raise ValueError(f"shards must be at least 1, got {shards}")
     folder.mkdir(parents=True, exist_ok=True)

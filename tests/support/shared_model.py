@@ -28,7 +28,7 @@ from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
 from tests.e2e.model.test_kv_scales import grown
 from tests.parity.cases.case import F, S
-from tests.parity.load import FIXTURES
+from tests.parity.load import read_config
 from tests.parity.weights import random_weights, write_checkpoint
 from tests.support.adapters import DENSE, random_lora
 from tests.support.oracles import quick_compiles
@@ -85,7 +85,7 @@ def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
     """A folder of the model, and its vocabulary."""
     family, _, form = name.partition("+")
     fixture, changes = MODELS[family]
-    raw = json.loads((FIXTURES / fixture / "config.json").read_text()) | {"num_attention_heads": 8} | changes
+    raw = read_config(fixture) | {"num_attention_heads": 8} | changes
     raw = {key: value for key, value in raw.items() if value is not None}
     if form == "mxfp4":
         raw["intermediate_size"] = 64

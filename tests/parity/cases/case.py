@@ -1,7 +1,4 @@
-"""What the tables of parity cases share: the form of a case, and of an older hub config.
-
-Why: the tables (cases*.py) are data; what it takes to read them is here.
-"""
+"""The form of a parity case, and of an older hub config, for the tables of cases in this folder."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +7,7 @@ from typing import Any
 Config = dict[str, Any]
 OldForm = Callable[[Config], Config]
 
-W = 8  # keys a window holds, the query's own included; prompts are 5 W long
+W = 8  # keys in a window, with the query's own; prompts have 5 W tokens
 S, F = "sliding_attention", "full_attention"
 
 BASE: Config = {
@@ -26,7 +23,7 @@ BASE: Config = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-# What "every default" leaves in a config.
+# The keys that stay in a config if all values but the sizes are defaults.
 SIZES = (
     "architectures",
     "model_type",
@@ -48,7 +45,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 @dataclass(frozen=True)
 class OldHub:
-    """How to turn a config saved by transformers 5.23 into the form of an older hub repository.
+    """Turns a config saved by transformers 5.23 into the form of an older hub repository.
 
     drop: text keys that are left out, so that their defaults apply. only: if not empty, the text
     keys that stay. drop_top: keys left out beside the text_config of a multimodal config. add: text
@@ -99,7 +96,7 @@ class OldHub:
 
 @dataclass(frozen=True)
 class Keys:
-    """The same config with text keys left out (`drop`), all but some left out (`only`), or added."""
+    """Leaves out text keys of a config (`drop`, or all but `only`), and adds some (`add`)."""
 
     drop: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -115,7 +112,7 @@ class Keys:
 
 
 def _pattern(layer_types: list[str]) -> int:
-    """The period p for which layer i is full exactly when p divides i + 1."""
+    """Return the period p for which layer i is full exactly if p divides i + 1."""
     for p in range(1, len(layer_types) + 2):
         if layer_types == [F if (i + 1) % p == 0 else S for i in range(len(layer_types))]:
             return p
@@ -133,10 +130,10 @@ class Case:
     renames: tuple[tuple[str, str], ...] = ()  # (prefix as saved by 5.23, prefix in the checkpoint)
     extra_tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)  # new tensor -> the tensor it equals
-    wrapped: OldForm | None = None  # the config around a text model, of a whole that transformers cannot build here
+    wrapped: OldForm | None = None  # adds the outer config of a whole model that transformers cannot build here
     cached: bool = True  # transformers' cached decode equals its full forward
-    old_is_read: bool = True  # transformers reads the old form as it is meant; if not, only we do
-    scales: tuple[tuple[str, float], ...] = ()  # (pattern of tensor names, factor of their weights)
+    old_is_read: bool = True  # transformers reads the old form correctly; if not, only jswa is tested on it
+    scales: tuple[tuple[str, float], ...] = ()  # (pattern of tensor names, factor for their weights)
     seed: int = 0
 
 
@@ -145,5 +142,5 @@ def rope(theta: float, scaling: Config | None = None, **options: object) -> Conf
 
 
 def case(name: str, model_type: str, config: Config, old: OldForm | None, kwargs: Config) -> Case:
-    """A case of a family's table: the family's common config, with changes."""
+    """Return a case with a family's common config, changed by `kwargs`."""
     return Case(f"{model_type}_{name}", model_type, config | kwargs, old)

@@ -1,14 +1,13 @@
-"""The table of parity cases, as data.
+"""Parity cases of Llama, Mistral and Gemma 3.
 
-What: each case names a model type of transformers, the keyword arguments of its config, and how the
-same model looks in the form of older hub repositories (`rope_theta`, `rope_scaling`, `torch_dtype`,
-no `layer_types`, other tensor prefixes).
+Each case names a model type of transformers, the keyword arguments of its config, and how the same model looks in older
+hub repositories (`rope_theta`, `rope_scaling`, `torch_dtype`, no `layer_types`, other tensor prefixes).
 
-Why: a config key that is read wrongly gives a model that speaks, only worse. Every key that changes
-the forward of a supported family has a case here that fails when the key is ignored, and keys that
-must be ignored have one that fails when they are not.
+A model whose config is misread still speaks, only worse. So every key that changes the forward of a supported family
+has a case that fails if the key is ignored, and every key that must be ignored has one that fails if it is read.
 
-Add a case, run `make parity` (see make_fixtures.py), and commit the new folder under fixtures/.
+To add a case, write it into a table of this folder, run `make parity`, and commit the family's changed archive under
+fixtures/.
 """
 
 from tests.parity.cases.case import BASE, LINEAR8, LLAMA3, YARN, Case, Config, F, OldHub, S, W, rope
@@ -32,7 +31,7 @@ VISION: Config = {
 
 
 def as_mistral(config: Config) -> Config:
-    """Alternating Mistral models call themselves `mistral` and are told by their `layer_types`."""
+    """Return the config as Mistral models with layers of two kinds have it: `mistral` with `layer_types`."""
     return config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 
 
@@ -61,7 +60,7 @@ def gemma3(
 
 LLAMA_CASES = (
     llama("gqa", OldHub()),
-    # As in the first Llama repositories: hardly any key.
+    # The first Llama repositories have hardly any keys.
     llama(
         "mha_defaults",
         OldHub(
@@ -120,7 +119,7 @@ LLAMA_CASES = (
         rope_parameters=rope(1e4, LINEAR8 | {"rope_type": "dynamic"}),
     ),
     llama("rope_yarn", OldHub(), head_dim=32, rope_parameters=rope(1e4, YARN)),
-    # Without original_max_position_embeddings the bounds come from max_position_embeddings.
+    # If original_max_position_embeddings is absent, the bounds come from max_position_embeddings.
     llama(
         "rope_yarn_no_original",
         OldHub("type", drop=("original_max_position_embeddings",)),
@@ -141,7 +140,7 @@ LLAMA_CASES = (
     ),
     # mscale counts only together with mscale_all_dim.
     llama("rope_yarn_mscale_alone", head_dim=32, rope_parameters=rope(1e4, YARN, mscale=0.5)),
-    # Llama knows no window. (The cache of transformers does read the key, and then forgets tokens.)
+    # Llama has no window. The cache of transformers reads the key all the same and drops tokens.
     Case("llama_window_ignored", "llama", BASE | {"sliding_window": W}, cached=False),
     llama(
         "odd_sizes",
@@ -152,20 +151,20 @@ LLAMA_CASES = (
         num_attention_heads=6,
         num_key_value_heads=2,
     ),
-    # The default rope of this family does not know partial rotation: the key is ignored.
+    # The default rope of this family ignores the key of partial rotation.
     llama("partial_rotary_ignored", OldHub(), head_dim=32, partial_rotary_factor=0.5),
 )
 
 MISTRAL_CASES = (
     mistral("w8", OldHub(drop=("head_dim",))),
     mistral("w3", sliding_window=3),
-    # A window of the query alone. The cache of transformers keeps every key here: [-(W - 1):].
+    # The window holds the query alone. The cache of transformers then keeps every key: [-(W - 1):] is [0:].
     Case("mistral_w1", "mistral", BASE | {"sliding_window": 1}, cached=False),
     mistral("w40", sliding_window=40),
     mistral("w64", sliding_window=64),
     mistral("w100", sliding_window=100),
     mistral("no_window", OldHub(drop=("head_dim",)), sliding_window=None, rope_parameters=rope(1e6)),
-    # All defaults: 8 key heads, a window of 4096, theta 1e4, eps 1e-6, silu, untied.
+    # All values are defaults: 8 key heads, a window of 4096, theta 1e4, eps 1e-6, silu, untied.
     mistral(
         "defaults",
         OldHub(
@@ -189,7 +188,7 @@ MISTRAL_CASES = (
     mistral("head_dim", OldHub(), head_dim=32, rope_parameters=rope(1e6)),
     mistral("gelu_eps_vocab131", hidden_act="gelu", rms_norm_eps=0.1, vocab_size=131),
     mistral("yarn", OldHub(), head_dim=32, rope_parameters=rope(1e6, YARN)),
-    # Mistral has no biases, whatever the config says.
+    # Mistral ignores the keys of biases.
     mistral("bias_keys_ignored", attention_bias=True, mlp_bias=True),
     Case(
         "mistral_layer_types",
@@ -207,7 +206,7 @@ MISTRAL_CASES = (
 
 GEMMA3_TEXT_CASES = (
     gemma3_text("p6", OldHub(), num_hidden_layers=7, sliding_window_pattern=6),
-    # Like the 1b repository: one key head, no scaling, and a query scale of its own.
+    # This has the form of the 1b repository: one key head, no scaling, and a query scale of its own.
     gemma3_text("p6_mqa", OldHub(), num_hidden_layers=8, sliding_window_pattern=6, num_key_value_heads=1),
     gemma3_text("p3_linear8", OldHub(), rope_scaling=LINEAR8),
     gemma3_text("p2", OldHub(), num_hidden_layers=5, sliding_window_pattern=2),
@@ -220,7 +219,7 @@ GEMMA3_TEXT_CASES = (
         sliding_window_pattern=2,
         layer_types=[S, S, F, S],
     ),
-    # Every default but the sizes: 8 heads, 4 key heads, head_dim 256, scale 256^-1/2, tied, period
+    # Only sizes are given. Defaults: 8 heads, 4 key heads, head_dim 256, scale 256^-1/2, tied, period
     # 6, eps, both thetas.
     gemma3_text(
         "defaults",
@@ -250,7 +249,7 @@ GEMMA3_TEXT_CASES = (
     gemma3_text("width40", hidden_size=40, intermediate_size=50),  # sqrt(d) is not a whole number
     gemma3_text("attention_bias", attention_bias=True),
     gemma3_text("untied", OldHub(), tie_word_embeddings=False),
-    # Eager transformers caps the logits but passes no cap to the attention.
+    # Eager transformers caps the logits, but passes no cap to the attention.
     gemma3_text("softcaps", OldHub(), final_logit_softcapping=1.5, attn_logit_softcapping=0.5),
     gemma3_text("gelu", hidden_activation="gelu"),
     gemma3_text("silu", hidden_activation="silu"),
@@ -261,7 +260,7 @@ GEMMA3_TEXT_CASES = (
     gemma3_text("thetas", OldHub(), rope_parameters={F: rope(3e5), S: rope(500.0)}),
     gemma3_text("rope_sliding_linear", rope_parameters={F: rope(1e6), S: rope(1e4, LINEAR8)}),
     gemma3_text("rope_full_llama3", OldHub(), rope_parameters={F: rope(1e6, LLAMA3), S: rope(1e4)}),
-    # Nested rope dicts: `truncate` of the layer type is not read, the bounds are always rounded.
+    # In nested rope dicts `truncate` is not read: the bounds are always rounded.
     gemma3_text(
         "rope_full_yarn",
         rope_parameters={F: rope(1e4, YARN, truncate=False, beta_fast=4), S: rope(1e4)},
@@ -270,7 +269,7 @@ GEMMA3_TEXT_CASES = (
     gemma3_text("rope_one_type_given", rope_parameters={F: rope(2e5, LINEAR8)}),
 )
 
-# transformers 5.23 saves with the prefixes of the hub; other tools write the names of its modules.
+# transformers 5.23 saves tensors under the prefixes of the hub; other tools use the names of its modules.
 V5_PREFIXES = (
     ("language_model.model.", "model.language_model."),
     ("vision_tower.", "model.vision_tower."),
@@ -282,7 +281,7 @@ GEMMA3_CASES = (
     gemma3("v5_names", {}, None, V5_PREFIXES),
     gemma3("untied", {}, OldHub(), tie_word_embeddings=False),
     gemma3("softcap_ignored", {"final_logit_softcapping": 1.5}),
-    # Like the 4b repository: a text config of six keys (and the vocabulary, which is small here).
+    # The text config has six keys, as in the 4b repository, and the vocabulary, which is small here.
     gemma3(
         "hub_sparse",
         {

@@ -1,4 +1,4 @@
-"""Parity cases of dense families that differ from Llama in little: Phi 3, Ministral 3, StarCoder 2, SmolLM 3, CWM.
+"""Parity cases of dense families that differ little from Llama: Phi 3, Ministral 3, StarCoder 2, SmolLM 3, CWM.
 
 What and why: as in cases.py.
 """
@@ -29,7 +29,7 @@ def longrope(original: int, **options: object) -> Config:
 
 
 def phi3_hub(**scaling: object) -> OldForm:
-    """The partial rotation is a key of the config, not of its rope, which may say things that do not count."""
+    """Return the config with partial rotation as its own key; the same key within the rope is ignored."""
 
     def form(config: Config) -> Config:
         old = OldHub("type")(config) | {"partial_rotary_factor": config["rope_parameters"]["partial_rotary_factor"]}
@@ -42,10 +42,10 @@ def phi3_hub(**scaling: object) -> OldForm:
 
 
 PHI3_CASES = (
-    # Like the 4k repositories. The key of a bias that Phi 3 does not have is false there.
+    # This has the form of the 4k repositories. They set the key of a bias that Phi 3 does not have to false.
     phi3("base", PHI3_HUB, num_key_value_heads=4),
     phi3("gqa_partial", phi3_hub(), rope_parameters=rope(500.0, partial_rotary_factor=0.75)),
-    # 32 heads, as many key heads, no window, theta 1e4, eps 1e-5, untied.
+    # Only sizes are given. Defaults: 32 heads, as many key heads, no window, theta 1e4, eps 1e-5, untied.
     phi3(
         "defaults",
         OldHub(only=(*SIZES, "pad_token_id")),
@@ -53,10 +53,10 @@ PHI3_CASES = (
         num_key_value_heads=None,
         sliding_window=None,
     ),
-    # More tokens than `original`: the long factors, for all positions.
+    # A text longer than `original` uses the long factors at all positions.
     phi3("long", OldHub("type"), **longrope(32)),
     phi3("short", OldHub("type"), **longrope(256)),
-    # Like Phi 4 mini: six pairs of sixteen dimensions rotate, and the embeddings are tied.
+    # This has the form of Phi 4 mini: six pairs of sixteen dimensions rotate, and the embeddings are tied.
     phi3(
         "long_partial_tied",
         phi3_hub(),
@@ -64,12 +64,12 @@ PHI3_CASES = (
         tie_word_embeddings=True,
         sliding_window=64,
     ),
-    # The first repositories said `su`; for `yarn` it holds as well. Factors of its own beat the ratio of lengths.
+    # The first repositories call this rope `su`, some call it `yarn`. An explicit factor replaces the ratio of lengths.
     phi3("long_su", phi3_hub(type="su"), **longrope(32, factor=2.5)),
     phi3("short_yarn", phi3_hub(type="yarn"), **longrope(256, attention_factor=1.7)),
-    # Of the two original lengths the outer one counts.
+    # The original length outside of the rope is used, not the one within.
     phi3("outer_original", phi3_hub(original_max_position_embeddings=256), **longrope(32)),
-    # A head that is not the width over the heads.
+    # The head dimension is not the width divided by the number of heads.
     phi3("head_dim", OldHub(), head_dim=24, hidden_act="gelu", rms_norm_eps=0.1, sliding_window=64),
 )
 
@@ -94,7 +94,7 @@ def ministral3(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 MINISTRAL3_CASES = (
-    # The original length is also the one that the query temperature counts by.
+    # The query temperature counts in original lengths, too.
     ministral3("base", Keys(drop=("sliding_window",)), rope_parameters=rope(1e6, YARN16)),
     ministral3(
         "window",
@@ -109,7 +109,7 @@ MINISTRAL3_CASES = (
             original_max_position_embeddings=7,
         ),
     ),
-    # Every default but the sizes: 32 heads of 128, 8 key heads, theta 1e6, yarn by 16 of 16384 positions.
+    # Only sizes are given. Defaults: 32 heads of 128, 8 key heads, theta 1e6, yarn by 16 of 16384 positions.
     ministral3(
         "defaults",
         Keys(only=SIZES),
@@ -118,7 +118,7 @@ MINISTRAL3_CASES = (
         head_dim=128,
         max_position_embeddings=262144,
     ),
-    # Any rope has the temperature.
+    # The temperature applies with any rope.
     ministral3(
         "plain_rope_tied",
         rope_parameters=rope(1e4, llama_4_scaling_beta=0.9, original_max_position_embeddings=5),
@@ -126,7 +126,7 @@ MINISTRAL3_CASES = (
         rms_norm_eps=0.1,
         hidden_act="gelu",
     ),
-    # All layers have the window, or none. (The cache of transformers does read layer_types.)
+    # Either all layers have the window or none, but the cache of transformers reads layer_types.
     replace(
         ministral3("layer_types_ignored", rope_parameters=rope(1e6, YARN16), sliding_window=W, layer_types=[F, S, F]),
         cached=False,
@@ -149,9 +149,9 @@ def starcoder2(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 STARCODER2_CASES = (
     # Every linear layer and norm has a bias; the MLP has no gate.
     starcoder2("base", STARCODER2_HUB),
-    # The norms keep theirs without `use_bias`.
+    # Without `use_bias`, only the norms keep their biases.
     starcoder2("no_bias_untied", OldHub(), use_bias=False, tie_word_embeddings=False, num_key_value_heads=4),
-    # Every default but the sizes: 24 heads, 2 key heads, no window, theta 1e4, biases, gelu by tanh, tied.
+    # Only sizes are given. Defaults: 24 heads, 2 key heads, no window, theta 1e4, biases, gelu by tanh, tied.
     starcoder2("defaults", OldHub(only=SIZES), hidden_size=48, num_attention_heads=24, sliding_window=None),
     starcoder2(
         "head_dim_eps_silu",
@@ -174,12 +174,12 @@ def smollm3(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 SMOLLM3_CASES = (
-    # The window of the repositories is not used. Layer 3 of five has no rope.
+    # The repositories have a window and do not use it. Layer 3 of the five has no rope.
     smollm3(
         "base",
         OldHub(pattern=False, drop=("tie_word_embeddings",), add={"sliding_window": W, "max_window_layers": 28}),
     ),
-    # Every default but the sizes: 16 heads, 4 key heads, no rope in each fourth layer, theta 2e6, tied.
+    # Only sizes are given. Defaults: 16 heads, 4 key heads, no rope in each fourth layer, theta 2e6, tied.
     smollm3(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "pad_token_id")),
@@ -187,7 +187,7 @@ SMOLLM3_CASES = (
         num_key_value_heads=4,
         rope_parameters=rope(2e6),
     ),
-    # The layers without a rope are the ones that slide.
+    # The layers without a rope are sliding layers.
     smollm3(
         "window",
         SMOLLM3_PLAIN,
@@ -206,7 +206,7 @@ SMOLLM3_CASES = (
         tie_word_embeddings=False,
         rope_parameters=rope(500.0, YARN),
     ),
-    # Both lists given: they need not agree.
+    # The two lists need not agree.
     smollm3(
         "layer_types",
         no_rope_layers=[1, 0, 0, 1, 1],
@@ -232,7 +232,7 @@ def cwm(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 CWM_CASES = (
     # The first layer of every four is full.
     cwm("base", OldHub(pattern=False, drop=("layer_types",)), rope_parameters=rope(1e6, LLAMA3)),
-    # Every default but the sizes: 48 heads, 8 key heads of 128, theta 1e6, llama3 by 16 of 8192 positions, untied.
+    # Only sizes are given. Defaults: 48 heads, 8 key heads of 128, theta 1e6, llama3 by 16 of 8192 positions, untied.
     cwm(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "sliding_window")),
@@ -251,7 +251,7 @@ CWM_CASES = (
         rms_norm_eps=0.1,
         hidden_act="gelu",
     ),
-    # Without a scaling the theta is not read: theta 1e6 and llama3 by 16 are the default. The attention has no bias.
+    # If there is no scaling, theta is not read: the default is theta 1e6 and llama3 by 16. Attention has no bias.
     cwm(
         "scaling_null_mlp_bias",
         OldHub(pattern=False, add={"rope_scaling": None, "rope_theta": 500.0, "attention_bias": True}),
@@ -279,7 +279,7 @@ def vaultgemma(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 VAULTGEMMA_CASES = (
     vaultgemma("base", VAULTGEMMA_HUB, attn_logit_softcapping=None, final_logit_softcapping=None),
-    # Every default but the sizes: 8 heads, 4 key heads of 256, scale 256^-1/2, caps of 50 and 30, tied.
+    # Only sizes are given. Defaults: 8 heads, 4 key heads of 256, scale 256^-1/2, caps of 50 and 30, tied.
     vaultgemma(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "sliding_window")),

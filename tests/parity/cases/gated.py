@@ -28,7 +28,8 @@ def laguna(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 LAGUNA_CASES = (
-    # Like the XS.2 repository: more queries in sliding layers, a gate per head, yarn on part of the full layers.
+    # This has the form of the XS.2 repository: more queries in sliding layers, a gate per head, yarn on part of the
+    # full layers.
     laguna(
         "base",
         Keys(drop=("mlp_layer_types",)),
@@ -37,7 +38,7 @@ LAGUNA_CASES = (
         rope_parameters={F: YARN_PARTIAL, S: rope(1e4, partial_rotary_factor=1.0)},
         moe_routed_scaling_factor=2.5,
     ),
-    # A gate for every element. Scores before the sigmoid are bounded.
+    # Each element has a gate. Scores before the sigmoid are bounded.
     laguna(
         "per_element",
         gating="per-element",
@@ -46,7 +47,7 @@ LAGUNA_CASES = (
         tie_word_embeddings=True,
         num_experts_per_tok=3,
     ),
-    # `false` is no word for "no gate": it is a gate for every element.
+    # `false` does not mean "no gate": it means a gate for every element.
     laguna(
         "gating_false",
         Keys(drop=("rope_parameters",)),
@@ -61,8 +62,8 @@ LAGUNA_CASES = (
         rope_parameters={F: rope(500.0, LLAMA3, partial_rotary_factor=1.0), S: rope(300.0, partial_rotary_factor=0.5)},
         num_attention_heads_per_layer=[2, 8, 4, 6],
     ),
-    # Every default but the sizes: 48 heads, 8 key heads of 128, all layers full, half of a head rotates by theta 5e5,
-    # the first layer dense, 8 of 256 experts, a gate per head, no scale.
+    # Only sizes are given. Defaults: 48 heads, 8 key heads of 128, all layers full, half of a head rotates by theta
+    # 5e5, the first layer dense, 8 of 256 experts, a gate per head, no scale.
     laguna(
         "defaults",
         Keys(only=(*SIZES, "moe_intermediate_size", "shared_expert_intermediate_size")),
@@ -87,13 +88,13 @@ def mellum(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 MELLUM_CASES = (
-    # Like the 12B repository: one theta, yarn for full layers; all layers have experts.
+    # This has the form of the 12B repository: one theta, yarn for full layers; all layers have experts.
     mellum(
         "base",
         Keys(drop=("mlp_layer_types",), add={"num_experts": 8}),
         rope_parameters={F: rope(1e4, YARN_LONG, attention_factor=1.2), S: rope(1e4)},
     ),
-    # What looks further ahead is not read.
+    # The layers of multi-token prediction are not read.
     replace(
         mellum(
             "mtp_no_norm",
@@ -113,7 +114,7 @@ MELLUM_CASES = (
         tie_word_embeddings=True,
         num_experts_per_tok=3,
     ),
-    # Every default but the sizes: 32 heads, 4 key heads of 128, all layers full, theta 5e5, 8 of 64 experts.
+    # Only sizes are given. Defaults: 32 heads, 4 key heads of 128, all layers full, theta 5e5, 8 of 64 experts.
     mellum(
         "defaults",
         Keys(only=(*SIZES, "moe_intermediate_size")),
@@ -138,7 +139,7 @@ def flint(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 FLINT_CASES = (
-    # Full are the first two layers, the last, and all i with i % 4 == 1. Without experts: the first two.
+    # Full layers: the first two, the last, and each i with i % 4 == 1. Layers without experts: the first two.
     flint("base", Keys(drop=("layer_types", "mlp_only_layers")), num_hidden_layers=7),
     flint(
         "layer_types",
@@ -158,7 +159,7 @@ FLINT_CASES = (
         mlp_only_layers=[],
         num_key_value_heads=1,
     ),
-    # Every default but the sizes: 32 heads, 4 key heads of 128, 6 of 256 experts, theta 1e4.
+    # Only sizes are given. Defaults: 32 heads, 4 key heads of 128, 6 of 256 experts, theta 1e4.
     flint(
         "defaults",
         Keys(only=(*SIZES, "sliding_window", "moe_intermediate_size", "shared_expert_intermediate_size")),
@@ -182,7 +183,7 @@ def kolibri1(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 KOLIBRI_CASES = (
-    # Every fifth layer is full and has no rope; experts are chosen by logits, weighed by what a sigmoid makes of them.
+    # Every fifth layer is full and has no rope. Experts are chosen by logits and weighed by their sigmoid.
     kolibri1("base", Keys(drop=("layer_types",), add={"num_experts": 8})),
     kolibri1(
         "layer_types_norm",
@@ -195,7 +196,7 @@ KOLIBRI_CASES = (
     kolibri1(
         "eps_gelu", num_hidden_layers=5, rms_norm_eps=0.1, hidden_act="gelu", num_experts_per_tok=3, sliding_window=3
     ),
-    # Every default but the sizes: 48 heads, 4 key heads of 128, 6 of 384 experts, theta 1e4.
+    # Only sizes are given. Defaults: 48 heads, 4 key heads of 128, 6 of 384 experts, theta 1e4.
     kolibri1(
         "defaults",
         Keys(only=(*SIZES, "sliding_window", "moe_intermediate_size", "shared_expert_intermediate_size")),
@@ -221,7 +222,7 @@ def beam(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 BEAM_CASES = (
     # Every sixth layer and the last are full, without a rope; the first three are dense.
     beam("base", Keys(drop=("layer_types", "mlp_layer_types", "rope_parameters")), num_hidden_layers=8),
-    # The norm that follows would take away what routed experts are scaled by, but for its large epsilon.
+    # The large epsilon keeps the norm that follows from undoing the scale of the routed experts.
     beam(
         "layer_types",
         rms_norm_eps=0.5,
@@ -234,7 +235,7 @@ BEAM_CASES = (
         final_logit_softcapping=None,
         attention_bias=True,
     ),
-    # A rope for full layers takes the temperature away.
+    # If full layers have a rope, they have no temperature.
     beam(
         "ropes_softcap",
         layer_types=[F, S, S, F],
@@ -247,7 +248,7 @@ BEAM_CASES = (
         hidden_act="gelu",
         rms_norm_eps=0.1,
     ),
-    # No rope anywhere, but a query temperature: a third of a percent at the last token. Large scores show it.
+    # No layer has a rope, but queries have a temperature: a third of a percent at the last token. Large scores show it.
     replace(
         beam(
             "no_ropes",
@@ -258,7 +259,8 @@ BEAM_CASES = (
         ),
         scales=(("[qk]_norm", 3.0),),
     ),
-    # Every default but the sizes: 48 heads, 8 key heads of 128, 8 of 256 experts in 4 of 8 groups, cap 30, theta 1e4.
+    # Only sizes are given. Defaults: 48 heads, 8 key heads of 128, 8 of 256 experts in 4 of 8 groups, cap 30, theta
+    # 1e4.
     beam(
         "defaults",
         Keys(only=(*SIZES, "sliding_window", "moe_intermediate_size")),

@@ -17,7 +17,7 @@ GEMMA4: Config = BASE | {
     "sliding_window": W,
     "tie_word_embeddings": True,
 }
-# Like the E2B and E4B repositories. transformers ignores the unused keys of shared layers.
+# This has the form of the E2B and E4B repositories. transformers ignores the unused keys of shared layers.
 EMBEDDED: Config = {
     "layer_types": [S, S, F, S, S, F],
     "num_kv_shared_layers": 3,
@@ -31,7 +31,7 @@ EXPERTS: Config = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 
 
 
 def gemma4_hub(keys: Keys | None = None) -> OldForm:
-    """The heads of full layers in two keys of their own, where transformers saves a `per_layer_config`."""
+    """Return the config with two keys for the heads of full layers; transformers saves a `per_layer_config` instead."""
 
     def form(config: Config) -> Config:
         if "text_config" in config:
@@ -45,7 +45,7 @@ def gemma4_hub(keys: Keys | None = None) -> OldForm:
     return form
 
 
-# Attention is not scaled, so that scores of wide heads are large, and float32 far from float64.
+# Attention is not scaled: scores of wide heads are large, and float32 differs much from float64.
 CALM = (("q_norm", 0.25),)
 
 
@@ -54,7 +54,7 @@ def gemma4(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 def shared_tensors(layers: tuple[int, ...], sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Tensors of keys and values that repositories have, and no layer that shares them reads."""
+    """Return tensors of keys and values that repositories have, but that layers with shared KV do not read."""
     found: dict[str, tuple[int, ...]] = {}
     for layer, size in zip(layers, sizes, strict=True):
         prefix = f"model.layers.{layer}.self_attn."
@@ -68,11 +68,11 @@ GEMMA4_CASES = (
         gemma4("unused_keys", gemma4_hub(), **EMBEDDED),
         extra_tensors=shared_tensors((3, 4, 5), (16, 16, 32)),
     ),
-    # Like the 12B and 31B repositories; period six, scale 1 and both ropes by default.
+    # This has the form of the 12B and 31B repositories: period six, scale 1 and both ropes by default.
     gemma4("dense", gemma4_hub(Keys(drop=("layer_types", "rope_parameters"))), **K_EQ_V),
-    # Like the 26B repository.
+    # This has the form of the 26B repository.
     gemma4("moe", gemma4_hub(), num_hidden_layers=3, layer_types=[S, F, F], **K_EQ_V, **EXPERTS),
-    # Every default but the sizes: 8 heads, 4 key heads of 256 and 512, embeddings of 256 per layer,
+    # Only sizes are given. Defaults: 8 heads, 4 key heads of 256 and 512, embeddings of 256 per layer,
     # tied, period 6, both ropes; no experts, no softcap, no shared layers.
     replace(
         gemma4(
@@ -87,8 +87,8 @@ GEMMA4_CASES = (
         ),
         scales=(("q_norm", 0.1),),
     ),
-    # Without k = v the key heads of full layers are those of all layers; the last layer is full, whatever
-    # layer_types say.
+    # Without k = v, full layers have as many key heads as the others. The last layer is always full, despite
+    # layer_types.
     gemma4(
         "key_heads_ignored_last_full",
         gemma4_hub(Keys(add={"num_global_key_value_heads": 1, "layer_types": [F, S, S, S]})),
@@ -106,7 +106,7 @@ GEMMA4_CASES = (
         attention_bias=True,
         tie_word_embeddings=False,
     ),
-    # Everything at once, and a rope factor. Shared full layers read keys and values that differ, though k = v.
+    # This has everything at once, and a rope factor. Shared full layers read keys and values that differ, though k = v.
     gemma4(
         "mix",
         gemma4_hub(),
@@ -123,7 +123,7 @@ GEMMA4_CASES = (
         hidden_activation="silu",
         rms_norm_eps=0.1,
     ),
-    # A default rope ignores a partial factor; here it serves the full layers.
+    # A default rope, here that of the full layers, ignores a partial factor.
     gemma4(
         "softcap_ropes",
         gemma4_hub(Keys(drop=("attention_bias", "hidden_activation"))),
@@ -138,7 +138,7 @@ GEMMA4_CASES = (
             S: rope(1e4, {"rope_type": "proportional"}, partial_rotary_factor=0.5),
         },
     ),
-    # A form that only transformers writes: any heads for any layer, k = v or not.
+    # Only transformers writes this form, which gives each layer its own heads, with k = v or without.
     gemma4(
         "per_layer_config",
         num_hidden_layers=4,
@@ -162,7 +162,7 @@ GEMMA3N: Config = BASE | {
     "tie_word_embeddings": True,
 }
 GEMMA3N_HUB = OldHub(pattern=False, drop=("altup_lr_multiplier",))
-# The coefficients are functions of numbers as small as 1/width; random ones would hardly differ from constants.
+# The coefficients depend on numbers as small as 1/width. Without these factors they would be nearly constant.
 ROUTED = (("modality_router", 10.0), *CALM)
 
 
@@ -177,7 +177,7 @@ GEMMA3N_CASES = (
         activation_sparsity_pattern=[0.95, 0.5, 0.0, 0.95, 0.0, 0.0],
         intermediate_size=[96, 96, 96, 80, 112, 96],
     ),
-    # Every default but the sizes: 8 heads, 2 key heads, head_dim 256, period five, the last 15 layers share,
+    # Only sizes are given. Defaults: 8 heads, 2 key heads, head_dim 256, period five, the last 15 layers share,
     # the first ten are sparse, laurel of rank 64, embeddings of 256 per layer, softcap 30, tied.
     replace(
         gemma3n(
@@ -192,11 +192,11 @@ GEMMA3N_CASES = (
             hidden_size_per_layer_input=256,
             laurel_rank=64,
             hidden_size=32,
-            intermediate_size=512,  # few open gates would leave little to norm
+            intermediate_size=512,  # if few gates were open, the norm would have little input
         ),
         scales=(("q_norm", 0.05), ("_coefs", 0.25)),
     ),
-    # At most ten layers: no sparsity by default. None shares.
+    # Models of at most ten layers have no sparsity by default. No layer shares KV.
     gemma3n(
         "default_layers",
         OldHub(pattern=False, drop=("layer_types", "activation_sparsity_pattern")),
@@ -217,7 +217,7 @@ GEMMA3N_CASES = (
         attention_bias=True,
         tie_word_embeddings=False,
     ),
-    # The stream that attends need not be the first; the first never has the embeddings per layer added.
+    # The active stream need not be the first, and the first never has the embeddings per layer added.
     gemma3n(
         "active_stream",
         GEMMA3N_HUB,

@@ -37,9 +37,9 @@ def gpt_oss(name: str, old: OldHub | None = None, **kwargs: object) -> Case:
 
 
 GPT_OSS_CASES = (
-    # Of what the hub form adds only theta is read, here a whole number.
+    # Of the keys that the hub form adds, only theta is read; here it is a whole number.
     gpt_oss("base", GPT_OSS_HUB),
-    # Every default but the sizes: 64 heads of 64, 8 key heads, 4 of 128 experts, alternating layers
+    # Only sizes are given. Defaults: 64 heads of 64, 8 key heads, 4 of 128 experts, alternating layers
     # from a sliding one on, biases, eps, the clamp, theta 150000 and yarn by 32 of 4096 positions.
     gpt_oss(
         "defaults",
@@ -53,13 +53,13 @@ GPT_OSS_CASES = (
         max_position_embeddings=131072,
         rope_parameters=None,
     ),
-    # No scaling in the config is not no scaling: yarn by 32 is the default, theta stays as given.
+    # If the config has no scaling, the default is yarn by 32 with the given theta.
     gpt_oss(
         "rope_scaling_null",
         OldHub(pattern=False, add={"rope_scaling": None}),
         rope_parameters=rope(1e4, YARN32, original_max_position_embeddings=4096),
     ),
-    # A yarn dict that does not speak of `truncate` rounds the bounds.
+    # If a yarn dict has no `truncate`, the bounds are rounded.
     gpt_oss("yarn_truncates", OldHub("type", pattern=False), rope_parameters=rope(150000.0, YARN)),
     gpt_oss(
         "rope_plain",
@@ -99,7 +99,7 @@ def gemma2(name: str, old: OldHub | None = None, **kwargs: object) -> Case:
 
 
 GEMMA2_CASES = (
-    # Gemma 2 reads neither `hidden_act` nor the other words for windows.
+    # Gemma 2 reads neither `hidden_act` nor the other keys for windows.
     gemma2(
         "base",
         OldHub(
@@ -108,7 +108,7 @@ GEMMA2_CASES = (
             add={"hidden_act": "silu", "sliding_window_size": 3, "sliding_window_pattern": 3},
         ),
     ),
-    # Every default but the sizes: 8 heads, 4 key heads, head_dim 256, scale 256^-1/2, tied, caps.
+    # Only sizes are given. Defaults: 8 heads, 4 key heads, head_dim 256, scale 256^-1/2, tied, caps.
     gemma2(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "sliding_window")),
@@ -126,7 +126,7 @@ GEMMA2_CASES = (
         final_logit_softcapping=None,
         query_pre_attn_scalar=1,
     ),
-    # Scores and logits large enough for the default caps of 50 and 30.
+    # Scores and logits are large enough for the default caps of 50 and 30 to matter.
     gemma2(
         "default_softcaps",
         OldHub(pattern=False, drop=("layer_types", "attn_logit_softcapping", "final_logit_softcapping")),
@@ -163,7 +163,7 @@ MIMO: Config = BASE | {
 
 
 def mimo_hub(config: Config) -> Config:
-    """The keys of the repositories. transformers reads few of them, and has the rest as defaults."""
+    """Return the config with the keys of the repositories. transformers reads few, and has the rest as defaults."""
     own = ("dtype", "layer_types", "mlp_layer_types", "rms_norm_eps", "rope_parameters", "sliding_window")
     full, sliding = config["rope_parameters"][F], config["rope_parameters"][S]
     return {key: value for key, value in config.items() if key not in own} | {
@@ -193,7 +193,7 @@ def mimo_hub(config: Config) -> Config:
 
 
 def mimo_sparse(config: Config) -> Config:
-    """Every default but the sizes."""
+    """Return the config with its sizes alone; all other values are defaults."""
     sizes = (*SIZES, "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "sliding_window_size")
     return {key: config[key] for key in sizes}
 
@@ -235,7 +235,7 @@ MIMO_CASES = (
         mimo_hub,
         extra_tensors={"model.mtp.layers.0.eh_proj.weight": (64, 128), "model.mtp.layers.0.enorm.weight": (64,)},
     ),
-    # transformers would ignore in the hub form what differs from its defaults here.
+    # transformers would ignore these values in the hub form: they differ from its defaults.
     Case(
         "mimo_v2_flash_layer_types",
         "mimo_v2_flash",
@@ -286,8 +286,8 @@ def llama4(name: str, old: OldHub | None = None, **kwargs: object) -> Case:
 
 LLAMA4_CASES = (
     llama4("base", LLAMA4_HUB),
-    # Every default but the sizes: 40 heads of 128, 8 key heads, one of 16 experts, temperature by 0.1.
-    # Only the default floor_scale is kept out: its 8192 positions would hide the temperature.
+    # Only sizes are given. Defaults: 40 heads of 128, 8 key heads, one of 16 experts, temperature by 0.1.
+    # Only floor_scale is not the default: its 8192 positions would hide the temperature.
     llama4(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "intermediate_size_mlp", "attention_chunk_size", "floor_scale")),
@@ -298,7 +298,7 @@ LLAMA4_CASES = (
         attn_scale=0.1,
         max_position_embeddings=131072,
     ),
-    # Like the first repositories; transformers 5 refuses the 4, the older ones took it for true.
+    # The first repositories have a 4 here. transformers 5 refuses it, older versions read it as true.
     Case(
         "llama4_text_temperature_4",
         "llama4_text",

@@ -26,7 +26,7 @@ def qwen2_moe(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 QWEN2_MOE_CASES = (
-    # A window that is there but not used; weights that do not add up to one.
+    # The window is given but not used. Weights do not add up to one.
     qwen2_moe(
         "base",
         OldHub(
@@ -35,7 +35,8 @@ QWEN2_MOE_CASES = (
             add=UNUSED_WINDOW,
         ),
     ),
-    # Of the layers before `max_window_layers`, 28 if absent, every other slides. (Qwen 2: the layers from there on.)
+    # Of the layers before `max_window_layers` (28 if absent) every other one slides. In Qwen 2 the layers from there on
+    # slide.
     qwen2_moe("window", OldHub(pattern=False, drop=("layer_types", "max_window_layers")), **WINDOW),
     qwen2_moe(
         "window_before_layer_2",
@@ -46,7 +47,7 @@ QWEN2_MOE_CASES = (
         rope_parameters=rope(1e6),
         **WINDOW,
     ),
-    # Layers 1 and 3 by the step, without layer 1.
+    # By the step, layers 1 and 3 would have experts; layer 1 is excluded.
     qwen2_moe(
         "dense_layers",
         QWEN2_MOE_PLAIN,
@@ -56,7 +57,7 @@ QWEN2_MOE_CASES = (
         num_experts_per_tok=3,
     ),
     qwen2_moe("layer_types", layer_types=[F, S, S, F], head_dim=24, hidden_act="gelu", rms_norm_eps=0.1, **WINDOW),
-    # Every default but the sizes: 16 heads and key heads, 4 of 60 experts, a step of one, biases, theta 1e4, untied.
+    # Only sizes are given. Defaults: 16 heads and key heads, 4 of 60 experts, a step of one, biases, theta 1e4, untied.
     qwen2_moe(
         "defaults",
         OldHub(only=(*SIZES, "moe_intermediate_size", "shared_expert_intermediate_size")),
@@ -81,7 +82,7 @@ AFMOE: Config = BASE | {
     "num_dense_layers": 1,
     "global_attn_every_n_layers": 3,
 }
-# Routers know no other score and no groups; what repositories say about them is not read.
+# Routers have no other score and no groups: the keys that repositories have for them are not read.
 AFMOE_HUB = OldHub(
     pattern=False,
     add={
@@ -103,7 +104,7 @@ def afmoe(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 AFMOE_CASES = (
-    # Like the repositories: embeddings scaled, weights that add up to `route_scale`.
+    # This has the form of the repositories: embeddings scaled, weights that add up to `route_scale`.
     afmoe("base", AFMOE_HUB, mup_enabled=True, route_scale=2.448, num_hidden_layers=5),
     afmoe("period", AFMOE_PLAIN, num_dense_layers=0, num_shared_experts=2, rope_parameters=rope(500.0, LLAMA3)),
     afmoe(
@@ -117,7 +118,7 @@ AFMOE_CASES = (
     ),
     # The gate of the attention has no bias.
     afmoe("bias_mha", AFMOE_HUB, attention_bias=True, num_key_value_heads=None, num_experts_per_tok=3),
-    # Every default but the sizes: 16 heads and key heads of 128, one dense layer, 6 of 64 experts, 2 shared,
+    # Only sizes are given. Defaults: 16 heads and key heads of 128, one dense layer, 6 of 64 experts, 2 shared,
     # period four, theta 1e4, eps 1e-5; no scales.
     afmoe(
         "defaults",
@@ -155,7 +156,7 @@ def dots1(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 DOTS1_CASES = (
-    # Like the repositories: no window, weights that add up to `routed_scaling_factor`.
+    # This has the form of the repositories: no window, weights that add up to `routed_scaling_factor`.
     dots1("base", DOTS1_PLAIN, sliding_window=None, norm_topk_prob=True, routed_scaling_factor=2.5),
     # By default weights do not add up to one, and no layer before 62 slides.
     dots1(
@@ -187,7 +188,7 @@ DOTS1_CASES = (
         n_group=2,
         routed_scaling_factor=0.5,
     ),
-    # Every default that there is: 32 heads and key heads, all layers with experts and none sliding, theta 1e4.
+    # All values are defaults: 32 heads and key heads, all layers with experts and none sliding, theta 1e4.
     dots1(
         "defaults",
         OldHub(
@@ -221,7 +222,7 @@ def exaone_moe(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 EXAONE_MOE_CASES = (
-    # Like the 236B repository, which has a layer that looks further ahead: it is not read.
+    # This has the form of the 236B repository. Its layer of multi-token prediction is not read.
     replace(
         exaone_moe(
             "base",
@@ -248,7 +249,7 @@ EXAONE_MOE_CASES = (
             "pattern_letters",
             OldHub(pattern=False, drop=("layer_types", "mlp_layer_types"), add={"sliding_window_pattern": "LLG"}),
             sliding_window_pattern=3,
-            num_hidden_layers=6,  # letters make the last layer full, whatever it is by the pattern
+            num_hidden_layers=6,  # a pattern of letters always makes the last layer full
             norm_topk_prob=False,
             tie_word_embeddings=True,
         ),
@@ -263,7 +264,7 @@ EXAONE_MOE_CASES = (
         routed_scaling_factor=0.5,
         rope_parameters=rope(500.0, LLAMA3),
     ),
-    # Every default but the sizes: 32 heads and key heads, 8 of 64 experts, the first layer dense, one shared expert,
+    # Only sizes are given. Defaults: 32 heads and key heads, 8 of 64 experts, the first layer dense, one shared expert,
     # weights that add up to 2.5, period four, theta 1e4.
     exaone_moe(
         "defaults",

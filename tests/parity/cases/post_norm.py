@@ -18,7 +18,7 @@ YARN8 = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
 }
-# Repositories list the layer types, but have no `rope_local_base_freq`: theta serves both kinds.
+# Repositories list the layer types, but have no `rope_local_base_freq`: both kinds of layers use the one theta.
 OLMO3_HUB = OldHub(pattern=False, drop=("rope_local_base_freq",))
 
 
@@ -28,16 +28,16 @@ def olmo3(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 OLMO2_CASES = (
     case("base", "olmo2", BASE, OldHub(), {"rope_parameters": rope(5e5), "rms_norm_eps": 0.1}),
-    # Every default but the sizes: 32 heads, as many key heads, theta 1e4, eps 1e-5.
+    # Only sizes are given. Defaults: 32 heads, as many key heads, theta 1e4, eps 1e-5.
     case("defaults", "olmo2", BASE, OldHub(only=SIZES), {"num_attention_heads": 32, "num_key_value_heads": None}),
     case("bias_tied", "olmo2", BASE, OldHub(), {"attention_bias": True, "tie_word_embeddings": True}),
 )
 OLMO3_CASES = (
-    # Like the 7B repository, where every head has its own key: the norms of keys are as wide as those of queries.
+    # In the 7B repository every head has its own key, so key norms are as wide as query norms.
     olmo3("base", OLMO3_HUB, num_key_value_heads=4, rope_scaling=YARN8),
-    # Like the 32B repository. The scaling is that of full layers alone.
+    # This has the form of the 32B repository. Only full layers are scaled.
     olmo3("gqa", OLMO3_HUB, rope_scaling=YARN8 | {"factor": 4.0, "attention_factor": 1.5}, hidden_act="gelu"),
-    # Every default but the sizes: 32 heads, as many key heads, period four, theta 5e5, eps 1e-5, no scaling.
+    # Only sizes are given. Defaults: 32 heads, as many key heads, period four, theta 5e5, eps 1e-5, no scaling.
     olmo3(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "sliding_window")),
@@ -79,13 +79,13 @@ def exaone4(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 EXAONE4_CASES = (
-    # Like the 32B repository. The pattern counts only where layer_types are absent.
+    # This has the form of the 32B repository. The pattern is read only if layer_types are absent.
     exaone4("base", EXAONE4_HUB),
     exaone4("pattern_3", OldHub(), sliding_window_pattern=3),
     # transformers fails on a pattern of letters unless there are layer_types.
-    # Six layers: letters make the last layer full, whatever it is by the pattern.
+    # There are six layers: a pattern of letters always makes the last layer full.
     replace(exaone4("pattern_letters", UNREADABLE, sliding_window_pattern=3, num_hidden_layers=6), old_is_read=False),
-    # Like the 1.2B repository: without a window every layer has a rope. transformers fails without layer_types.
+    # In the 1.2B repository there is no window, and every layer has a rope. transformers fails without layer_types.
     replace(
         exaone4(
             "no_window",
@@ -97,10 +97,10 @@ EXAONE4_CASES = (
         ),
         old_is_read=False,
     ),
-    # A window that no layer uses: no layer has a rope.
+    # No layer uses the window, and no layer has a rope.
     exaone4("unused_window", layer_types=[F] * 3, num_hidden_layers=3, sliding_window_pattern=1),
     exaone4("layer_types", layer_types=[F, S, S, F, S], rope_parameters=rope(500.0), hidden_act="gelu"),
-    # Every default but the sizes: 32 heads and key heads, head_dim from the width, period four, theta 1e4.
+    # Only sizes are given. Defaults: 32 heads and key heads, head_dim from the width, period four, theta 1e4.
     exaone4(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "sliding_window")),
@@ -121,7 +121,7 @@ COHERE2: Config = BASE | {
     "tie_word_embeddings": True,
     "rope_parameters": rope(5e4),
 }
-# None of these keys of the repositories is read. Full layers have no rope.
+# These keys of the repositories are not read. Full layers have no rope.
 COHERE2_HUB = OldHub(
     drop=("tie_word_embeddings",),
     add={
@@ -140,14 +140,14 @@ COHERE2_HUB = OldHub(
 
 
 def cohere2(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
-    """The last norm is raised by what the logits are scaled down, so that they differ as much as elsewhere."""
+    """Return a case whose last norm makes up for the scale of the logits, so that they differ as much as elsewhere."""
     made = case(name, "cohere2", COHERE2, old, kwargs)
     return replace(made, scales=((r"^model\.norm\.", 1 / made.kwargs["logit_scale"]),))
 
 
 COHERE2_CASES = (
     cohere2("base", COHERE2_HUB),
-    # Every default but the sizes: 64 heads and key heads, period four, theta 1e4, tied, logits by 1/16.
+    # Only sizes are given. Defaults: 64 heads and key heads, period four, theta 1e4, tied, logits by 1/16.
     cohere2(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "sliding_window")),

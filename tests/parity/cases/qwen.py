@@ -36,14 +36,14 @@ def mixtral(name: str, old: OldHub | None = None, **kwargs: object) -> Case:
 
 
 QWEN3_CASES = (
-    # A window that is there but not used.
+    # The window is given but not used.
     qwen3("base", OldHub(pattern=False, drop=("layer_types", "use_sliding_window"), add=UNUSED_WINDOW)),
     qwen3("window_from_layer_2", PLAIN, max_window_layers=2, **WINDOW),
     qwen3("window_everywhere", PLAIN, max_window_layers=0, **WINDOW),
     # max_window_layers is 28 if absent, so no layer of four has the window.
     qwen3("window_nowhere", OldHub(pattern=False, drop=("layer_types", "max_window_layers")), **WINDOW),
     qwen3("layer_types", layer_types=[S, F, S, F], rms_norm_eps=0.1, hidden_act="gelu", **WINDOW),
-    # Every default but the sizes: 32 heads, 32 key heads, head_dim 128, theta 1e4.
+    # Only sizes are given. Defaults: 32 heads, 32 key heads, head_dim 128, theta 1e4.
     qwen3("defaults", OldHub(only=SIZES), num_attention_heads=32, num_key_value_heads=32, head_dim=128),
     qwen3(
         "key_heads_null",
@@ -69,11 +69,11 @@ QWEN3_MOE_CASES = (
         OldHub(drop=("num_local_experts", "mlp_only_layers"), add={"num_experts": 6} | UNUSED_WINDOW),
         norm_topk_prob=True,
     ),
-    # Weights that do not add up to one are the default.
+    # By default, weights do not add up to one.
     qwen3_moe("no_norm", OldHub(drop=("norm_topk_prob", "decoder_sparse_step")), num_experts_per_tok=3),
-    # Layers 1 and 3 by the step, without layer 1.
+    # By the step, layers 1 and 3 would have experts; layer 1 is excluded.
     qwen3_moe("dense_layers", decoder_sparse_step=2, mlp_only_layers=[1], norm_topk_prob=True),
-    # All layers or none: neither max_window_layers nor layer_types say where the window is.
+    # Either all layers have the window or none: max_window_layers and layer_types are not read.
     qwen3_moe(
         "window",
         OldHub(pattern=False, add={"max_window_layers": 2, "layer_types": [F, F, F, F]}),

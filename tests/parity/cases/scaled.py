@@ -23,20 +23,21 @@ COHERE2_MOE: Config = BASE | {
 
 
 def cohere2_moe_hub(**keys: object) -> OldForm:
-    """Rules instead of lists, and theta in a key of its own. transformers ignores a `rope_scaling` here."""
+    """Return the config with rules instead of lists and theta as its own key. transformers ignores `rope_scaling`."""
     return Keys(drop=("layer_types", "mlp_layer_types", "rope_parameters"), add=keys)
 
 
 def cohere2_moe(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
-    """The last norm is raised by what the logits are scaled down, so that they differ as much as elsewhere."""
+    """Return a case whose last norm makes up for the scale of the logits, so that they differ as much as elsewhere."""
     made = case(name, "cohere2_moe", COHERE2_MOE, old, kwargs)
     return replace(made, scales=((r"^model\.norm\.", 1 / made.kwargs["logit_scale"]),))
 
 
 COHERE2_MOE_CASES = (
-    # A sum and a shared expert are halved by default.
+    # By default, routed and shared experts are averaged.
     cohere2_moe("base", cohere2_moe_hub(rope_theta=5e4), num_shared_experts=2),
-    # Like North Mini: a dense layer in front that is full and has a rope, RMS norms, sigmoids that add up to anything.
+    # This has the form of North Mini: first a dense, full layer with a rope; RMS norms; sigmoids that are not
+    # normalised.
     cohere2_moe(
         "dense_prefix",
         cohere2_moe_hub(first_k_dense_replace=1),
@@ -48,7 +49,7 @@ COHERE2_MOE_CASES = (
         num_experts_per_tok=3,
         rope_theta=500.0,
     ),
-    # Dense layers of their own period, and as wide as an expert, have no such rope.
+    # Dense layers with a period of their own, and as wide as an expert, have no such rope.
     cohere2_moe(
         "prefix_pattern",
         cohere2_moe_hub(first_k_dense_replace=3, rope_scaling=None),
@@ -70,7 +71,7 @@ COHERE2_MOE_CASES = (
         hidden_act="gelu",
         rope_parameters=rope(500.0, LLAMA3),
     ),
-    # Every default but the sizes: 64 heads and key heads of 128, 2 of 8 experts by softmax, none shared, theta 1e4,
+    # Only sizes are given. Defaults: 64 heads and key heads of 128, 2 of 8 experts by softmax, none shared, theta 1e4,
     # period four, logits by 1/16, tied.
     cohere2_moe(
         "defaults",
@@ -100,7 +101,7 @@ MULTIPLIERS: Config = {
     "attention_multiplier": 0.5,
     "logits_scaling": 1.5,
 }
-# Zero is no rope; every other number is a theta, and one scaling serves all.
+# Zero means no rope. Every other number is a theta, and all layers have the same scaling.
 THETAS = [0, 1e4, 500.0, 1e4, 0]
 
 
@@ -114,7 +115,7 @@ def granite_moe(name: str, old: OldForm | None = None, **kwargs: object) -> Case
 
 
 GRANITE_CASES = (
-    # The first of every four layers is full; all have the one theta.
+    # The first of every four layers is full. All layers have the same theta.
     granite(
         "base",
         OldHub(pattern=False, drop=("layer_types", "layer_rope_theta", "tie_word_embeddings")),
@@ -133,7 +134,7 @@ GRANITE_CASES = (
         hidden_act="gelu",
         rms_norm_eps=0.1,
     ),
-    # Every default but the sizes: 20 heads, 4 key heads, scores not scaled at all, theta 1e4, tied.
+    # Only sizes are given. Defaults: 20 heads, 4 key heads, scores not scaled at all, theta 1e4, tied.
     granite(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "sliding_window")),
@@ -163,7 +164,7 @@ GRANITE_MOE_CASES = (
         hidden_act="gelu",
         rms_norm_eps=0.1,
     ),
-    # Every default but the sizes: 32 heads and key heads, 2 of 8 experts, none shared, scores not scaled, untied.
+    # Only sizes are given. Defaults: 32 heads and key heads, 2 of 8 experts, none shared, scores not scaled, untied.
     granite_moe(
         "defaults",
         OldHub(pattern=False, only=(*SIZES, "sliding_window")),
@@ -195,20 +196,20 @@ def phimoe(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
 
 
 def phimoe_longrope(original: int, short: list[float], long: list[float]) -> Config:
-    """transformers 5.23 always rotates by the short factors, and takes but the scale of the long ones."""
+    """Return LongRoPE keys. transformers 5.23 always rotates by the short factors, but uses the scale of the long."""
     factors = {"rope_type": "longrope", "short_factor": short, "long_factor": long} | MSCALES
     return {"rope_parameters": rope(1e4, factors, original_max_position_embeddings=original)}
 
 
 PHIMOE_CASES = (
-    # Like the repositories: biases, of the head too, and always two experts.
+    # This has the form of the repositories: biases, also in the head, and always two experts.
     phimoe("base", PHIMOE_HUB, attention_bias=True, lm_head_bias=True, num_experts_per_tok=2),
     phimoe("short", PHIMOE_HUB, **phimoe_longrope(256, FACTORS, FACTORS[::-1]), max_position_embeddings=1024),
     phimoe("long", PHIMOE_HUB, **phimoe_longrope(32, FACTORS, FACTORS), max_position_embeddings=128),
-    # Experts nearly as good as the best take some of its weight. That `num_experts_per_tok` is three is ignored.
+    # Experts nearly as good as the best take some of its weight. `num_experts_per_tok`, here three, is ignored.
     phimoe("wide_jitter", OldHub(), router_jitter_noise=0.4, num_experts_per_tok=3, num_key_value_heads=1),
     phimoe("no_window", router_jitter_noise=0.1, sliding_window=None, head_dim=24, rms_norm_eps=0.1, hidden_act="gelu"),
-    # Every default but the sizes: 32 heads, 8 key heads, no window, 16 experts, theta 1e6, no biases, untied.
+    # Only sizes are given. Defaults: 32 heads, 8 key heads, no window, 16 experts, theta 1e6, no biases, untied.
     phimoe(
         "defaults",
         OldHub(only=SIZES),
@@ -240,14 +241,14 @@ MUSE_VISION: Config = {
 
 
 def muse(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
-    """Only the model with eyes has logits. The last norm is raised by what these are scaled down by default."""
+    """Return a case of the vision model, as only that has logits. Its last norm makes up for their default scale."""
     config = {"out_hidden_size": 32, "projector_hidden_size": 8, "vision_config": MUSE_VISION}
     scales = () if "output_multiplier" in kwargs else ((r"language_model\.norm\.", 5.0),)
     return Case(f"muse_glimmer_{name}", "muse_glimmer", config | {"text_config": MUSE | kwargs}, old, scales=scales)
 
 
 MUSE_CASES = (
-    # Full, and without a rope, is every fourth layer counted from the last.
+    # Every fourth layer, counted from the last, is full and has no rope.
     muse("base", Keys(drop=("layer_types", "layer_rope_theta")), rope_parameters=rope(500.0), qk_scale_factor=2.0),
     muse(
         "layer_types",
@@ -269,7 +270,7 @@ MUSE_CASES = (
         output_multiplier=1.0,
         num_key_value_heads=1,
     ),
-    # Every default but the sizes: 32 heads, 2 key heads of 128, queries by 3.87, logits by .196, cap 20, theta 1e4.
+    # Only sizes are given. Defaults: 32 heads, 2 key heads of 128, queries by 3.87, logits by .196, cap 20, theta 1e4.
     muse(
         "defaults",
         Keys(only=(*SIZES[1:], "sliding_window")),

@@ -1,4 +1,4 @@
-"""Parity cases of text models within models that also see or hear, and of Step 3.5 and 3.7.
+"""Parity cases of text models within multimodal models, and of Step 3.5 and 3.7.
 
 What and why: as in cases.py. Of the towers for images and sound a tensor or two is kept, which a loader must skip.
 """
@@ -49,14 +49,14 @@ def unified(name: str, old: OldForm | None = None, **text: object) -> Case:
 
 GEMMA4_CASES = (
     gemma4("wrapped", gemma4_hub(), EMBEDDED | {"use_bidirectional_attention": "vision"}),
-    # Tied or not says the outer config.
+    # The outer config says whether embeddings are tied.
     gemma4(
         "untied_moe",
         gemma4_hub(),
         EXPERTS | {"num_hidden_layers": 3, "layer_types": [S, S, F], "final_logit_softcapping": 3.0},
         tie_word_embeddings=False,
     ),
-    # Like the 12B repository.
+    # This has the form of the 12B repository.
     unified("wrapped", gemma4_hub(Keys(drop=("layer_types", "rope_parameters")))),
     unified(
         "shared",
@@ -67,7 +67,7 @@ GEMMA4_CASES = (
         use_double_wide_mlp=True,
         final_logit_softcapping=3.0,
     ),
-    # The text model alone.
+    # This is the text model alone.
     replace(
         case("base", "gemma4_unified_text", GEMMA4 | K_EQ_V, gemma4_hub(), {"layer_types": [S, S, F] * 2}),
         scales=CALM,
@@ -76,7 +76,7 @@ GEMMA4_CASES = (
 
 
 def gemma3n_whole(config: Config) -> Config:
-    """transformers needs timm for the whole."""
+    """Return the config of the whole model, which transformers cannot build without timm."""
     return {
         "architectures": ["Gemma3nForConditionalGeneration"],
         "audio_config": {"model_type": "gemma3n_audio"},
@@ -145,9 +145,10 @@ EXAONE4_VISION: Config = {
 }
 SIGLIP = VISION | {"model_type": "siglip_vision_model"}
 OTHER_CASES = (
-    # Like Ministral 3. That the text config says untied is not read: the outer one is tied if it says nothing.
+    # This has the form of Ministral 3. Whether embeddings are tied is read from the outer config, which defaults to
+    # tied.
     mistral3("ministral3", MINISTRAL_TEXT),
-    # Like Mistral Small 3.1: nothing says untied, only the checkpoint does.
+    # This has the form of Mistral Small 3.1: only the checkpoint shows that embeddings are not tied.
     mistral3(
         "mistral_untied",
         MISTRAL_TEXT,
@@ -155,7 +156,7 @@ OTHER_CASES = (
         tie_word_embeddings=False,
     ),
     replace(mistral3("v5_names", MINISTRAL_TEXT, tie_word_embeddings=False), renames=V5_PREFIXES),
-    # The first release had another name for the text model.
+    # The first release has another name for the text model.
     within(
         "exaone4_5",
         "wrapped",
@@ -163,7 +164,7 @@ OTHER_CASES = (
         EXAONE4_VISION,
         OldHub(pattern=False, add={"model_type": "exaone4_5_text", "sliding_window_pattern": "LLLG"}),
     ),
-    # In transformers 5.23 these two do not scale their logits, which the text model alone does: hence a scale of one.
+    # In transformers 5.23 only the text model scales its logits, and these two do not. So the scale is one here.
     within("cohere2_vision", "wrapped", COHERE2_TEXT, SIGLIP, OldHub(), alignment_intermediate_size=8),
     within("aya_vision", "wrapped", COHERE2_TEXT, SIGLIP, OldHub()),
 )
@@ -204,7 +205,7 @@ STEP_ALIASES = {
 
 
 def step_legacy(text: Config) -> Config:
-    """The text config of the repositories: lists for every layer, those of the layers that look ahead included."""
+    """Return the text config of the repositories: lists with all layers, also those of multi-token prediction."""
     lists = ("mlp_layer_types", "per_layer_config", "num_sliding_attention_heads", "rope_parameters", "dtype")
     kept = {key: value for key, value in text.items() if key not in lists and not key.startswith("mtp_")}
     old: Config = {STEP_ALIASES.get(key, key): value for key, value in kept.items()}
@@ -227,12 +228,12 @@ def step_legacy(text: Config) -> Config:
 
 
 def step3p7_legacy(config: Config) -> Config:
-    """Like Step 3.7."""
+    """Return the config in the form of Step 3.7."""
     return config | {"text_config": step_legacy(config["text_config"]) | {"model_type": "step3p7_text"}}
 
 
 def step3p5_legacy(config: Config) -> Config:
-    """Like Step 3.5, whose repository is all text. transformers 5.23 has no model with logits for it."""
+    """Return the config in the form of Step 3.5, a text model. transformers 5.23 has no model with logits for it."""
     top = {"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "torch_dtype": "float32"}
     return step_legacy(config["text_config"]) | top
 
@@ -246,7 +247,7 @@ def step(name: str, old: OldForm | None = None, **text: Any) -> Case:
 STEP_CASES = (
     step("base", step3p7_legacy, num_nextn_predict_layers=1, moe_router_scaling_factor=3.0),
     step("text", step3p5_legacy, num_nextn_predict_layers=1, moe_router_scaling_factor=3.0, **LIMITS),
-    # Bounds of zero or none are no bounds. A dense layer is bounded as a shared expert is.
+    # A bound of zero or null means no bound. A dense layer has the bound of a shared expert.
     step("limits", step3p7_legacy, **LIMITS),
     step(
         "query_scalar_biases",
@@ -258,8 +259,8 @@ STEP_CASES = (
         num_sliding_attention_heads=2,
         num_experts_per_tok=3,
     ),
-    # Every default but the sizes: 64 heads in all layers, 8 key heads of 128, all layers full, the first three dense,
-    # 8 of 288 experts, theta 1e4, no bounds, no scale.
+    # Only sizes are given. Defaults: 64 heads in all layers, 8 key heads of 128, all layers full, the first three
+    # dense, 8 of 288 experts, theta 1e4, no bounds, no scale.
     within(
         "step3p7",
         "defaults",

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gpu.decode_steps import main, place, plan_of
 from jswa.architecture import Reach
 from jswa.config import Limits
-from tests.parity.load import FIXTURES
+from tests.parity.load import read_config
 from tests.support.fakes import LAYOUTS, make_layout
 from tests.support.oracles import quick_compiles
 
@@ -57,7 +57,9 @@ def test_a_step_goes_on_where_the_one_before_ended() -> None:
 
 def test_all_sizes_are_measured_or_say_why_not(tmp_path: Path) -> None:
     """On a CPU: the figures mean little there, but all of it runs."""
-    words = ["--config", str(FIXTURES / "gemma3_text_p6" / "config.json"), "--json", str(tmp_path / "out.json")]
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(read_config("gemma3_text_p6")))
+    words = ["--config", str(config), "--json", str(tmp_path / "out.json")]
     words += ["--rows", "1", "3", "--contexts", "40", "200", "--steps", "3", "--repeats", "1", "--square", "64"]
     with quick_compiles():
         main([*words, "--max-num-batched-tokens", "16", "--kv-cache-memory-bytes", "3500000"])

@@ -18,6 +18,7 @@ from jswa.model.hf.gemma4 import unfolded
 from jswa.model.hf.tensor_map import Fold, Part, Source, sources, unused_names
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from tests.parity.load import Fixture, load_fixture, names
+from tests.parity.sketch import sketch
 from tests.parity.weights import Tensor, write_checkpoint
 from tests.support.oracles import dense_logits, quick_compiles
 
@@ -49,7 +50,7 @@ def test_folded_keys_give_the_same_logits_with_less_kv(name: str, tmp_path: Path
     with quick_compiles():
         found = dense_logits(model, params, fixture.tokens)
         np.testing.assert_allclose(found, dense_logits(whole, whole_params, fixture.tokens), atol=2e-5)
-    np.testing.assert_allclose(found, fixture.logits, atol=5e-5)
+    np.testing.assert_allclose(sketch(found), fixture.sketch, rtol=0, atol=1e-4)
 
 
 def test_folding_reorders_heads_as_documented() -> None:

@@ -15,7 +15,7 @@ from jswa.architecture import ModelConfig, MoeConfig
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.config import load_config, parse_config
 from jswa.model.hf.tensor_map import sources
-from tests.parity.load import FIXTURES
+from tests.parity.load import all_configs
 from tests.support.hostile import loaded_within_limits, write_valid
 
 Json = dict[str, Any]
@@ -41,8 +41,7 @@ VALUES: list[Any] = [
 def _families() -> dict[str, list[Json]]:
     """Return the configs of the fixtures by model_type, including old forms."""
     found: dict[str, list[Json]] = {}
-    for path in sorted(FIXTURES.glob("*/config*.json")):
-        config = json.loads(path.read_text())
+    for config in all_configs():
         found.setdefault(config["model_type"], []).append(config)
     return found
 

@@ -1,0 +1,36 @@
+"""Cases that a test run takes by turns: too many for every run, and too valuable to run only nightly.
+
+The turn is a number drawn from the commit (the date outside of a git checkout). It is printed below the results, and
+TEST_TURN=NUMBER repeats it. The nightly run has every case.
+"""
+
+import datetime
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def turn() -> int:
+    """Return this run's turn. Processes that this one starts get the same, from the environment."""
+    if "TEST_TURN" not in os.environ:
+        here = Path(__file__).parent
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+        today = datetime.datetime.now(datetime.UTC).date().toordinal()
+        os.environ["TEST_TURN"] = str(today if head.returncode else int(head.stdout[:4], 16))
+    return int(os.environ["TEST_TURN"])
+
+
+def by_turns(cases: Sequence[str], every: int, *values: Any) -> list[Any]:
+    """Return pytest parameters (a case, then `values`): each runs in one turn of `every`, and nightly.
+
+    A turn has neighbouring cases: fixtures of a family share compiled programs.
+    """
+    now = turn() % every
+    return [
+        pytest.param(case, *values, marks=() if index * every // len(cases) == now else pytest.mark.nightly)
+        for index, case in enumerate(cases)
+    ]
