@@ -3,8 +3,11 @@
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
+
+from tests.support.turns import turn
 
 for name in [name for name in os.environ if name.startswith("JSWA_")]:
     del os.environ[name]
@@ -34,3 +37,11 @@ install_import_hook(
     ["jswa.cache", "jswa.sched", "jswa.exec", "jswa.model", "jswa.engine", "jswa.text.tokenizer", "pallas_kernels"],
     "beartype.beartype",
 )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how to repeat a failure of a test that runs by turns."""
+    terminalreporter.write_line(f"TEST_TURN={turn()} chooses the same cases by turns")
+
+
+turn()  # before the test processes start, which inherit it
