@@ -72,11 +72,8 @@ def store(archive: Path, name: str, facts: Facts, recipe: Recipe, arrays: Mappin
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.with_suffix(".json").write_text(_lines({key: texts[key] for key in order}))
     tensors = json.dumps([rows[key][0] for key in order]).encode()
-    np.savez_compressed(
-        archive.with_suffix(".npz"),
-        tensors=np.frombuffer(tensors, np.uint8),
-        **{key: np.stack([rows[other][1][key] for other in order]) for key in arrays},
-    )
+    merged: dict[str, Any] = {key: np.stack([rows[other][1][key] for other in order]) for key in arrays}
+    np.savez_compressed(archive.with_suffix(".npz"), tensors=np.frombuffer(tensors, np.uint8), **merged)
 
 
 def _read_stacks(archive: Path) -> tuple[list[dict[str, tuple[list[int], float]]], dict[str, NDArray[Any]]]:
