@@ -118,7 +118,8 @@ def make_fixture(case: Case) -> None:
 
 def made_with() -> dict[str, str]:
     """Return the versions of the packages that a fixture depends on."""
-    return {"numpy": np.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {"numpy": np.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {name: version.partition("+")[0] for name, version in versions.items()}  # without "+cpu"
 
 
 def _saved_form(case: Case, folder: Path) -> tuple[Config, Recipe]:
