@@ -52,7 +52,7 @@ def grouped_matmul(
         if isinstance(weights, Quantized):
             raise NoExpertKernel("implementation = 'mosaic' takes no weights of 8 bits: must be 'xla'")
         # It loads Mosaic's compiler: a second that CPU users need not wait.
-        from pallas_kernels.experts.hopper import plan as mosaic
+        from pallas_kernels.experts.hopper import call as mosaic
 
         return mosaic.grouped_matmul(x, weights, groups, bias, gated)
     if isinstance(weights, Mxfp4Tiles):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.api import Implementation, paged_attention
-from pallas_kernels.attention.hopper import call as mosaic_attention
+from pallas_kernels.attention.hopper import call as hopper_attention
 from pallas_kernels.attention.hopper.plan import Shape, Tuning
 from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
 from tests.support import oracles
@@ -125,7 +125,7 @@ def _program(
     attend = Attend(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
     sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
     if tuning is not None:
-        return mosaic_attention.paged_attention(
+        return hopper_attention.paged_attention(
             q, kv, rows, tiles, slot=case.slot, attend=attend, sinks=sinks, tuning=tuning
         )
     scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import jax
 
-from pallas_kernels import mosaic
+from pallas_kernels import interpreter
 
 
 @contextmanager
@@ -14,6 +14,6 @@ def hopper() -> Iterator[None]:
     if jax.default_backend() == "gpu":
         yield
         return
-    with mosaic.interpreted(detect_races=True):
+    with interpreter.interpreted(detect_races=True):
         yield
-        assert not mosaic.races_found()
+        assert not interpreter.races_found()

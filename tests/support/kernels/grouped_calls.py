@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups
-from pallas_kernels.experts.hopper import plan as mosaic_grouped
+from pallas_kernels.experts.hopper import call as hopper_grouped
 from pallas_kernels.experts.hopper.plan import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, tiles, unpack
 from tests.support.kernels.device import hopper
@@ -92,7 +92,7 @@ def run(
                 call.x, weights, call.groups, bias=call.bias, gated=case.gated, implementation="mosaic"
             )
         else:
-            out = mosaic_grouped.grouped_matmul(call.x, weights, call.groups, call.bias, case.gated, tuning)
+            out = hopper_grouped.grouped_matmul(call.x, weights, call.groups, call.bias, case.gated, tuning)
         return np.asarray(out.astype(jnp.float32))
 
 
