@@ -20,10 +20,11 @@ Laws, of which each kernel keeps all (a model checker may assume nothing else):
                then S > h. With fewer stages the producer and the consumers wait for each other for ever.
     edge       If the producer corrects the data of turn 0 or of the last turn, then that turn's copies arrive at
                edges[min(t, 1)] instead of ready[t % S]. The producer waits for that barrier once, corrects the stage,
-               and makes all arrivals at ready[t % S] itself. It may fill later stages in between.
+               and makes all arrivals at ready[t % S] itself. It may fill later turns in between, but not turn t + S:
+               no consumer releases the stage before it is ready.
 
-From these follows that no barrier completes a phase before all who wait for it have observed the phase before, so one
-bit of parity tells phases apart. Mosaic keeps that bit for each warpgroup and barrier, flips it with each wait, and
+It follows that no barrier completes a phase before all warpgroups that wait for it have observed the phase before, so
+one bit of parity tells phases apart. Mosaic keeps that bit for each warpgroup and barrier, flips it with each wait, and
 allows 32 barriers in an array; its interpreter raises an error if a phase is skipped, or is observed by nobody.
 
 A ring without `consumed` has a single consumer that is its producer too: it refills a stage after its last read.
