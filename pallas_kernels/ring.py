@@ -13,7 +13,7 @@ Laws, of which each kernel keeps all (a model checker may assume nothing else):
     wait       Each consumer waits for ready[t % S] exactly once in turn t, in order of turns. That is phase t // S,
                whose parity is (t // S) % 2. It reads the stage only after that.
     release    Each consumer arrives at consumed[t % S] exactly once in turn t, after its last read of the stage, if
-               there is a turn t + S. If there is none, it does not arrive, since nobody would observe the phase.
+               there is a turn t + S. If there is none, it does not arrive, since the phase would not be observed.
     refill     In turn t ≥ S the producer waits for consumed[t % S] exactly once before it fills the stage: for phase
                t // S - 1, whose parity is (t // S - 1) % 2. A stage may be refilled then, and no earlier.
     progress   If a consumer waits for turn t + h before it releases turn t, or waits for another consumer that does,
@@ -25,7 +25,7 @@ Laws, of which each kernel keeps all (a model checker may assume nothing else):
 
 It follows that no barrier completes a phase before all warpgroups that wait for it have observed the phase before, so
 one bit of parity tells phases apart. Mosaic keeps that bit for each warpgroup and barrier, flips it with each wait, and
-allows 32 barriers in an array; its interpreter raises an error if a phase is skipped, or is observed by nobody.
+allows 32 barriers in an array; its interpreter raises an error if a phase is skipped or not observed.
 
 A ring without `consumed` has a single consumer that is its producer too: it refills a stage after its last read.
 """

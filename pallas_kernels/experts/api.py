@@ -18,7 +18,7 @@ from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
 from pallas_kernels.quantized import Quantized, dequantized
 
 Implementation = Literal["reference", "xla", "mosaic"]
-Plain = Float[Array, "E K C"] | Quantized | Mxfp4  # what "reference" and "xla" take
+Plain = Float[Array, "E K C"] | Quantized | Mxfp4  # for "reference" and "xla"
 Weights = Plain | Mxfp4Tiles
 TILE_ROWS = 16  # rows per turn of the XLA loop
 

@@ -1,4 +1,4 @@
-"""Choices of the Hopper attention kernel where nothing was measured: tile size, and the tuning of a shape."""
+"""The tile size of the Hopper attention kernel, and the default tuning of shapes that were not measured."""
 
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning
 from pallas_kernels.attention.splits import splits
@@ -14,7 +14,7 @@ def tile_tokens(group: int) -> int:
 
 
 def default_tuning(shape: Shape) -> Tuning:
-    """Choose a tuning from what the compiler reports (`make gpu-compile`) and rules of thumb, not from measurements.
+    """Choose a tuning by rules of thumb and the compiler's reports (`make gpu-compile`), not by measurements.
 
     * Two consumers of 64 rows each if a tile has more than 64 rows, its queries see many keys, and V does not need two
       consumers anyway. Over few keys (a window of 128) a thread block's start and end take longer than its products:

@@ -12,7 +12,7 @@ A thread block works on one chunk of queries, one KV head and one split of the k
                 arXiv 2407.08608).
     edges       only blocks with keys that some query of the warpgroup does not see are masked. V that no query of the
                 chunk sees is cleared in shared memory: its cells were never written, and 0 * NaN is NaN.
-    epilogue    the output is normalised, staged where the keys were, and copied to memory
+    epilogue    the output is normalised, staged in the memory of the keys, and copied to global memory
 
 With a producer warpgroup (`Tuning.producer`) the ring follows the protocol of `pallas_kernels.ring`. Without it the
 only consumer refills a stage as soon as it has used it.
@@ -101,7 +101,7 @@ def _run(plan: Launch, refs: Refs, item: Item) -> None:
 def _registers(plan: Launch) -> tuple[int, int]:
     """Return the registers per thread of a consumer and of the producer. Three warpgroups have 168 each to share.
 
-    The producer needs some for page ids, and for the V that it clears or casts. Found from what the compiler spills.
+    The producer needs some for page ids, and for the V that it clears or casts. With these numbers nothing is spilled.
     """
     if plan.upcast:
         return 224, 56
@@ -298,7 +298,7 @@ def _mask(
 def _epilogue(plan: Launch, refs: Refs, item: Item, part: Part, carry: Carry) -> None:
     """Normalise the output, and write the rows that hold queries."""
     total, top, weight = carry
-    sync_consumers(refs)  # the output is staged where the other consumer may still read keys
+    sync_consumers(refs)  # the other consumer may still read keys in the memory that the output is staged in
     width = total.shape[1]
     weight = jnp.maximum(weight, _TINY)
     staged = refs.staged_out.at[part]

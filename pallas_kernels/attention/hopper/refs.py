@@ -73,7 +73,7 @@ def scratch(plan: Launch) -> Shared:
 
 @dataclass(frozen=True)
 class Lse:
-    """Log-sum-exp in base 2 of each row's scores: the output of a launch with splits, and where it is staged."""
+    """Log-sum-exp in base 2 of each row's scores, an output of launches with splits: in global and shared memory."""
 
     out: Ref
     staged: Ref

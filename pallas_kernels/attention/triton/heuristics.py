@@ -1,4 +1,4 @@
-"""The default tuning of the Triton kernel: a choice where nothing was measured. Imports no Triton."""
+"""The default tuning of the Triton kernel. Imports no Triton."""
 
 from pallas_kernels.attention.splits import splits
 from pallas_kernels.attention.triton.plan import LEAST, Shape, Tuning, power_of_two
@@ -8,7 +8,7 @@ _CAPACITY = 2 * 108  # thread blocks that the GPU runs at once: two per multipro
 
 
 def default_tuning(shape: Shape) -> Tuning:
-    """Choose a tuning from what the compiler reports (`python -m tools.aot.triton`), not from measurements.
+    """Choose a tuning by the compiler's reports (`python -m tools.aot.triton`), not by measurements.
 
     * As many rows as the tile has, but at most 64, 32 for wide heads, and 16 in float32, which has no matrix units.
     * Blocks of keys whose K and V take up to 24 KB: two of them and the queries fit into the shared memory of an L4.

@@ -14,7 +14,7 @@ ITEM = tl.constexpr(5)
 _LOWEST = tl.constexpr(-1e30)  # finite, so that a row without visible keys makes no NaN
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
-# no_type_check: Triton compiles the source of these functions, which cannot call what the tests' type checker adds.
+# no_type_check: Triton compiles the source of these functions, and cannot compile the checks that tests add to it.
 
 
 @triton.jit

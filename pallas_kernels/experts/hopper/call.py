@@ -34,7 +34,7 @@ def grouped_matmul(
 
 
 def _tiles(plan: Launch, groups: Groups) -> Int[Array, "B 4"]:
-    """Return of each tile: expert, first row, where its own rows begin within the tile, and how many they are.
+    """Return of each tile: expert, first row, index within the tile of its own first row, number of own rows.
 
     The first entry holds the number of tiles. A tile never reaches past the last row of x: it begins earlier instead,
     and its first rows are another tile's. Own rows are multiples of 8; those behind the group's last row belong to no

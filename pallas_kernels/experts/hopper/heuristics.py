@@ -1,4 +1,4 @@
-"""The default tuning of the Hopper grouped matmul: a choice where nothing was measured."""
+"""The default tuning of the Hopper grouped matmul."""
 
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.plan import BAND, FEW_ROWS, UNIT, Launch, Shape, Tuning
@@ -10,7 +10,7 @@ _DEPTHS = (3, 2, 1)
 
 
 def default_tuning(shape: Shape) -> Tuning:
-    """Choose a tuning from arithmetic and from what the compiler reports, not from measurements.
+    """Choose a tuning by arithmetic and the compiler's reports, not by measurements.
 
     * Rows per tile: twice the mean of a group, so that few experts need two tiles, which read the weights twice.
     * Up to 16 rows, one consumer and two thread blocks per multiprocessor: many small pieces of weights keep all
