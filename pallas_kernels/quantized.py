@@ -1,6 +1,6 @@
-"""Weights of 8 bits, with one scale per output: int8, or float8 e4m3 as its bits. Activations stay as they are.
+"""Weights of 8 bits with one scale per output: int8, or float8 e4m3 as its bits. Activations are not quantized.
 
-Embeddings [V, K] lie by rows, with a scale per row: a row is looked up, and is an output where the matrix is the head.
+Embeddings [V, K] have a scale per row: a row is looked up, and is an output if the matrix is the head.
 
 Shape letters: T rows, K inputs, C outputs; E leading axes, such as experts.
 """
@@ -19,9 +19,9 @@ class Quantized(NamedTuple):
     """Weights: values · scales.
 
     Attributes:
-        values: int8; or uint8, the bits of float8 e4m3. (XLA on CPU makes a copy of a float8 array of any size before
-            it loops over its parts, but none of one of bytes.)
-        scales: of the outputs.
+        values: int8; or uint8, the bits of float8 e4m3. (Before it loops over parts of an array, XLA on CPU copies a
+            float8 array of any size, but not an array of bytes.)
+        scales: one per output.
     """
 
     values: Int8[Array, "*E K C"] | UInt8[Array, "*E K C"]
@@ -29,21 +29,24 @@ class Quantized(NamedTuple):
 
 
 class QuantizedRows(NamedTuple):
-    """Weights: values · scales, of a matrix whose outputs are its rows. As `Quantized` otherwise."""
+    """Weights: values · scales, of a matrix with a scale per row. Otherwise as `Quantized`."""
 
     values: Int8[Array, "V K"] | UInt8[Array, "V K"]
     scales: Float32[Array, " V"]
 
 
 def magnitudes(weights: Float[Array, "*E K C"]) -> Float32[Array, "*E C"]:
-    """The largest absolute value of each output's weights."""
-    return jnp.abs(weights).max(axis=-2).astype(jnp.float32)  # XLA would keep what it widens before it reduces
+    """Return the largest absolute value of each output's weights."""
+    return jnp.abs(weights).max(axis=-2).astype(jnp.float32)  # cast last: XLA would store the widened weights
 
 
 def quantize(weights: Float[Array, "*E K C"], kind: Kind, largest: Float32[Array, "*E C"] | None = None) -> Quantized:
-    """The nearest numbers of 8 bits, each output scaled so that its largest weight is the largest number.
+    """Round weights to 8 bits. Each output is scaled so that its largest weight becomes the largest number.
 
-    `largest`: those `magnitudes`, where these are not all of an output's weights.
+    Args:
+        weights: some or all inputs of each output.
+        kind: type of the numbers.
+        largest: `magnitudes` over all inputs. None: `weights` has all of them.
     """
     largest = magnitudes(weights) if largest is None else largest
     scales = jnp.where(largest == 0, 1.0, largest / (127 if kind == "int8" else 448))
@@ -54,46 +57,46 @@ def quantize(weights: Float[Array, "*E K C"], kind: Kind, largest: Float32[Array
 
 
 def quantize_rows(weights: Float[Array, "V K"], kind: Kind) -> QuantizedRows:
-    """`quantize` of the transposed matrix, transposed."""
+    """Round weights to 8 bits, with a scale per row."""
     found = quantize(weights.T, kind)
     return QuantizedRows(found.values.T, found.scales)
 
 
 def numbers(values: Int8[Array, "..."] | UInt8[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
-    """The values without their scales, exactly."""
+    """Return the values without their scales, exactly."""
     if values.dtype == jnp.uint8:
         values = lax.bitcast_convert_type(values, jnp.float8_e4m3fn)
     return values.astype(dtype)
 
 
 def dequantized(weights: Quantized, dtype: jnp.dtype) -> Float[Array, "*E K C"]:
-    """All of the weights, as one array."""
+    """Return all of the weights as one array."""
     return (numbers(weights.values, jnp.dtype(jnp.float32)) * weights.scales[..., None, :]).astype(dtype)
 
 
 def rows_of(weights: QuantizedRows, ids: Int[Array, " T"], dtype: jnp.dtype) -> Float[Array, "T K"]:
-    """Rows by their indices."""
+    """Return rows by their indices."""
     scales = weights.scales[ids][:, None]
     return (numbers(weights.values[ids], jnp.dtype(jnp.float32)) * scales).astype(dtype)
 
 
 def matmul_rows(x: Float[Array, "T K"], weights: QuantizedRows) -> Float32[Array, "T V"]:
-    """x · weightsᵀ in float32, without a copy of the weights; see `product`."""
+    """Return x · weightsᵀ in float32, without a copy of the weights; see `product`."""
     out: Array = lax.platform_dependent(x, weights.values, cpu=_blocked_rows, default=_product_rows)
     return out * weights.scales[None]
 
 
 def matmul(x: Float[Array, "T K"], weights: Quantized) -> Float[Array, "T C"]:
-    """x · weights in x's type; see `product`."""
+    """Return x · weights in x's type; see `product`."""
     out: Array = product(x, weights).astype(x.dtype)
     return out
 
 
 def product(x: Float[Array, "T K"], weights: Quantized) -> Float32[Array, "T C"]:
-    """x · weights in float32, of factors in x's type. No copy of the weights is made.
+    """Return x · weights in float32, of factors in x's type. No copy of the weights is made.
 
-    A GPU converts within the matrix product (a Triton kernel that XLA writes). XLA on CPU would convert all of the
-    weights first, and so it is given a block of columns at a time.
+    A GPU converts within the matrix product (a Triton kernel that XLA generates). XLA on CPU would convert all of the
+    weights first, so it gets a block of columns at a time.
     """
     out: Array = lax.platform_dependent(x, weights.values, cpu=_blocked, default=_product)
     return out * weights.scales[None]
@@ -108,7 +111,7 @@ def _blocked(x: Float[Array, "T K"], values: Array) -> Float32[Array, "T C"]:
     size = min(_BLOCK, columns)
 
     def block(index: Array, out: Float32[Array, "T C"]) -> Float32[Array, "T C"]:
-        # The last block overlaps the one before it where they do not divide the columns; it writes the same again.
+        # If the columns are no multiple, the last block overlaps the one before, and writes the same numbers again.
         start = jnp.minimum(index * size, columns - size)
         part = _product(x, lax.dynamic_slice_in_dim(values, start, size, axis=1))
         return lax.dynamic_update_slice_in_dim(out, part, start, axis=1)

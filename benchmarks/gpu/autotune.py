@@ -24,7 +24,8 @@ from benchmarks.gpu.attention_cases import DECODE, PREFILL, Measure
 from benchmarks.gpu.device_time import Timing, time_calls
 from benchmarks.gpu.kernels import call_count, paged_arguments
 from pallas_kernels.attention.hopper.call import paged_attention
-from pallas_kernels.attention.hopper.plan import Shape, Tuning, default_tuning, launch
+from pallas_kernels.attention.hopper.heuristics import default_tuning
+from pallas_kernels.attention.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.attention.tuned import FOLDER, Entry, device_name, key_of, save
 
 _BEST = 3  # tunings that are timed again
@@ -79,10 +80,10 @@ def candidates(shape: Shape) -> Iterator[Tuning]:
     """Yield all tunings that fit the shared memory and registers; splits are near those of the default."""
     usual = default_tuning(shape).splits
     splits = sorted({1, max(1, usual // 2), usual, usual + 1, 2 * usual})
-    for block, stages, split, loader, parts, ahead in itertools.product(
+    for block, stages, split, producer, parts, ahead in itertools.product(
         (32, 64, 128), (2, 3, 4), splits, (False, True), (1, 2), (False, True)
     ):
-        tuning = Tuning(block, stages, split, loader, parts, ahead)
+        tuning = Tuning(block, stages, split, producer, parts, ahead)
         try:
             plan = launch(shape, tuning)
         except ValueError:

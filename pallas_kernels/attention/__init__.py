@@ -1,1 +1,1 @@
-"""Implementations of `api.paged_attention`, their tunings and their cases."""
+"""Paged attention: the call (`api`), its rows and tiles (`rows`), and its implementations."""

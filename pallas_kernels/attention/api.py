@@ -1,8 +1,8 @@
-"""`paged_attention` and `write_kv`: one signature, several implementations, none of which stands in for another.
+"""`paged_attention` and `write_kv`: one signature, several implementations. None of them stands in for another.
 
-Shape letters: T tokens of a step (ragged, padded), R rows, N pages per row, P pages of a view, S slots of a page,
-p tokens per page, H query heads, K KV heads, D head size, V value head size, E numbers of a token (K first, V last;
-D + V, or less where they overlap), Q tokens per query tile, B tiles.
+Shape letters: T tokens of a step (ragged, padded), R rows, N pages per row, P pages of a view, S slots of a page (see
+`slot` in `paged_attention`), p tokens per page, H query heads, K KV heads, D head size, V value head size, E numbers of
+a token (K first, V last; D + V, or less if they overlap), Q tokens per query tile, B tiles.
 """
 
 from collections.abc import Callable
@@ -13,22 +13,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention import reference, xla
-from pallas_kernels.attention.hopper import plan as mosaic_launch
+from pallas_kernels.attention.hopper import heuristics
 from pallas_kernels.attention.rows import Attend, Rows, Tiles
 from pallas_kernels.attention.triton import call as triton
 
 Implementation = Literal["reference", "xla", "mosaic", "triton"]
 
-TILE_TOKENS = 32  # query tokens per tile, of implementations that need no other
+TILE_TOKENS = 32  # query tokens per tile of all implementations but "mosaic"
 
 
 def tile_tokens(implementation: Implementation, group: int) -> int:
-    """Query tokens per tile of steps with prompts: what an implementation is quickest with. It takes any other.
+    """Return the query tokens per tile with which an implementation prefills fastest. It takes tiles of any size.
 
     Args:
+        implementation: see `paged_attention`.
         group: query heads per KV head.
     """
-    return mosaic_launch.tile_tokens(group) if implementation == "mosaic" else TILE_TOKENS
+    return heuristics.tile_tokens(group) if implementation == "mosaic" else TILE_TOKENS
 
 
 def paged_attention(
@@ -43,21 +44,31 @@ def paged_attention(
     kv_scales: Float[Array, "2 K"] | None = None,
     implementation: Implementation = "xla",
 ) -> Float[Array, "T H V"]:
-    """Softmax attention of each row's tokens to the keys at and before them, read from the row's pages.
+    """Return softmax attention of each row's tokens to the keys at and before them, read from the row's pages.
 
-    Token t at position i sees keys j with rows.visible_from ≤ j ≤ i and, with a window W, j > i - W, or with chunks of
-    C, j ≥ ⌊i / C⌋ · C. The keys of the step's own tokens are read from the pages too: `write_kv` comes first. Values
-    that no token of a row sees are never used, so they may be NaN. Padding tokens give finite garbage.
+    A token at position i sees the keys at positions j with rows.visible_from ≤ j ≤ i and, with a window W, j > i - W,
+    or, with chunks of C, j ≥ ⌊i / C⌋ · C. The keys of the step's own tokens are read from the pages too, so `write_kv`
+    must come first. Values that no token of a row sees are never used: they may be NaN. Padding tokens get finite
+    numbers without meaning.
 
     Args:
-        kv: a page view of one lane, K and V of a token side by side (`Attend.v_dim`); `slot` is this layer's place in
-            a page.
+        q: queries of the step's tokens.
+        kv: a page view of one lane: K and V of a token side by side (see `Attend.v_dim`).
+        rows: the step's rows.
+        tiles: the same rows, cut into query tiles once per step by `tile_rows`.
+        slot: index of this layer's cells within a page, 0 to S - 1: the S layers of a kind that share a lane share its
+            pages, and each has a slot there (design.md §3; the engine's `layer_slot`).
+        attend: static parameters of the layer.
+        sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
+        kv_scales: factors of the numbers in 8-bit pages, of K and of V by KV head; None: 1. See `write_kv`.
         implementation: "reference" (float32, for tests), "xla" (any device), "mosaic" (Hopper; 16-bit types, 8-bit
             pages, head sizes to 512), "triton" (NVIDIA GPUs from sm_80 on, with the package jax-triton; head sizes to
             512).
-        sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
-        kv_scales: of 8-bit pages, what a number of K and of V is worth, by KV head; None: one. See `write_kv`.
-        tiles: cut of the same rows into query tiles, made once per step by `tile_rows`.
+
+    Raises:
+        NoKernel: the implementation cannot serve these shapes or types.
+        ValueError: an argument is wrong.
+        ImportError: implementation = "triton", and jax-triton is not installed.
     """
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
@@ -68,7 +79,7 @@ def paged_attention(
         if kv_scales is not None:
             raise ValueError(f"kv_scales are for 8-bit pages, and these are {kv.dtype}")
         return function(q, kv)
-    # Scales are exact where they are multiplied in float32: K's into the queries, V's into the output.
+    # Multiplied in float32, scales are exact: K's are applied to the queries, V's to the output.
     group, v_dim = q.shape[1] // kv.shape[2], attend.value_size(kv.shape[-1], q.shape[2])
     wide = q.astype(jnp.float32)
     if kv_scales is None:
@@ -79,14 +90,14 @@ def paged_attention(
 
 
 def _column_scales(kv_scales: Float[Array, "2 K"], row: int, v_dim: int) -> Float[Array, "K E"]:
-    """The scale of each of a row's numbers: V's of the last `v_dim`, K's of those before. They may overlap."""
+    """Return the scale of each of a row's numbers: V's for the last `v_dim` of them, K's for those before."""
     is_value = jnp.arange(row) >= row - v_dim
     return jnp.where(is_value[None], kv_scales[1][:, None], kv_scales[0][:, None]).astype(jnp.float32)
 
 
 def _function(implementation: Implementation) -> Callable[..., Array]:
     if implementation == "mosaic":
-        # It loads Mosaic's compiler: a second that CPU users need not wait.
+        # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.attention.hopper import call as mosaic
 
         return mosaic.paged_attention
@@ -105,14 +116,21 @@ def write_kv(
     kv_scales: Float[Array, "2 K"] | None = None,
     v_dim: int | None = None,
 ) -> Float[Array, "P S K p E"]:
-    """Write each token's K and V, side by side, to its page, in place where the caller donates the arena.
+    """Return the pages with each token's K and V written to its cell: in place, if the caller donates the arena.
 
-    A token whose page is ≥ P is dropped; pages past the end must be distinct, as (page, offset) pairs all are. To
-    8-bit pages a number is written as what it is of its scale, cut to the type's range of ±448.
+    A token whose page is ≥ P is dropped. (page, offset) pairs must be distinct, those of dropped tokens too. In 8-bit
+    pages a number is stored divided by its scale, and cut to the type's range of ±448.
 
     Args:
-        kv_scales: what a number of K and of V is worth in 8-bit pages, by KV head; None: one.
-        v_dim: V is the last so many of a row's numbers; needed with scales.
+        kv: a page view of one lane.
+        values: K and V of each token, side by side.
+        pages: page id of each token.
+        offsets: index of each token within its page.
+        slot: as in `paged_attention`.
+        kv_scales: factors of the numbers in 8-bit pages, of K and of V by KV head; None: 1.
+        v_dim: size of V, which is the end of a token's numbers. Needed with scales.
+
+    Raises ValueError if scales are given for pages of another type, or without `v_dim`.
     """
     if kv.dtype.itemsize > 1 and kv_scales is not None:
         raise ValueError(f"kv_scales are for 8-bit pages, and these are {kv.dtype}")
@@ -120,7 +138,7 @@ def write_kv(
         values = values.astype(jnp.float32)
         if kv_scales is not None:
             if v_dim is None:
-                raise ValueError("v_dim = None: must be the number of V's columns where there are kv_scales")
+                raise ValueError("v_dim = None: must be the size of V if kv_scales are given")
             values = values / _column_scales(kv_scales, kv.shape[-1], v_dim)[None]
         most = jnp.finfo(kv.dtype).max.astype(jnp.float32)  # type: ignore[no-untyped-call]
         values = jnp.clip(values, -most, most)

@@ -1,4 +1,4 @@
-"""The oracle: gathers every key of every row, float32, one plain softmax. For tests; memory grows as T · N · p."""
+"""The oracle for tests: gather all keys of all rows, one plain softmax in float32. Memory grows as T · N · p."""
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ def paged_attention(
     num_kv_heads, page_size = kv.shape[2], kv.shape[3]
     num_tokens, num_heads, head_dim = q.shape
     v_dim = attend.value_size(kv.shape[-1], head_dim)
-    token_row = tiles.row[tiles.place // tiles.tokens.shape[1]]
-    # Tokens of a row follow each other, so a token's index in its row counts its predecessors in that row.
+    token_row = tiles.row[tiles.flat_index // tiles.tokens.shape[1]]
+    # The tokens of a row are consecutive, so a token's index in its row is the number of earlier tokens of that row.
     order = jnp.arange(num_tokens)
     in_row = (order[:, None] > order[None]) & (token_row[:, None] == token_row[None])
     position = rows.starts[token_row] + in_row.sum(axis=1)

@@ -1,20 +1,21 @@
-"""Ragged rows of a step, and their cut into query tiles of one row each."""
+"""Ragged rows of a step, and query tiles: pieces of one row each."""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 
 class Attend(NamedTuple):
-    """What one attention layer needs besides arrays; static. At most one of `window` and `chunk` is given.
+    """The static parameters of one attention layer. At most one of `window` and `chunk` is given.
 
     Attributes:
-        scale: of the products of queries and keys.
-        window: keys seen at most, the query's own included.
-        chunk: keys of the query's own chunk of that many positions are seen.
+        scale: factor of the products of queries and keys.
+        window: keys that a query sees at most, its own included.
+        chunk: a query sees the keys of its own chunk of that many positions.
         softcap: scores become softcap · tanh(score / softcap).
-        v_dim: V is the last so many of a token's E numbers, K the first D; they may overlap. None: E - D.
+        v_dim: size of V, which is the end of a token's E numbers; K is their beginning, and the two may overlap. None:
+            E - D.
     """
 
     scale: float
@@ -24,11 +25,11 @@ class Attend(NamedTuple):
     v_dim: int | None = None
 
     def value_size(self, row: int, head_dim: int) -> int:
-        """V, of rows of `row` numbers and keys of `head_dim`."""
+        """Return the size of V in rows of `row` numbers with keys of `head_dim`."""
         return row - head_dim if self.v_dim is None else self.v_dim
 
     def first_visible(self, position: Int[Array, "..."]) -> Int[Array, "..."]:
-        """Oldest key that a query at each position sees, as far as this layer is concerned."""
+        """Return the oldest position that the window or the chunk of a query at each position reaches."""
         if self.window is not None:
             return jnp.maximum(position - (self.window - 1), 0)
         return jnp.zeros_like(position) if self.chunk is None else position // self.chunk * self.chunk
@@ -40,9 +41,9 @@ class Rows(NamedTuple):
     Attributes:
         starts: position of the row's first token in the step.
         counts: tokens of the row in the step.
-        page_rows: page ids of N consecutive page positions; entries past the row's pages may hold any valid id.
+        page_rows: page ids of N consecutive page positions. Entries past the row's pages may hold any valid id.
         first_page: page position of page_rows[:, 0].
-        visible_from: first position that may be seen.
+        visible_from: the row's tokens see no earlier position.
     """
 
     starts: Int[Array, " R"]
@@ -57,30 +58,33 @@ class Tiles(NamedTuple):
 
     Attributes:
         row: the tile's row.
-        offset: its first token's index within the row.
-        tokens: its tokens' indices in the step, clipped to the row.
-        place: for each token of the step, its index in the flattened [B · Q] tiles.
+        offset: index within the row of the tile's first token.
+        tokens: indices of the tile's tokens in the step, clipped to the row.
+        flat_index: index of each token of the step in the flattened [B · Q] tiles. Padding tokens, which no tile holds,
+            have any valid index.
     """
 
     row: Int[Array, " B"]
     offset: Int[Array, " B"]
     tokens: Int[Array, "B Q"]
-    place: Int[Array, " T"]
+    flat_index: Int[Array, " T"]
 
 
 def tile_rows(counts: Int[Array, " R"], first_token: Int[Array, " R"], token_row: Int[Array, " T"], size: int) -> Tiles:
     """Cut rows into tiles of `size` tokens. B = T // size + R tiles always suffice.
 
     Args:
+        counts: tokens of each row.
         first_token: index in the step of each row's first token.
         token_row: row of each token of the step.
+        size: Q, tokens of a tile.
     """
     num_tokens, num_rows = len(token_row), len(counts)
     num_tiles = num_rows if size == 1 and num_tokens == num_rows else num_tokens // size + num_rows
     tiles_of_row = (counts + size - 1) // size
     ends = jnp.cumsum(tiles_of_row)
     tile = jnp.arange(num_tiles, dtype=jnp.int32)
-    # All at once: a search in steps is a loop, and a loop cannot be part of a CUDA graph.
+    # Compare with all ends at once: a binary search is a loop, and a loop cannot be part of a CUDA graph.
     row = jnp.minimum(jnp.searchsorted(ends, tile, side="right", method="compare_all").astype(jnp.int32), num_rows - 1)
     offset = (tile - (ends - tiles_of_row)[row]) * size
     within = offset[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
@@ -88,5 +92,13 @@ def tile_rows(counts: Int[Array, " R"], first_token: Int[Array, " R"], token_row
     tokens = jnp.clip(first_token[row][:, None] + jnp.minimum(within, last[:, None]), 0, num_tokens - 1)
     index = jnp.arange(num_tokens, dtype=jnp.int32) - first_token[token_row]
     first_tile = (ends - tiles_of_row)[token_row]
-    place = jnp.clip((first_tile + index // size) * size + index % size, 0, num_tiles * size - 1)
-    return Tiles(row, offset, tokens, place)
+    flat_index = jnp.clip((first_tile + index // size) * size + index % size, 0, num_tiles * size - 1)
+    return Tiles(row, offset, tokens, flat_index)
+
+
+def in_tiles(rows: Rows, tiles: Tiles) -> Bool[Array, " T"]:
+    """Return which tokens of the step are in a tile. Padding tokens are in none."""
+    queries = tiles.tokens.shape[1]
+    tile, query = tiles.flat_index // queries, tiles.flat_index % queries
+    in_row = tiles.offset[tile] + query < rows.counts[tiles.row[tile]]
+    return in_row & (tiles.tokens[tile, query] == jnp.arange(len(tiles.flat_index), dtype=jnp.int32))

@@ -1,7 +1,7 @@
-"""Tunings that were measured on a device: `tuning/<device>.json`, written by `benchmarks.gpu.autotune`.
+"""Tunings of the Hopper kernel that were measured on a device: `tuning/<device>.json`, by `benchmarks.gpu.autotune`.
 
-An entry serves all shapes of its key: sizes that a model fixes are exact, batch and table width are rounded up to
-powers of two. Where there is none the rules of `mosaic_launch.default_tuning` hold.
+An entry serves all shapes with its key: sizes that a model fixes are exact, batch and table width are rounded up to
+powers of two. A shape without an entry gets `hopper.heuristics.default_tuning`.
 """
 
 import json
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent.parent / "tuning"
 
 @dataclass(frozen=True)
 class Entry:
-    """One measured tuning, with its time and that of the default, in seconds of one call."""
+    """One measured tuning: its time, and the default tuning's, in seconds per call."""
 
     key: str
     tuning: Tuning
@@ -28,7 +28,7 @@ class Entry:
 
 
 def key_of(shape: Shape) -> str:
-    """What an entry is found by."""
+    """Return the key of a shape's entry."""
     reach = (
         f"w{shape.attend.window}" if shape.attend.window else f"c{shape.attend.chunk}" if shape.attend.chunk else "f"
     )
@@ -37,18 +37,18 @@ def key_of(shape: Shape) -> str:
 
 
 def tuning_for(shape: Shape) -> Tuning | None:
-    """What was measured best for such a shape on the device at hand, if it was measured."""
+    """Return the tuning that was measured best for such a shape on the first device, or None."""
     return _table(device_name()).get(key_of(shape))
 
 
 def device_name() -> str:
-    """The first device, as files are named after it."""
+    """Return the name of the first device, as it is used in file names."""
     kind: str = jax.devices()[0].device_kind
     return kind.lower().removeprefix("nvidia ").replace(" ", "-")
 
 
 def save(path: Path, entries: list[Entry], facts: dict[str, Any]) -> None:
-    """Write a table; `facts` say what made it (versions, command, date)."""
+    """Write a table. `facts` tell how it was made (device, versions)."""
     rows = [
         {"key": e.key, "tuning": e.tuning._asdict(), "seconds": e.seconds, "default_seconds": e.default_seconds}
         for e in entries
@@ -66,5 +66,5 @@ def _table(device: str) -> dict[str, Tuning]:
 
 
 def _up(number: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << (number - 1).bit_length()

@@ -1,8 +1,8 @@
 """Blockwise attention in plain XLA (the CPU default): online softmax over blocks of keys, all tiles side by side.
 
-A block's pages are gathered when it is its turn, so memory does not grow with the context. Blocks start at absolute
-multiples of their size, whatever the chunking, and a local layer's loop starts at its window: its cost does not depend
-on the context either. Softmax: Milakov and Gimelshein 2018 (arXiv 1805.02867).
+The pages of a block are gathered when the loop comes to it, so memory does not grow with the context. Blocks start at
+absolute multiples of their size, however the step is cut into tiles. The loop of a local layer starts at its window, so
+its cost does not depend on the context either. Softmax: Milakov and Gimelshein 2018 (arXiv 1805.02867).
 """
 
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def paged_attention(
         new_top = jnp.maximum(top, jnp.where(visible, scores, _LOWEST).max(axis=-1))
         shrink = jnp.exp(top - new_top)
         probability = jnp.where(visible, jnp.exp(scores - new_top[..., None]), 0.0)
-        # Values are masked too: 0 · NaN from a page that nobody wrote would be NaN.
+        # Values are masked too: a cell that was never written may hold NaN, and 0 · NaN is NaN.
         values = jnp.where(in_tile[:, None, :, None], gathered[..., -v_dim:], 0)
         update = jnp.einsum("bkgqs,bksv->bkgqv", probability.astype(dtype), values, preferred_element_type=jnp.float32)
         return total * shrink[..., None] + update, weight * shrink + probability.sum(axis=-1), new_top
@@ -72,17 +72,17 @@ def paged_attention(
     total = jnp.zeros((*shape, v_dim), jnp.float32)
     weight, top = jnp.zeros(shape, jnp.float32), jnp.full(shape, _LOWEST, jnp.float32)
     if sinks is not None:
-        # A sink is a key that all see and whose value is zero: the softmax starts with it.
+        # A sink is a key that all queries see and whose value is zero: the softmax starts with it.
         top = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(1, num_kv_heads, group, 1), shape)
         weight = jnp.ones(shape, jnp.float32)
     total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, (total, weight, top))
     out: Array = total / jnp.where(weight > 0, weight, 1.0)[..., None]
     out = out.transpose(0, 3, 1, 2, 4).reshape(num_tiles * tile_size, q.shape[1], -1)
-    return out[tiles.place].astype(q.dtype)
+    return out[tiles.flat_index].astype(q.dtype)
 
 
 def _page_ids(rows: Rows, row: Int[Array, " B"], page: Int[Array, "B n"]) -> Int[Array, "B n"]:
-    """Ids of the given page positions; page 0, the page of zeros, where the row's table does not reach."""
+    """Return the ids of the given page positions; beyond the row's table 0, the page of zeros."""
     column = page - rows.first_page[row][:, None]
     width = rows.page_rows.shape[1]
     ids = rows.page_rows[row[:, None], jnp.clip(column, 0, width - 1)]

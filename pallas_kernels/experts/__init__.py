@@ -1,1 +1,1 @@
-"""What `grouped.grouped_matmul` is made of: groups, activations, weights of 4 bits, the Hopper kernel, cases."""
+"""The matrices of a mixture of experts: the call (`api`), groups of rows, activations, weights of 4 bits."""

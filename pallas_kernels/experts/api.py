@@ -1,4 +1,4 @@
-"""`grouped_matmul`: each row by its expert's matrix. One signature, several implementations, as in `api`.
+"""`grouped_matmul`: each row times its expert's matrix. One signature, several implementations.
 
 Shape letters: R rows, E experts, K inputs, N outputs; C columns of weights: N, or 2N (gates, then ups) with a `Glu`.
 """
@@ -18,9 +18,9 @@ from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
 from pallas_kernels.quantized import Quantized, dequantized
 
 Implementation = Literal["reference", "xla", "mosaic"]
-Plain = Float[Array, "E K C"] | Quantized | Mxfp4  # what "reference" and "xla" take
+Plain = Float[Array, "E K C"] | Quantized | Mxfp4  # for "reference" and "xla"
 Weights = Plain | Mxfp4Tiles
-TILE_ROWS = 16  # of the XLA loop
+TILE_ROWS = 16  # rows per turn of the XLA loop
 
 
 def grouped_matmul(
@@ -32,15 +32,24 @@ def grouped_matmul(
     gated: Glu | None = None,
     implementation: Implementation = "xla",
 ) -> Float[Array, "R N"]:
-    """x · weights[e] + bias[e] of each row of expert e, through the activation if there is one.
+    """Return x · weights[e] + bias[e] for the rows of each expert e, after the activation if there is one.
 
-    Rows of nobody hold anything, NaN included, before and after. Weights of experts without rows are not read.
+    Rows that belong to no expert may hold anything, NaN too, in x and in the result. Weights of experts without rows
+    are not read.
 
     Args:
-        weights: in x's type; or of 4 bits [E, C, K], as `Mxfp4Tiles` for "mosaic", as `Mxfp4` for the others; or of 8
-            bits, for those others.
+        x: rows, sorted by expert.
+        weights: in x's type; or of 4 bits, as `Mxfp4Tiles` for "mosaic" and `Mxfp4` for the others; or of 8 bits, but
+            not for "mosaic".
+        groups: the rows of each expert; see `group_rows`.
+        bias: one number per expert and column of the weights.
+        gated: the activation.
         implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
             no CUDA graph can hold), "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
+
+    Raises:
+        NoExpertKernel: the implementation cannot serve these shapes or types.
+        ValueError: there is no such implementation.
     """
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
@@ -51,8 +60,8 @@ def grouped_matmul(
             )
         if isinstance(weights, Quantized):
             raise NoExpertKernel("implementation = 'mosaic' takes no weights of 8 bits: must be 'xla'")
-        # It loads Mosaic's compiler: a second that CPU users need not wait.
-        from pallas_kernels.experts.hopper import plan as mosaic
+        # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
+        from pallas_kernels.experts.hopper import call as mosaic
 
         return mosaic.grouped_matmul(x, weights, groups, bias, gated)
     if isinstance(weights, Mxfp4Tiles):
@@ -87,7 +96,7 @@ def _reference(
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
 ) -> Float[Array, "R N"]:
-    """Float32. Rows of nobody are zeros."""
+    """Compute in float32. Rows that belong to no expert are zeros."""
     row = jnp.arange(len(x))
     out = jnp.zeros((len(x), _outputs(weights, gated)), jnp.float32)
     for expert in range(len(groups.sizes)):
@@ -108,11 +117,11 @@ def _xla(
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
 ) -> Float[Array, "R N"]:
-    """Cut each expert's rows into tiles, run tile by tile."""
+    """Cut each expert's rows into tiles, and compute tile by tile."""
     starts, sizes = groups
     tiles = (sizes + TILE_ROWS - 1) // TILE_ROWS
     ends = jnp.cumsum(tiles)
-    # Room for a whole tile behind the last row, so that a tile never slides back over its neighbours.
+    # Room for a whole tile behind the last row: at the end of x a slice would begin earlier, in another tile's rows.
     padded = jnp.concatenate([x, jnp.zeros((TILE_ROWS, x.shape[1]), x.dtype)])
 
     def tile(index: Int[Array, ""], out: Float[Array, "R2 N"]) -> Float[Array, "R2 N"]:
@@ -120,7 +129,7 @@ def _xla(
         start = starts[expert] + (index - (ends[expert] - tiles[expert])) * TILE_ROWS
         product = lax.dynamic_slice_in_dim(padded, start, TILE_ROWS) @ _expert(weights, expert, x.dtype)
         result = _finish(product, None if bias is None else bias[expert], gated)
-        # Tiles run in order, so what this one writes past its expert's last row is overwritten by the next.
+        # Tiles come in order, so rows that this one writes past its expert's last row are overwritten by the next.
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
 
     out: Array = lax.fori_loop(0, ends[-1], tile, jnp.zeros((len(padded), _outputs(weights, gated)), x.dtype))

@@ -1,4 +1,4 @@
-"""What lies between the two matrices of a feed-forward: activation functions, gated or not."""
+"""Activation functions between the two matrices of a feed-forward layer, gated or not."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,11 +12,11 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 @dataclass(frozen=True)
 class Glu:
-    """act(gate) · up (Shazeer 2020, arXiv 2002.05202).
+    """A gated linear unit: act(gate) · up (Shazeer 2020, arXiv 2002.05202).
 
     Attributes:
-        clamp: act(gate) ≤ clamp, |up| ≤ clamp; with `alpha`, gate ≤ clamp.
-        alpha: (up + 1) · gate · σ(alpha · gate) instead, whatever the activation (gpt-oss).
+        clamp: act(gate) is cut to at most `clamp`, up to ±clamp; with `alpha`, gate instead of act(gate).
+        alpha: the result is (up + 1) · gate · σ(alpha · gate), and `activation` is not used (gpt-oss).
     """
 
     activation: Activation
@@ -25,7 +25,7 @@ class Glu:
 
 
 def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The activation function of that name."""
+    """Return the activation function of that name at x."""
     functions = {
         "silu": jax.nn.silu,
         "gelu": lambda y: jax.nn.gelu(y, approximate=False),
@@ -36,7 +36,7 @@ def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def glu(config: Glu, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
-    """One number per gate and up, in their type."""
+    """Return the unit's output for each gate and up, in their type."""
     if config.alpha is not None:
         gate, up = _clamped(config, gate, up)
         return (up + 1) * gate * jax.nn.sigmoid(gate * config.alpha)

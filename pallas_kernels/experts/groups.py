@@ -1,4 +1,4 @@
-"""Rows sorted by expert: where each (token, expert) pair goes, by counting. No sort, no loop, no sync with the host."""
+"""Sort (token, expert) pairs by expert, by counting: no sort, no loop, no synchronisation with the host."""
 
 from functools import partial
 from typing import NamedTuple
@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-ALIGN = 8  # each expert's rows begin at a multiple of it: copies into swizzled tiles take eight rows at a time
-_BLOCK = 512  # pairs that are compared with each other; P · _BLOCK comparisons in all
+ALIGN = 8  # the rows of each expert begin at a multiple: copies into swizzled tiles take eight rows at a time
+_BLOCK = 512  # pairs that are compared with each other; P pairs take P · _BLOCK comparisons
 
 
 class Groups(NamedTuple):
-    """Rows of each expert, side by side. Between the groups lie rows of nobody, fewer than `ALIGN` each.
+    """The rows of each expert, which are contiguous. Between two groups fewer than `ALIGN` rows belong to no expert.
 
     Attributes:
         starts: first row of each expert, a multiple of `ALIGN`; ascending.
-        sizes: rows of each expert, 0 included.
+        sizes: rows of each expert; may be 0.
     """
 
     starts: Int[Array, " E"]
@@ -24,19 +24,24 @@ class Groups(NamedTuple):
 
 
 def row_count(pairs: int, experts: int) -> int:
-    """Rows that `pairs` need at most, however they are shared out: a multiple of `ALIGN`."""
+    """Return how many rows `pairs` need at most, however they are shared out: a multiple of `ALIGN`."""
     return -(-(pairs + (ALIGN - 1) * min(pairs, experts)) // ALIGN) * ALIGN
 
 
 @partial(jax.jit, static_argnames="experts", inline=True)
 def group_rows(chosen: Int[Array, "T k"], experts: int) -> tuple[Groups, Int[Array, "T k"], Int[Array, " R"]]:
-    """Sort pairs by expert; those of one expert stay in order.
+    """Sort pairs by expert. The pairs of one expert stay in order.
 
-    A pair's place in its group is the number of equal pairs before it: in earlier blocks of pairs, which are counted
-    by expert, and in its own, whose pairs are compared with each other.
+    A pair's index in its group is the number of earlier pairs with the same expert: in earlier blocks of pairs, which
+    are counted by expert, and in its own block, whose pairs are compared with each other.
+
+    Args:
+        chosen: the k experts of each token.
+        experts: E.
 
     Returns:
-        The groups, the row of each pair, and the pair t · k + j of each row (any pair in rows of nobody).
+        The groups; the row of each pair; and of each row the pair, t · k + j for token t and its choice j. Rows that
+        belong to no expert have any pair.
     """
     pairs = chosen.reshape(-1)
     count = len(pairs)
@@ -54,7 +59,7 @@ def group_rows(chosen: Int[Array, "T k"], experts: int) -> tuple[Groups, Int[Arr
 
 
 def _inverse(row: Int[Array, " P"], rows: int) -> Int[Array, " R"]:
-    """The pair of each row; 0 in rows of nobody. Few are compared with all rows, which takes one kernel, not two."""
+    """Return the pair of each row, or 0. Few pairs are compared with all rows: one kernel instead of two."""
     index = jnp.arange(len(row), dtype=jnp.int32)
     if len(row) <= _BLOCK:
         return jnp.where(row[None] == jnp.arange(rows)[:, None], index[None], 0).sum(axis=1, dtype=jnp.int32)
@@ -63,4 +68,5 @@ def _inverse(row: Int[Array, " P"], rows: int) -> Int[Array, " R"]:
 
 
 def _before(sizes: Int[Array, " E"]) -> Int[Array, " E"]:
+    """Return the sum of all earlier sizes."""
     return jnp.cumsum(sizes) - sizes

@@ -1,6 +1,6 @@
-"""Compiling for an H200 on a machine without a GPU: the device, and what the compilers print.
+"""Compile for an H200 on a machine without a GPU: the device, and the output of the compilers.
 
-Needs the packages of the extra `aot`: no driver, no CUDA runtime, no cuDNN. Import it before anything runs on jax.
+Needs the packages of the extra `aot`, but no driver, no CUDA runtime and no cuDNN. Import it before jax is used.
 """
 
 import os
@@ -21,7 +21,7 @@ from tools.aot.facts import KernelFacts, parse
 TARGET = Path(__file__).parent.parent.parent / "pallas_kernels" / "tuning" / "h200.txtpb"
 _DUMPS = tempfile.TemporaryDirectory()  # removed when the process ends
 
-# Read when jax first makes a backend or a compiler, so after its import.
+# jax reads these when it first makes a backend or a compiler, not when it is imported.
 jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]
 os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 os.environ.update(MOSAIC_GPU_DUMP_PTX="1", MOSAIC_GPU_DUMP_PTXAS="1")  # to stdout: see `captured`
@@ -30,13 +30,13 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={_DU
 
 @cache
 def h200() -> Sharding:
-    """One H200."""
+    """Return a sharding that places an array on one H200."""
     topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET.read_text(), topology="1x1x1")
     return SingleDeviceSharding(topology.devices[0])
 
 
 def on_h200(tree: Any) -> Any:
-    """Shapes of arrays, as of arrays on the H200."""
+    """Return the shapes of arrays, placed on the H200."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=h200()),  # type: ignore[no-untyped-call]
         tree,
@@ -45,7 +45,7 @@ def on_h200(tree: Any) -> Any:
 
 @contextmanager
 def captured() -> Iterator[list[KernelFacts]]:
-    """The Mosaic kernels compiled inside, once the block ends. What goes to stdout meanwhile does not show."""
+    """Yield a list that has the Mosaic kernels compiled inside once the block ends. Output to stdout is swallowed."""
     found: list[KernelFacts] = []
     sys.stdout.flush()
     saved = os.dup(1)
@@ -62,6 +62,6 @@ def captured() -> Iterator[list[KernelFacts]]:
 
 
 def thunks(module: str) -> str:
-    """What XLA launches for the last compiled program of that name, one thunk a line, inner ones indented."""
+    """Return XLA's thunks for the last compiled program of that name: one per line, inner thunks indented."""
     files = sorted(Path(_DUMPS.name).glob(f"*.{module}.thunk_sequence_after_thunk_passes.txt"), key=os.path.getmtime)
     return files[-1].read_text()

@@ -1,10 +1,10 @@
-"""Compile mixtures of experts for an H200, on any machine; check and print what the compilers made of them.
+"""Compile mixtures of experts for an H200 on any machine; check and print the compilers' reports.
 
     .venv-gpu/bin/python -m tools.aot.experts [--only NAME] [--json FILE]
 
-Of each matrix: no spilled registers, shared memory within limits, WGMMA and TMA in use. Of a whole mixture, from its
-router to its sum: one command buffer (CUDA graph), no copy of a matrix. Says nothing about speed: bytes and the time
-that memory needs for them are arithmetic.
+Checked for each matrix: no spilled registers, shared memory within limits, WGMMA and TMA in use. For a whole mixture,
+from its router to its sum: one command buffer (CUDA graph), and no copy of a matrix. The speed is not measured: bytes
+and times are arithmetic.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from tools.cases.experts import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
 from tools.cases.experts_shapes import MATRICES, Matrix, arguments
 from tools.cases.hub_configs import CONFIGS
 
-BYTES_PER_SECOND = 4.3e12  # that a copy reaches on an H200
-FLOPS = 600e12  # per second, of a good grouped product
+BYTES_PER_SECOND = 4.3e12  # of a copy on an H200, measured
+FLOPS = 600e12  # per second, of a good grouped matmul
 _BFLOAT16 = jnp.dtype("bfloat16")
-# Layers whose models' configs the tests have, by their names there.
+# Names in CONFIGS of the layers' models.
 _MODELS = {
     "gpt-oss-20b": "gpt-oss-20b",
     "gpt-oss-20b, 4 bits": "gpt-oss-20b",
@@ -50,12 +50,14 @@ class BlockFacts:
     """A compiled mixture of experts.
 
     Attributes:
-        experts: that have tokens, on average, if all are as likely.
-        megabytes: of those experts' weights.
-        memory_us, compute_us: microseconds to read them, and for the products of all tokens. Arithmetic.
+        experts: experts that have tokens, on average, if all are equally likely.
+        megabytes: size of their weights.
+        memory_us, compute_us: microseconds to read those weights, and to compute the products of all tokens, by
+            arithmetic.
         launches: kernels.
-        graphs: what the host launches: 1 where all is one command buffer.
+        graphs: thunks that the host launches: 1 if the mixture is one command buffer.
         temporaries: bytes.
+        seconds: to trace, lower and compile.
     """
 
     name: str
@@ -72,10 +74,10 @@ class BlockFacts:
 
 
 def main() -> None:
-    """Print the tables; exit with 1 where a check fails."""
+    """Print the tables. Exit with 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="layers whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the facts here too")
+    parser.add_argument("--only", default="", help="only layers whose name contains this")
+    parser.add_argument("--json", type=Path, help="also write the facts to this file")
     options = parser.parse_args()
     layers = [layer for layer in LAYERS if options.only in layer.name]
     tokens = (*DECODE_TOKENS, *PREFILL_TOKENS)
@@ -98,7 +100,7 @@ def main() -> None:
 
 
 def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFacts, float]:
-    """The kernel of one of a layer's matrices, and seconds to trace, lower and compile the call."""
+    """Compile one of a layer's matrices. Return its kernel, and the seconds to trace, lower and compile the call."""
     given = arguments(layer, matrix, tokens, device.h200())
 
     def multiply(x: jax.Array, weights: jax.Array, groups: Groups, bias: jax.Array | None) -> jax.Array:
@@ -113,7 +115,7 @@ def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFac
 
 
 def compile_block(layer: Layer, tokens: int) -> BlockFacts:
-    """The whole mixture, router and shared expert included, of the hub's model of that name."""
+    """Compile the whole mixture of the layer's model, with router and shared expert."""
     model = parse_config(CONFIGS[_MODELS[layer.name]], weights=False)
     config = next(_mixtures(model))
     experts = Experts("mosaic", "mxfp4_tiles" if layer.packed else "plain")
@@ -160,7 +162,7 @@ def _mixtures(model: ModelConfig) -> Iterator[MoeConfig]:
 
 
 def print_kernels(kernels: list[tuple[str, KernelFacts, float]]) -> None:
-    """One line per kernel."""
+    """Print a line per kernel."""
     if kernels:
         print(f"{'matrix':36}registers spills shared memory blocks/SM threads WGMMA TMA seconds")
     for name, facts, seconds in kernels:
@@ -171,7 +173,7 @@ def print_kernels(kernels: list[tuple[str, KernelFacts, float]]) -> None:
 
 
 def print_blocks(blocks: list[BlockFacts]) -> None:
-    """One line per mixture and step."""
+    """Print a line per mixture and number of tokens."""
     if blocks:
         print(f"\n{'':26}{'experts,':>8}{'weights,':>9}{'µs at':>9}{'µs at':>12}{'temporaries,':>28}")
         print(

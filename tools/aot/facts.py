@@ -1,14 +1,14 @@
-"""What compiled kernels and programs are made of, read from what the compilers print. Knows no jax."""
+"""Facts about compiled kernels and programs, read from the output of the compilers. Imports no jax."""
 
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SMEM_BYTES = 232_448  # that one thread block may use on Hopper
+from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_REGISTERS, SM_SMEM_BYTES, SM_THREADS, SMEM_BYTES
+
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
 _INTEGERS = {"pred", "s8", "u8", "s32", "u32", "s64", "u64"}
-_SM_SMEM, _SM_REGISTERS, _SM_THREADS = 233_472, 65_536, 2_048
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class KernelFacts:
         spills: bytes of registers stored in memory.
         smem: bytes of shared memory.
         threads: per thread block.
-        wgmma, tma: instructions in PTX: matrix products, and copies of boxes between global and shared memory.
+        wgmma, tma: instructions in the PTX: matrix products, and copies of boxes between global and shared memory.
     """
 
     name: str
@@ -33,12 +33,12 @@ class KernelFacts:
 
     @property
     def blocks_per_sm(self) -> int:
-        """Thread blocks that fit on a multiprocessor: registers go in lots of 8, each block takes 1 KB of its own."""
-        by_registers = _SM_REGISTERS // (-(-self.registers // 8) * 8 * self.threads)
-        return min(by_registers, _SM_SMEM // (self.smem + 1_024), _SM_THREADS // self.threads)
+        """Thread blocks that fit on a multiprocessor. Registers are allocated eight at a time."""
+        by_registers = SM_REGISTERS // (-(-self.registers // 8) * 8 * self.threads)
+        return min(by_registers, SM_SMEM_BYTES // (self.smem + BLOCK_SMEM_BYTES), SM_THREADS // self.threads)
 
     def faults(self) -> list[str]:
-        """What a Hopper attention kernel must not be."""
+        """Return the checks of a Hopper kernel that fail."""
         return [
             *([f"{self.spills} bytes spilled"] if self.spills else []),
             *([f"{self.smem} bytes of shared memory"] if self.smem > SMEM_BYTES else []),
@@ -49,9 +49,9 @@ class KernelFacts:
 
 
 def parse(text: str) -> Iterator[KernelFacts]:
-    """Facts of each kernel in what MOSAIC_GPU_DUMP_PTX and MOSAIC_GPU_DUMP_PTXAS print: PTX, then ptxas' report.
+    """Yield the facts of each kernel in the output of MOSAIC_GPU_DUMP_PTX and MOSAIC_GPU_DUMP_PTXAS.
 
-    Raises ValueError where a kernel's report is missing.
+    That output is the PTX of a kernel, then ptxas' report. Raises ValueError if a report is missing.
     """
     for source in re.split(r"(?=\.visible \.entry )", text)[1:]:
         name, threads, spills, registers = (
@@ -72,9 +72,9 @@ def parse(text: str) -> Iterator[KernelFacts]:
 
 
 def _smem(source: str) -> int:
-    """The last barrier lies behind all arrays in shared memory, and takes eight bytes.
+    """Return the end of the last barrier, which lies behind all arrays in shared memory and takes eight bytes.
 
-    Its address is a constant or, where barriers are found by index, a sum that is made to initialise it.
+    Its address is a constant; or, if barriers are indexed, a sum that is computed to initialise it.
     """
     offsets = re.findall(r"__dynamic_shmem__0\+(\d+)", source)
     for address in re.findall(r"mbarrier\.init\S* \[(%r\d+)\]", source):
@@ -83,30 +83,30 @@ def _smem(source: str) -> int:
 
 
 def copies(program: str) -> list[int]:
-    """Bytes that each `copy` of an optimised program makes, those inside of fusions too."""
+    """Return the bytes of each `copy` of an optimised program, also inside of fusions."""
     found = re.findall(r"= (\w+)\[([\d,]*)\]\S* copy(?:-start)?\(", program)
     return [_BYTES[kind] * math.prod(int(length) for length in shape.split(",") if length) for kind, shape in found]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel that an optimised program launches: its name scopes, and whether it gives integers and booleans only."""
+    """A kernel of an optimised program: its name scopes, and whether all its results are integers or booleans."""
 
     scope: tuple[str, ...]
     integers: bool
 
     @property
     def layer(self) -> str | None:
-        """The layer it belongs to."""
+        """The scope of the layer that the kernel belongs to."""
         return next((part for part in self.scope if part.startswith("layer_")), None)
 
 
 def launches(program: str) -> list[Launch]:
-    """Kernels by what they were in the source: fusions and custom calls of an optimised program, but for its tuples."""
+    """Return the kernels of an optimised program: its fusions and custom calls that have a name scope."""
     found = re.findall(r"= (\S+|\([^()]*\)) (?:fusion|custom-call)\(.*?op_name=\"([^\"]*)\"", program)
     return [Launch(tuple(name.split("/")), {*re.findall(r"([a-z]\w*)\[", kind)} <= _INTEGERS) for kind, name in found]
 
 
 def top_level(thunks: str) -> list[str]:
-    """Kinds of what the host launches: the outermost thunks of XLA's sequence, a thunk a line, inner ones indented."""
+    """Return the kinds of the outermost of XLA's thunks, which the host launches; see `device.thunks`."""
     return re.findall(r"^\d+: (k\w+)", thunks, re.MULTILINE)

@@ -1,12 +1,12 @@
-"""Compile for an H200, on any machine, what would run on one; check and print what the compilers made of it.
+"""Compile attention and whole steps for an H200 on any machine; check and print the compilers' reports.
 
-    make gpu-compile              attention of released models (layer_specs), then their whole steps
-    make gpu-compile ONLY=gemma   those whose name contains it
+    make gpu-compile              attention of released models (tools.cases.attention_layers), then their whole steps
+    make gpu-compile ONLY=gemma   only those whose name contains it
     make gpu-compile-sample       a few of them
 
-Checked: no spilled registers, shared memory within limits, WGMMA and TMA in use. Of a step also: the state is updated
-in place, nothing copies as much as a lane, a decode step is one command buffer (CUDA graph), and there are no more
-kernels that compute indices the deeper the model is. Says nothing about speed.
+Checked for each kernel: no spilled registers, shared memory within limits, WGMMA and TMA in use. For a step also: the
+state is updated in place, no copy is as large as a lane, a decode step is one command buffer (CUDA graph), and the
+number of kernels that compute indices does not grow with the model's depth. The speed is not measured.
 """
 
 import argparse
@@ -33,11 +33,13 @@ SAMPLE = (
 
 
 def main() -> None:
-    """Print the tables; exit with 1 where a check fails."""
+    """Print the tables. Exit with 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="cases and steps whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the facts here too")
-    parser.add_argument("--sample", action="store_true", help="a few kernels and shallow steps, in about a minute")
+    parser.add_argument("--only", default="", help="only layers and steps whose name contains this")
+    parser.add_argument("--json", type=Path, help="also write the facts to this file")
+    parser.add_argument(
+        "--sample", action="store_true", help="compile a few kernels and shallow steps, which takes about a minute"
+    )
     options = parser.parse_args()
     layers = [layer for layer in LAYERS if options.only in layer.name and (not options.sample or layer.name in SAMPLE)]
     kernels = [(layer, *compile_layer(layer)) for layer in layers]
@@ -54,7 +56,7 @@ def main() -> None:
 
 
 def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
-    """The layer's attention kernel, and seconds to trace, lower and compile the call."""
+    """Compile a layer's attention. Return its kernel, and the seconds to trace, lower and compile the call."""
     given = arguments(layer, device.h200())
 
     def attend(q: jax.Array, kv: jax.Array, rows: Rows, tiles: Tiles, sinks: jax.Array | None) -> jax.Array:
@@ -71,7 +73,7 @@ def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
 
 
 def print_kernels(kernels: list[tuple[Layer, KernelFacts, float]]) -> None:
-    """One line per kernel."""
+    """Print a line per kernel."""
     if kernels:
         print(f"{'layer':42}registers spills shared memory blocks/SM threads WGMMA TMA seconds")
     for layer, facts, seconds in kernels:

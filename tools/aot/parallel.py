@@ -1,9 +1,9 @@
-"""Steps of models that several H200 share, compiled on any machine; check and print what each of them runs.
+"""Compile steps of models that several H200 share, on any machine; check and print the program that each device runs.
 
     .venv-gpu/bin/python -m tools.aot.parallel [--only NAME]
 
-Checked: two sums over devices a layer and one for the embedding, beside those that sample; the state is updated in
-place, nothing copies as much as a lane, and the bytes of arguments are those that `jswa capacity` counts, within 3 %.
+Checked: two sums over devices per layer, and no collectives among the indices; the state is updated in place, no copy
+is as large as a lane, and the arguments have as many bytes as `jswa capacity` counts, within 3 %.
 """
 
 import argparse
@@ -42,12 +42,16 @@ from tools.cases.hub_configs import CONFIGS
 BFLOAT16 = jnp.dtype("bfloat16")
 KV_BYTES = 40 * 10**9  # on each device
 PAGE = 64
-_OFF = 0.03  # of what capacity counts
+_TOLERANCE = 0.03  # relative, of the bytes that capacity counts
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A model's first layers on so many devices; `tokens` of a prefill step, or of a decode step of as many rows."""
+    """A step of a model's first layers on several devices.
+
+    Attributes:
+        tokens: of a prefill step; rows of a decode step.
+    """
 
     model: str
     devices: int
@@ -58,7 +62,7 @@ class Spec:
 
     @property
     def name(self) -> str:
-        """As the table shows it."""
+        """The name in the output."""
         kind = f"{self.tokens} rows" if self.decode else f"prefill {self.tokens}"
         hosts = "" if self.hosts == 1 else f" of {self.hosts} hosts"
         return f"{self.model} on {self.devices}{hosts}, {self.layers} layers, {kind}"
@@ -79,14 +83,15 @@ SPECS = (
 
 @dataclass(frozen=True)
 class Facts:
-    """A compiled step, of one of the devices.
+    """A compiled step, as one of the devices runs it.
 
     Attributes:
         by_layer: sums over devices in each layer, on average.
-        others: collectives elsewhere, by kind; those of the sampling run in branches that few steps take.
-        arguments, counted: gigabytes of weights and state, as compiled and as capacity has it.
+        others: collectives elsewhere, by kind and scope. Those of sampling are in branches that few steps take.
+        arguments, counted: gigabytes of weights and state, as compiled and as `jswa capacity` counts them.
         temporaries: bytes.
-        host: kinds of what the host launches.
+        host: thunks that the host launches, by kind.
+        seconds: to trace, lower and compile.
     """
 
     name: str
@@ -101,14 +106,14 @@ class Facts:
 
 
 def h200s(devices: int, hosts: int = 1) -> Mesh:
-    """A mesh of so many H200, in hosts of eight."""
+    """Return a mesh of H200s, in hosts of eight."""
     shape, target = f"1x{hosts}x8", device.TARGET.read_text()
     topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology=shape)
     return Mesh(np.array(topology.devices[:devices]), (AXIS,))
 
 
 def compile_shared(spec: Spec) -> Facts:
-    """Compile it; the same program runs on each device."""
+    """Compile a step. The same program runs on each device."""
     mesh, raw = h200s(spec.devices, spec.hosts), CONFIGS[spec.model]
     whole = parse_config(raw, weights=False)
     whole = replace(whole, layers=whole.layers[: spec.layers])
@@ -145,7 +150,7 @@ def compile_shared(spec: Spec) -> Facts:
         faults.append(f"{memory.alias_size_in_bytes} of {state_bytes(state)} bytes of state are updated in place")
     lane = blocks * layout.block_elems * 2
     faults += [f"copies {size} bytes" for size in copies(text) if size >= lane]
-    if abs(memory.argument_size_in_bytes - counted) > _OFF * counted:
+    if abs(memory.argument_size_in_bytes - counted) > _TOLERANCE * counted:
         faults.append(f"arguments of {memory.argument_size_in_bytes} bytes, capacity counts {counted}")
     return Facts(
         spec.name,
@@ -166,9 +171,9 @@ def _scope(name: str) -> str:
 
 
 def main() -> None:
-    """Print a line for each; exit with 1 where a check fails."""
+    """Print a line per step. Exit with 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="steps whose name contains this")
+    parser.add_argument("--only", default="", help="only steps whose name contains this")
     only = parser.parse_args().only
     faults = []
     for spec in (spec for spec in SPECS if only in spec.name):

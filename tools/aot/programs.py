@@ -1,4 +1,4 @@
-"""What traced and compiled programs hold: read from the jaxpr, or from the text of the optimised program."""
+"""Operations of traced and compiled programs, read from the jaxpr or from the text of the optimised program."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _COLLECTIVE = re.compile(
 
 
 def collectives(program: str) -> list[list[str]]:
-    """Kind and name scope of every collective operation of an optimised program."""
+    """Return kind and name scope of every collective operation of an optimised program."""
     found = []
     for line in program.splitlines():
         kind = _COLLECTIVE.search(line)
@@ -24,7 +24,7 @@ def collectives(program: str) -> list[list[str]]:
 
 
 def equations(jaxpr: Any, scope: str = "") -> Iterator[tuple[str, Any]]:
-    """Every equation with its name scope; inner programs inherit the scope of the equation that runs them."""
+    """Yield every equation with its name scope. Inner programs inherit the scope of the equation that runs them."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         inner_scope = f"{scope}/{equation.source_info.name_stack}"
         yield inner_scope, equation
@@ -34,7 +34,7 @@ def equations(jaxpr: Any, scope: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def integer_gathers(jaxpr: Any) -> list[str]:
-    """Scopes of the integer gathers that belong to no layer's attention or experts."""
+    """Return the scopes of the integer gathers that belong to no layer's attention or experts."""
     found = []
     for scope, equation in equations(jaxpr):
         gathers = equation.primitive.name in ("gather", "dynamic_slice")

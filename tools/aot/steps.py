@@ -1,4 +1,4 @@
-"""Whole steps of released models, compiled for an H200: what they launch, hold and copy. See `tools.aot.hopper`."""
+"""Compile whole steps of released models for an H200: their kernels, memory and copies. See `tools.aot.hopper`."""
 
 import math
 import time
@@ -26,22 +26,24 @@ from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
 from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")
-KV_BYTES = 40 * 10**9  # of the arenas: lanes beyond 2^31 elements
+KV_BYTES = 40 * 10**9  # of the arena, whose lanes then have more than 2^31 elements
 ROWS, PAGE = 64, 64
 
 
 @dataclass(frozen=True)
 class StepSpec:
-    """A step of a model of the hub.
+    """A step of a model of the Hugging Face hub.
 
     Attributes:
-        layers: the first so many, of all kinds.
-        shorter: a second depth, for what must not grow with depth; two layers of each kind at least: XLA
-            makes the indices part of the one layer that needs them.
+        model: name in CONFIGS.
+        layers: the number of layers, from the first on.
+        shorter: a second number of layers, to check that the indices do not grow with depth. At least two layers of
+            each kind: if only one layer needs some indices, XLA fuses them into that layer.
         tokens: of a prefill step with `ROWS` rows; 0: a decode step.
         rows: of a decode step.
         quantization: of the weights; see `jswa.model.weights.formats`.
         adapters: sum of the ranks of the LoRA adapters beside each linear layer.
+    """Return the parameters as the engine holds them with that quantization."""
     """
 
     model: str
@@ -54,13 +56,13 @@ class StepSpec:
 
     @property
     def name(self) -> str:
-        """As the table shows it."""
+        """The name in the output."""
         kind = f"prefill {self.tokens}" if self.tokens else f"{self.rows} rows"
         held = "" if self.quantization == "none" else f", {self.quantization}"
         return f"{self.model}, {self.layers} layers, {kind}{held}" + (f", LoRA {self.adapters}" * bool(self.adapters))
 
 
-# As deep as the model, or as one card holds in bfloat16 beside the KV.
+# As deep as the model, or as fits on one GPU in bfloat16 beside the KV.
 _MODELS = (
     StepSpec("gemma-3-27b", 62, 12),
     StepSpec("gpt-oss-20b", 24, 4),
@@ -81,9 +83,9 @@ class StepFacts:
     """A compiled step.
 
     Attributes:
-        launches: kernels of all layers, per layer.
-        index_launches: kernels of the whole step that only compute indices, routing and sampling aside.
-        graphs: what the host launches: 1 where the whole step is one command buffer (CUDA graph).
+        launches: kernels per layer.
+        index_launches: kernels of the whole step that only compute indices, except in routing and sampling.
+        graphs: thunks that the host launches: 1 if the whole step is one command buffer (CUDA graph).
         temporaries: bytes.
         seconds: to trace, lower and compile.
         kernels: the Mosaic kernels, each once.
@@ -100,11 +102,11 @@ class StepFacts:
 
 
 def compile_step(spec: StepSpec) -> StepFacts:
-    """Compile it, and the shorter model's beside it."""
+    """Compile a step, and the shorter model's to compare it with."""
     facts, shorter = facts_of(spec), facts_of(replace(spec, layers=spec.shorter))
     few, many = shorter.index_launches, facts.index_launches
     faults = list(facts.faults)
-    if many > few:  # one less is a matter of what XLA makes part of which kernel
+    if many > few:  # there may be one less, since XLA fuses differently
         faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
     if spec.quantization != "none":
         plain = facts_of(replace(spec, quantization="none")).temporaries
@@ -154,6 +156,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
 
 
 def _held(model: ModelConfig, params: Params, mode: QuantizationMode) -> Params:
+    """Return the parameters as the engine holds them with that quantization."""
     held: Params = {}
     for name, value in params.items():
         held |= reformat(name, {name: value}, Placement(model), mode, "mosaic")
@@ -161,6 +164,7 @@ def _held(model: ModelConfig, params: Params, mode: QuantizationMode) -> Params:
 
 
 def _adapters(shapes: Params, rank: int) -> Params:
+    """Return LoRA adapters of that rank for all linear layers."""
     found: Params = {}
     for name, shape in shapes.items():
         if rank and LINEAR.search(name) and shape.ndim == 2:
@@ -185,7 +189,7 @@ def _step_config(
 
 
 def _index_launches(found: list[Launch]) -> int:
-    """Routing belongs to its layer, and sampling to the logits."""
+    """Count the kernels that only compute indices, without routing (part of its layer) and sampling."""
     return sum(launch.integers and not {"moe", "sampling"} & set(launch.scope) for launch in found)
 
 
@@ -194,7 +198,7 @@ def _lane_bytes(state: DeviceState) -> int:
 
 
 def print_steps(steps: list[StepFacts]) -> None:
-    """One line per step."""
+    """Print a line per step."""
     if steps:
         print(f"\n{'step':44}kernels/layer  index kernels  graphs  temporaries, MB  attention registers  seconds")
     for facts in steps:

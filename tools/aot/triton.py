@@ -1,12 +1,12 @@
-"""Compile the Triton kernel for GPUs that are not there; check and print what came of it.
+"""Compile the Triton kernel for NVIDIA GPUs on any machine; check and print the compilers' reports.
 
     .venv-gpu/bin/python -m tools.aot.triton                 all layers below, then a decode step
-    .venv-gpu/bin/python -m tools.aot.triton --only gemma    those whose name contains it
+    .venv-gpu/bin/python -m tools.aot.triton --only gemma    only those whose name contains it
     .venv-gpu/bin/python -m tools.aot.triton --gpu l4        for one of a100 (sm_80), l4 (sm_89), h200 (sm_90a)
 
-Checked: no spilled registers, shared memory within limits, matrix units in use, copies under way while the kernel
-computes. Of a step also: the state is updated in place, nothing copies as much as a lane, and the whole step with all
-attention kernels is one command buffer (CUDA graph). Says nothing about speed.
+Checked for each kernel: no spilled registers, shared memory within limits, matrix units in use, and asynchronous copies
+that run while the kernel computes. For a step also: the state is updated in place, no copy is as large as a lane, and
+the whole step with all attention kernels is one command buffer (CUDA graph). The speed is not measured.
 """
 
 import argparse
@@ -53,7 +53,7 @@ _DUMPS = tempfile.TemporaryDirectory()  # removed when the process ends
 os.environ["JAX_TRITON_DUMP_DIR"] = _DUMPS.name  # read when jax_triton is imported
 
 BFLOAT16 = jnp.dtype("bfloat16")
-KV_BYTES = 40 * 10**9  # of the step's arena: lanes beyond 2^31 elements
+KV_BYTES = 40 * 10**9  # of the arena, whose lanes then have more than 2^31 elements
 _NAMED = {layer.name: layer for layer in DECODE_LAYERS}
 _PREFILL = (
     "gemma-3-27b local",
@@ -75,7 +75,14 @@ LAYERS = (
 
 @dataclass(frozen=True)
 class StepFacts:
-    """A compiled step: what the host launches, attention kernels inside of it, bytes of temporaries, seconds."""
+    """A compiled step.
+
+    Attributes:
+        launched: thunks that the host launches, by kind.
+        calls: attention kernels inside of them.
+        temporaries: bytes.
+        seconds: to trace, lower and compile.
+    """
 
     name: str
     launched: list[str]
@@ -86,11 +93,13 @@ class StepFacts:
 
 
 def main() -> None:
-    """Print the tables; exit with 1 where a check fails."""
+    """Print the tables. Exit with 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="layers and steps whose name contains this")
-    parser.add_argument("--gpu", default=["a100", "l4"], nargs="+", help="files of pallas_kernels/tuning")
-    parser.add_argument("--json", type=Path, help="write the facts here too")
+    parser.add_argument("--only", default="", help="only layers and steps whose name contains this")
+    parser.add_argument(
+        "--gpu", default=["a100", "l4"], nargs="+", help="GPUs to compile for: names of files in pallas_kernels/tuning"
+    )
+    parser.add_argument("--json", type=Path, help="also write the facts to this file")
     options = parser.parse_args()
     faults, written = [], []
     for name in options.gpu:
@@ -114,7 +123,7 @@ def main() -> None:
 
 @contextmanager
 def compiling_for(card: Gpu) -> Iterator[Sharding]:
-    """One such GPU, to compile for: jax-triton asks the mesh in scope for its compute capability."""
+    """Compile for one such GPU inside: jax-triton asks the mesh in scope for its compute capability."""
     topology = topologies.get_topology_desc(platform="cuda", target_config=card.target, topology="1x1x1")
     mesh = topologies.make_mesh(topology, (1,), ("x",))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -122,7 +131,7 @@ def compiling_for(card: Gpu) -> Iterator[Sharding]:
 
 
 def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
-    """The layer's attention kernel, and seconds to trace, lower and compile the call."""
+    """Compile a layer's attention. Return its kernel, and the seconds to trace, lower and compile the call."""
     with compiling_for(card) as sharding:
         given = arguments(layer, sharding)
 
@@ -141,7 +150,7 @@ def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
 
 
 def forget_kernels() -> None:
-    """jax-triton dumps a kernel when it compiles it, never compiles an equal one again, and fails to dump it again."""
+    """Make jax-triton compile and dump all kernels anew: it caches equal kernels, and fails to dump one twice."""
     from pallas_kernels.attention.triton.kernel import attend
 
     attend.__dict__.pop("_jT_kernel_cache", None)
@@ -150,7 +159,7 @@ def forget_kernels() -> None:
 
 
 def read_facts(dump: Path, card: Gpu) -> TritonFacts:
-    """What jax-triton wrote of one kernel, and what ptxas, the one that XLA runs, says of it."""
+    """Return the facts of a kernel that jax-triton dumped, after running the ptxas that XLA runs."""
     (ptx,), (information,) = dump.glob("*.ptx"), dump.glob("*.compile_info")
     packages = importlib.util.find_spec("nvidia.cu13")
     assert packages is not None
@@ -162,7 +171,7 @@ def read_facts(dump: Path, card: Gpu) -> TritonFacts:
 
 
 def compile_step(name: str, card: Gpu) -> StepFacts:
-    """The decode step of a model of the hub, 64 rows."""
+    """Compile the decode step of a model of the hub with 64 rows."""
     model = parse_config(CONFIGS[name], weights=False)
     layout, bucket = KVLayout.of(model, 64), Bucket(64, 64, decode=True)
     limits = Limits(
@@ -200,7 +209,7 @@ def _on(tree: Any, sharding: Sharding) -> Any:
 
 
 def print_kernel(layer: Layer, facts: TritonFacts, card: Gpu, seconds: float) -> None:
-    """One line per kernel."""
+    """Print a line per kernel."""
     print(
         f"{layer.name:38}{facts.registers:9}{facts.spills:7}{facts.smem:14}{facts.blocks_per_sm(card):10}"
         f"{facts.threads:8}{facts.products:4}{facts.under_way:7}{seconds:8.1f}",
@@ -209,7 +218,7 @@ def print_kernel(layer: Layer, facts: TritonFacts, card: Gpu, seconds: float) ->
 
 
 def print_step(facts: StepFacts) -> None:
-    """One line per step."""
+    """Print a line per step."""
     print(
         f"\n{facts.name}: {', '.join(facts.launched)} with {facts.calls} attention kernels, "
         f"{facts.temporaries / 1e6:.1f} MB of temporaries, {facts.seconds:.1f} s to compile"

@@ -1,4 +1,4 @@
-"""What a compiled Triton kernel is made of, and whether it fits a GPU. Knows no jax and no Triton."""
+"""Facts about a compiled Triton kernel, and whether it fits a GPU. Imports no jax and no Triton."""
 
 import re
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ _TUNING = Path(__file__).parent.parent.parent / "pallas_kernels" / "tuning"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that is not there.
+    """A GPU to compile for.
 
     Attributes:
-        target: what XLA needs to know of it.
-        arch: as ptxas names it.
+        target: its target configuration for XLA.
+        arch: its name for ptxas.
         smem: bytes of shared memory that one thread block may use.
-        sm_smem, sm_registers, sm_threads: of a multiprocessor.
+        sm_smem, sm_registers, sm_threads: bytes of shared memory, registers and threads of a multiprocessor.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Gpu:
 
     @classmethod
     def of(cls, target: str) -> "Gpu":
-        """From a target configuration."""
+        """Read the GPU's sizes from a target configuration."""
 
         def number(pattern: str) -> int:
             return int(_find(rf"{pattern}: (\d+)", target))
@@ -46,7 +46,7 @@ class Gpu:
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that file in pallas_kernels/tuning."""
+    """Return the GPU of a file in pallas_kernels/tuning."""
     return Gpu.of((_TUNING / f"{name}.txtpb").read_text())
 
 
@@ -59,9 +59,9 @@ class TritonFacts:
         spills: bytes of registers stored in memory.
         smem: bytes of shared memory.
         threads: per thread block.
-        products: instructions of the matrix units in PTX: mma.sync, wgmma or tcgen05.
-        under_way: groups of asynchronous copies that may be unfinished where another is awaited; 0: none runs while
-            the kernel computes.
+        products: instructions of the matrix units in the PTX: mma.sync, wgmma or tcgen05.
+        under_way: groups of asynchronous copies that may be unfinished when the kernel waits for another. 0: no copy
+            runs while the kernel computes.
     """
 
     registers: int
@@ -73,9 +73,9 @@ class TritonFacts:
 
     @classmethod
     def of(cls, ptx: str, report: str, smem: int) -> "TritonFacts":
-        """From a kernel's PTX and what `ptxas -v` says of it.
+        """Read the facts from a kernel's PTX and the report of `ptxas -v`.
 
-        Raises ValueError where either has another form.
+        Raises ValueError if one of them has another form.
         """
         return cls(
             int(_find(r"Used (\d+) registers", report)),
@@ -87,17 +87,20 @@ class TritonFacts:
         )
 
     def blocks_per_sm(self, gpu: Gpu) -> int:
-        """Thread blocks that fit on a multiprocessor: registers go in lots of 8, each block takes 1 KB of its own."""
+        """Return how many thread blocks fit on a multiprocessor.
+
+        Registers are allocated eight at a time, and each block takes 1 KB of shared memory beside its own.
+        """
         by_registers = gpu.sm_registers // (-(-self.registers // 8) * 8 * self.threads)
         return min(by_registers, gpu.sm_smem // (self.smem + 1_024), gpu.sm_threads // self.threads)
 
     def faults(self, gpu: Gpu, *, matrix_units: bool = True) -> list[str]:
-        """What an attention kernel must not be. Float32 is multiplied exactly, so without `matrix_units`."""
+        """Return the checks of an attention kernel that fail. Products in float32 do not use `matrix_units`."""
         return [
             *([f"{self.spills} bytes spilled"] if self.spills else []),
             *([f"{self.smem} bytes of shared memory, of {gpu.smem}"] if self.smem > gpu.smem else []),
             *(["no matrix units"] if matrix_units and not self.products else []),
-            *([] if self.under_way else ["nothing is copied while the kernel computes"]),
+            *([] if self.under_way else ["no copy runs while the kernel computes"]),
             *([] if self.blocks_per_sm(gpu) else ["does not fit on a multiprocessor"]),
         ]
 

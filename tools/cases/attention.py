@@ -1,14 +1,11 @@
-"""Cases of paged attention, as plain data: one list for tests, benchmarks and tuning.
-
-They are small, and every implementation that serves a case must be right on it.
-"""
+"""Small cases of paged attention as plain data. Each implementation that serves a case must be right on it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class RowSpec:
-    """A row of a step: positions [start, start + count), which see nothing before `visible_from`."""
+    """A row of a step: positions [start, start + count), which see no position before `visible_from`."""
 
     start: int
     count: int
@@ -22,19 +19,22 @@ class RowSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """Static shapes of one kernel call, and several sets of rows for it, so that each shape compiles once.
+    """The static shapes of a call, and several sets of rows for it, so that each shape compiles once.
 
     Attributes:
-        tokens: of the step, padding included.
+        rows: sets of rows; each set is one step.
+        tokens: tokens of a step, padding included.
+        page_size, window, chunk, softcap, slots, slot: see `paged_attention` and `Attend`.
         sinks: one per query head.
         heads: query heads, KV heads, head size D, value size.
-        row: numbers of a token in a page; 0: D + value size. Less: K and V overlap.
+        row: numbers of a token in a page. 0: D + value size. If it is less than that, K and V overlap.
         tile: query tokens per tile.
-        page_columns: width of the page rows; 0: as wide as the longest row needs.
-        kv_dtype: of pages; empty: as of queries.
-        kv_scales: of 8-bit pages, of K and of V by KV head.
-        pages_cut: page rows begin at the page of the first visible position, as the step's local page rows do.
-        quick: cheap enough to run interpreted whenever the tests run.
+        page_columns: width of the page tables; 0: as wide as the longest row needs.
+        pages_cut: page tables begin at the page of the first visible position, as those of local layers do in a step.
+        dtype: type of the queries.
+        kv_dtype: type of the pages; empty: as the queries.
+        kv_scales: scales of 8-bit pages, for K and V by KV head.
+        quick: fast enough to be interpreted in every run of the tests.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def width(self) -> int:
-        """Columns of the page rows."""
+        """Columns of the page tables."""
         return self.page_columns or max(-(-row.end // self.page_size) for rows in self.rows for row in rows) + 1
 
     @property
@@ -77,15 +77,20 @@ MIXED = (RowSpec(299, 1), RowSpec(3, 33), RowSpec(0, 1), RowSpec(255, 13))
 PADDED = (RowSpec(17, 1), RowSpec(40, 9), RowSpec(0, 0), RowSpec(0, 0))
 LONG = (RowSpec(460, 40), RowSpec(383, 1), RowSpec(0, 1), RowSpec(511, 2))
 FROM = (RowSpec(130, 20, 125), RowSpec(40, 6, 3), RowSpec(64, 1, 64), RowSpec(0, 3))
-# Chunks of 4 and 8: rows that end or begin at a boundary, lie in one chunk, cross many, or see one key alone.
+# For chunks of 4 and 8: rows that end or begin at a boundary, lie in one chunk, cross many, or see a single key.
 EDGES = (RowSpec(124, 8), RowSpec(3, 2), RowSpec(8, 1), RowSpec(16, 16))
-LATE = (RowSpec(259, 3), RowSpec(120, 23), RowSpec(390, 2), RowSpec(129, 1))  # about 130, 260 and 390
+LATE = (RowSpec(259, 3), RowSpec(120, 23), RowSpec(390, 2), RowSpec(129, 1))  # around 130, 260 and 390
 SHORT = (RowSpec(0, 1), RowSpec(62, 1), RowSpec(64, 1), RowSpec(199, 1), RowSpec(0, 0))
 LONG_DECODE = (RowSpec(511, 1), RowSpec(65, 1), RowSpec(0, 0))
 FEW = (RowSpec(192, 8), RowSpec(57, 9), RowSpec(0, 3))
 FROM_FEW = (RowSpec(250, 8, 200), RowSpec(0, 1), RowSpec(127, 8, 127))
 EXTEND = (RowSpec(192, 40), RowSpec(57, 9), RowSpec(0, 3), RowSpec(0, 0))
-ALIGNED = (RowSpec(64, 64), RowSpec(0, 0), RowSpec(128, 1), RowSpec(0, 63))  # to pages, blocks and tiles, but for one
+ALIGNED = (
+    RowSpec(64, 64),
+    RowSpec(0, 0),
+    RowSpec(128, 1),
+    RowSpec(0, 63),
+)  # to pages, blocks and tiles, but for the last row
 LONG_EXTEND = (RowSpec(30, 150), RowSpec(0, 0), RowSpec(300, 20, 290))
 SINKS = (0.5, -1.0, 3.0, 0.0)
 FAR_SINKS = (90.0, -90.0, 1e4, -1e4)
@@ -148,7 +153,7 @@ CASES = (
         4,
         tile=1,
     ),
-    # What the Hopper kernels serve: 16-bit types and WGMMA's sizes.
+    # Cases that the Hopper kernels serve: 16-bit types, and sizes that WGMMA takes.
     Case(
         "16 bits, 64/64 p16, window 64, sinks",
         (SHORT,),
@@ -258,7 +263,7 @@ CASES = (
         page_columns=40,
         dtype="bfloat16",
     ),
-    # Prefill: tiles as large as thread blocks, 64 or 128 rows of tokens times heads of a group.
+    # Prefill: tiles that fill a thread block with 64 or 128 rows (tokens times heads of a group).
     Case(
         "16 bits, prefill, 128/128 p64, full, no groups",
         (LONG_EXTEND,),

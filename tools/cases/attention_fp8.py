@@ -1,4 +1,4 @@
-"""Cases of paged attention over pages of 8 bits, with and without scales, as in `specs`."""
+"""Cases of paged attention over pages of 8 bits, with and without scales; see `tools.cases.attention`."""
 
 from tools.cases.attention import EXTEND, FEW, RAGGED, SHORT, SINKS, Case
 

@@ -1,4 +1,4 @@
-"""Attention layers of released models at serving sizes, as plain data: to be compiled, measured and tuned."""
+"""Attention layers of released models at serving sizes as plain data, for compilation, benchmarks and tuning."""
 
 from dataclasses import dataclass, replace
 
@@ -7,12 +7,13 @@ from tools.cases.attention_fp8 import FP8
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer at serving size.
+    """A layer at serving size; see `tools.cases.attention.Case`.
 
     Attributes:
-        heads, row, slots, sinks, tile, dtype, kv_dtype: as in `Case`, but for `sinks`: whether there are any.
-        context: tokens that a row's page table reaches.
-        batch, count: rows, and tokens of each; 0: a tile of them.
+        sinks: whether there are any.
+        context: tokens that a row's page table covers.
+        batch: rows.
+        count: tokens of each row; 0: one tile.
     """
 
     name: str
@@ -87,7 +88,7 @@ PREFILL_LAYERS = tuple(
         Layer("80/80, softcap, sinks, page 16", (16, 4, 80, 80), 16, softcap=30.0, sinks=True),
     )
 )
-# A short prompt over a long prefix: splits.
+# A short prompt after a long prefix, which needs splits.
 PREFILL_LAYERS += (replace(PREFILL_LAYERS[1], name="prefill, gemma-3-27b full, 64 tokens", count=64),)
 _FP8_NAMES = (
     "gemma-3-27b local",

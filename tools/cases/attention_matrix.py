@@ -1,4 +1,4 @@
-"""Products of head sizes, windows, page sizes, groups and lengths, for nightly runs of the Hopper kernels."""
+"""All combinations of head sizes, windows, page sizes, groups and lengths, for nightly runs of the kernels."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from tools.cases.attention import Case, RowSpec
 
 
 def matrix() -> Iterator[Case]:
-    """Decode cases: head sizes × windows × page sizes × groups, with rows of all lengths at which something ends."""
+    """Yield decode cases: head sizes × windows × page sizes × groups, with rows that end around boundaries."""
     for head_dim, v_dim in ((64, 64), (128, 128), (192, 128), (256, 256)):
         for window in (1, 63, 64, 65, 128, 1024, None):
             for page in (16, 64, 128):
@@ -27,7 +27,7 @@ def matrix() -> Iterator[Case]:
 
 
 def prefill_matrix() -> Iterator[Case]:
-    """Prefill cases: head sizes × windows × page sizes × groups, with prefixes and lengths at which something ends."""
+    """Yield prefill cases: head sizes × windows × page sizes × groups, with rows that begin or end at boundaries."""
     for head_dim, v_dim in ((64, 64), (128, 128), (192, 128), (256, 256)):
         for window in (1, 64, 129, 1024, None):
             for page in (16, 64, 128):

@@ -1,4 +1,4 @@
-"""Shapes of `paged_attention`'s arguments for a layer of `layer_specs`: to lower, compile, or fill with numbers."""
+"""Shapes of `paged_attention`'s arguments for a layer of `attention_layers`: to lower, compile, or fill."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from tools.cases.attention_layers import Layer
 
 
 class Arguments(NamedTuple):
-    """Arrays without values, in `paged_attention`'s order, and what is static."""
+    """Shapes of the arrays in `paged_attention`'s order, then the static arguments."""
 
     q: jax.ShapeDtypeStruct
     kv: jax.ShapeDtypeStruct
@@ -22,7 +22,7 @@ class Arguments(NamedTuple):
 
 
 def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
-    """All rows have their own pages, as many as the window or the context takes."""
+    """Return the arguments of a call. Each row has its own pages, as many as the window or the context needs."""
     heads, kv_heads, head_dim, v_dim = layer.heads
     count = layer.count or layer.tile
     tokens, columns = layer.batch * count, page_columns(layer)
@@ -47,7 +47,7 @@ def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
 
 
 def page_columns(layer: Layer) -> int:
-    """Pages of a row's table: of the whole context, or of what a local layer keeps."""
+    """Return the columns of the page table: the pages of the whole context, or those that a local layer keeps."""
     if layer.window is None and layer.chunk is None:
         return -(-layer.context // layer.page_size)
     reach = layer.window or layer.chunk or 0

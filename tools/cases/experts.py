@@ -1,7 +1,7 @@
-"""Cases of `grouped_matmul`, as plain data: one list for tests, compilation, benchmarks and tuning.
+"""Cases of `grouped_matmul` as plain data, for tests, compilation, benchmarks and tuning.
 
-`CASES` are small, and every implementation that serves a case must be right on it. `LAYERS` are mixtures of experts of
-released models, to be compiled and measured at `TOKENS` per step.
+`CASES` are small, and each implementation that serves a case must be right on it. `LAYERS` are mixtures of experts of
+released models, to be compiled and measured with `DECODE_TOKENS` and `PREFILL_TOKENS` per step.
 """
 
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ class Case:
 
     Attributes:
         sizes: rows of each expert.
-        spare: rows of nobody at the end.
-        packed: weights of 4 bits.
-        quick: cheap enough to run interpreted whenever the tests run.
+        spare: rows at the end that belong to no expert.
+        packed: whether weights have 4 bits.
+        quick: fast enough to be interpreted in every run of the tests.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Case:
 
     @property
     def for_mosaic(self) -> bool:
-        """Whether implementation = "mosaic" serves it."""
+        """Whether the Hopper kernels serve the case."""
         return self.dtype != "float32" and self.inputs % 64 == 0
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A mixture of experts: E experts of width `hidden`, `top_k` of them for a token; `packed`: weights of 4 bits."""
+    """A mixture of experts of width `hidden`, of which each token chooses `top_k`. `packed`: weights of 4 bits."""
 
     name: str
     experts: int
@@ -51,7 +51,7 @@ class Layer:
     packed: bool = False
 
     def weight_bytes(self, experts: float) -> float:
-        """Of so many experts' two matrices, in 16 bits, or in 4 and a byte for every 32."""
+        """Return the bytes of the matrices of that many experts: 16 bits a number, or 4 and a byte per 32 numbers."""
         return experts * 3 * self.d_model * self.hidden * (17 / 32 if self.packed else 2)
 
 

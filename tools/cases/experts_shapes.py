@@ -1,4 +1,4 @@
-"""Shapes of `grouped_matmul`'s arguments for a layer of `specs`: to lower, compile, or fill with numbers."""
+"""Shapes of `grouped_matmul`'s arguments for a layer of `tools.cases.experts`: to lower, compile, or fill."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ MATRICES: tuple[Matrix, ...] = ("up", "down")
 
 
 class Arguments(NamedTuple):
-    """Arrays without values, and what is static."""
+    """Shapes of the arrays, and the activation."""
 
     x: jax.ShapeDtypeStruct
     weights: jax.ShapeDtypeStruct | Mxfp4Tiles
@@ -26,7 +26,10 @@ class Arguments(NamedTuple):
 
 
 def arguments(layer: Layer, matrix: Matrix, tokens: int, sharding: Sharding | None = None) -> Arguments:
-    """Of the first matrix (gates and ups) or the second, in a step of so many tokens, in bfloat16."""
+    """Return the arguments for a layer's first matrix (gates and ups) or its second, in bfloat16.
+
+    `tokens`: of the step.
+    """
 
     def array(*shape: int, dtype: str = "bfloat16") -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]

@@ -1,7 +1,6 @@
-"""Paged attention as a Triton kernel, for GPUs that Mosaic does not serve: decode, extend and prefill.
+"""Paged attention as a Triton kernel, for GPUs that Mosaic does not serve: prepare the operands, call, combine splits.
 
-This module prepares what the kernel reads (`triton_kernel`) and combines what its splits write. The call
-goes through jax-triton, an optional package.
+The call goes through jax-triton, an optional package.
 """
 
 from types import ModuleType
@@ -9,12 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
-from pallas_kernels.attention.triton.plan import Shape, Tuning, check_tuning, column_parts, default_tuning
+from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles
+from pallas_kernels.attention.splits import combine
+from pallas_kernels.attention.triton.heuristics import default_tuning
+from pallas_kernels.attention.triton.plan import Shape, Tuning, check_tuning, column_parts
 
-_PTX_VERSION = 88  # CUDA 12.9's: Triton would choose its own ptxas' newest, which the plugin's may not know
+_PTX_VERSION = 88  # of CUDA 12.9. Triton would choose the newest that its own ptxas knows; the plugin's may be older.
 
 
 def paged_attention(
@@ -30,7 +31,8 @@ def paged_attention(
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`.
 
-    Raises ImportError where jax-triton is missing, and ValueError where the kernel cannot serve the shapes.
+    Raises ImportError if jax-triton is missing, NoKernel if the kernel cannot serve the shapes, and ValueError if the
+    tuning cannot be compiled.
     """
     tokens, heads, _ = q.shape
     shape = Shape.of(q, kv, rows, tiles, attend)
@@ -41,8 +43,8 @@ def paged_attention(
     arrays = {"q": q, "kv": kv, "items": program_items(shape, rows, tiles, tokens), "tokens": tiles.tokens}
     outputs = [jax.ShapeDtypeStruct(size, shape.dtype)]  # type: ignore[no-untyped-call]
     if splits > 1:
-        parts, logs = (splits, *size), (splits, tokens, heads)
-        outputs = [jax.ShapeDtypeStruct(part, jnp.float32) for part in (parts, logs)]  # type: ignore[no-untyped-call]
+        parts, lse = (splits, *size), (splits, tokens, heads)
+        outputs = [jax.ShapeDtypeStruct(part, jnp.float32) for part in (parts, lse)]  # type: ignore[no-untyped-call]
     found = _call(
         {**arrays, "page_rows": rows.page_rows, "sinks": sinks, "slot": slot * shape.kv_heads * shape.page},
         outputs,
@@ -50,16 +52,14 @@ def paged_attention(
         {"TOKENS": tokens if splits > 1 else 0, **_constants(shape, tuning)},
         tuning,
     )
-    out = found[0] if splits == 1 else _combine(*found).astype(shape.dtype)
-    # The kernel writes nothing for tokens of no tile.
-    return (
-        out if shape.queries == 1 else jnp.where(in_a_tile(rows, tiles)[:, None, None], out, jnp.zeros((), out.dtype))
-    )
+    out = found[0] if splits == 1 else combine(*found).astype(shape.dtype)
+    # The kernel writes nothing for tokens that no tile holds.
+    return out if shape.queries == 1 else jnp.where(in_tiles(rows, tiles)[:, None, None], out, jnp.zeros((), out.dtype))
 
 
 def _jax_triton() -> ModuleType:
     try:
-        import jax_triton  # optional; and loads Triton's compiler, which other implementations need not wait for
+        import jax_triton  # imported here since it is optional, and loads Triton's compiler, which takes time
     except ImportError as error:
         raise ImportError(
             "implementation = 'triton' needs the package jax-triton: install jswa[cuda12] or jswa[cuda13]"
@@ -86,7 +86,7 @@ def _call(
         num_stages=tuning.stages,
         backend_options={"ptx_version": _PTX_VERSION, "enable_fp_fusion": True},
         **operands,
-        **({"logs": None} if len(outputs) == 1 else {}),
+        **({"lse": None} if len(outputs) == 1 else {}),
         **constants,
     )
     return found
@@ -118,34 +118,20 @@ def _constants(shape: Shape, tuning: Tuning) -> dict[str, Any]:
         "ROWS": tuning.rows,
         "BLOCK": tuning.block,
         "SPLITS": tuning.splits,
-        "PRECISION": "ieee",  # of float32; 16-bit types have one only
+        "PRECISION": "ieee",  # of products in float32; 16-bit types have only one
     }
 
 
 def program_items(shape: Shape, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "B 5"]:
-    """Of each tile its row, first query's position, live queries, first page and lowest position that may be seen.
+    """Return of each tile: row, first query's position, live queries, first page, lowest position that may be seen.
 
-    The same for all layers of a kind, so XLA computes it once per step. With one token per tile there is an item per
-    token; padding tokens, which no tile holds, have no live query.
+    With one token per tile there is an item per token; padding tokens, which no tile holds, have no live query. The
+    items of all layers of a kind are equal, so XLA computes them once per step.
     """
     row, offset = tiles.row, tiles.offset
     live = jnp.clip(rows.counts[row] - offset, 0, shape.queries)
     if shape.queries == 1:
-        row, offset = row[tiles.place], offset[tiles.place]
-        live = jnp.where(in_a_tile(rows, tiles), live[tiles.place], 0)
+        row, offset = row[tiles.flat_index], offset[tiles.flat_index]
+        live = jnp.where(in_tiles(rows, tiles), live[tiles.flat_index], 0)
     lowest = jnp.maximum(rows.visible_from, rows.first_page * shape.page)
     return jnp.stack([row, rows.starts[row] + offset, live, rows.first_page[row], lowest[row]], axis=1)
-
-
-def in_a_tile(rows: Rows, tiles: Tiles) -> Bool[Array, " T"]:
-    """Whether a token is in a tile; padding tokens are in none."""
-    tile, query = jnp.divmod(tiles.place, tiles.tokens.shape[1])
-    here = tiles.tokens[tile, query] == jnp.arange(len(tiles.place), dtype=jnp.int32)
-    return here & (tiles.offset[tile] + query < rows.counts[tiles.row[tile]])
-
-
-def _combine(parts: Float[Array, "S T H V"], logs: Float[Array, "S T H"]) -> Float[Array, "T H V"]:
-    """The softmax over all splits, from the softmax over each and the base-2 logarithm of its sum."""
-    weights = jnp.exp2(logs - logs.max(axis=0, keepdims=True))
-    out: Array = (parts * weights[..., None]).sum(axis=0) / weights.sum(axis=0)[..., None]
-    return out

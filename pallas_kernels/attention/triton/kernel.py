@@ -1,7 +1,8 @@
 """The Triton kernel of paged attention. Importing this module imports Triton.
 
-Online softmax over blocks of keys (Milakov and Gimelshein 2018, arXiv 1805.02867), rows of queries and heads packed
-together (FlashAttention 2, arXiv 2307.08691), keys shared out to several thread blocks for decode (Flash-Decoding).
+The softmax over blocks of keys is online (Milakov and Gimelshein 2018, arXiv 1805.02867), queries and heads of a group
+are rows of one product (FlashAttention 2, arXiv 2307.08691), and in decode several thread blocks share a row's keys
+(Flash-Decoding).
 """
 
 from typing import no_type_check
@@ -13,7 +14,7 @@ ITEM = tl.constexpr(5)
 _LOWEST = tl.constexpr(-1e30)  # finite, so that a row without visible keys makes no NaN
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
-# no_type_check: Triton reads these functions' source; what the tests' type checker puts around it cannot be called.
+# no_type_check: Triton compiles the source of these functions, and cannot compile the checks that tests add to it.
 
 
 @triton.jit
@@ -22,12 +23,12 @@ def attend(
     q: tl.tensor,  # [T, H, D]
     kv: tl.tensor,  # [P, S, K, p, E]
     items: tl.tensor,  # [B, 5]: row, position of the first query, live queries, first page, lowest visible position
-    tokens: tl.tensor,  # [B, Q]: indices of the queries in q and out; unused with Q = 1, where item b is of token b
+    tokens: tl.tensor,  # [B, Q]: indices of the queries in q and out; unused if Q = 1: then item b is of token b
     page_rows: tl.tensor,  # [R, N]
     sinks: tl.tensor,  # [H] or None
-    slot: tl.tensor,  # cells before the layer's place in a page: slot · K · p
-    out: tl.tensor,  # [T, H, V], or of a split [splits, T, H, V] in float32
-    logs: tl.tensor,  # [splits, T, H] or None: base-2 logarithm of the softmax's sum
+    slot: tl.tensor,  # cells of a page before the layer's: its slot · K · p
+    out: tl.tensor,  # [T, H, V], or with splits [splits, T, H, V] in float32
+    lse: tl.tensor,  # [splits, T, H] or None: base-2 logarithm of the softmax's sum
     TOKENS: tl.constexpr,  # T; unused without splits
     QUERIES: tl.constexpr,
     GROUP: tl.constexpr,
@@ -37,7 +38,7 @@ def attend(
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,  # E
     D: tl.constexpr,
-    D_MAIN: tl.constexpr,  # D and V each in two parts, padded to powers of two: the second may be 0
+    D_MAIN: tl.constexpr,  # D and V are cut into two powers of two each, of which the second may be 0
     D_REST: tl.constexpr,
     V: tl.constexpr,
     V_MAIN: tl.constexpr,
@@ -52,7 +53,7 @@ def attend(
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One split of the keys of one KV head, for up to ROWS queries times heads of one tile."""
+    """Attend to one split of the keys of one KV head, with up to ROWS queries times heads of one tile."""
     tile, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS
     kv_head, split = tl.program_id(1), tl.program_id(2)
     row = tl.load(items + tile * ITEM)
@@ -66,14 +67,14 @@ def attend(
     held = query < live
     if QUERIES == 1:
         token = tl.zeros([ROWS], tl.int64) + tile
-        stored = query < 1  # padding tokens too: of them the kernel makes zeros
+        stored = query < 1  # also of padding tokens, which get zeros
     else:
         token = tl.load(tokens + tile * QUERIES + query, mask=held, other=0).to(tl.int64)
         stored = held
-    place = token * (KV_HEADS * GROUP) + head  # [T, H]
+    out_row = token * (KV_HEADS * GROUP) + head  # of [T, H]
     position = first_query + query
 
-    # What any of the queries sees. Cells outside are not read: they may hold NaN, and 0 · NaN is NaN.
+    # Keys that some query sees. Other cells are not read: they may hold NaN, and 0 · NaN is NaN.
     first, last = chunk * ROWS // GROUP, tl.minimum((chunk * ROWS + ROWS - 1) // GROUP, live - 1)
     begin = tl.maximum(lowest, _first_visible(first_query + first, WINDOW, CHUNK))
     end = tl.minimum(first_query + last + 1, (first_page + COLUMNS) * PAGE)
@@ -84,13 +85,13 @@ def attend(
     from_block = first_block + tl.minimum(split * share, blocks)
     to_block = first_block + tl.minimum((split + 1) * share, blocks)
 
-    q_main = _columns(q + place * D, 0, D_MAIN, D, held)
+    q_main = _columns(q + out_row * D, 0, D_MAIN, D, held)
     if D_REST > 0:
-        q_rest = _columns(q + place * D, D_MAIN, D_REST, D, held)
+        q_rest = _columns(q + out_row * D, D_MAIN, D_REST, D, held)
     top = tl.full([ROWS], _LOWEST, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     if sinks is not None:
-        # A sink is a key that all see and whose value is zero: the softmax of one split starts with it.
+        # A sink is a key that all queries see and whose value is zero: the softmax of the first split starts with it.
         top = tl.where(split == 0, tl.load(sinks + head).to(tl.float32) * _LOG2_E, top)
         weight = tl.where(split == 0, 1.0, weight)
     total = tl.zeros([ROWS, V_MAIN], tl.float32)
@@ -121,21 +122,21 @@ def attend(
             v_rest = _columns(kv + cell * WIDTH + (WIDTH - V), V_MAIN, V_REST, V, read)
             total_rest = tl.dot(probability, v_rest, total_rest * shrink[:, None], input_precision=PRECISION)
 
-    # Without visible keys: zeros, of no weight beside other splits.
+    # A row without visible keys gives zeros, which have no weight beside other splits.
     weight = tl.where(weight > 0, weight, 1.0)
     scale = 1 / weight
     if SPLITS > 1:
-        place += split.to(tl.int64) * (TOKENS * KV_HEADS * GROUP)
-        tl.store(logs + place, top + tl.log2(weight), mask=stored)
-    _store(out + place * V, 0, V, total * scale[:, None], stored)
+        out_row += split.to(tl.int64) * (TOKENS * KV_HEADS * GROUP)
+        tl.store(lse + out_row, top + tl.log2(weight), mask=stored)
+    _store(out + out_row * V, 0, V, total * scale[:, None], stored)
     if V_REST > 0:
-        _store(out + place * V, V_MAIN, V, total_rest * scale[:, None], stored)
+        _store(out + out_row * V, V_MAIN, V, total_rest * scale[:, None], stored)
 
 
 @triton.jit
 @no_type_check
 def _first_visible(position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
-    """`Attend.first_visible`."""
+    """Return `Attend.first_visible` of the positions."""
     if WINDOW > 0:
         return tl.maximum(position - (WINDOW - 1), 0)
     if CHUNK > 0:
@@ -146,7 +147,7 @@ def _first_visible(position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexp
 @triton.jit
 @no_type_check
 def _visible(key: tl.tensor, position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
-    """Whether a query sees a key, as far as the layer is concerned."""
+    """Return whether the causal order, and window or chunk, let a query see a key."""
     visible = key <= position
     if WINDOW > 0:
         visible &= key > position - WINDOW
@@ -158,8 +159,8 @@ def _visible(key: tl.tensor, position: tl.tensor, WINDOW: tl.constexpr, CHUNK: t
 @triton.jit
 @no_type_check
 def _pages(pages: tl.tensor, block: tl.tensor, read: tl.tensor, PAGE: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
-    """Page ids of the block's keys, one for all where a page holds whole blocks; 0 where nothing is read."""
-    if PAGE % BLOCK == 0:  # as branches: Triton also looks at what follows a return, and the shapes differ
+    """Return page ids of the block's keys: one for all if pages hold whole blocks; 0 for keys that are not read."""
+    if PAGE % BLOCK == 0:  # not an early return: Triton also checks the code after it, in which the shapes differ
         page = tl.load(pages + block * BLOCK // PAGE)
     else:
         page = tl.load(pages + (block * BLOCK + tl.arange(0, BLOCK)) // PAGE, mask=read, other=0)
@@ -169,9 +170,9 @@ def _pages(pages: tl.tensor, block: tl.tensor, read: tl.tensor, PAGE: tl.constex
 @triton.jit
 @no_type_check
 def _scaled(product: tl.tensor, SCALE: tl.constexpr, SOFTCAP: tl.constexpr) -> tl.tensor:
-    """Products of queries and keys as exponents of 2."""
+    """Turn products of queries and keys into exponents of 2."""
     if SOFTCAP > 0:
-        # tanh(x) = 1 - 2 / (exp(2x) + 1), right at both ends too.
+        # tanh(x) = 1 - 2 / (exp(2x) + 1), which is right for x = ±∞ too.
         grown = tl.exp2(product * (2 * SCALE / SOFTCAP * _LOG2_E))
         return (SOFTCAP * _LOG2_E) * (1 - 2 / (grown + 1))
     return product * (SCALE * _LOG2_E)
@@ -182,7 +183,7 @@ def _scaled(product: tl.tensor, SCALE: tl.constexpr, SOFTCAP: tl.constexpr) -> t
 def _columns(
     rows: tl.tensor, FIRST: tl.constexpr, WIDTH: tl.constexpr, LIMIT: tl.constexpr, mask: tl.tensor
 ) -> tl.tensor:
-    """Columns [FIRST, FIRST + WIDTH) of the rows that begin at the pointers; zeros from LIMIT on and where masked."""
+    """Load columns [FIRST, FIRST + WIDTH) of the rows that begin at the pointers; zeros from LIMIT on and if masked."""
     column = FIRST + tl.arange(0, WIDTH)
     mask = mask[:, None]
     if FIRST + WIDTH > LIMIT:
@@ -193,7 +194,7 @@ def _columns(
 @triton.jit
 @no_type_check
 def _store(rows: tl.tensor, FIRST: tl.constexpr, LIMIT: tl.constexpr, values: tl.tensor, mask: tl.tensor) -> None:
-    """Write the values to columns FIRST and on, up to LIMIT, of the rows that begin at the pointers."""
+    """Write the values to columns FIRST, FIRST + 1, ..., below LIMIT, of the rows that begin at the pointers."""
     column = FIRST + tl.arange(0, values.shape[1])
     mask = mask[:, None] & (column[None, :] < LIMIT)
     tl.store(rows[:, None] + column[None, :], values.to(rows.dtype.element_ty), mask=mask)

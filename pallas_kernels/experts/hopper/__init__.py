@@ -1,1 +1,5 @@
-"""The grouped product of experts for Hopper GPUs, in Pallas Mosaic GPU."""
+"""The grouped matmul of experts for Hopper GPUs, in Pallas Mosaic GPU.
+
+Reading order: `plan` (shapes, tuning, resources), `heuristics` (the default tuning), `call` (the list of tiles and the
+call), `kernel` (its body), `mxfp4` (weights of 4 bits as operands).
+"""

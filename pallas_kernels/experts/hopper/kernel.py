@@ -1,47 +1,88 @@
-"""The kernel of `mosaic`, as one thread block runs it.
+"""The Hopper grouped matmul, as one thread block runs it.
 
-items       (tile of rows, block of columns), taken by turns: block b has items b, b + grid, ...; their number is
-            read from memory, so the grid is the same whatever the experts got
-loader      a warpgroup of its own: TMA boxes of x and of each part's weights, ring of stages, running ahead into
-            the next item while this one is being finished
-computing   weightsᵀ · xᵀ by WGMMA, both from shared memory; sums in float32 registers, one column of the weights
-            per row, so that biases are numbers per row
-end         bias and activation in registers; stored transposed into shared memory, from there by TMA, eight rows
-            at a time and none that belong to another tile
+    tiles       A work tile is a tile of rows and a block of columns. Thread block b takes work tiles b, b + grid, ...;
+                how many there are is read from memory, so the grid is the same however rows are shared out.
+    producer    A warpgroup of its own copies TMA boxes of x and of each part's weights into a ring of stages. It runs
+                ahead into the next work tile while the consumers finish this one.
+    consumers   Each computes weightsᵀ * xᵀ for its own columns by WGMMA, both from shared memory, with sums in float32
+                registers. A column of the weights is a row there, so biases are one number per row.
+    epilogue    Bias and activation in registers; the result goes transposed into shared memory, and from there by TMA,
+                eight rows at a time, and no rows of another tile.
+
+The ring follows the protocol of `pallas_kernels.ring`. Its turns go on from tile to tile; here of two turns per tile:
+
+    producer  tile 0: copy 0   copy 1 | tile 1: wait consumed 0, copy 2      wait consumed 1, copy 3 | tile 2: ...
+    WG0       wait ready 0, WGMMA 0   wait ready 1, WGMMA 1, release 0   release 1, epilogue | wait ready 2, WGMMA 2 ...
+    WG1       the same for its own columns; the two never wait for each other
+
+A WGMMA runs on while the next one is issued: a stage is released once the products of the next stage are under way.
+Weights of 4 bits are unpacked in registers tile by tile, and their stage is released in the same turn.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
 from pallas_kernels.experts.glu import glu
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.mxfp4 import tile_operand
+from pallas_kernels.experts.hopper.plan import UNIT, Launch
 from pallas_kernels.experts.mxfp4 import SHIFT
-from pallas_kernels.mosaic import Ref, plgpu
+from pallas_kernels.mosaic import Ref, Scalar, plgpu
+from pallas_kernels.ring import Ring
 
-if TYPE_CHECKING:
-    from pallas_kernels.experts.hopper.plan import Launch
-
-_UNIT = 64  # columns of the weights per WGMMA, and inputs per turn
 _SWIZZLE = 128
 
-Scalar = Int[Array, ""]
+Part = Scalar | int  # number of a consumer
+Sums = list[Float[Array, "64 rows"]]  # of each part, columns of the weights by rows of x
 
 
-class _Refs(NamedTuple):
-    """Global memory, shared memory and barriers of a thread block.
+class Shared(NamedTuple):
+    """Shared memory and barriers: their types in the kernel's scratch, and references to them in its body.
 
     Attributes:
+        x: stages of rows [stage, row, input].
+        weights: stages of weights [stage, part, input, column]; or, of 4 bits, of words and of scales [stage, part,
+            consumer, tile, ...].
+        staged: the output [consumer, part, row, column].
+        ring: of the stages of both.
+    """
+
+    x: Ref
+    weights: tuple[Ref, ...]
+    staged: Ref
+    ring: Ring
+
+
+def scratch(plan: Launch) -> Shared:
+    """Return the types of a thread block's shared memory and barriers."""
+    rows, consumers, parts, stages, depth, *_ = plan.tuning
+    weights: tuple[Any, ...]
+    if plan.packed:
+        tiles = (stages, parts, consumers, depth)
+        weights = plgpu.SMEM((*tiles, 4, 128), jnp.int32), plgpu.SMEM((*tiles, UNIT), jnp.int16)
+    else:
+        weights = (mosaic.tiled((stages, parts, UNIT, plan.width), plan.dtype, _SWIZZLE),)
+    return Shared(
+        x=mosaic.tiled((stages, rows, UNIT * depth), plan.dtype, _SWIZZLE),
+        weights=weights,
+        staged=mosaic.tiled((consumers, plan.out_parts, rows, UNIT), plan.dtype, _SWIZZLE),
+        ring=Ring.scratch(stages, 1 + parts * (2 * consumers if plan.packed else 1), consumers=consumers),
+    )
+
+
+@dataclass(frozen=True)
+class _Refs:
+    """Global memory of the call, and the thread block's shared memory.
+
+    Attributes:
+        tiles: see `call._tiles`.
         weights: one array, or words and scales.
-        rows, parts: stages of x and of the weights.
-        filled: a stage has arrived.
-        free: a stage has been used.
     """
 
     x: Ref
@@ -49,77 +90,24 @@ class _Refs(NamedTuple):
     bias: Ref | None
     weights: tuple[Ref, ...]
     out: Ref
-    rows: Ref
-    parts: tuple[Ref, ...]
-    staged: Ref
-    filled: Ref
-    free: Ref
+    shared: Shared
 
-
-def _name(plan: "Launch", refs: tuple[Ref, ...]) -> _Refs:
-    left = list(refs)
-    arrays = 2 if plan.packed else 1
-
-    def take(count: int) -> tuple[Ref, ...]:
-        taken = tuple(left[:count])
-        del left[:count]
-        return taken
-
-    x, tiles = take(2)
-    (bias,) = take(1) if plan.bias else (None,)
-    weights = take(arrays)
-    out, rows = take(2)
-    return _Refs._make((x, tiles, bias, weights, out, rows, take(arrays), *left))
-
-
-def scratch(plan: "Launch") -> list[Any]:
-    """Shared memory and barriers, in the order of `_Refs`."""
-    rows, consumers, parts, stages, depth, *_ = plan.tuning
-    if plan.packed:
-        tiles = (stages, parts, consumers, depth)
-        weights = [plgpu.SMEM((*tiles, 4, 128), jnp.int32), plgpu.SMEM((*tiles, _UNIT), jnp.int16)]
-    else:
-        weights = [mosaic.tiled((stages, parts, _UNIT, plan.width), plan.dtype, _SWIZZLE)]
-    return [
-        mosaic.tiled((stages, rows, _UNIT * depth), plan.dtype, _SWIZZLE),
-        *weights,
-        mosaic.tiled((consumers, plan.out_parts, rows, _UNIT), plan.dtype, _SWIZZLE),
-        plgpu.Barrier(num_arrivals=1 + parts * (2 * consumers if plan.packed else 1), num_barriers=stages),
-        plgpu.Barrier(num_arrivals=consumers, num_barriers=stages),
-    ]
+    @classmethod
+    def of(cls, plan: Launch, arrays: tuple[Ref, ...], shared: Shared) -> "_Refs":
+        """Name the kernel's operands and output."""
+        x, tiles, *left, out = arrays
+        bias = left.pop(0) if plan.bias else None
+        return cls(x=x, tiles=tiles, bias=bias, weights=tuple(left), out=out, shared=shared)
 
 
 @dataclass(frozen=True)
-class _Work:
-    """The items of a thread block: their number, and how to find them."""
+class _WorkTile:
+    """A tile of rows (see `call._tiles`) and a block of columns.
 
-    plan: "Launch"
-    refs: _Refs
-    tiles: Scalar
-    count: Scalar
-
-    @property
-    def turns(self) -> Scalar:
-        """Turns of the loop over inputs, of all items together."""
-        return self.count * self.plan.turns
-
-    def item(self, index: Scalar) -> "_Item":
-        """The thread block's item of that index: within a band of columns, all columns of a tile, then the next."""
-        plan, band = self.plan, min(self.plan.tuning.band, self.plan.columns)
-        place = lax.axis_index("block") + index * lax.axis_size("block")
-        before = lax.div(place, self.tiles * band)
-        place = place - before * self.tiles * band
-        width = jnp.minimum(band, plan.columns - before * band)
-        tile, column = lax.div(place, width), before * band + lax.rem(place, width)
-        expert, start, own_start, own = (self.refs.tiles[1 + tile, field] for field in range(4))
-        own_first = column * plan.step
-        first = pl.multiple_of(jnp.minimum(own_first, plan.outputs - plan.step), _UNIT)
-        return _Item(expert, _eights(start), _eights(own_start), own, first, own_first)
-
-
-@dataclass(frozen=True)
-class _Item:
-    """See `mosaic._tiles`; `first` is the first column of the result, `own_first` the first to be written."""
+    Attributes:
+        first: first column of the result.
+        own_first: first column to be written; those before it are another work tile's.
+    """
 
     expert: Scalar
     start: Scalar
@@ -129,175 +117,207 @@ class _Item:
     own_first: Scalar
 
 
+@dataclass(frozen=True)
+class _Scheduler:
+    """The work tiles of a thread block: their number, and how to find them.
+
+    Attributes:
+        tiles: tiles of rows in all.
+        count: work tiles of this thread block.
+    """
+
+    plan: Launch
+    refs: _Refs
+    tiles: Scalar
+    count: Scalar
+
+    @classmethod
+    def of(cls, plan: Launch, refs: _Refs) -> "_Scheduler":
+        """Read the number of tiles, and take this thread block's share."""
+        tiles = refs.tiles[0, 0]
+        blocks = lax.axis_size("block")
+        work_tiles = tiles * plan.columns - lax.axis_index("block")
+        return cls(plan, refs, tiles, jnp.maximum(lax.div(work_tiles + (blocks - 1), blocks), 0))
+
+    @property
+    def turns(self) -> Scalar:
+        """Turns of the ring, of all work tiles together."""
+        return self.count * self.plan.turns
+
+    def work_tile(self, index: Scalar) -> _WorkTile:
+        """Return one of this thread block's work tiles.
+
+        Within a band of columns come all columns of a tile of rows, then those of the next tile.
+        """
+        plan, band = self.plan, min(self.plan.tuning.band, self.plan.columns)
+        number = lax.axis_index("block") + index * lax.axis_size("block")
+        before = lax.div(number, self.tiles * band)
+        number = number - before * self.tiles * band
+        width = jnp.minimum(band, plan.columns - before * band)
+        tile, column = lax.div(number, width), before * band + lax.rem(number, width)
+        expert, start, own_start, own = (self.refs.tiles[1 + tile, field] for field in range(4))
+        own_first = column * plan.step
+        first = pl.multiple_of(jnp.minimum(own_first, plan.outputs - plan.step), UNIT)
+        return _WorkTile(expert, _eights(start), _eights(own_start), own, first, own_first)
+
+
 def _eights(row: Scalar) -> Scalar:
+    """Tell the compiler that a row is a multiple of 8."""
     out: Scalar = pl.multiple_of(row, ALIGN)
     return out
 
 
-def body(plan: "Launch", *all_refs: Ref) -> None:
-    refs = _name(plan, all_refs)
-    tiles = refs.tiles[0, 0]
-    blocks = lax.axis_size("block")
-    items = tiles * plan.columns - lax.axis_index("block")
-    work = _Work(plan, refs, tiles, jnp.maximum(lax.div(items + (blocks - 1), blocks), 0))
+def body(plan: Launch, *arrays: Ref, shared: Shared) -> None:
+    """Run a thread block: give each warpgroup its role, and its registers."""
+    scheduler = _Scheduler.of(plan, _Refs.of(plan, arrays, shared))
     thread = lax.axis_index("thread")
     consumers = plan.tuning.consumers
 
     @pl.when(thread < consumers)
-    def _computer() -> None:
-        if plan.moves_registers:  # three warpgroups share the registers: 168 each, unless one gives some away
+    def _consumer() -> None:
+        if plan.moves_registers:  # three warpgroups have 168 registers per thread each to share
             plgpu.set_max_registers(232, action="increase")
-        _compute(work, thread if consumers > 1 else 0)
+        _consume(scheduler, thread if consumers > 1 else 0)
 
     @pl.when(thread == consumers)
-    def _loader() -> None:
+    def _producer() -> None:
         if plan.moves_registers:
             plgpu.set_max_registers(40, action="decrease")
-        lax.fori_loop(0, work.count, lambda index, _: _load(work, index), None)
+        lax.fori_loop(0, scheduler.count, lambda index, _: _produce(scheduler, index), None)
 
 
-def _load(work: _Work, index: Scalar) -> None:
-    """Fill stages with one item's inputs as they become free."""
-    plan, refs = work.plan, work.refs
-    stages, inputs = plan.tuning.stages, _UNIT * plan.tuning.depth
-    item = work.item(index)
+def _produce(scheduler: _Scheduler, index: Scalar) -> None:
+    """Fill stages with the inputs of one work tile as they become free."""
+    plan, refs = scheduler.plan, scheduler.refs
+    ring, inputs = refs.shared.ring, UNIT * plan.tuning.depth
+    tile = scheduler.work_tile(index)
 
-    def turn(step: Scalar, _: None) -> None:
-        done = index * plan.turns + step
-        stage = lax.rem(done, stages)
-        pl.when(done >= stages)(lambda: plgpu.barrier_wait(refs.free.at[stage]))
-        depth = pl.ds(pl.multiple_of(step * inputs, inputs), inputs)
-        source = refs.x.at[pl.ds(item.start, plan.tuning.rows), depth]
-        plgpu.copy_gmem_to_smem(source, refs.rows.at[stage], refs.filled.at[stage])
+    def step(number: Scalar, _: None) -> None:
+        turn = index * plan.turns + number
+        ring.producer_acquire(turn)
+        depth = pl.ds(pl.multiple_of(number * inputs, inputs), inputs)
+        source = refs.x.at[pl.ds(tile.start, plan.tuning.rows), depth]
+        plgpu.copy_gmem_to_smem(source, refs.shared.x.at[ring.stage(turn)], ring.producer_barrier(turn))
         for part in range(plan.tuning.parts):
-            (_load_tiles if plan.packed else _load_weights)(work, item, step, stage, part)
+            (_copy_packed if plan.packed else _copy_weights)(plan, refs, tile, number, turn, part)
 
-    lax.fori_loop(0, plan.turns, turn, None)
-
-
-def _load_weights(work: _Work, item: _Item, step: Scalar, stage: Scalar, part: int) -> None:
-    plan, refs = work.plan, work.refs
-    depth = pl.ds(pl.multiple_of(step * _UNIT, _UNIT), _UNIT)
-    columns = pl.ds(pl.multiple_of(item.first + part * _apart(plan), _UNIT), plan.width)
-    source = refs.weights[0].at[item.expert, depth, columns]
-    plgpu.copy_gmem_to_smem(source, refs.parts[0].at[stage, part], refs.filled.at[stage])
+    lax.fori_loop(0, plan.turns, step, None)
 
 
-def _load_tiles(work: _Work, item: _Item, step: Scalar, stage: Scalar, part: int) -> None:
-    """Each warpgroup's tiles lie together, one behind the other along the inputs."""
-    plan, refs = work.plan, work.refs
-    along = pl.ds(step * plan.tuning.depth, plan.tuning.depth)
+def _copy_weights(plan: Launch, refs: _Refs, tile: _WorkTile, number: Scalar, turn: Scalar, part: int) -> None:
+    """Start the copy of one part's weights of block `number` of the inputs."""
+    depth = pl.ds(pl.multiple_of(number * UNIT, UNIT), UNIT)
+    columns = pl.ds(pl.multiple_of(tile.first + part * _part_stride(plan), UNIT), plan.width)
+    ring, (target,), (weights,) = refs.shared.ring, refs.shared.weights, refs.weights
+    source = weights.at[tile.expert, depth, columns]
+    plgpu.copy_gmem_to_smem(source, target.at[ring.stage(turn), part], ring.producer_barrier(turn))
+
+
+def _copy_packed(plan: Launch, refs: _Refs, tile: _WorkTile, number: Scalar, turn: Scalar, part: int) -> None:
+    """Start the copies of one part's words and scales. The tiles of a consumer are contiguous along the inputs."""
+    ring, along = refs.shared.ring, pl.ds(number * plan.tuning.depth, plan.tuning.depth)
     for consumer in range(plan.tuning.consumers):
-        across = lax.div(item.first + part * _apart(plan), _UNIT) + consumer
-        for source, target in zip(refs.weights, refs.parts, strict=True):
-            tiles = source.at[item.expert, across, along]
-            plgpu.copy_gmem_to_smem(tiles, target.at[stage, part, consumer], refs.filled.at[stage])
+        across = lax.div(tile.first + part * _part_stride(plan), UNIT) + consumer
+        for weights, stages in zip(refs.weights, refs.shared.weights, strict=True):
+            source, target = weights.at[tile.expert, across, along], stages.at[ring.stage(turn), part, consumer]
+            plgpu.copy_gmem_to_smem(source, target, ring.producer_barrier(turn))
 
 
-def _apart(plan: "Launch") -> int:
-    """Columns from one part to the next: gates and ups lie half a row apart, other parts side by side."""
+def _part_stride(plan: Launch) -> int:
+    """Return the columns from one part to the next: gates and ups lie half a row apart, other parts side by side."""
     return plan.outputs if plan.gated is not None else plan.width
 
 
-def _compute(work: _Work, part: Scalar | int) -> None:
-    """One computing warpgroup: its columns of all items."""
-    plan = work.plan
+def _consume(scheduler: _Scheduler, part: Part) -> None:
+    """Run one consumer: its columns of all work tiles."""
+    plan = scheduler.plan
 
-    def one(index: Scalar, _: None) -> None:
-        item = work.item(index)
+    def step(index: Scalar, _: None) -> None:
+        tile = scheduler.work_tile(index)
         if plan.packed:
-            sums = _sum_tiles(work, index, part)
+            sums = _mainloop_packed(scheduler, index, part)
         else:
-            accumulators = [plgpu.ACC((_UNIT, plan.tuning.rows), jnp.float32)] * plan.tuning.parts
-            sums = pl.run_scoped(lambda *totals: _sum(work, index, part, totals), *accumulators)
-        _store(work, item, part, _finish(work, item, part, sums))
+            accumulators = [plgpu.ACC((UNIT, plan.tuning.rows), jnp.float32)] * plan.tuning.parts
+            sums = pl.run_scoped(lambda *totals: _mainloop(scheduler, index, part, totals), *accumulators)
+        _epilogue(plan, scheduler.refs, tile, part, sums)
 
-    lax.fori_loop(0, work.count, one, None)
+    lax.fori_loop(0, scheduler.count, step, None)
     plgpu.wait_smem_to_gmem(0)
 
 
-def _release(work: _Work, done: Scalar) -> None:
-    """The stage of a turn may be filled again, if there is something left to fill it with."""
-    stages = work.plan.tuning.stages
-    plgpu.barrier_arrive(work.refs.free.at[lax.rem(done, stages)], predicate=done + stages < work.turns)
+def _mainloop(scheduler: _Scheduler, index: Scalar, part: Part, totals: tuple[Ref, ...]) -> Sums:
+    """Return the products of one work tile. A stage is released once the products of the next are under way."""
+    plan, shared = scheduler.plan, scheduler.refs.shared
+    ring, (weights,) = shared.ring, shared.weights
 
-
-def _sum(work: _Work, index: Scalar, part: Scalar | int, totals: tuple[Ref, ...]) -> list[Float[Array, "64 rows"]]:
-    """The products of one item. A stage is free once the next one's are under way."""
-    plan, refs = work.plan, work.refs
-    (parts,) = refs.parts
-
-    def turn(step: Scalar, _: None) -> None:
-        done = index * plan.turns + step
-        stage = lax.rem(done, plan.tuning.stages)
-        plgpu.barrier_wait(refs.filled.at[stage])
-        for number, total in enumerate(totals):
-            plgpu.wgmma(total, parts.at[stage, number, :, _own(part)].T, refs.rows.at[stage].T)
+    def step(number: Scalar, _: None) -> None:
+        turn = index * plan.turns + number
+        ring.consumer_wait(turn)
+        stage = ring.stage(turn)
+        for which, total in enumerate(totals):
+            plgpu.wgmma(total, weights.at[stage, which, :, _columns(part)].T, shared.x.at[stage].T)
         plgpu.wgmma_wait(len(totals))
-        pl.when(step > 0)(lambda: _release(work, done - 1))
+        pl.when(number > 0)(lambda: ring.consumer_release(turn - 1, scheduler.turns))
 
-    lax.fori_loop(0, plan.turns, turn, None)
+    lax.fori_loop(0, plan.turns, step, None)
     sums = [total[...] for total in totals]
-    _release(work, (index + 1) * plan.turns - 1)
+    ring.consumer_release((index + 1) * plan.turns - 1, scheduler.turns)
     return sums
 
 
-def _sum_tiles(work: _Work, index: Scalar, part: Scalar | int) -> list[Float[Array, "64 rows"]]:
-    """The same of weights of 4 bits, unpacked into registers tile by tile."""
-    plan, refs = work.plan, work.refs
-    words, scales = refs.parts
+def _mainloop_packed(scheduler: _Scheduler, index: Scalar, part: Part) -> Sums:
+    """Return the products of one work tile with weights of 4 bits, unpacked into registers tile by tile."""
+    plan, shared = scheduler.plan, scheduler.refs.shared
+    ring, (words, scales) = shared.ring, shared.weights
 
-    def turn(step: Scalar, sums: list[Float[Array, "64 rows"]]) -> list[Float[Array, "64 rows"]]:
-        done = index * plan.turns + step
-        stage = lax.rem(done, plan.tuning.stages)
-        plgpu.barrier_wait(refs.filled.at[stage])
+    def step(number: Scalar, sums: Sums) -> Sums:
+        turn = index * plan.turns + number
+        ring.consumer_wait(turn)
+        stage = ring.stage(turn)
         for deep in range(plan.tuning.depth):
-            rows = refs.rows.at[stage, :, pl.ds(deep * _UNIT, _UNIT)].T
-            for number, total in enumerate(sums):
-                at = stage, number, part, deep
-                sums[number] = mosaic.accumulate(total, tile_operand(words.at[at], scales.at[at]), rows)
-        _release(work, done)
+            rows = shared.x.at[stage, :, pl.ds(deep * UNIT, UNIT)].T
+            for which, total in enumerate(sums):
+                at = stage, which, part, deep
+                sums[which] = mosaic.accumulate(total, tile_operand(words.at[at], scales.at[at]), rows)
+        ring.consumer_release(turn, scheduler.turns)
         return sums
 
-    zeros = [mosaic.full((_UNIT, plan.tuning.rows), 0.0) for _ in range(plan.tuning.parts)]
-    sums: list[Float[Array, "64 rows"]] = lax.fori_loop(0, plan.turns, turn, zeros)
+    zeros = [mosaic.full((UNIT, plan.tuning.rows), 0.0) for _ in range(plan.tuning.parts)]
+    sums: Sums = lax.fori_loop(0, plan.turns, step, zeros)
     return [total * 2.0**SHIFT for total in sums]
 
 
-def _own(part: Scalar | int, first: Scalar | int = 0) -> Any:
-    """The warpgroup's columns of those that begin at `first`."""
-    start = first + part * _UNIT
-    return pl.ds(start if isinstance(start, int) else pl.multiple_of(start, _UNIT), _UNIT)
+def _columns(part: Part, first: Scalar | int = 0) -> Any:
+    """Return the consumer's columns of those that begin at `first`."""
+    start = first + part * UNIT
+    return pl.ds(start if isinstance(start, int) else pl.multiple_of(start, UNIT), UNIT)
 
 
-def _finish(
-    work: _Work, item: _Item, part: Scalar | int, sums: list[Float[Array, "64 rows"]]
-) -> list[Float[Array, "64 rows"]]:
-    """Bias and activation."""
-    plan, refs = work.plan, work.refs
-    apart = _apart(plan)
-    if refs.bias is not None:
-        for number, total in enumerate(sums):
-            columns = _own(part, item.first + number * apart)
-            bias = plgpu.load(refs.bias.at[item.expert, columns], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
-            sums[number] = total + mosaic.rows_to_columns(bias.astype(jnp.float32), plan.tuning.rows)
-    return sums if plan.gated is None else [glu(plan.gated, *sums)]
-
-
-def _store(work: _Work, item: _Item, part: Scalar | int, results: list[Float[Array, "64 rows"]]) -> None:
-    """Write the tile's own rows, once the former item's have left shared memory."""
-    plan, refs = work.plan, work.refs
+def _epilogue(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums) -> None:
+    """Apply bias and activation, and write the tile's own rows once the last tile's have left shared memory."""
+    results = _bias_and_activation(plan, refs, tile, part, sums)
+    staged = refs.shared.staged
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    for number, result in enumerate(results):
-        refs.staged.at[part, number].T[...] = result.astype(plan.dtype)
+    for which, result in enumerate(results):
+        staged.at[part, which].T[...] = result.astype(plan.dtype)
     plgpu.commit_smem()
 
-    for number in range(len(results)):
-        first = pl.multiple_of(item.first + part * _UNIT + number * plan.width, _UNIT)
+    for which in range(len(results)):
+        first = pl.multiple_of(tile.first + part * UNIT + which * plan.width, UNIT)
 
-        @pl.loop(0, jnp.where(first >= item.own_first, lax.div(item.own, ALIGN), 0))
-        def _eight(index: Scalar, number: int = number, first: Scalar = first) -> None:
-            row = _eights(item.own_start + index * ALIGN)
-            source = refs.staged.at[part, number, pl.ds(row, ALIGN)]
-            out = refs.out.at[pl.ds(_eights(item.start + row), ALIGN), pl.ds(first, _UNIT)]
+        @pl.loop(0, jnp.where(first >= tile.own_first, lax.div(tile.own, ALIGN), 0))
+        def _eight(index: Scalar, which: int = which, first: Scalar = first) -> None:
+            row = _eights(tile.own_start + index * ALIGN)
+            source = staged.at[part, which, pl.ds(row, ALIGN)]
+            out = refs.out.at[pl.ds(_eights(tile.start + row), ALIGN), pl.ds(first, UNIT)]
             plgpu.copy_smem_to_gmem(source, out)
+
+
+def _bias_and_activation(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums) -> Sums:
+    """Return the outputs of the sums: as many as parts, or one of gates and ups."""
+    if refs.bias is not None:
+        for which, total in enumerate(sums):
+            columns = _columns(part, tile.first + which * _part_stride(plan))
+            bias = plgpu.load(refs.bias.at[tile.expert, columns], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+            sums[which] = total + mosaic.rows_to_columns(bias.astype(jnp.float32), plan.tuning.rows)
+    return sums if plan.gated is None else [glu(plan.gated, *sums)]

@@ -1,4 +1,4 @@
-"""Weights of 4 bits as the left operand of a WGMMA: unpacked in registers, as `mxfp4.tiles` laid them out."""
+"""Weights of 4 bits as the left operand of a WGMMA: tiles of `experts.mxfp4` are unpacked in registers."""
 
 from typing import Any
 
@@ -9,16 +9,17 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxtyping import Array, Float
 
-from pallas_kernels import mosaic
 from pallas_kernels.experts.mxfp4 import TILE, tile_numbers
+from pallas_kernels.interpreter import interpreting
 from pallas_kernels.mosaic import Ref, plgpu
 
-_WORDS = plgpu.Layout.WG_STRIDED((4, 128), vec_size=4)  # four that follow each other for each thread
+_WORDS = plgpu.Layout.WG_STRIDED((4, 128), vec_size=4)  # four consecutive words for each thread
 _PER_ROW = plgpu.Layout.WGMMA.reduce(1)
 _OPERAND = plgpu.Layout.WGMMA
 
-# Two numbers of the word $1, pair {index}: exponent and fraction go where bfloat16 has its lowest exponents and first
-# fraction bit, which makes them too small by 2^126; $2 is the scale. Shifts to the left take another pipe than others.
+# Unpacks pair {index} of the word $1 into two bfloat16. Exponent and fraction go to the lowest bits of bfloat16's
+# exponent and the first bit of its fraction, which makes the numbers too small by 2^126; $2 is their scale. Shifts to
+# the left run on another pipe of the GPU than shifts to the right.
 _UNPACK = """{{
 .reg .b32 bits, sign;
 {shift};
@@ -31,10 +32,10 @@ _SHIFTS = "shr.b32 bits, $1, 6", "shr.b32 bits, $1, 2", "shl.b32 bits, $1, 2", "
 
 
 def tile_operand(words: Ref, scales: Ref) -> Float[Array, "64 64"]:
-    """A tile's numbers times 2^-SHIFT, outputs by inputs."""
+    """Return a tile's numbers times 2^-SHIFT, outputs by inputs."""
     loaded = plgpu.load(words, layout=_WORDS)
     per_row = plgpu.load(scales, layout=_PER_ROW, optimized=False).astype(jnp.int32)
-    out: Array = (tile_numbers if mosaic._interpreting.get() else _unpacked)(loaded, per_row)
+    out: Array = (tile_numbers if interpreting() else _unpacked)(loaded, per_row)
     return out
 
 
@@ -43,7 +44,7 @@ def tile_operand(words: Ref, scales: Ref) -> Float[Array, "64 64"]:
     return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=_OPERAND),
 )
 def _unpacked(_: Any, words: Any, scales: Any) -> Any:
-    """The same as `tile_numbers`; subnormal numbers on the way are exact on the GPU."""
+    """Return `tile_numbers`, by PTX. The GPU computes exactly with the subnormal numbers that come up on the way."""
     word = ir.IntegerType.get_signless(32)
     pair = ir.VectorType.get((2,), ir.BF16Type.get())
 

@@ -1,4 +1,4 @@
-"""Calls of paged attention made from cases: random pages, the call through an implementation, and what is right."""
+"""Make calls of paged attention from cases: random pages, the call of an implementation, the expected result."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.api import Implementation, paged_attention
-from pallas_kernels.attention.hopper import call as mosaic_attention
+from pallas_kernels.attention.hopper import call as hopper_attention
 from pallas_kernels.attention.hopper.plan import Shape, Tuning
 from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
 from tests.support import oracles
@@ -21,7 +21,7 @@ from tools.cases.attention_shapes import Arguments
 
 @dataclass(frozen=True)
 class Call:
-    """Arrays of one call. Cells that no query of a row may see hold NaN: stale, unwritten, or somebody else's."""
+    """Arrays of one call. Cells that no query of a row may see hold NaN, as stale or unwritten cells might."""
 
     q: Float[np.ndarray, "T H D"]
     kv: Float[np.ndarray, "P S K p E"]
@@ -30,10 +30,10 @@ class Call:
 
 
 def make_call(case: Case, specs: tuple[RowSpec, ...], seed: int = 0) -> Call:
-    """Random queries and keys; each row owns random pages, and its page row ends in a page full of NaN."""
+    """Return a call with random queries and keys. Each row owns random pages; its page table ends in a page of NaN."""
     rng = np.random.default_rng(seed)
     heads, kv_heads, head_dim, v_dim = case.heads
-    rows = [_place(case, spec) for spec in specs]
+    rows = [_row(case, spec) for spec in specs]
     used = [-(-row.end // case.page_size) - row.first_page if row.count else 0 for row in rows]
     assert max(used) <= case.width
     num_pages = 2 + len(rows) * case.width
@@ -52,7 +52,7 @@ def make_call(case: Case, specs: tuple[RowSpec, ...], seed: int = 0) -> Call:
     return Call(q, kv, page_rows, rows)
 
 
-def _place(case: Case, spec: RowSpec) -> Row:
+def _row(case: Case, spec: RowSpec) -> Row:
     if not spec.count:
         return Row(0, 0)
     row = Row(spec.start, spec.count, 0, spec.visible_from)
@@ -61,7 +61,7 @@ def _place(case: Case, spec: RowSpec) -> Row:
 
 
 def expect(call: Call, case: Case) -> Float[np.ndarray, "tokens H V"]:
-    """What the oracle says of the arrays as they are stored."""
+    """Return the oracle's result for the arrays as they are stored."""
     _, _, head_dim, v_dim = case.heads
     types = (call.q, case.dtype), (call.kv, case.kv_dtype or case.dtype)
     q, kv = (np.asarray(jnp.asarray(array, dtype).astype(jnp.float32)) for array, dtype in types)
@@ -70,7 +70,7 @@ def expect(call: Call, case: Case) -> Float[np.ndarray, "tokens H V"]:
         kv = kv * np.where(np.arange(kv.shape[-1]) >= kv.shape[-1] - v_dim, v_scales, k_scales)[:, None]
     return oracles.paged_attention(
         q,
-        np.concatenate([kv[..., :head_dim], kv[..., -v_dim:]], axis=-1),  # side by side, also where they overlap
+        np.concatenate([kv[..., :head_dim], kv[..., -v_dim:]], axis=-1),  # side by side, even if they overlap in pages
         call.rows,
         call.page_rows,
         slot=case.slot,
@@ -85,7 +85,7 @@ def expect(call: Call, case: Case) -> Float[np.ndarray, "tokens H V"]:
 def run(
     call: Call, case: Case, implementation: Implementation, tuning: Tuning | None = None
 ) -> Float[np.ndarray, "T H V"]:
-    """The call through an implementation, in one program per case. See `hopper` for Hopper kernels."""
+    """Run a call with an implementation, in one program per case. Hopper kernels run as `device.hopper` says."""
     counts = np.array([row.count for row in call.rows], np.int32)
     arrays = (
         jnp.asarray(call.q, case.dtype),
@@ -125,7 +125,7 @@ def _program(
     attend = Attend(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
     sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
     if tuning is not None:
-        return mosaic_attention.paged_attention(
+        return hopper_attention.paged_attention(
             q, kv, rows, tiles, slot=case.slot, attend=attend, sinks=sinks, tuning=tuning
         )
     scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)
@@ -147,7 +147,7 @@ def _scale(case: Case) -> float:
 
 
 def token_rows(counts: Int[np.ndarray, " R"], tokens: int) -> Int[np.ndarray, " T"]:
-    """The row of each token; padding tokens belong to the last row."""
+    """Return the row of each token. Padding tokens have the last row."""
     padding = np.full(tokens - counts.sum(), len(counts) - 1)
     return np.concatenate([np.repeat(np.arange(len(counts)), counts), padding]).astype(np.int32)
 
@@ -158,14 +158,14 @@ def _tiles(counts: Array, first_token: Array, token_row: Array, size: int) -> Ti
 
 
 def tiles_of(counts: Int[np.ndarray, " R"], tokens: int, size: int) -> Tiles:
-    """`tile_rows` of rows that follow each other."""
+    """Return the tiles of rows that are contiguous in the step."""
     first_token = (np.cumsum(counts) - counts).astype(np.int32)
     tiles: Tiles = _tiles(counts, first_token, token_rows(counts, tokens), size)
     return tiles
 
 
 def shape_of(given: Arguments) -> Shape:
-    """What the launch is planned from."""
+    """Return the shape that the launch is planned from."""
     shapes: list[Shape] = []
 
     def plan(q: jax.Array, kv: jax.Array) -> jax.Array:

@@ -1,19 +1,19 @@
-"""Where the Hopper kernels of a test run."""
+"""The device on which tests run Hopper kernels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
 
-from pallas_kernels import mosaic
+from pallas_kernels import interpreter
 
 
 @contextmanager
 def hopper() -> Iterator[None]:
-    """Kernels traced inside run on the GPU, if there is one; else simulated, and they must be free of races."""
+    """Run kernels that are traced inside on the GPU, if there is one. Else interpret them: races are an error."""
     if jax.default_backend() == "gpu":
         yield
         return
-    with mosaic.interpreted(detect_races=True):
+    with interpreter.interpreted(detect_races=True):
         yield
-        assert not mosaic.races_found()
+        assert not interpreter.races_found()

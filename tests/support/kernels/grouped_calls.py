@@ -1,4 +1,4 @@
-"""Calls of `grouped_matmul` made from cases: random rows and weights, the call, and what is right."""
+"""Make calls of `grouped_matmul` from cases: random rows and weights, the call, the expected result."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups
-from pallas_kernels.experts.hopper import plan as mosaic_grouped
+from pallas_kernels.experts.hopper import call as hopper_grouped
 from pallas_kernels.experts.hopper.plan import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, tiles, unpack
 from tests.support.kernels.device import hopper
@@ -19,7 +19,7 @@ from tools.cases.experts import Case
 
 @dataclass(frozen=True)
 class Call:
-    """Arrays of one call, in the case's type. Rows of nobody, and weights of experts without rows, hold NaN."""
+    """Arrays of one call. Rows that belong to no expert, and weights of experts without rows, hold NaN."""
 
     x: Float[Array, "R K"]
     weights: Float[Array, "E K C"] | Mxfp4
@@ -29,12 +29,12 @@ class Call:
 
     @property
     def groups(self) -> Groups:
-        """As the implementations take them."""
+        """The groups as the implementations take them."""
         return Groups(jnp.asarray(self.starts), jnp.asarray(self.sizes))
 
     @property
     def expert(self) -> Int[np.ndarray, " R"]:
-        """Of each row; -1: nobody's."""
+        """The expert of each row; -1: none."""
         out = np.full(len(self.x), -1)
         for expert, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
             out[start : start + size] = expert
@@ -42,12 +42,12 @@ class Call:
 
     @property
     def owned(self) -> Bool[np.ndarray, " R"]:
-        """Rows that count."""
+        """Whether each row belongs to an expert."""
         return np.asarray(self.expert >= 0)
 
 
 def make_call(case: Case, seed: int = 0) -> Call:
-    """Random numbers; results are of about unit size."""
+    """Return a call with random numbers, whose results are of about unit size."""
     rng = np.random.default_rng(seed)
     sizes = np.array(case.sizes, np.int32)
     aligned = -(-sizes // ALIGN) * ALIGN
@@ -68,7 +68,7 @@ def _plain(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], c
 
 
 def _packed(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], columns: int) -> Mxfp4:
-    """Scales of about inputs^-½ / 3, since numbers are of about three."""
+    """Return random weights. Scales are around inputs^-½ / 3, since numbers are around 3."""
     blocks = rng.integers(0, 256, (len(sizes), columns, case.inputs // 2), np.uint8)
     middle = 127 + round(math.log2(case.inputs**-0.5 / 3))
     scales = rng.integers(middle - 1, middle + 2, (len(sizes), columns, case.inputs // BLOCK)).astype(np.uint8)
@@ -79,7 +79,7 @@ def _packed(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], 
 def run(
     call: Call, case: Case, implementation: Implementation, tuning: Tuning | None = None
 ) -> Float[np.ndarray, "R N"]:
-    """The call's result. See `hopper` for Hopper kernels."""
+    """Run a call with an implementation. Hopper kernels run as `device.hopper` says."""
     if implementation != "mosaic":
         out = grouped_matmul(
             call.x, call.weights, call.groups, bias=call.bias, gated=case.gated, implementation=implementation
@@ -92,12 +92,12 @@ def run(
                 call.x, weights, call.groups, bias=call.bias, gated=case.gated, implementation="mosaic"
             )
         else:
-            out = mosaic_grouped.grouped_matmul(call.x, weights, call.groups, call.bias, case.gated, tuning)
+            out = hopper_grouped.grouped_matmul(call.x, weights, call.groups, call.bias, case.gated, tuning)
         return np.asarray(out.astype(jnp.float32))
 
 
 def expect(call: Call, case: Case) -> Float[np.ndarray, "R N"]:
-    """One row after the other, in float64. Rows of nobody are zeros."""
+    """Return the expected result, row by row in float64. Rows that belong to no expert are zeros."""
     x = np.asarray(call.x.astype(jnp.float32), np.float64)
     dense = call.weights
     if isinstance(dense, Mxfp4):

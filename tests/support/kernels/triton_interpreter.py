@@ -1,6 +1,6 @@
-"""`jax_triton.triton_call` for a CPU: a callback that runs the kernel's source through Triton's interpreter.
+"""`jax_triton.triton_call` for a CPU: a callback runs the kernel's source through Triton's interpreter.
 
-Importing this module imports Triton in its interpreted form, in which it compiles nothing: only for test processes.
+Only for test processes: importing this module imports Triton in its interpreted form, which cannot compile.
 """
 
 import os
@@ -24,7 +24,7 @@ _TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "i3
 
 @dataclass(frozen=True)
 class _Tensor:
-    """An array, with what the interpreter asks of one."""
+    """An array with the interface that the interpreter expects of a tensor."""
 
     array: np.ndarray
 
@@ -39,7 +39,7 @@ class _Tensor:
 def triton_call(
     *, kernel: Any, out_type: list[Any], grid: tuple[int, ...], backend_options: Any, **arguments: Any
 ) -> list[Array]:
-    """The subset of `jax_triton.triton_call` that the kernels use. Outputs start as NaN: what is not written shows."""
+    """Run a kernel, with the arguments of `jax_triton.triton_call` that are used. Outputs are NaN until written."""
     arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
     static = {name: value for name, value in arguments.items() if name not in arrays}
     outputs = [name for name in kernel.arg_names if name not in arguments][: len(out_type)]
@@ -54,17 +54,18 @@ def triton_call(
     return found
 
 
-READS: Counter[str] = Counter()  # elements loaded from each argument, for tests to clear and look at
+READS: Counter[str] = Counter()  # elements loaded from each argument; tests clear and read it
 
 
 def execute(kernel: Any, grid: tuple[int, ...], arrays: dict[str, np.ndarray], static: dict[str, Any]) -> None:
-    """Run the kernel on arrays, and change those that it writes.
+    """Run the kernel on arrays, in place.
 
-    Raises IndexError, wrapped in the interpreter's own error, where it reads or writes outside of them.
+    Raises IndexError, wrapped in the interpreter's own error, if it reads or writes outside of them.
     """
     executor = interpreter.GridExecutor(kernel.rewrite(), kernel.arg_names, grid)
-    executor._init_args_hst = lambda args, options: (args, options)  # the arrays are on the host, and no tensors of
-    executor._restore_args_dev = lambda *_: None  # torch's to be copied there and back
+    # The arrays are on the host already, so the executor must not copy them there and back as tensors of torch.
+    executor._init_args_hst = lambda args, options: (args, options)
+    executor._restore_args_dev = lambda *_: None
     bounds = {name: (array.ctypes.data, array.ctypes.data + array.nbytes) for name, array in arrays.items()}
     with _patched(bounds):
         executor(**static, **{name: _Tensor(array) for name, array in arrays.items()})
@@ -72,7 +73,7 @@ def execute(kernel: Any, grid: tuple[int, ...], arrays: dict[str, np.ndarray], s
 
 @contextmanager
 def _patched(bounds: dict[str, tuple[int, int]]) -> Iterator[None]:
-    """An interpreter that rounds to bfloat16 and multiplies it as GPUs do, and checks every address."""
+    """Make the interpreter round to bfloat16 and multiply it as GPUs do, and check all addresses."""
     builder = interpreter.InterpreterBuilder
     methods = _numbers(builder) | _memory(builder, bounds)
     plain = {name: getattr(builder, name) for name in methods}
@@ -89,12 +90,12 @@ def _numbers(builder: Any) -> dict[str, Any]:
     cast, dot = builder.cast_impl, builder.create_dot
 
     def cast_impl(self: Any, value: Any, kind: Any) -> Any:
-        if value.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:  # the interpreter would truncate
+        if value.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:  # the interpreter itself would truncate
             return interpreter.TensorHandle(value.data.astype(jnp.bfloat16).view(np.uint16), tl.bfloat16)
         return cast(self, value, kind)
 
     def create_dot(self: Any, a: Any, b: Any, *options: Any) -> Any:
-        if a.dtype.scalar == tl.bfloat16:  # else the interpreter multiplies the integers that it stores them in
+        if a.dtype.scalar == tl.bfloat16:  # the interpreter itself would multiply the integers that it stores them in
             a, b = (cast(self, operand, tl.float32) for operand in (a, b))
         return dot(self, a, b, *options)
 

@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks.gpu.autotune import candidates
-from pallas_kernels.attention.hopper.plan import Tuning, default_tuning, launch
+from pallas_kernels.attention.hopper.heuristics import default_tuning
+from pallas_kernels.attention.hopper.plan import Tuning, launch
 from tests.support.kernels.calls import shape_of
 from tools.cases.attention_layers import LAYERS
 from tools.cases.attention_shapes import arguments

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from jswa.architecture import LayerConfig, MlpConfig, MoeConfig, Norm, RouterConfig, SideExperts
 from jswa.model.moe import Moe, Storage, route
 from jswa.model.transformer import Decoder, bind, param_shapes
-from pallas_kernels import mosaic
+from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import Mxfp4, tiles, unpack
 from tests.support.oracles import random_params, small_model
@@ -200,9 +200,9 @@ def test_the_hopper_kernel_agrees_with_the_xla_loop() -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 64)), jnp.bfloat16)
     loop, kernel = (bind(model, half, experts=implementation).layers[0].mlp for implementation in ("xla", "mosaic"))
     expected = np.asarray(loop(x).astype(jnp.float32))
-    with mosaic.interpreted(detect_races=True):
+    with interpreter.interpreted(detect_races=True):
         out = np.asarray(kernel(x).astype(jnp.float32))
-        assert not mosaic.races_found()
+        assert not interpreter.races_found()
     np.testing.assert_allclose(out, expected, rtol=3e-2, atol=3e-2 * np.abs(expected).max())
 
 
@@ -227,7 +227,7 @@ def test_mxfp4_experts_agree_with_their_dequantized_weights(implementation: Impl
     }
     x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 64)), jnp.bfloat16)
     expected = np.asarray(bind(model, plain).layers[0].mlp(x).astype(jnp.float32))
-    with mosaic.interpreted():
+    with interpreter.interpreted():
         out = np.asarray(bind(model, packed, experts=implementation).layers[0].mlp(x).astype(jnp.float32))
     np.testing.assert_allclose(out, expected, rtol=3e-2, atol=3e-2 * np.abs(expected).max())
 

@@ -1,4 +1,4 @@
-"""Weights of 8 bits: rounding, products against float64, no copy of the weights in the compiled program."""
+"""Tests of weights of 8 bits: rounding, products against float64, no copy of the weights in compiled programs."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("int8", "fp8")
 
 
 def exact(weights: Quantized) -> np.ndarray:
-    """The numbers, in float64, by NumPy."""
+    """Return the numbers in float64, by NumPy."""
     values = np.asarray(weights.values)
     if values.dtype == np.uint8:
         values = values.view(jnp.float8_e4m3fn)
@@ -35,7 +35,7 @@ def exact(weights: Quantized) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_rounded_to_the_nearest(kind: Kind) -> None:
-    """Half a step of an output's own scale for int8, 1/16 of the number for float8; zeros and signs stay."""
+    """The error is at most half a step for int8, and 1/16 of the number for float8. Zeros and signs are kept."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((2, 64, 24)).astype(np.float32) * 2.0 ** rng.integers(-8, 8, (2, 1, 24))
     weights[0, :, 3] = 0
@@ -51,8 +51,8 @@ def test_weights_are_rounded_to_the_nearest(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [1, 511, 512, 1300])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_products_are_those_of_the_numbers(kind: Kind, columns: int, dtype: str) -> None:
-    """Blocks of columns that divide them or do not."""
+def test_products_agree_with_float64(kind: Kind, columns: int, dtype: str) -> None:
+    """Whether columns are a multiple of the block or not."""
     rng = np.random.default_rng(1)
     x = jnp.asarray(rng.standard_normal((5, 96)), dtype)
     weights = quantize(jnp.asarray(rng.standard_normal((96, columns)), jnp.float32), kind)
@@ -66,7 +66,7 @@ def test_products_are_those_of_the_numbers(kind: Kind, columns: int, dtype: str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 64])
 def test_no_copy_of_the_weights_is_made(kind: Kind, rows: int) -> None:
-    """Temporaries of a CPU's program, by the compiler's own account; a plain conversion has one as large as weights."""
+    """The compiler reports small temporaries on a CPU. A plain conversion would need as much as the weights."""
     inputs, columns = 2048, 8192
     weights = jax.eval_shape(lambda: quantize(jnp.zeros((inputs, columns)), kind))
     x = jax.eval_shape(lambda: jnp.zeros((rows, inputs)))
@@ -83,8 +83,8 @@ def test_no_copy_of_the_weights_is_made(kind: Kind, rows: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [3, 512, 700])
-def test_embeddings_are_looked_up_and_multiplied_by(kind: Kind, rows: int) -> None:
-    """A scale per row, which is a token's; the logits come in float32, whatever x is in."""
+def test_embeddings_are_looked_up_and_multiplied(kind: Kind, rows: int) -> None:
+    """Each row, a token's, has a scale. Logits are float32, whatever the type of x."""
     rng = np.random.default_rng(2)
     x = jnp.asarray(rng.standard_normal((5, 96)), jnp.bfloat16)
     weights = jnp.asarray(rng.standard_normal((rows, 96)) * 2.0 ** rng.integers(-8, 8, (rows, 1)), jnp.float32)
@@ -101,7 +101,7 @@ def test_embeddings_are_looked_up_and_multiplied_by(kind: Kind, rows: int) -> No
 
 @pytest.mark.optimized
 def test_no_copy_of_the_embeddings_is_made() -> None:
-    """Temporaries are a block of rows, widened."""
+    """The temporaries are a widened block of rows."""
     inputs, vocab = 2048, 8192
     for kind in KINDS:
         weights = jax.eval_shape(lambda kind=kind: quantize_rows(jnp.zeros((vocab, inputs)), kind))
@@ -113,8 +113,8 @@ def test_no_copy_of_the_embeddings_is_made() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("implementation", ["xla", "reference"])
-def test_experts_of_8_bits(kind: Kind, implementation: Implementation) -> None:
-    """As their numbers in float32."""
+def test_experts_may_have_8_bits(kind: Kind, implementation: Implementation) -> None:
+    """The result is that of their numbers in float32."""
     rng = np.random.default_rng(2)
     weights = quantize(jnp.asarray(rng.standard_normal((3, 32, 16)), jnp.float32), kind)
     groups, rows, pair = group_rows(jnp.asarray(rng.integers(0, 3, (20, 2)), jnp.int32), 3)
@@ -124,8 +124,8 @@ def test_experts_of_8_bits(kind: Kind, implementation: Implementation) -> None:
     np.testing.assert_allclose(got, want, atol=1e-4)
 
 
-def test_hoppers_experts_of_8_bits_are_refused() -> None:
-    """By name."""
+def test_the_hopper_kernel_refuses_experts_of_8_bits() -> None:
+    """The error says so."""
     weights = quantize(jnp.ones((3, 64, 64)), "int8")
     groups, _, pair = group_rows(jnp.zeros((4, 1), jnp.int32), 3)
     with pytest.raises(ValueError, match="'mosaic' takes no weights of 8 bits"):

@@ -1,4 +1,4 @@
-"""What `make gpu-compile` reads from the compilers' output, and what it objects to."""
+"""Tests of the facts that `make gpu-compile` reads from the compilers' output, and of its checks."""
 
 from dataclasses import replace
 
@@ -25,21 +25,21 @@ GOOD = KernelFacts("decode", registers=144, spills=0, smem=114_704, threads=128,
 
 
 def test_facts_of_all_kernels_are_read() -> None:
-    """A program may have several."""
+    """A program may have several kernels."""
     text = (PTX + REPORT).format(name="decode", threads=128, spills=0, registers=144)
     text += (PTX + REPORT).format(name="prefill", threads=384, spills=12, registers=168)
     assert list(parse(text)) == [GOOD, replace(GOOD, name="prefill", threads=384, spills=12, registers=168)]
 
 
-def test_shared_memory_of_barriers_that_are_found_by_index() -> None:
-    """Their addresses are sums."""
+def test_shared_memory_ends_behind_indexed_barriers() -> None:
+    """The addresses of indexed barriers are sums."""
     text = PTX.replace("[__dynamic_shmem__0+114688]", "[%r7]").replace("[__dynamic_shmem__0+114696]", "[%r8]")
     text += "\tadd.s32 \t%r32, %r43, 114696;\n\t@%p2 mbarrier.init.shared::cta.b64 [%r32], %r26;"
     assert list(parse((text + REPORT).format(name="decode", threads=128, spills=0, registers=144))) == [GOOD]
 
 
 def test_a_kernel_without_report_is_an_error() -> None:
-    """Another format of another release must not pass for no spills."""
+    """The output of another release must not be taken for a kernel without spills."""
     with pytest.raises(ValueError, match="no report of a kernel that begins with"):
         list(parse(PTX.format(name="decode", threads=128)))
 
@@ -55,7 +55,7 @@ def test_a_kernel_without_report_is_an_error() -> None:
     ],
 )
 def test_blocks_per_multiprocessor(facts: KernelFacts, blocks: int) -> None:
-    """Registers, shared memory and threads, whichever ends first."""
+    """They are limited by registers, shared memory or threads."""
     assert facts.blocks_per_sm == blocks
 
 
@@ -69,12 +69,12 @@ def test_blocks_per_multiprocessor(facts: KernelFacts, blocks: int) -> None:
     ],
 )
 def test_faults(facts: KernelFacts, faults: list[str]) -> None:
-    """What makes the target fail."""
+    """Any fault makes the target fail."""
     assert facts.faults() == faults
 
 
 def test_copies_are_measured() -> None:
-    """Of any type and rank, also asynchronous ones; copies of nothing but a number too."""
+    """Copies of any type and rank count, asynchronous copies and scalars too."""
     program = """
       %copy.1 = bf16[1,2000,1310720]{2,1,0} copy(%p)
       %copy-start.2 = f32[64]{0} copy-start(%q)
@@ -84,8 +84,8 @@ def test_copies_are_measured() -> None:
     assert copies(program) == [2 * 2000 * 1310720, 256, 4]
 
 
-def test_launches_are_told_by_scope() -> None:
-    """Fusions and custom calls, with results of one type or several; what is inside of a fusion is no launch."""
+def test_launches_have_their_scope() -> None:
+    """Fusions and custom calls are launches, with one result or several; other operations are not."""
     program = """
       %a = s32[64,2]{1,0} fusion(%p), kind=kLoop, calls=%f, metadata={op_name="jit(step)/indices/select_n" id=3}
       %b = (pred[], /*index=1*/s32[64]{0}) fusion(%p), kind=kInput, calls=%g, metadata={op_name="jit(step)/sampling/or"}
@@ -100,8 +100,8 @@ def test_launches_are_told_by_scope() -> None:
     assert [launch.layer for launch in launches(program)] == [None, None, "layer_3"]
 
 
-def test_what_the_host_launches() -> None:
-    """Thunks inside of a command buffer or a conditional are not the host's."""
+def test_the_host_launches_the_outermost_thunks() -> None:
+    """It does not launch thunks inside of a command buffer or a conditional."""
     buffer, call = "000: kCommandBuffer [source | sink]\n", "    001: kCustomCall [source | sink]\n"
     assert top_level(buffer + call) == ["kCommandBuffer"]
     assert top_level(buffer + call + "003: kConditional\ncondition:\n" + call + buffer) == [

@@ -1,4 +1,4 @@
-"""What `tools.aot.triton` reads from the compilers' output, and what it objects to."""
+"""Tests of the facts that `tools.aot.triton` reads from the compilers' output, and of its checks."""
 
 from dataclasses import replace
 
@@ -27,19 +27,19 @@ A100, L4, H200 = gpu("a100"), gpu("l4"), gpu("h200")
 
 
 def test_facts_are_read() -> None:
-    """From PTX and from what ptxas says."""
+    """They come from the PTX and from ptxas' report."""
     assert TritonFacts.of(PTX, REPORT, 37_896) == GOOD
 
 
 @pytest.mark.parametrize(("ptx", "report"), [(PTX, ""), ("", REPORT)])
-def test_another_form_is_an_error(ptx: str, report: str) -> None:
-    """A format of another release must not pass for no spills."""
+def test_output_of_another_form_is_an_error(ptx: str, report: str) -> None:
+    """The output of another release must not be taken for a kernel without spills."""
     with pytest.raises(ValueError, match=r"^no .* in ''"):
         TritonFacts.of(ptx, report, 0)
 
 
-def test_the_gpus_are_who_they_say() -> None:
-    """Their limits come from the files that XLA compiles with."""
+def test_gpus_are_read_from_their_target_configurations() -> None:
+    """XLA compiles with the same files."""
     assert [(card.name, card.arch) for card in (A100, L4, H200)] == [
         ("A100", "sm_80"),
         ("L4", "sm_89"),
@@ -59,7 +59,7 @@ def test_the_gpus_are_who_they_say() -> None:
     ],
 )
 def test_blocks_per_multiprocessor(facts: TritonFacts, blocks: tuple[int, int]) -> None:
-    """Of an A100 and an L4: registers, shared memory and threads, whichever ends first."""
+    """On an A100 and an L4, limited by registers, shared memory or threads."""
     assert (facts.blocks_per_sm(A100), facts.blocks_per_sm(L4)) == blocks
 
 
@@ -69,7 +69,7 @@ def test_blocks_per_multiprocessor(facts: TritonFacts, blocks: tuple[int, int]) 
         (GOOD, []),
         (replace(GOOD, spills=8), ["8 bytes spilled"]),
         (replace(GOOD, products=0), ["no matrix units"]),
-        (replace(GOOD, under_way=0), ["nothing is copied while the kernel computes"]),
+        (replace(GOOD, under_way=0), ["no copy runs while the kernel computes"]),
         (
             replace(GOOD, smem=101_377),
             ["101377 bytes of shared memory, of 101376", "does not fit on a multiprocessor"],
@@ -77,10 +77,10 @@ def test_blocks_per_multiprocessor(facts: TritonFacts, blocks: tuple[int, int]) 
     ],
 )
 def test_faults(facts: TritonFacts, faults: list[str]) -> None:
-    """What makes the tool fail."""
+    """Any fault makes the tool exit with 1."""
     assert facts.faults(L4) == faults
 
 
 def test_float32_needs_no_matrix_units() -> None:
-    """They would round its numbers to ten bits."""
+    """Matrix units would round its numbers to ten bits."""
     assert replace(GOOD, products=0).faults(A100, matrix_units=False) == []

@@ -1,7 +1,6 @@
-"""The Hopper kernel, beyond what all implementations share: tuning, page ids, limits, and that it lowers."""
+"""Tests of the Hopper attention kernel only: tunings, which pages it reads, its limits, and that it lowers."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +8,11 @@ import numpy as np
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from pallas_kernels import mosaic
+from pallas_kernels import interpreter, mosaic
 from pallas_kernels.attention.api import paged_attention
-from pallas_kernels.attention.hopper.plan import (
-    SM_SMEM_BYTES,
-    SMEM_BYTES,
-    Tuning,
-    default_tuning,
-    launch,
-    tile_tokens,
-)
+from pallas_kernels.attention.hopper.heuristics import default_tuning, tile_tokens
+from pallas_kernels.attention.hopper.plan import Tuning, launch
+from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.calls import expect, make_call, run, shape_of
 from tools.cases.attention import CASES, Case, RowSpec
 from tools.cases.attention_fp8 import FP8, FP8_CASES
@@ -34,30 +28,30 @@ EIGHT_BITS = next(case for case in FP8_CASES if case.name == "fp8 pages, 64/64 p
 LAYER = {layer.name: layer for layer in LAYERS}
 
 TUNINGS = [
-    (SINKS_AND_WINDOW, Tuning(64, 1, 1, loader=False)),
-    (SINKS_AND_WINDOW, Tuning(64, 2, 2, loader=True)),
-    (SINKS_AND_WINDOW, Tuning(32, 3, 1, loader=False)),
-    (FULL, Tuning(64, 2, 1, loader=True)),
-    (OVERLAP, Tuning(64, 1, 1, loader=True)),
-    (EXTEND, Tuning(64, 2, 1, loader=True, row_parts=2)),
-    (EXTEND, Tuning(32, 2, 2, loader=True, row_parts=2)),
-    (EXTEND, Tuning(64, 3, 1, loader=True, row_parts=2, ahead=True)),
-    (EXTEND, Tuning(32, 3, 1, loader=False, row_parts=1, ahead=True)),
+    (SINKS_AND_WINDOW, Tuning(64, 1, 1, producer=False)),
+    (SINKS_AND_WINDOW, Tuning(64, 2, 2, producer=True)),
+    (SINKS_AND_WINDOW, Tuning(32, 3, 1, producer=False)),
+    (FULL, Tuning(64, 2, 1, producer=True)),
+    (OVERLAP, Tuning(64, 1, 1, producer=True)),
+    (EXTEND, Tuning(64, 2, 1, producer=True, row_parts=2)),
+    (EXTEND, Tuning(32, 2, 2, producer=True, row_parts=2)),
+    (EXTEND, Tuning(64, 3, 1, producer=True, row_parts=2, ahead=True)),
+    (EXTEND, Tuning(32, 3, 1, producer=False, row_parts=1, ahead=True)),
 ]
 NIGHTLY_TUNINGS = [
-    (SINKS_AND_WINDOW, Tuning(128, 2, 3, loader=False)),
-    (FULL, Tuning(64, 3, 1, loader=False)),
-    (FULL, Tuning(32, 2, 5, loader=False)),
+    (SINKS_AND_WINDOW, Tuning(128, 2, 3, producer=False)),
+    (FULL, Tuning(64, 3, 1, producer=False)),
+    (FULL, Tuning(32, 2, 5, producer=False)),
 ]
 
 
 def named(pairs: list[tuple[Case, Tuning]], *marks: pytest.MarkDecorator) -> list[ParameterSet]:
-    """Pairs as parameters of tests."""
+    """Return the pairs as parameters of tests, named by both."""
     return [pytest.param(*pair, id=f"{pair[0].name}, {pair[1]}", marks=marks) for pair in pairs]
 
 
 def compare(case: Case, tuning: Tuning | None = None) -> None:
-    """The kernel, interpreted, against the oracle."""
+    """Compare the interpreted kernel with the oracle."""
     for rows in case.rows:
         call = make_call(case, rows)
         expected = expect(call, case)
@@ -65,7 +59,7 @@ def compare(case: Case, tuning: Tuning | None = None) -> None:
 
 
 def lower(layer: Layer) -> None:
-    """Lower a layer for a GPU that is not there. Checks register layouts, tiles, copies and shared memory."""
+    """Lower a layer for a Hopper GPU, which checks register layouts, tiles, copies and shared memory."""
     given = arguments(layer)
 
     def attend(q: jax.Array, kv: jax.Array, sinks: jax.Array | None) -> jax.Array:
@@ -86,45 +80,37 @@ def lower(layer: Layer) -> None:
 
 
 @pytest.mark.parametrize(("case", "tuning"), [*named(TUNINGS), *named(NIGHTLY_TUNINGS, pytest.mark.nightly)])
-def test_any_tuning_gives_the_same(case: Case, tuning: Tuning) -> None:
-    """Blocks, stages, splits, the loader, parts and scores ahead are matters of speed."""
+def test_all_tunings_give_the_same_result(case: Case, tuning: Tuning) -> None:
+    """Blocks, stages, splits, the producer, row parts and scores ahead only change the speed."""
     compare(case, tuning)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", [*matrix(), *prefill_matrix()], ids=lambda case: case.name)
 def test_matrix(case: Case) -> None:
-    """Head sizes, windows, pages, groups and lengths in all combinations."""
+    """All combinations of head sizes, windows, pages, groups and lengths agree with the oracle."""
     compare(case)
 
 
 @pytest.mark.parametrize(("window", "chunk", "copies"), [(40, None, 4), (None, 64, 2), (None, None, 26)])
 @pytest.mark.parametrize("splits", [1, 2])
 def test_only_pages_that_the_query_sees_are_read(
-    window: int | None, chunk: int | None, copies: int, splits: int, monkeypatch: pytest.MonkeyPatch
+    window: int | None, chunk: int | None, copies: int, splits: int
 ) -> None:
-    """A local layer's cost cannot depend on the context: copies are counted, here of pages 22 to 25 for the window."""
-    callbacks = mosaic.interpreter().gpu_callbacks
-    copy, count = callbacks.copy_gmem_to_smem, 0
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        return copy(*arguments, **options)
-
-    monkeypatch.setattr(callbacks, "copy_gmem_to_smem", counted)
+    """The cost of a local layer does not depend on the context. The window of 40 needs pages 22 to 25 only."""
     case = Case(
         "", ((RowSpec(400, 1),),), 1, 16, window=window, chunk=chunk, heads=(2, 1, 64, 64), tile=1, dtype="bfloat16"
     )
     call = make_call(case, case.rows[0])
-    out = run(call, case, "mosaic", Tuning(32, 2, splits, loader=False))
+    with interpreter.counted_copies() as made:
+        out = run(call, case, "mosaic", Tuning(32, 2, splits, producer=False))
     np.testing.assert_allclose(out, expect(call, case), rtol=0, atol=2e-2)
-    assert count == splits + copies  # the queries, once per split, and whole blocks of two pages
+    assert made.count == splits + copies  # the queries, once per split, and whole blocks of two pages
 
 
 @pytest.mark.parametrize("case", [FULL, EXTEND], ids=["decode", "prefill"])
 def test_a_row_of_length_zero_gives_zeros(case: Case) -> None:
-    """Whatever its page row holds."""
+    """Its page row may hold any ids."""
     case = replace(case, rows=((RowSpec(70, 1), RowSpec(0, 0), RowSpec(0, 0)),))
     out = run(make_call(case, case.rows[0]), case, "mosaic")
     np.testing.assert_array_equal(out[1:], 0)
@@ -132,12 +118,12 @@ def test_a_row_of_length_zero_gives_zeros(case: Case) -> None:
 
 @pytest.mark.parametrize("name", LAYER)
 def test_layers_lower_for_hopper(name: str) -> None:
-    """The half of compilation that needs no GPU packages; `make gpu-compile` does the other half."""
+    """Lowering needs no GPU packages; `make gpu-compile` runs the rest of the compilation."""
     lower(LAYER[name])
 
 
 def test_small_windows_are_not_split_and_long_contexts_fill_the_gpu() -> None:
-    """Splits depend on shapes alone: window, batch, heads."""
+    """Splits depend on shapes alone: window, batch and heads."""
     splits = {name: default_tuning(shape_of(arguments(layer))).splits for name, layer in LAYER.items()}
     assert splits["gpt-oss-20b local"] == splits["gpt-oss-20b local, one row"] == 1
     assert splits["gemma-3-27b local"] == splits["gemma-3-27b full"] == 1
@@ -150,26 +136,26 @@ def test_small_windows_are_not_split_and_long_contexts_fill_the_gpu() -> None:
 
 @pytest.mark.parametrize("name", LAYER)
 def test_default_tuning_leaves_room_for_two_thread_blocks(name: str) -> None:
-    """On each multiprocessor, but where two warpgroups compute, or rows are too long."""
+    """Two thread blocks fit on each multiprocessor, unless there are two consumers or rows are too long."""
     shape = shape_of(arguments(LAYER[name]))
     plan = launch(shape, default_tuning(shape))
     alone = shape.head_dim + shape.v_dim > 384 or plan.consumers > 1 or (shape.upcast and shape.head_dim > 64)
-    assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - 1024)
+    assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES)
     if plan.tuning.stages == 1 < plan.most_blocks(plan.tuning.block, plan.chunk_queries):
-        assert shape.upcast  # the blocks of both sizes, for wide heads
+        assert shape.upcast  # wide heads, whose blocks take memory in both types
         with pytest.raises(ValueError, match="bytes of shared memory"):
             launch(shape, plan.tuning._replace(stages=2))
 
 
 @pytest.mark.parametrize("name", [name for name, layer in LAYER.items() if layer.count == 8192])
 def test_tiles_fill_the_rows_of_the_products(name: str) -> None:
-    """Tiles of `tile_tokens` make 64 or 128 rows; a group of five leaves a few of them empty."""
+    """Tiles of `tile_tokens` make 64 or 128 rows. A group of five leaves a few of them empty."""
     shape = shape_of(arguments(LAYER[name]))
     assert shape.queries == tile_tokens(shape.group)
     plan = launch(shape, default_tuning(shape))
     assert plan.rows >= 0.9 * plan.tuning.row_parts * 64
     local = (shape.attend.window or shape.attend.chunk or 10**6) <= 128
-    large = shape.upcast and shape.head_dim >= 256  # two stages of both types fit beside 64 rows of queries alone
+    large = shape.upcast and shape.head_dim >= 256  # two stages in both types only fit beside 64 rows of queries
     assert plan.tuning.row_parts == (1 if shape.v_dim > 256 or local or large else 2)
 
 
@@ -187,14 +173,14 @@ def test_tiles_fill_the_rows_of_the_products(name: str) -> None:
         ({"batch": 2**20, "slots": 2**10}, "exceed 2\\^31 boxes"),
     ],
 )
-def test_what_the_kernel_cannot_serve_is_an_error(change: dict[str, object], message: str) -> None:
-    """Never another implementation, and never a wrong result."""
+def test_shapes_that_the_kernel_cannot_serve_are_an_error(change: dict[str, object], message: str) -> None:
+    """The call raises: no other implementation takes over, and no result is wrong."""
     with pytest.raises(ValueError, match=message):
         lower(replace(LAYER["Mistral-7B"], **change))  # type: ignore[arg-type]
 
 
 def test_queries_and_pages_of_two_types_are_an_error() -> None:
-    """Nothing is cast silently."""
+    """Queries are not cast silently."""
     given = arguments(LAYER["Mistral-7B"])
     half = jax.ShapeDtypeStruct(given.q.shape, jnp.float16)  # type: ignore[no-untyped-call]
     with pytest.raises(ValueError, match="queries are float16 and pages bfloat16"):
@@ -204,44 +190,44 @@ def test_queries_and_pages_of_two_types_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("tuning", "message"),
     [
-        (Tuning(24, 2, 1, loader=False), "blocks of 24 keys do not fit pages of 64"),
-        (Tuning(64, 8, 1, loader=False), "needs .* bytes of shared memory"),
-        (Tuning(64, 1, 1, loader=False, row_parts=2), "two computing warpgroups need a loader"),
-        (Tuning(64, 1, 1, loader=True, row_parts=3), "row_parts = 3 must be 1 or 2"),
-        (Tuning(64, 2, 1, loader=True, ahead=True), "ahead needs tiles of several queries and no splits"),
-        (Tuning(64, 1, 1, loader=True, row_parts=2), "needs 2 stages"),
+        (Tuning(24, 2, 1, producer=False), "blocks of 24 keys do not fit pages of 64"),
+        (Tuning(64, 8, 1, producer=False), "needs .* bytes of shared memory"),
+        (Tuning(64, 1, 1, producer=False, row_parts=2), "two consumers need a producer"),
+        (Tuning(64, 1, 1, producer=True, row_parts=3), "row_parts = 3 must be 1 or 2"),
+        (Tuning(64, 2, 1, producer=True, ahead=True), "ahead needs tiles of several queries and no splits"),
+        (Tuning(64, 1, 1, producer=True, row_parts=2), "needs 2 stages"),
     ],
 )
 def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -> None:
-    """Tuning tables are data: they may be wrong."""
+    """Tuning tables are data, so they may be wrong."""
     with pytest.raises(ValueError, match=message):
         launch(shape_of(arguments(LAYER["Mistral-7B"])), tuning)
 
 
-def test_a_wide_value_needs_a_loader() -> None:
-    """Two computing warpgroups cannot both refill a stage, and there are no registers for a third."""
+def test_wide_values_need_a_producer() -> None:
+    """Two consumers cannot both refill a stage, and there are no registers for a third."""
     shape = shape_of(arguments(LAYER["gemma-4-31B full"]))
-    with pytest.raises(ValueError, match="two computing warpgroups need a loader"):
-        launch(shape, Tuning(32, 2, 1, loader=False))
-    with pytest.raises(ValueError, match="values of 512 take two warpgroups: row_parts = 2 must be 1"):
-        launch(shape, Tuning(32, 1, 1, loader=True, row_parts=2))
+    with pytest.raises(ValueError, match="two consumers need a producer"):
+        launch(shape, Tuning(32, 2, 1, producer=False))
+    with pytest.raises(ValueError, match="values of 512 take two consumers: row_parts = 2 must be 1"):
+        launch(shape, Tuning(32, 1, 1, producer=True, row_parts=2))
 
 
-def test_8_bit_pages_need_a_loader() -> None:
-    """It is the loader that casts them."""
-    with pytest.raises(ValueError, match="8-bit pages need a loader and blocks of a multiple of 64 keys"):
-        launch(shape_of(arguments(LAYER["fp8, gpt-oss-20b local"])), Tuning(64, 2, 1, loader=False))
+def test_8_bit_pages_need_a_producer() -> None:
+    """The producer casts them to 16 bits."""
+    with pytest.raises(ValueError, match="8-bit pages need a producer and blocks of a multiple of 64 keys"):
+        launch(shape_of(arguments(LAYER["fp8, gpt-oss-20b local"])), Tuning(64, 2, 1, producer=False))
 
 
 def test_queries_beyond_the_range_of_float16_are_cut() -> None:
-    """Over 8-bit pages: the numbers stay finite."""
+    """8-bit pages make everything float16; results stay finite."""
     call = make_call(EIGHT_BITS, EIGHT_BITS.rows[0])
     out = run(replace(call, q=call.q * 1e6), EIGHT_BITS, "mosaic")
     assert np.isfinite(out).all()
 
 
-def test_warpgroups_that_take_turns_need_as_many_stages() -> None:
-    """And one more if scores are formed ahead: with fewer, each waits for what the other holds."""
+def test_consumers_that_take_turns_need_a_stage_each() -> None:
+    """And one more if scores are formed ahead. With fewer, each waits for a stage that the other holds."""
     shape = shape_of(arguments(LAYER["prefill, gemma-3-27b full"]))
     for tuning, least in ((Tuning(64, 1, 1, True, 2), 2), (Tuning(64, 2, 1, True, 2, True), 3)):
         with pytest.raises(ValueError, match=f"needs {least} stages"):
@@ -249,11 +235,11 @@ def test_warpgroups_that_take_turns_need_as_many_stages() -> None:
         launch(shape, tuning._replace(stages=least))
 
 
-def test_races_are_found() -> None:
-    """The detector that all interpreted tests rely on sees a kernel that races."""
+def test_the_interpreter_finds_races() -> None:
+    """All interpreted tests rely on its race detector."""
 
     def body(out: mosaic.Ref, shared: mosaic.Ref) -> None:
-        shared[...] = jnp.full((128,), 1.0, jnp.float32)  # both warpgroups, unordered
+        shared[...] = jnp.full((128,), 1.0, jnp.float32)  # written by both warpgroups, in no order
         mosaic.plgpu.commit_smem()
         mosaic.plgpu.copy_smem_to_gmem(shared, out)
         mosaic.plgpu.wait_smem_to_gmem(0)
@@ -264,8 +250,8 @@ def test_races_are_found() -> None:
         outputs=[((128,), jnp.dtype(jnp.float32))],
         grid={"x": 1},
         num_threads=2,
-        scratch=[mosaic.plgpu.SMEM((128,), jnp.float32)],
+        scratch={"shared": mosaic.plgpu.SMEM((128,), jnp.float32)},
     )
-    with mosaic.interpreted(detect_races=True):
+    with interpreter.interpreted(detect_races=True):
         np.asarray(run_body()[0])
-        assert mosaic.races_found()
+        assert interpreter.races_found()

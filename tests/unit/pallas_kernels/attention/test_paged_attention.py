@@ -1,4 +1,4 @@
-"""`paged_attention`, `write_kv` and `tile_rows` against plain NumPy: ragged rows, pages, windows, chunks and sinks."""
+"""Tests of `paged_attention`, `write_kv` and `tile_rows` against plain NumPy, for all implementations but Triton."""
 
 import inspect
 from dataclasses import replace
@@ -25,12 +25,12 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
 
 def served() -> list[ParameterSet]:
-    """Each case with each implementation that serves it. Interpreting a Hopper kernel takes seconds."""
+    """Return each case with each implementation that serves it. To interpret a Hopper kernel takes seconds."""
     out = []
     for case in (*CASES, *FP8_CASES):
         for implementation in get_args(Implementation):
             if implementation == "triton":
-                continue  # test_triton_attention
+                continue  # see test_triton
             if implementation != "mosaic" or case.for_mosaic:
                 slow = implementation == "mosaic" and not case.quick
                 marks = [pytest.mark.nightly] if slow else []
@@ -40,7 +40,7 @@ def served() -> list[ParameterSet]:
 
 @pytest.mark.parametrize(("case", "implementation"), served())
 def test_a_token_attends_to_exactly_the_keys_it_may_see(case: Case, implementation: Implementation) -> None:
-    """The result is the softmax over visible keys; NaN everywhere else never shows; two calls give equal bits."""
+    """The result is the softmax over visible keys. All other cells hold NaN. Two calls give equal bits."""
     for rows in case.rows:
         padded = rows + (RowSpec(0, 0),) * (max(map(len, case.rows)) - len(rows))
         call = make_call(case, padded)
@@ -63,10 +63,10 @@ def test_a_row_does_not_see_how_its_neighbours_are_cut(implementation: Implement
 
 
 def test_an_unknown_implementation_is_an_error() -> None:
-    """A name never stands for another implementation."""
+    """No other implementation takes over."""
     case = CASES[0]
     call = make_call(case, CHUNKS)
-    with pytest.raises(TypeCheckError, match="cuda"):  # the hook sees it first: see below
+    with pytest.raises(TypeCheckError, match="cuda"):  # the type-check hook raises first
         run(call, case, "cuda")  # type: ignore[arg-type]
     known = r"must be one of \['mosaic', 'reference', 'triton', 'xla'\]"
     with pytest.raises(ValueError, match=f"implementation = 'cuda': {known}"):
@@ -84,8 +84,8 @@ def test_query_heads_that_are_no_multiple_of_kv_heads_are_an_error() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, 6])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_kv_of_a_token_lands_in_its_cell_and_nowhere_else(tokens: int, dtype: str) -> None:
-    """K and V lie side by side at (page, slot, head, offset), cast to the arena's type; tokens past the end vanish."""
+def test_kv_of_a_token_is_written_to_its_cell_and_nowhere_else(tokens: int, dtype: str) -> None:
+    """K and V lie side by side at (page, slot, head, offset), in the arena's type. Tokens past the end are dropped."""
     rng = np.random.default_rng(tokens)
     num_pages, slots, heads, page_size, head_dim, v_head_dim = 5, 3, 2, 4, 8, 6
     before = rng.standard_normal((num_pages, slots, heads, page_size, head_dim + v_head_dim)).astype(np.float32)
@@ -108,8 +108,8 @@ def test_kv_of_a_token_lands_in_its_cell_and_nowhere_else(tokens: int, dtype: st
 
 
 @pytest.mark.parametrize("v_dim", [6, 10])
-def test_8_bit_pages_hold_what_numbers_are_of_their_scale(v_dim: int) -> None:
-    """Rounded to three bits, cut at ±448 instead of NaN; V's scale where K and V overlap (10 of 14 are V)."""
+def test_8_bit_pages_hold_numbers_divided_by_their_scale(v_dim: int) -> None:
+    """Rounded to three bits, and cut to ±448. If K and V overlap (V is 10 of 14), V's scale applies."""
     rng = np.random.default_rng(v_dim)
     scales = np.array([[0.5, 2.0], [0.01, 8.0]], np.float32)
     values = (rng.standard_normal((5, 2, 14)) * [[[1]], [[10]], [[1e4]], [[1e-3]], [[0]]]).astype(np.float32)
@@ -126,7 +126,7 @@ def test_8_bit_pages_hold_what_numbers_are_of_their_scale(v_dim: int) -> None:
 
 
 def test_scales_are_for_8_bit_pages() -> None:
-    """No implementation would apply them elsewhere, and without V's size nobody knows which number is whose."""
+    """16-bit pages have no scales, and without V's size it is not known which numbers are V."""
     case = CASES[0]
     with pytest.raises(ValueError, match="kv_scales are for 8-bit pages, and these are float32"):
         run(make_call(case, CHUNKS), replace(case, kv_scales=((1.0, 1.0), (1.0, 1.0))), "xla")
@@ -141,8 +141,8 @@ def test_scales_are_for_8_bit_pages() -> None:
 
 
 @given(st.data())
-def test_every_token_has_one_place_in_a_tile_of_its_own_row(data: st.DataObject) -> None:
-    """Tiles cut each row from its first token, in order, without mixing rows; `place` inverts `tokens`."""
+def test_every_token_has_one_index_in_a_tile_of_its_own_row(data: st.DataObject) -> None:
+    """Tiles cut each row from its first token, in order, without mixing rows; `flat_index` inverts `tokens`."""
     num_rows, tokens, size = data.draw(st.sampled_from([(1, 1, 1), (1, 9, 4), (4, 4, 1), (5, 40, 8), (3, 33, 32)]))
     counts = np.zeros(num_rows, np.int32)
     for index in range(num_rows):
@@ -151,21 +151,21 @@ def test_every_token_has_one_place_in_a_tile_of_its_own_row(data: st.DataObject)
     tiles: Any = jax.tree.map(np.asarray, tiles_of(counts, tokens, size))
     owner, first = token_rows(counts, tokens), np.cumsum(counts) - counts
 
-    places = []
+    found = []
     for token in range(int(counts.sum())):
-        tile, lane = divmod(int(tiles.place[token]), size)
-        places.append((tile, lane))
-        assert tiles.tokens[tile, lane] == token
+        tile, query = divmod(int(tiles.flat_index[token]), size)
+        found.append((tile, query))
+        assert tiles.tokens[tile, query] == token
         assert tiles.row[tile] == owner[token]
-        assert first[owner[token]] + tiles.offset[tile] + lane == token
-    assert len(set(places)) == len(places)
+        assert first[owner[token]] + tiles.offset[tile] + query == token
+    assert len(set(found)) == len(found)
 
     live = [tile for tile in range(len(tiles.row)) if tiles.offset[tile] < counts[tiles.row[tile]]]
-    assert sorted({tile for tile, _ in places}) == live, "a tile is live exactly when it holds a token"
+    assert sorted({tile for tile, _ in found}) == live, "a tile is live exactly when it holds a token"
     expected = [(row, offset) for row in range(num_rows) for offset in range(0, int(counts[row]), size)]
     assert [(tiles.row[tile], tiles.offset[tile]) for tile in live] == expected
     for tile in live:
         row = tiles.row[tile]
         assert set(owner[tiles.tokens[tile]]) == {row}, "a tile reaches into another row"
     assert ((tiles.tokens >= 0) & (tiles.tokens < tokens)).all()
-    assert ((tiles.place >= 0) & (tiles.place < tiles.tokens.size)).all()
+    assert ((tiles.flat_index >= 0) & (tiles.flat_index < tiles.tokens.size)).all()

@@ -1,4 +1,4 @@
-"""The Triton kernel: its source, interpreted, against the oracle; how it is launched; what is an error.
+"""Tests of the Triton kernel: its interpreted source against the oracle, its launches, its errors.
 
 Tests marked `triton` interpret it: `make test-triton` runs them in .venv-gpu, because Triton takes 1 GB.
 """
@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 
 from pallas_kernels.attention.api import paged_attention
-from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
+from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles, tile_rows
 from pallas_kernels.attention.triton import call as triton_attention
-from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts, default_tuning
+from pallas_kernels.attention.triton.heuristics import default_tuning
+from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
 from tests.support.kernels.calls import expect, make_call, run, tiles_of
 from tests.support.oracles import Row
 from tools.cases.attention import CASES, Case, RowSpec
@@ -49,7 +50,7 @@ TUNINGS = [
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Triton's interpreter in the place of jax-triton."""
+    """Put Triton's interpreter in the place of jax-triton."""
     from tests.support.kernels import triton_interpreter
 
     monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
@@ -58,43 +59,43 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def compare(case: Case) -> None:
-    """The kernel, interpreted, against the oracle."""
+    """Compare the interpreted kernel with the oracle."""
     for rows in case.rows:
         padded = rows + (RowSpec(0, 0),) * (max(map(len, case.rows)) - len(rows))
         call = make_call(case, padded)
         out, expected = run(call, case, "triton"), expect(call, case)
         np.testing.assert_allclose(out[: len(expected)], expected, rtol=0, atol=TOLERANCE[case.dtype])
-        np.testing.assert_array_equal(out[len(expected) :], 0)  # padding tokens: no work is done for them
+        np.testing.assert_array_equal(out[len(expected) :], 0)  # padding tokens
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_token_attends_to_exactly_the_keys_it_may_see(interpreter: Any, case: Case) -> None:
-    """As all implementations: the softmax over visible keys; NaN everywhere else never shows."""
+    """The result is the softmax over visible keys. All other cells hold NaN."""
     compare(case)
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize(("case", "tuning"), [pytest.param(*pair, id=f"{pair[0].name}, {pair[1]}") for pair in TUNINGS])
-def test_any_tuning_gives_the_same(
+def test_all_tunings_give_the_same_result(
     interpreter: Any, case: Case, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows, blocks and splits are matters of speed; more splits than blocks are allowed."""
+    """Rows, blocks and splits only change the speed. There may be more splits than blocks."""
     monkeypatch.setattr(triton_attention, "default_tuning", lambda shape: tuning)
-    compare(replace(case, name=f"{case.name}, {tuning}"))  # programs are kept by case
+    compare(replace(case, name=f"{case.name}, {tuning}"))  # compiled programs are cached by case
 
 
 @pytest.mark.triton
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", list(matrix()), ids=lambda case: case.name)
 def test_matrix(interpreter: Any, case: Case) -> None:
-    """Head sizes, windows, pages, groups and lengths in all combinations."""
+    """All combinations of head sizes, windows, pages, groups and lengths agree with the oracle."""
     compare(case)
 
 
 @pytest.mark.triton
 def test_a_row_of_length_zero_gives_zeros(interpreter: Any) -> None:
-    """Whatever its page row holds; with splits, where each part is empty, too."""
+    """Its page row may hold any ids. With splits, each part is empty."""
     case = replace(FULL, rows=((RowSpec(70, 1), RowSpec(0, 0), RowSpec(0, 0)),))
     out = run(make_call(case, case.rows[0]), case, "triton")
     np.testing.assert_array_equal(out[1:], 0)
@@ -108,9 +109,9 @@ def test_a_row_of_length_zero_gives_zeros(interpreter: Any) -> None:
 def test_only_cells_that_the_query_sees_are_read(
     interpreter: Any, window: int | None, chunk: int | None, keys: int, blocks: int, page: int
 ) -> None:
-    """A local layer's cost cannot depend on the context: K and V of each visible key are read once, and no others.
+    """The cost of a local layer does not depend on the context: only K and V of visible keys are read, and once.
 
-    Where a page holds whole blocks, here of 64 keys, page ids are read once per turn of the loop.
+    If a page holds whole blocks, here of 64 keys, page ids are read once per turn of the loop.
     """
     case = Case(
         "", ((RowSpec(400, 1),),), 1, page, window=window, chunk=chunk, heads=(2, 1, 64, 64), tile=1, dtype="bfloat16"
@@ -123,12 +124,12 @@ def test_only_cells_that_the_query_sees_are_read(
 
 @pytest.mark.triton
 def test_pools_beyond_2_31_elements(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offsets are 64-bit: the last page of a pool of 2^31 elements and more is read where it lies."""
+    """Offsets have 64 bits: the last page of a pool of more than 2^31 elements is read correctly."""
     case = Case("", ((RowSpec(20, 1),),), 1, 16, heads=(2, 1, 64, 64), tile=1, dtype="float16")
     call = make_call(case, case.rows[0])
     used = call.page_rows[0, :2]
     first = 2**31 // call.kv[0].size
-    # Nothing but the pages in use is ever touched, so the pool takes no memory.
+    # Only the pages in use are ever touched, so the pool takes no memory.
     pool = np.zeros((first + 2, *call.kv.shape[1:]), np.float16)
     pool[first:] = call.kv[used]
     execute = interpreter.execute
@@ -144,7 +145,7 @@ def test_pools_beyond_2_31_elements(interpreter: Any, monkeypatch: pytest.Monkey
 
 @pytest.mark.triton
 def test_the_interpreter_sees_reads_beyond_an_array(interpreter: Any) -> None:
-    """What all other tests rely on: an address outside of the arrays is an error, not a number from elsewhere."""
+    """All other tests rely on it: an address outside of the arrays is an error."""
     call = make_call(FULL, FULL.rows[0])
     wrong = replace(call, page_rows=np.full_like(call.page_rows, len(call.kv)))
     with pytest.raises(Exception, match="reach beyond an array"):
@@ -182,7 +183,7 @@ def test_small_windows_are_not_split_and_long_contexts_fill_the_gpu() -> None:
 
 @given(st.integers(1, 512))
 def test_a_head_size_is_one_or_two_powers_of_two(size: int) -> None:
-    """They hold it, none is needless, and a size that is a sum of two powers from 16 on is not padded."""
+    """They hold it, none is needless, and a sum of two powers of two ≥ 16 is not padded."""
     main, rest = column_parts(size)
     for part in (main, rest) if rest else (main,):
         assert part >= 16
@@ -197,7 +198,7 @@ def test_a_head_size_is_one_or_two_powers_of_two(size: int) -> None:
 
 @given(st.data())
 def test_most_blocks_bounds_what_a_thread_block_visits(data: st.DataObject) -> None:
-    """Wherever its queries lie; the rule for splits relies on it."""
+    """The rule for splits relies on this bound, wherever the queries lie."""
     page, columns = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 30))
     held = page * columns
     reach = data.draw(st.sampled_from(["full", "window", "chunk"]))
@@ -217,23 +218,23 @@ def test_most_blocks_bounds_what_a_thread_block_visits(data: st.DataObject) -> N
 
 
 def test_tokens_that_no_tile_holds_are_known() -> None:
-    """Their results are replaced, since the kernel writes none."""
+    """The kernel writes no results for them, so the call replaces them by zeros."""
     counts = np.array([3, 0, 2], np.int32)
     zeros = jnp.zeros(3, jnp.int32)
     rows = Rows(zeros, jnp.asarray(counts), jnp.zeros((3, 1), jnp.int32), zeros, zeros)
     for size in (1, 2, 4):
-        held = triton_attention.in_a_tile(rows, tiles_of(counts, 8, size))
+        held = in_tiles(rows, tiles_of(counts, 8, size))
         assert held.tolist() == [True] * 5 + [False] * 3
 
 
 def test_an_idle_row_between_others_has_no_live_query() -> None:
-    """With a token per row, an idle row's token finds its way to the next row's tile: it is not that tile's."""
+    """With a token per row, the token of an idle row has the index of the next row's tile, which does not hold it."""
     row, counts = jnp.arange(3, dtype=jnp.int32), jnp.array([1, 0, 1], jnp.int32)
     rows = Rows(
         jnp.full(3, 9, jnp.int32), counts, jnp.zeros((3, 4), jnp.int32), jnp.zeros_like(row), jnp.zeros_like(row)
     )
     tiles = tile_rows(counts, row, row, 1)
-    assert tiles.place.tolist() == [0, 1, 1]
+    assert tiles.flat_index.tolist() == [0, 1, 1]
     shape = Shape(3, 1, 1, 1, 64, 64, 128, 16, 4, 1, jnp.dtype("bfloat16"), Attend(1.0))
     row_of, first, live, _, _ = triton_attention.program_items(shape, rows, tiles, 3).T.tolist()
     assert live == [1, 0, 1]
@@ -242,7 +243,7 @@ def test_an_idle_row_between_others_has_no_live_query() -> None:
 
 
 def trace(layer: Layer) -> None:
-    """Trace a layer's call, whatever is installed."""
+    """Trace a layer's call, which needs no Triton if it is an error."""
     given = arguments(layer)
 
     def attend(q: Array, kv: Array, rows: Rows, tiles: Tiles, sinks: Array | None) -> Array:
@@ -260,14 +261,14 @@ def trace(layer: Layer) -> None:
         ({"heads": (32, 8, 576, 512)}, "head sizes 576 and 512: implementation = 'triton' takes at most 512"),
     ],
 )
-def test_what_the_kernel_cannot_serve_is_an_error(change: dict[str, object], message: str) -> None:
-    """Never another implementation, and never a wrong result."""
+def test_shapes_that_the_kernel_cannot_serve_are_an_error(change: dict[str, object], message: str) -> None:
+    """The call raises: no other implementation takes over, and no result is wrong."""
     with pytest.raises(ValueError, match=message):
         trace(replace(LAYERS["Mistral-7B"], **change))  # type: ignore[arg-type]
 
 
 def test_queries_and_pages_of_two_types_are_an_error() -> None:
-    """Nothing is cast silently."""
+    """Queries are not cast silently."""
     given = arguments(LAYERS["Mistral-7B"])
     half = jax.ShapeDtypeStruct(given.q.shape, jnp.float16)  # type: ignore[no-untyped-call]
     with pytest.raises(ValueError, match="queries are float16 and pages bfloat16"):
@@ -276,7 +277,7 @@ def test_queries_and_pages_of_two_types_are_an_error() -> None:
 
 @pytest.mark.parametrize("tuning", [Tuning(8, 64, 4, 2, 1), Tuning(16, 48, 4, 2, 1), Tuning(16, 64, 4, 2, 65_536)])
 def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning) -> None:
-    """Tuning tables are data: they may be wrong."""
+    """A tuning that Triton cannot compile is refused before the call."""
     given = arguments(LAYERS["Mistral-7B"])
     call = partial(triton_attention.paged_attention, slot=given.slot, attend=given.attend, sinks=None, tuning=tuning)
     with pytest.raises(ValueError, match="rows and block must be powers of two from 16 on, splits at most 65535"):

@@ -1,4 +1,4 @@
-"""Tunings as data: which shape finds which tuning."""
+"""Tests of measured tunings: which shape finds which entry."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from pallas_kernels.attention import tuned
-from pallas_kernels.attention.hopper.plan import default_tuning
+from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.tuned import Entry, key_of, save, tuning_for
 from tests.support.kernels.calls import shape_of
 from tools.cases.attention_layers import LAYERS
@@ -17,7 +17,7 @@ GEMMA = next(layer for layer in LAYERS if layer.name == "gemma-3-27b local")
 
 
 def test_a_measured_tuning_is_found_by_its_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches up to the next power of two share it; another window, type or device has its own."""
+    """Batches up to the next power of two share an entry. Another window, type or device has its own."""
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     shape = shape_of(arguments(GEMMA))
     best = default_tuning(shape)._replace(stages=1)

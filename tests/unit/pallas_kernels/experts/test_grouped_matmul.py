@@ -1,4 +1,4 @@
-"""`grouped_matmul` and `group_rows` against plain NumPy: experts of any number of rows, biases, activations."""
+"""Tests of `grouped_matmul` and `group_rows` against plain NumPy, for all implementations."""
 
 from typing import get_args
 
@@ -14,12 +14,12 @@ from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
 from tests.support.kernels.grouped_calls import expect, make_call, run
 from tools.cases.experts import CASES, Case
 
-# Rounding of the result, of a product before its bias and of both halves before the activation.
+# For rounding the result, a product before its bias, and both halves before the activation.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 8e-3}
 
 
 def served() -> list[ParameterSet]:
-    """Each case with each implementation that serves it. Interpreting a Hopper kernel takes seconds."""
+    """Return each case with each implementation that serves it. To interpret a Hopper kernel takes seconds."""
     out = []
     for case in CASES:
         for implementation in get_args(Implementation):
@@ -32,7 +32,7 @@ def served() -> list[ParameterSet]:
 
 @pytest.mark.parametrize(("case", "implementation"), served())
 def test_a_row_is_multiplied_by_its_experts_matrix(case: Case, implementation: Implementation) -> None:
-    """NaN in rows of nobody and in experts without rows never shows; two calls give equal bits."""
+    """Rows that belong to no expert, and experts without rows, hold NaN. Two calls give equal bits."""
     call = make_call(case)
     out, expected = run(call, case, implementation), expect(call, case)
     np.testing.assert_allclose(
@@ -43,7 +43,7 @@ def test_a_row_is_multiplied_by_its_experts_matrix(case: Case, implementation: I
 
 @pytest.mark.parametrize("implementation", ["reference", "xla", "mosaic"])
 def test_nan_in_one_row_stays_there(implementation: Implementation) -> None:
-    """Whoever shares its tile, or comes next."""
+    """It does not reach rows of the same tile or of the next."""
     case = Case("", (3, 9), 64, 64, dtype="bfloat16")
     call = make_call(case)
     clean = run(call, case, implementation)
@@ -55,7 +55,7 @@ def test_nan_in_one_row_stays_there(implementation: Implementation) -> None:
 
 
 def test_an_unknown_implementation_is_an_error() -> None:
-    """Never another one."""
+    """No other implementation takes over."""
     call = make_call(CASES[1])
     with pytest.raises(ValueError, match="implementation = 'cuda': must be one of"):
         grouped_matmul.__wrapped__(call.x, call.weights, call.groups, implementation="cuda")  # type: ignore[attr-defined]
@@ -63,8 +63,8 @@ def test_an_unknown_implementation_is_an_error() -> None:
 
 @given(data=st.data(), shape=st.sampled_from([(1, 1, 4), (2, 3, 5), (40, 2, 9), (90, 4, 16)]))
 @settings(max_examples=25)
-def test_pairs_sorted_by_expert(data: st.DataObject, shape: tuple[int, int, int]) -> None:
-    """Each pair has a row of its own in its expert's group, in order; groups are aligned and fit the static bound."""
+def test_pairs_are_sorted_by_expert(data: st.DataObject, shape: tuple[int, int, int]) -> None:
+    """Each pair has its own row in its expert's group, in order. Groups are aligned and fit the static bound."""
     tokens, top_k, experts = shape
     favourites = data.draw(st.lists(st.integers(0, experts - 1), min_size=1, max_size=experts))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
@@ -74,15 +74,15 @@ def test_pairs_sorted_by_expert(data: st.DataObject, shape: tuple[int, int, int]
 
 
 @pytest.mark.parametrize(("tokens", "experts"), [(256, 3), (257, 8), (1700, 256)])
-def test_pairs_beyond_one_block(tokens: int, experts: int) -> None:
-    """Pairs are compared block by block."""
+def test_pairs_of_several_blocks_are_sorted_by_expert(tokens: int, experts: int) -> None:
+    """Pairs are compared with each other block by block."""
     chosen = np.random.default_rng(tokens).integers(0, experts, (tokens, 2)).astype(np.int32)
     groups, rows, pair_of = group_rows(jnp.asarray(chosen), experts)
     check(chosen, groups, np.asarray(rows), np.asarray(pair_of), experts)
 
 
 def check(chosen: np.ndarray, groups: Groups, rows: np.ndarray, pair_of: np.ndarray, experts: int) -> None:
-    """What `group_rows` promises."""
+    """Check all that `group_rows` promises."""
     starts, sizes = (np.asarray(part) for part in groups)
     pairs = chosen.reshape(-1)
     assert sizes.tolist() == np.bincount(pairs, minlength=experts).tolist()

@@ -1,4 +1,4 @@
-"""The Hopper grouped matmul, beyond what all implementations share: tuning, what is read, limits, that it lowers."""
+"""Tests of the Hopper grouped matmul only: tunings, which weights it reads, its limits, and that it lowers."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import mosaic
-from pallas_kernels.attention.hopper.plan import SM_SMEM_BYTES, SMEM_BYTES
+from pallas_kernels import interpreter
 from pallas_kernels.experts.api import grouped_matmul
 from pallas_kernels.experts.groups import Groups
-from pallas_kernels.experts.hopper.plan import Shape, Tuning, default_tuning, launch
+from pallas_kernels.experts.hopper.heuristics import default_tuning
+from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4, tiles
+from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.grouped_calls import expect, make_call, run
 from tools.cases.experts import DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case, Layer
 from tools.cases.experts_shapes import MATRICES, Arguments, Matrix, arguments
@@ -24,7 +25,7 @@ ALL_TOKENS = (*DECODE_TOKENS, *PREFILL_TOKENS)
 
 
 def shape_of(given: Arguments) -> Shape:
-    """What the launch is planned from."""
+    """Return the shape that the launch is planned from."""
     shapes: list[Shape] = []
 
     def plan(x: jax.Array, weights: Any, bias: jax.Array | None) -> jax.Array:
@@ -45,8 +46,8 @@ def shape_of(given: Arguments) -> Shape:
     ],
     ids=str,
 )
-def test_any_tuning_gives_the_same(case: Case, tuning: Tuning) -> None:
-    """Tiles, warpgroups, stages and order are matters of speed."""
+def test_all_tunings_give_the_same_result(case: Case, tuning: Tuning) -> None:
+    """Tiles, consumers, stages and the order of tiles only change the speed."""
     call = make_call(case)
     out = run(call, case, "mosaic", tuning)[call.owned]
     np.testing.assert_allclose(out, expect(call, case)[call.owned], rtol=3e-2, atol=3e-2)
@@ -62,7 +63,7 @@ def test_any_tuning_gives_the_same(case: Case, tuning: Tuning) -> None:
     ids=str,
 )
 def test_a_thread_block_takes_tile_after_tile(case: Case, tuning: Tuning) -> None:
-    """Its stages go round across tiles, and results leave shared memory before the next ones come."""
+    """The ring goes on from tile to tile, and results leave shared memory before the next ones are staged."""
     call = make_call(case)
     out = run(call, case, "mosaic", tuning)[call.owned]
     np.testing.assert_allclose(out, expect(call, case)[call.owned], rtol=3e-2, atol=3e-2)
@@ -74,28 +75,20 @@ def test_a_thread_block_takes_tile_after_tile(case: Case, tuning: Tuning) -> Non
 @pytest.mark.parametrize("gated", [None, SILU], ids=["plain", "silu"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_all_tilings_of_edges(rows: int, consumers: int, gated: Any, dtype: str) -> None:
-    """Groups that end just before, at and after the end of a tile."""
+    """Groups end just before, at and after the end of a tile."""
     case = Case("", EDGES, 64, 320, gated, bias=True, dtype=dtype)
     call = make_call(case, seed=rows)
     out = run(call, case, "mosaic", Tuning(rows, consumers, 2, 2, sms=4))[call.owned]
     np.testing.assert_allclose(out, expect(call, case)[call.owned], rtol=3e-2, atol=3e-2)
 
 
-def test_only_weights_of_experts_with_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode step costs the experts that it needs: copies are counted."""
-    callbacks = mosaic.interpreter().gpu_callbacks
-    copy, count = callbacks.copy_gmem_to_smem, 0
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        return copy(*arguments, **options)
-
-    monkeypatch.setattr(callbacks, "copy_gmem_to_smem", counted)
+def test_only_weights_of_experts_with_rows_are_read() -> None:
+    """A decode step reads only the experts that it needs."""
     case = Case("", (0, 3, 0, 0, 8, 0), 128, 192, dtype="bfloat16")
     call = make_call(case)
-    run(call, case, "mosaic", Tuning(8, 1, 1, 2))
-    assert count == 2 * 3 * 2 * (1 + 1)  # experts, blocks of columns, of inputs: rows and weights
+    with interpreter.counted_copies() as made:
+        run(call, case, "mosaic", Tuning(8, 1, 1, 2))
+    assert made.count == 2 * 3 * 2 * (1 + 1)  # experts, blocks of columns, blocks of inputs: rows and weights
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
@@ -103,12 +96,12 @@ def test_only_weights_of_experts_with_rows_are_read(monkeypatch: pytest.MonkeyPa
     ("layer", "tokens"), [*((layer, 1) for layer in LAYERS), (LAYERS[0], 2048), (LAYERS[1], 2048)], ids=str
 )
 def test_layers_lower_for_hopper(layer: Layer, tokens: int, matrix: Matrix) -> None:
-    """The half of compilation that needs no GPU packages; `tools.aot.experts` does the other half."""
+    """Lowering needs no GPU packages; `tools.aot.experts` runs the rest of the compilation."""
     lower(arguments(layer, matrix, tokens))
 
 
 def lower(given: Arguments) -> None:
-    """Lower a call for a GPU that is not there. Checks register layouts, tiles, copies and shared memory."""
+    """Lower a call for a Hopper GPU, which checks register layouts, tiles, copies and shared memory."""
 
     def call(x: jax.Array, weights: Any, starts: jax.Array, sizes: jax.Array, bias: Any) -> jax.Array:
         out: jax.Array = grouped_matmul(
@@ -123,12 +116,12 @@ def lower(given: Arguments) -> None:
 @pytest.mark.parametrize("tokens", ALL_TOKENS)
 @pytest.mark.parametrize("matrix", MATRICES)
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
-def test_default_tuning_keeps_bytes_on_the_way(layer: Layer, matrix: Matrix, tokens: int) -> None:
-    """At least 48 KB of weights on each multiprocessor, which two thread blocks share where tiles are small."""
+def test_default_tuning_keeps_enough_bytes_in_flight(layer: Layer, matrix: Matrix, tokens: int) -> None:
+    """At least 48 KB of weights on each multiprocessor, which two thread blocks share if tiles are small."""
     shape = shape_of(arguments(layer, matrix, tokens))
     plan = launch(shape, default_tuning(shape))
     alone = plan.tuning.rows > 16
-    assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - 1024)
+    assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES)
     assert plan.blocks == (132 if alone else 264)
     held = plan.tuning.stages * plan.tuning.parts * plan.tuning.consumers * plan.tuning.depth
     size = 64 * 64 // 2 + 64 * 2 if shape.packed else 64 * 64 * 2
@@ -144,8 +137,8 @@ def test_default_tuning_keeps_bytes_on_the_way(layer: Layer, matrix: Matrix, tok
         ({"outputs": 96}, "96 outputs: implementation = 'mosaic' needs a multiple of 64"),
     ],
 )
-def test_what_the_kernel_cannot_serve_is_an_error(change: dict[str, Any], message: str) -> None:
-    """Never another implementation, and never a wrong result."""
+def test_shapes_that_the_kernel_cannot_serve_are_an_error(change: dict[str, Any], message: str) -> None:
+    """The call raises: no other implementation takes over, and no result is wrong."""
     case = Case("", **{"sizes": (8,), "dtype": "bfloat16", **change})
     call = make_call(case)
     with pytest.raises(ValueError, match=message):
@@ -157,7 +150,7 @@ def test_what_the_kernel_cannot_serve_is_an_error(change: dict[str, Any], messag
     [("xla", "'xla' takes weights of 4 bits as Mxfp4, not in tiles"), ("mosaic", "takes weights of 4 bits in tiles")],
 )
 def test_weights_laid_out_for_another_implementation_are_an_error(implementation: Any, message: str) -> None:
-    """Nothing is laid out in a step."""
+    """Weights are laid out when they are loaded, never in a step."""
     call = make_call(Case("", (8,), 64, 64, dtype="bfloat16", packed=True))
     assert isinstance(call.weights, Mxfp4)
     weights = tiles(call.weights) if implementation == "xla" else call.weights
@@ -174,7 +167,7 @@ def test_weights_of_4_bits_need_bfloat16() -> None:
 
 
 def test_rows_and_weights_of_two_types_are_an_error() -> None:
-    """Nothing is cast silently."""
+    """Rows are not cast silently."""
     call = make_call(PLAIN)
     with pytest.raises(ValueError, match="are \\['bfloat16', 'float16'\\]: implementation = 'mosaic' needs one"):
         grouped_matmul(call.x.astype(jnp.bfloat16), call.weights, call.groups, implementation="mosaic")
@@ -185,15 +178,15 @@ def test_rows_and_weights_of_two_types_are_an_error() -> None:
     [
         (Tuning(12, 1, 2, 2), "tiles of 12 rows do not fit 40 rows"),
         (Tuning(64, 1, 2, 2), "tiles of 64 rows do not fit 40 rows"),
-        (Tuning(8, 1, 2, 1), "1 stages: one is freed once the next is in use"),
-        (Tuning(8, 1, 1, 2), "1 parts: gates and ups are two"),
+        (Tuning(8, 1, 2, 1), "stages = 1 must be at least 2"),
+        (Tuning(8, 1, 1, 2), "parts = 1 must be 2 for gates and ups"),
         (Tuning(8, 4, 2, 2), "takes 256 outputs at a time, of 192"),
         (Tuning(8, 2, 2, 8), "needs .* bytes of shared memory"),
-        (Tuning(8, 1, 2, 2, depth=2), "depth 2: more than 1 is for weights of 4 bits"),
+        (Tuning(8, 1, 2, 2, depth=2), "depth = 2 must be 1, except for weights of 4 bits"),
     ],
 )
 def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -> None:
-    """Tuning tables are data: they may be wrong."""
+    """Tuning tables are data, so they may be wrong."""
     shape = Shape(40, 3, 128, 192, jnp.dtype(jnp.bfloat16), SILU, bias=True, packed=False)
     with pytest.raises(ValueError, match=message):
         launch(shape, tuning)

@@ -1,4 +1,4 @@
-"""Weights of 4 bits: what they unpack to, and how a warpgroup reads their tiles."""
+"""Tests of weights of 4 bits: their numbers, and the tiles that a warpgroup reads."""
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -12,14 +12,14 @@ NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4
 
 
 def dense(blocks: UInt8[np.ndarray, "E C half"], scales: UInt8[np.ndarray, "E C groups"]) -> Float[np.ndarray, "E C K"]:
-    """By look-up, in float64."""
+    """Return the numbers in float64, by look-up."""
     codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:2], -1)
     return np.asarray(NUMBERS[codes] * 2.0 ** (np.repeat(scales, 32, axis=-1).astype(np.float64) - 127))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_number_at_every_scale(dtype: str) -> None:
-    """Exact, sign of zero too; too large is infinite, below the least normal number zero."""
+def test_every_number_at_every_scale_is_exact(dtype: str) -> None:
+    """So is the sign of zero. Numbers beyond the range are infinite, and those below the normal range zero."""
     blocks = np.broadcast_to(np.arange(256, dtype=np.uint8).reshape(1, 16, 16), (255, 16, 16))
     scales = np.broadcast_to(np.arange(255, dtype=np.uint8)[:, None, None], (255, 16, 1))
     exact = dense(blocks, scales)
@@ -31,13 +31,13 @@ def test_every_number_at_every_scale(dtype: str) -> None:
 
 
 def test_the_last_scale_is_nan() -> None:
-    """By the standard; other routines take it for 2^128."""
+    """The standard says so, although other libraries read it as 2^128."""
     weights = Mxfp4(jnp.zeros((1, 1, 16), jnp.uint8), jnp.full((1, 1, 1), 255, jnp.uint8))
     assert jnp.isnan(unpack(weights, jnp.dtype("bfloat16"))).all()
 
 
 def random_weights() -> tuple[Mxfp4, Float[np.ndarray, "E C K"]]:
-    """Two experts of 128 by 192, and the same in float64."""
+    """Return weights of two experts, 128 by 192, and their numbers in float64."""
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (2, 128, 96), np.uint8)
     scales = rng.integers(34, 161, (2, 128, 6)).astype(np.uint8)
@@ -45,7 +45,7 @@ def random_weights() -> tuple[Mxfp4, Float[np.ndarray, "E C K"]]:
 
 
 def test_tiles_hold_the_same_numbers() -> None:
-    """At all scales that they can hold."""
+    """At all scales that tiles can represent."""
     weights, expected = random_weights()
     words, scales = tiles(weights)
     for expert, across, along in np.ndindex(2, 2, 3):
@@ -55,7 +55,7 @@ def test_tiles_hold_the_same_numbers() -> None:
 
 
 def test_each_thread_unpacks_its_part_of_the_operand() -> None:
-    """The kernel's shifts, masks and product, thread by thread, in the places that PTX gives a WGMMA's left operand."""
+    """The kernel's shifts, masks and products, thread by thread, give the left operand of a WGMMA as PTX defines it."""
     weights, expected = random_weights()
     words, scales = (np.asarray(part[1, 0, 2]) for part in tiles(weights))
     words, scales = words.reshape(128, 4).view(np.uint32).astype(np.int64), scales.view(np.uint16).astype(np.int64)
@@ -76,13 +76,13 @@ def test_each_thread_unpacks_its_part_of_the_operand() -> None:
 
 
 @pytest.mark.parametrize(("scale", "held"), [(33, False), (34, True), (160, True), (161, False)])
-def test_scales_that_tiles_hold(scale: int, held: bool) -> None:
-    """Others would give wrong numbers: whoever loads weights must ask."""
+def test_scales_that_tiles_can_represent(scale: int, held: bool) -> None:
+    """Other scales would give wrong numbers, so the loader must ask."""
     assert bool(tiles_hold(jnp.array([[120, scale]], jnp.uint8))) == held
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (64, 96)])
-def test_part_filled_tiles_are_an_error(outputs: int, inputs: int) -> None:
+def test_partial_tiles_are_an_error(outputs: int, inputs: int) -> None:
     """Tiles are 64 by 64."""
     weights = Mxfp4(jnp.zeros((1, outputs, inputs // 2), jnp.uint8), jnp.zeros((1, outputs, inputs // 32), jnp.uint8))
     with pytest.raises(ValueError, match=f"weights of {outputs} by {inputs}: tiles need multiples of 64"):

@@ -1,0 +1,61 @@
+"""The tile size of the Hopper attention kernel, and the default tuning of shapes that were not measured."""
+
+from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning
+from pallas_kernels.attention.splits import splits
+from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS, WARPGROUP_ROWS
+
+_MOST_STAGES = 4
+_FEW_BLOCKS = 6  # of keys: fewer do not make up for a thread block's start and end
+
+
+def tile_tokens(group: int) -> int:
+    """Return the query tokens per tile that fill a thread block of two consumers with 128 rows."""
+    return max(1, 2 * WARPGROUP_ROWS // group)
+
+
+def default_tuning(shape: Shape) -> Tuning:
+    """Choose a tuning by rules of thumb and the compiler's reports (`make gpu-compile`), not by measurements.
+
+    * Two consumers of 64 rows each if a tile has more than 64 rows, its queries see many keys, and V does not need two
+      consumers anyway. Over few keys (a window of 128) a thread block's start and end take longer than its products:
+      there several small thread blocks on a multiprocessor hide each other's.
+    * Blocks of 64 keys. Blocks of 128 for two consumers of rows if registers and shared memory allow it (the tiles of
+      FlashAttention 3). Blocks of 32 if V takes two consumers and two stages of 64 keys do not fit beside 64 queries
+      of 512.
+    * As many stages as let two thread blocks share a multiprocessor, but no more than there are blocks of keys. With
+      several consumers, or long rows, a thread block has the multiprocessor to itself.
+    * Splits by `splits.splits`.
+    * Scores ahead (a tenth faster in FlashAttention 3) if the compiler spills no registers.
+    """
+    block, row_parts = 64, 1
+    if shape.column_parts == 1 and shape.queries * shape.group > WARPGROUP_ROWS:
+        row_parts = 2 if shape.most_blocks(64, shape.queries) > _FEW_BLOCKS else 1
+    if row_parts == 2 and shape.head_dim + shape.v_dim <= 320 and 128 % shape.page == 0:
+        block = 128
+    if row_parts == 2 and Launch.of_shape(shape, Tuning(block, 2, 1, True, 2)).smem_bytes > SMEM_BYTES:
+        row_parts = 1
+    producer = row_parts * shape.column_parts > 1 or shape.upcast
+    alone = row_parts * shape.column_parts > 1 or shape.head_dim + shape.v_dim > 384
+    if shape.upcast and shape.head_dim > 64:  # too many registers for two thread blocks with a producer each
+        alone = True
+        if shape.head_dim + shape.v_dim <= 256 and 128 % shape.page == 0 and shape.most_blocks(128, 1) > _FEW_BLOCKS:
+            block = 128
+    budget = SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
+    if shape.column_parts > 1 and Launch.of_shape(shape, Tuning(block, 2, 2, producer)).smem_bytes > budget:
+        block = 64 if shape.upcast else 32
+    split = _splits(Launch.of_shape(shape, Tuning(block, 1, 1, producer, row_parts)))
+    out = Tuning(block, _MOST_STAGES, split, producer, row_parts)
+    fit = Launch.of_shape(shape, out)
+    stages = min(out.stages, max(1, -(-fit.most_blocks(block, fit.chunk_queries) // split)))
+    while stages > 1 and Launch.of_shape(shape, out._replace(stages=stages)).smem_bytes > budget:
+        stages -= 1
+    # Two blocks of scores, output and page ids must fit into the registers, beside another thread block's if small.
+    room = shape.v_dim <= 128 and fit.page_boxes <= 4 and not (shape.upcast and row_parts == 1)
+    ahead = room and split == 1 and stages > row_parts and shape.queries > 1
+    return out._replace(stages=stages, ahead=ahead)
+
+
+def _splits(plan: Launch) -> int:
+    """Return the thread blocks per item and KV head. Two fit on a multiprocessor if they have one consumer each."""
+    blocks, units = plan.most_blocks(plan.tuning.block, plan.chunk_queries), plan.items * plan.kv_heads
+    return splits(blocks, units, SMS if plan.consumers > 1 else 2 * SMS)

@@ -1,0 +1,178 @@
+"""The arguments of the Hopper attention kernel: memory and barriers of a thread block, and its item of work."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import mosaic
+from pallas_kernels.attention.hopper.plan import Launch
+from pallas_kernels.hopper import WARPGROUP_ROWS
+from pallas_kernels.mosaic import Ref, Scalar, plgpu
+from pallas_kernels.ring import Ring
+
+FIELDS = 6  # numbers of an item in memory: see `Item`
+
+
+class Stored(NamedTuple):
+    """Stages of 8-bit numbers, as they come from the pages. The producer casts them into `Shared.ring`."""
+
+    memory: Ref
+    ring: Ring
+
+
+class Shared(NamedTuple):
+    """Shared memory and barriers: their types in the kernel's scratch, and references to them in its body.
+
+    Attributes:
+        keys_or_out: stages of K and V [stage, key, column]; or, after the main loop, the staged output [consumer, row,
+            column], with splits also its log-sum-exp [consumer, row].
+        ring: of the stages of K and V.
+        queries_ready: the queries have arrived.
+        met: a barrier of two consumers; see `kernel.sync_consumers`.
+        schedule: a barrier of two consumers of rows; see `kernel.schedule_barrier`.
+    """
+
+    queries: Ref
+    keys_or_out: Ref
+    stored: Stored | None
+    ring: Ring
+    queries_ready: Ref
+    met: Ref | None
+    schedule: Ref | None
+
+
+def scratch(plan: Launch) -> Shared:
+    """Return the types of a thread block's shared memory and barriers."""
+    block, stages, splits, producer, row_parts, _ = plan.tuning
+    swizzle, consumers = plan.tile_columns * plan.dtype.itemsize, plan.consumers
+    out_type = plan.dtype if splits == 1 else jnp.float32
+    staged = [plgpu.SMEM((consumers, WARPGROUP_ROWS, plan.v_width // plan.column_parts), out_type)]
+    if splits > 1:
+        staged.append(plgpu.SMEM((consumers, WARPGROUP_ROWS), jnp.float32))
+    stored = None
+    if plan.upcast:
+        memory = mosaic.tiled((stages, block, plan.row), plan.stored, plan.stored_columns)
+        stored = Stored(memory, Ring.scratch(stages, plan.page_boxes))
+    return Shared(
+        queries=mosaic.tiled((row_parts, WARPGROUP_ROWS, plan.k_width), plan.dtype, swizzle),
+        keys_or_out=plgpu.RefUnion(mosaic.tiled((stages, block, plan.row), plan.dtype, swizzle), staged),
+        stored=stored,
+        ring=Ring.scratch(
+            stages,
+            1 if plan.upcast else plan.page_boxes,
+            consumers=consumers if producer else 0,
+            edges=producer and not plan.upcast,
+        ),
+        queries_ready=plgpu.Barrier(num_arrivals=row_parts),
+        met=plgpu.Barrier(num_arrivals=consumers) if consumers > 1 else None,
+        schedule=plgpu.Barrier(num_arrivals=row_parts) if row_parts > 1 else None,
+    )
+
+
+@dataclass(frozen=True)
+class Lse:
+    """Log-sum-exp in base 2 of each row's scores, an output of launches with splits: in global and shared memory."""
+
+    out: Ref
+    staged: Ref
+
+
+@dataclass(frozen=True)
+class Refs:
+    """Global memory, shared memory and barriers of a thread block; see `Shared`.
+
+    Attributes:
+        q: queries [item, KV head, row, column].
+        kv: K and V [box, token of the page, column]; a box is a page of one layer and KV head.
+        items: numbers of each item [item, field]; see `Item`.
+        page_rows: page ids [row, column].
+        slot: the layer's slot, one number.
+        out: [item, KV head, row, column], with splits [split, ...].
+    """
+
+    q: Ref
+    kv: Ref
+    items: Ref
+    page_rows: Ref
+    slot: Ref
+    sinks: Ref | None
+    out: Ref
+    staged_out: Ref
+    lse: Lse | None
+    queries: Ref
+    queries_ready: Ref
+    keys: Ref
+    ring: Ring
+    stored: Stored | None
+    met: Ref | None
+    schedule: Ref | None
+
+    @classmethod
+    def of(cls, has_sinks: bool, arrays: tuple[Ref, ...], shared: Shared) -> "Refs":
+        """Name the kernel's operands and outputs."""
+        q, kv, items, page_rows, slot, *left = arrays
+        sinks = left.pop(0) if has_sinks else None
+        out, *lse = left
+        keys, (staged_out, *staged_lse) = shared.keys_or_out
+        return cls(
+            q=q,
+            kv=kv,
+            items=items,
+            page_rows=page_rows,
+            slot=slot,
+            sinks=sinks,
+            out=out,
+            staged_out=staged_out,
+            lse=Lse(lse[0], staged_lse[0]) if lse else None,
+            queries=shared.queries,
+            queries_ready=shared.queries_ready,
+            keys=keys,
+            ring=shared.ring,
+            stored=shared.stored,
+            met=shared.met,
+            schedule=shared.schedule,
+        )
+
+
+@dataclass(frozen=True)
+class Item:
+    """The work of a thread block: a chunk of queries, a KV head, and a split of the keys that the queries see.
+
+    `FIELDS` numbers of it are read from memory: index, row, begin, end, first_query and first_page.
+
+    Attributes:
+        index: of the chunk's queries in q, and of its output.
+        row: of the step.
+        begin, end: positions [begin, end) of the keys that some query sees.
+        first_query: position of the first query.
+        first_page: page position of the first column of the row's page table.
+        first: position of the first key of the first block.
+        count: blocks of keys.
+    """
+
+    index: Scalar
+    head: Scalar
+    split: Scalar
+    slot: Scalar
+    row: Scalar
+    begin: Scalar
+    end: Scalar
+    first_query: Scalar
+    first_page: Scalar
+    first: Scalar
+    count: Scalar
+
+    @classmethod
+    def of(cls, plan: Launch, refs: Refs) -> "Item":
+        """Read the item, and take the split's share of its blocks. Blocks lie at multiples of their size."""
+        item, head, split = (lax.axis_index(name) for name in ("item", "head", "split"))
+        index, row, begin, end, first_query, first_page = (refs.items[item, field] for field in range(FIELDS))
+        block, splits = plan.tuning.block, plan.tuning.splits
+        first = lax.div(begin, block)
+        count = lax.div(end + (block - 1), block) - first
+        if splits > 1:
+            share = lax.div(count + (splits - 1), splits)
+            first, count = first + split * share, jnp.clip(count - split * share, 0, share)
+        return cls(index, head, split, refs.slot[0], row, begin, end, first_query, first_page, first * block, count)

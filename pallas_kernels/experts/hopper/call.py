@@ -1,0 +1,77 @@
+"""The grouped matmul for Hopper in Pallas Mosaic GPU: make the list of tiles, run the kernel."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import mosaic
+from pallas_kernels.experts.glu import Glu
+from pallas_kernels.experts.groups import ALIGN, Groups
+from pallas_kernels.experts.hopper import kernel
+from pallas_kernels.experts.hopper.heuristics import default_tuning
+from pallas_kernels.experts.hopper.plan import Launch, Shape, Tuning, launch
+from pallas_kernels.experts.mxfp4 import Mxfp4Tiles
+
+
+def grouped_matmul(
+    x: Float[Array, "R K"],
+    weights: Float[Array, "E K C"] | Mxfp4Tiles,
+    groups: Groups,
+    bias: Float[Array, "E C"] | None,
+    gated: Glu | None,
+    tuning: Tuning | None = None,
+) -> Float[Array, "R N"]:
+    """See `api.grouped_matmul`. The grid and the length of the list of tiles are static; how many count is data.
+
+    Raises NoExpertKernel if the kernel cannot serve the shapes, and ValueError if the tuning does not fit them.
+    """
+    shape = Shape.of(x, weights, bias, gated)
+    plan = launch(shape, tuning or default_tuning(shape))
+    out: Array = _run(plan, x, weights, _tiles(plan, groups), bias)
+    return out
+
+
+def _tiles(plan: Launch, groups: Groups) -> Int[Array, "B 4"]:
+    """Return of each tile: expert, first row, index within the tile of its own first row, number of own rows.
+
+    The first entry holds the number of tiles. A tile never reaches past the last row of x: it begins earlier instead,
+    and its first rows are another tile's. Own rows are multiples of 8; those behind the group's last row belong to no
+    expert.
+    """
+    starts, sizes = groups
+    rows = plan.tuning.rows
+    per_expert = -(-sizes // rows)
+    ends = jnp.cumsum(per_expert)
+    index = jnp.arange(plan.most_tiles)
+    expert = jnp.minimum((ends[None] <= index[:, None]).sum(axis=1, dtype=jnp.int32), plan.experts - 1)
+    done = (index - (ends - per_expert)[expert]) * rows
+    own_start = starts[expert] + done
+    start = jnp.minimum(own_start, plan.rows - rows)
+    own = jnp.minimum(rows, -(-(sizes[expert] - done) // ALIGN) * ALIGN)
+    tiles = jnp.stack([expert, start, own_start - start, own], axis=1)
+    count = jnp.zeros((1, 4), jnp.int32).at[0, 0].set(ends[-1])
+    return jnp.concatenate([count, tiles]).astype(jnp.int32)
+
+
+@partial(jax.jit, static_argnames="plan", inline=False)
+def _run(
+    plan: Launch,
+    x: Float[Array, "R K"],
+    weights: Float[Array, "E K C"] | Mxfp4Tiles,
+    tiles: Int[Array, "B 4"],
+    bias: Float[Array, "E C"] | None,
+) -> Float[Array, "R N"]:
+    """Run the kernel. Jitted by itself, so that layers of one shape share one trace and hence one kernel."""
+    run = mosaic.kernel(
+        partial(kernel.body, plan),
+        name="grouped_matmul",
+        outputs=[((plan.rows, plan.outputs), plan.dtype)],
+        grid={"block": min(plan.blocks, plan.most_tiles * plan.columns)},
+        num_threads=plan.tuning.consumers + 1,
+        scratch={"shared": kernel.scratch(plan)},
+    )
+    operands = weights if isinstance(weights, Mxfp4Tiles) else (weights,)
+    (out,) = run(x, tiles, *(() if bias is None else (bias,)), *operands)
+    return out

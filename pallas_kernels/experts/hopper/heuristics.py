@@ -1,0 +1,36 @@
+"""The default tuning of the Hopper grouped matmul."""
+
+from pallas_kernels.experts.groups import ALIGN
+from pallas_kernels.experts.hopper.plan import BAND, FEW_ROWS, UNIT, Launch, Shape, Tuning
+from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
+
+_MOST_ROWS = 128
+_MOST_STAGES = 12
+_DEPTHS = (3, 2, 1)
+
+
+def default_tuning(shape: Shape) -> Tuning:
+    """Choose a tuning by arithmetic and the compiler's reports, not by measurements.
+
+    * Rows per tile: twice the mean of a group, so that few experts need two tiles, which read the weights twice.
+    * Up to 16 rows, one consumer and two thread blocks per multiprocessor: many small pieces of weights keep all
+      multiprocessors busy with few experts. Beyond, two consumers share the rows of x, whose part of the bytes that
+      come from the L2 cache grows.
+    * Weights of 4 bits: two consumers in any case, since unpacking is work, and up to 6 KB per copy.
+    * As many stages as fit.
+    * Bands of columns if groups have several tiles; else whole rows of the weights, as they lie in memory.
+    """
+    mean = -(-(shape.rows - (ALIGN - 1) * min(shape.experts, shape.rows // ALIGN)) // shape.experts)
+    rows = min(_MOST_ROWS, max(ALIGN, 1 << (2 * mean - 1).bit_length()))
+    while rows > shape.rows:
+        rows //= 2
+    wide = rows > FEW_ROWS or shape.packed
+    consumers = 2 if wide and shape.outputs >= 2 * UNIT else 1
+    parts = 2 if shape.gated is not None or (rows > FEW_ROWS and shape.outputs >= 2 * consumers * UNIT) else 1
+    depths = _DEPTHS if shape.packed and rows <= FEW_ROWS else (1,)
+    depth = next(depth for depth in depths if shape.inputs // UNIT % depth == 0)
+    budget = SMEM_BYTES if rows > FEW_ROWS and consumers == 2 else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
+    stages = max(2, min(_MOST_STAGES, shape.inputs // (UNIT * depth)))
+    while stages > 2 and Launch.of_shape(shape, Tuning(rows, consumers, parts, stages, depth)).smem_bytes > budget:
+        stages -= 1
+    return Tuning(rows, consumers, parts, stages, depth, band=BAND if rows > FEW_ROWS else shape.outputs // UNIT)
