@@ -42,8 +42,7 @@ class StepSpec:
         tokens: of a prefill step with `ROWS` rows; 0: a decode step.
         rows: of a decode step.
         quantization: of the weights; see `jswa.model.weights.formats`.
-        adapters: sum of the ranks of the LoRA adapters beside each linear layer.
-    """Return the parameters as the engine holds them with that quantization."""
+        adapters: sum of the ranks of the LoRA adapters of each linear layer.
     """
 
     model: str
