@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from tools.cases.attention_layers import DECODE_LAYERS, Layer
+from tools.cases.kernels.attention_layers import DECODE_LAYERS, Layer
 
 BYTES = 2  # per element: all are 16-bit
 

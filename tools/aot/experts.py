@@ -27,9 +27,9 @@ from pallas_kernels.experts.api import grouped_matmul
 from pallas_kernels.experts.groups import Groups
 from tools.aot import device
 from tools.aot.facts import KernelFacts, copies, top_level
-from tools.cases.experts import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
-from tools.cases.experts_shapes import MATRICES, Matrix, arguments
 from tools.cases.hub_configs import CONFIGS
+from tools.cases.kernels.experts import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
+from tools.cases.kernels.experts_shapes import MATRICES, Matrix, arguments
 
 BYTES_PER_SECOND = 4.3e12  # of a copy on an H200, measured
 FLOPS = 600e12  # per second, of a good grouped matmul

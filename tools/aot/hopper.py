@@ -1,6 +1,6 @@
 """Compile attention and whole steps for an H200 on any machine; check and print the compilers' reports.
 
-    make gpu-compile              attention of released models (tools.cases.attention_layers), then their whole steps
+    make gpu-compile              attention of released models (tools.cases.kernels.attention_layers), then their whole steps
     make gpu-compile ONLY=gemma   only those whose name contains it
     make gpu-compile-sample       a few of them
 
@@ -23,8 +23,8 @@ from pallas_kernels.attention.rows import Rows, Tiles
 from tools.aot import device
 from tools.aot.facts import KernelFacts
 from tools.aot.steps import SAMPLE_STEPS, STEPS, compile_step, print_steps
-from tools.cases.attention_layers import LAYERS, Layer
-from tools.cases.attention_shapes import arguments
+from tools.cases.kernels.attention_layers import LAYERS, Layer
+from tools.cases.kernels.attention_shapes import arguments
 
 SAMPLE = (
     *("gemma-3-27b local", "gpt-oss-20b full, one row", "gemma-4-31B full", "fp8, gemma-3-27b local"),

@@ -45,9 +45,9 @@ from pallas_kernels.attention.rows import Rows, Tiles
 from tools.aot import device
 from tools.aot.facts import copies, top_level
 from tools.aot.triton_facts import Gpu, TritonFacts, gpu
-from tools.cases.attention_layers import DECODE_LAYERS, Layer
-from tools.cases.attention_shapes import arguments
 from tools.cases.hub_configs import CONFIGS
+from tools.cases.kernels.attention_layers import DECODE_LAYERS, Layer
+from tools.cases.kernels.attention_shapes import arguments
 
 _DUMPS = tempfile.TemporaryDirectory()  # removed when the process ends
 os.environ["JAX_TRITON_DUMP_DIR"] = _DUMPS.name  # read when jax_triton is imported

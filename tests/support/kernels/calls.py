@@ -15,8 +15,8 @@ from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
 from tests.support import oracles
 from tests.support.kernels.device import hopper
 from tests.support.oracles import Row
-from tools.cases.attention import Case, RowSpec
-from tools.cases.attention_shapes import Arguments
+from tools.cases.kernels.attention import Case, RowSpec
+from tools.cases.kernels.attention_shapes import Arguments
 
 
 @dataclass(frozen=True)

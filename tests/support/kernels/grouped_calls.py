@@ -14,7 +14,7 @@ from pallas_kernels.experts.hopper import call as hopper_grouped
 from pallas_kernels.experts.hopper.plan import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, tiles, unpack
 from tests.support.kernels.device import hopper
-from tools.cases.experts import Case
+from tools.cases.kernels.experts import Case
 
 
 @dataclass(frozen=True)

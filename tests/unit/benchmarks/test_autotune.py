@@ -6,8 +6,8 @@ from benchmarks.gpu.autotune import candidates
 from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.plan import Tuning, launch
 from tests.support.kernels.calls import shape_of
-from tools.cases.attention_layers import LAYERS
-from tools.cases.attention_shapes import arguments
+from tools.cases.kernels.attention_layers import LAYERS
+from tools.cases.kernels.attention_shapes import arguments
 
 
 @pytest.mark.parametrize("name", ["gemma-3-27b local", "gpt-oss-20b full, one row", "prefill, gemma-4-31B full"])

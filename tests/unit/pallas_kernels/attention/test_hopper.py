@@ -14,11 +14,11 @@ from pallas_kernels.attention.hopper.heuristics import default_tuning, tile_toke
 from pallas_kernels.attention.hopper.plan import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.calls import expect, make_call, run, shape_of
-from tools.cases.attention import CASES, Case, RowSpec
-from tools.cases.attention_fp8 import FP8, FP8_CASES
-from tools.cases.attention_layers import LAYERS, Layer
-from tools.cases.attention_matrix import matrix, prefill_matrix
-from tools.cases.attention_shapes import arguments
+from tools.cases.kernels.attention import CASES, Case, RowSpec
+from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
+from tools.cases.kernels.attention_layers import LAYERS, Layer
+from tools.cases.kernels.attention_matrix import matrix, prefill_matrix
+from tools.cases.kernels.attention_shapes import arguments
 
 SINKS_AND_WINDOW = next(case for case in CASES if case.name == "16 bits, 64/64 p16, window 64, sinks")
 FULL = next(case for case in CASES if case.name == "16 bits, 128/128 p64, full, softcap, splits")

@@ -18,8 +18,8 @@ from pallas_kernels.attention.api import Implementation, paged_attention, write_
 from pallas_kernels.attention.rows import Attend
 from tests.support.kernels.calls import Call, expect, make_call, run, tiles_of, token_rows
 from tests.support.oracles import Row
-from tools.cases.attention import CASES, CHUNKS, MIXED, Case, RowSpec
-from tools.cases.attention_fp8 import FP8, FP8_CASES
+from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, Case, RowSpec
+from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 

@@ -23,10 +23,10 @@ from pallas_kernels.attention.triton.heuristics import default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
 from tests.support.kernels.calls import expect, make_call, run, tiles_of
 from tests.support.oracles import Row
-from tools.cases.attention import CASES, Case, RowSpec
-from tools.cases.attention_layers import DECODE_LAYERS, Layer
-from tools.cases.attention_matrix import matrix
-from tools.cases.attention_shapes import Arguments, arguments
+from tools.cases.kernels.attention import CASES, Case, RowSpec
+from tools.cases.kernels.attention_layers import DECODE_LAYERS, Layer
+from tools.cases.kernels.attention_matrix import matrix
+from tools.cases.kernels.attention_shapes import Arguments, arguments
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 NAMED = {case.name: case for case in CASES}

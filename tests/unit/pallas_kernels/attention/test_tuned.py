@@ -10,8 +10,8 @@ from pallas_kernels.attention import tuned
 from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.tuned import Entry, key_of, save, tuning_for
 from tests.support.kernels.calls import shape_of
-from tools.cases.attention_layers import LAYERS
-from tools.cases.attention_shapes import arguments
+from tools.cases.kernels.attention_layers import LAYERS
+from tools.cases.kernels.attention_shapes import arguments
 
 GEMMA = next(layer for layer in LAYERS if layer.name == "gemma-3-27b local")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
 from tests.support.kernels.grouped_calls import expect, make_call, run
-from tools.cases.experts import CASES, Case
+from tools.cases.kernels.experts import CASES, Case
 
 # For rounding the result, a product before its bias, and both halves before the activation.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 8e-3}

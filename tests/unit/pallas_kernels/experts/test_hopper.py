@@ -16,8 +16,8 @@ from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4, tiles
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.grouped_calls import expect, make_call, run
-from tools.cases.experts import DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case, Layer
-from tools.cases.experts_shapes import MATRICES, Arguments, Matrix, arguments
+from tools.cases.kernels.experts import DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case, Layer
+from tools.cases.kernels.experts_shapes import MATRICES, Arguments, Matrix, arguments
 
 GATED = Case("", (9, 0, 17), 128, 192, SILU, bias=True, dtype="bfloat16")
 PLAIN = Case("", (9, 0, 17), 192, 256, dtype="float16")

@@ -1,6 +1,6 @@
-"""Cases of paged attention over pages of 8 bits, with and without scales; see `tools.cases.attention`."""
+"""Cases of paged attention over pages of 8 bits, with and without scales; see `tools.cases.kernels.attention`."""
 
-from tools.cases.attention import EXTEND, FEW, RAGGED, SHORT, SINKS, Case
+from tools.cases.kernels.attention import EXTEND, FEW, RAGGED, SHORT, SINKS, Case
 
 FP8 = "float8_e4m3fn"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tools.cases.attention import Case, RowSpec
+from tools.cases.kernels.attention import Case, RowSpec
 
 
 def matrix() -> Iterator[Case]:

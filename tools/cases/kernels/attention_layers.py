@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from tools.cases.attention_fp8 import FP8
+from tools.cases.kernels.attention_fp8 import FP8
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer at serving size; see `tools.cases.attention.Case`.
+    """A layer at serving size; see `tools.cases.kernels.attention.Case`.
 
     Attributes:
         sinks: whether there are any.

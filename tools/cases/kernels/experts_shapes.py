@@ -1,4 +1,4 @@
-"""Shapes of `grouped_matmul`'s arguments for a layer of `tools.cases.experts`: to lower, compile, or fill."""
+"""Shapes of `grouped_matmul`'s arguments for a layer of `tools.cases.kernels.experts`: to lower, compile, or fill."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -9,7 +9,7 @@ from jax.sharding import Sharding
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, row_count
 from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Tiles
-from tools.cases.experts import Layer
+from tools.cases.kernels.experts import Layer
 
 Matrix = Literal["up", "down"]
 MATRICES: tuple[Matrix, ...] = ("up", "down")

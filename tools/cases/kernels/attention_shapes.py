@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Sharding
 
 from pallas_kernels.attention.rows import Attend, Rows, Tiles
-from tools.cases.attention_layers import Layer
+from tools.cases.kernels.attention_layers import Layer
 
 
 class Arguments(NamedTuple):
