@@ -15,37 +15,43 @@ _MAX_ADAPTER_NAME = 128  # characters
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of the engine, with vLLM's names where vLLM has the option. None means: chosen at start.
+    """Options of the engine. Names follow vLLM if vLLM has the option.
 
     Attributes:
-        dtype: of weights, activations and KV: auto (float32 on CPU, bfloat16 on GPU), float32, bfloat16, float16.
-        kv_cache_dtype: of the KV alone: auto (as dtype), or fp8 (e4m3, half or a quarter of the bytes; K and V beyond
-            ±448 times their scale, 1 unless the checkpoint has one, are cut).
-        quantization: of linear layers and experts: auto (8 bits with a scale per output, and experts in MXFP4, where
-            the checkpoint has them so), none (all in dtype), int8 or fp8 (rounded at start, embedding and head too;
-            MXFP4 stays).
-        max_model_len: longest prompt + generated text of one request, in tokens.
-        max_num_seqs: requests that run at the same time.
-        max_num_batched_tokens: tokens of one step, prefill chunks and decode rows together.
-        block_size: tokens per KV page (16 on CPU, 64 on GPU).
-        gpu_memory_utilization: share of the device's memory for weights, scratch and KV.
-        kv_cache_memory_bytes: bytes for the KV arena, in place of that share; of each device.
-        seed: of the requests that bring none.
-        prefix_cache: reuse the KV of shared prefixes.
-        prefix_cache_interval: keep what a request needs to resume at every so many tokens of a prompt too, not only
-            where prompts and texts end and where texts part. Costs a window of local KV each, while memory lasts.
-        load_format: auto (safetensors), or dummy: random weights from the config's shapes, no weight file is read.
-        attention_backend: kernels of attention: auto (by device), xla (any), mosaic (Hopper), triton (NVIDIA since
-            Ampere), reference (float32, for tests). One that cannot serve the model is an error, never another.
-        moe_backend: kernels of experts: auto, xla, mosaic, reference.
-        deterministic: run every step in one shape, so that a request's tokens do not depend on what else runs; slow.
-        tensor_parallel_size: devices that share the model, each with its part of weights and KV; of all hosts together.
-        nnodes: hosts that share the model, each with as many of those devices.
-        node_rank: which of them this process is; left out, what Slurm, MPI or a LeaderWorkerSet say. The first, 0,
-            serves, and tells the others what to run.
-        dist_init_addr: HOST:PORT at which the first host is found by the others; left out, likewise.
-        lora_modules: LoRA adapters in PEFT's format that requests may choose by name, name=folder each (in Python also
-            a mapping).
+        dtype: Type of weights, activations and KV cache. auto: float32 on CPU, bfloat16 on GPU.
+        kv_cache_dtype: Type of the KV cache. auto: same as dtype. fp8: e4m3, half the bytes of bfloat16; keys and
+            values beyond ±448 times their scale are clipped (the scale is 1 unless the checkpoint has KV scales).
+        quantization: Storage of linear layers and experts. auto: as in the checkpoint, if it has them in 8 bits (one
+            scale per output) or in MXFP4 (experts). none: everything in dtype. int8, fp8: rounded at start, also
+            embedding and output head; experts in MXFP4 stay.
+        max_model_len: Maximum tokens of one request, prompt and generated text together. Default: the model's maximum.
+        max_num_seqs: Maximum number of sequences that run at the same time. Default: 16 on CPU, 256 on GPU.
+        max_num_batched_tokens: Maximum tokens per step, of prefill chunks and decoding sequences together. Default:
+            512 on CPU, 2048 on GPU, but at least max_num_seqs.
+        block_size: Tokens per KV page. Default: 16 on CPU, 64 on GPU.
+        gpu_memory_utilization: Fraction of the GPU's memory for weights, temporary buffers and KV cache.
+        kv_cache_memory_bytes: Size of the KV cache on each device in bytes. Default: what weights and temporary buffers
+            leave of gpu_memory_utilization; on CPU a quarter of all memory, at most 4 GiB.
+        seed: Random seed for requests that do not set one.
+        prefix_cache: Reuse the KV of prompt prefixes that earlier requests have computed.
+        prefix_cache_interval: Keep a resume point at every multiple of this many prompt tokens, not only at the ends of
+            prompts and generated texts and where texts diverge. Each costs a window of local KV. Default: none of them.
+        load_format: auto: read safetensors. dummy: random weights in the config's shapes, without any weight file.
+        attention_backend: Attention kernels. auto: by device. xla: any device. mosaic: Hopper. triton: NVIDIA since
+            Ampere. reference: float32, for tests. A backend that cannot run the model is an error.
+        moe_backend: Kernels of mixture-of-experts layers. auto: by device. xla: any device. mosaic: Hopper. reference:
+            for tests.
+        deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests;
+            slow.
+        tensor_parallel_size: Number of devices that share the model, over all hosts. Each holds a part of the weights
+            and of the KV cache.
+        nnodes: Number of hosts that share the model. Each has the same number of devices.
+        node_rank: Rank of this host, from 0. Host 0 serves and tells the others what to run. Default: what Slurm, MPI
+            or a LeaderWorkerSet says.
+        dist_init_addr: HOST:PORT at which the other hosts find host 0. Default: what Slurm, MPI or a LeaderWorkerSet
+            says.
+        lora_modules: LoRA adapters in PEFT's format that requests may choose by name, each as NAME=FOLDER (in Python
+            also a mapping).
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

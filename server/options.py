@@ -1,4 +1,4 @@
-"""Options of the server: flags, environment variables and keys of the YAML file all come from this one dataclass."""
+"""Options of `jswa serve`. Flags, environment variables and keys of the YAML file all come from this dataclass."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,37 +11,43 @@ from .http.limits import MAX_BODY_BYTES
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Options of `jswa serve`, with vLLM's names where vLLM has the option. Times are in seconds.
+    """Options of `jswa serve`. Names follow vLLM if vLLM has the option. Times are in seconds.
 
-    Those of several values are given once for each value, in the environment with spaces between.
+    For several values, repeat the flag; in the environment, separate the values by spaces.
 
     Attributes:
-        host: address to listen on.
-        port: port to listen on; 0 takes a free one, which the log names.
-        uds: path of a Unix socket to listen on instead.
-        served_model_name: names that requests may use; the first is the model's own. Default: what was given as MODEL.
-        api_key: keys that requests must bring, any of them; none: no key is asked for.
-        api_key_weight: shares of turns and of the queue, one for each API key, in their order. Default: equal ones.
-        admin_api_key: key for /flush_cache and /abort, which are off without it.
-        allowed_origins: origins of web pages that may use the server (CORS).
-        root_path: path under which a proxy shows the server.
-        ssl_keyfile: key for TLS.
-        ssl_certfile: certificate for TLS.
-        chat_template: name of one of the checkpoint's chat templates, or a file with a template to use instead.
-        max_body_size: bytes of a request's body.
-        max_queued_requests: texts that may wait for their first token; more get 429.
-        max_queued_tokens: their prompt tokens, likewise.
-        request_timeout: a request that takes longer ends with an error; 0: no limit.
-        step_timeout: a step of the engine that takes longer is stuck, and the process ends; 0: no limit.
-        restart_engine: build an engine that has failed anew, instead of ending the process.
-        warm_logprobs: compile what log probabilities need at the start, not when the first request asks for some.
-        render_timeout: for rendering a chat template.
-        shutdown_timeout: on SIGTERM, how long running requests may go on.
-        keep_alive: streams that wait for their first token get a comment this often.
-        metrics_prefix: of the names in /metrics; vllm makes vLLM's dashboards work.
-        otlp_traces_endpoint: URL that spans of requests are sent to (OpenTelemetry; needs `pip install jswa[otel]`).
-        log_level: of the server's log.
-        log_format: text, or one JSON object per line.
+        host: Listen on this IP address or host name.
+        port: Listen on this TCP port; 0 picks a free port, which the log names.
+        uds: Listen on this Unix socket instead of host and port.
+        served_model_name: Model names that requests may use; the first is the model's id. Default: MODEL as given.
+        api_key: API keys; every request must carry one of them. Default: none, and requests need no key.
+        api_key_weight: Weights by which the API keys share the engine and the queue, one per API key in the same
+            order. Default: equal weights.
+        admin_api_key: API key of the admin endpoints, /flush_cache and /abort. Default: none, and they are off.
+        allowed_origins: Origins of web pages that may call the server (CORS). Default: none.
+        root_path: URL path under which a reverse proxy exposes the server.
+        ssl_keyfile: File with the private key for TLS.
+        ssl_certfile: File with the certificate for TLS.
+        chat_template: Chat template to use: the name of one of the checkpoint's templates, or a jinja2 file. Default:
+            the checkpoint's own choice.
+        max_body_size: Maximum size of a request body in bytes; a larger one gets status 413.
+        max_queued_requests: Maximum number of sequences (prompts x n) that wait for their first token; more get
+            status 429.
+        max_queued_tokens: Maximum number of prompt tokens of all waiting sequences together; more get status 429.
+        request_timeout: End a request with an error after this many seconds; 0 means no limit.
+        step_timeout: If one engine step takes longer than this, the engine counts as hung and the process exits; 0
+            means no limit.
+        restart_engine: After a failure of the engine, build a new engine instead of exiting.
+        warm_logprobs: Compile the programs for log probabilities at start instead of at the first request for them.
+        render_timeout: Refuse a chat if rendering its template takes longer than this.
+        shutdown_timeout: After SIGTERM, abort the requests that still run after this many seconds.
+        keep_alive: Send an SSE comment this often on a stream that waits for its first token, so that proxies keep the
+            connection.
+        metrics_prefix: Prefix of the metric names in /metrics; with "vllm", dashboards made for vLLM work.
+        otlp_traces_endpoint: Send one OpenTelemetry span per request to this URL; needs `pip install jswa[otel]`.
+            Default: no spans.
+        log_level: Log messages of this level and above.
+        log_format: Write the log to stderr as text or as one JSON object per line.
     """
 
     host: str = "127.0.0.1"

@@ -19,26 +19,29 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Options of `jswa bench serve`, with vLLM's names where vLLM has the option.
+    """Options of `jswa bench serve`. Names follow vLLM if vLLM has the option.
 
     Attributes:
-        base_url: of the server, without /v1.
-        model: name to ask for. Default: the first that the server lists.
-        endpoint: completions or chat.
-        api_key: for the server.
-        num_prompts: requests to send.
-        warmup: requests before them that do not count.
-        request_rate: requests that arrive per second, with exponential gaps (open loop). Default: all at once.
-        max_concurrency: requests under way at most; without a rate this is the closed loop. Default: no limit.
-        prompts: a file with one JSON object per line, {"prompt": …} or {"messages": …}. Default: random words.
-        input_words: words of a random prompt.
-        prefix_words: words that all random prompts begin with.
-        output_tokens: to generate per request; the end token is ignored.
-        goodput: limits in milliseconds, as ttft:500 or tpot:50 or e2el:2000; only requests that meet all are good.
-        seed: of prompts and arrivals.
-        timeout: seconds for one request.
-        json: file for all figures, with those of each request.
-        plot: file (.png, .svg) for plots; needs `pip install jswa[bench]`.
+        base_url: URL of the server, without /v1.
+        model: Model name to send with each request. Default: the first model that the server lists.
+        endpoint: Send requests to /v1/completions or to /v1/chat/completions.
+        api_key: API key to send. Default: none.
+        num_prompts: Number of requests to send.
+        warmup: Number of requests to send before the measurement; they do not count.
+        request_rate: Mean number of requests per second; arrivals are a Poisson process (open loop). Default: send all
+            requests at once.
+        max_concurrency: Maximum number of requests in flight; without --request-rate this is the closed loop. Default:
+            no limit.
+        prompts: File with one JSON object per line, {"prompt": …} or {"messages": …}. Default: random words.
+        input_words: Words per random prompt, after the shared prefix.
+        prefix_words: Words of a prefix that all random prompts share.
+        output_tokens: Tokens to generate per request; the model's end tokens are ignored.
+        goodput: Latency limits in milliseconds, such as ttft:500, tpot:50 or e2el:2000. Goodput counts the requests
+            that meet all of them.
+        seed: Random seed of prompts and arrivals.
+        timeout: Give up on a request if the server sends nothing for this many seconds.
+        json: Write all figures, and the times of each request, to this JSON file.
+        plot: Write plots of the latencies to this file (.png or .svg); needs `pip install jswa[bench]`.
     """
 
     base_url: str = "http://127.0.0.1:8000"

@@ -98,12 +98,12 @@ class Engine:
 
     async def __init__(self, model: str, server: Mapping[str, Any], engine: Mapping[str, Any]) -> None:  # type: ignore[misc]
         """Load the model and start the engine's thread. Raises JswaError."""
-        cli, replicas = load_server("cli"), load_server("cluster.replicas")
+        replicas = load_server("cluster.replicas")
         config = load_server("options").ServeConfig(**server)
-        cli.take_options(os.environ, replicas.NAMES)
+        load_server("cli").remove_options(os.environ, replicas.NAMES)
         load_server("http.process").set_up_logging(config)
         self._held = ExitStack()
-        served, config = self._held.enter_context(cli.loaded(model, config, EngineConfig(**engine)))
+        served, config = self._held.enter_context(load_server("launch").loaded(model, config, EngineConfig(**engine)))
         self._service = load_server("core.service").Service(served, config)
         app = load_server("http.app").create_app(self._service)
         self._life = app.router.lifespan_context(app)

@@ -1,4 +1,4 @@
-"""The `jswa` command. Imports jax only where a command needs it, so that --help answers at once."""
+"""The `jswa` command line. Each command imports what it needs itself, so that --help answers at once."""
 
 import dataclasses
 import json
@@ -16,10 +16,15 @@ from jswa import __version__
 from jswa.config import EngineConfig
 from jswa.errors import JswaError
 
-app = App(name="jswa", help="Serve and run hybrid sliding-window language models.", version=__version__)
+app = App(
+    name="jswa",
+    help="Run and serve language models that mix sliding-window and full attention.",
+    version=__version__,
+    help_format="plaintext",  # Markdown would take a fifth of the time of --help
+)
 Engine = Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
 _DEFAULTS = EngineConfig()
-_SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's name of an option, of `serve` too
+_SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's short form of --tensor-parallel-size
 
 
 @app.command
@@ -36,30 +41,30 @@ def generate(
     lora: str | None = None,
     engine: Engine = _DEFAULTS,
 ) -> None:
-    """Continue each prompt and print the text.
+    """Continue one or more prompts and print each with its continuation.
 
     Parameters
     ----------
     prompts
-        One or more texts.
+        Texts to continue.
     model
-        Folder of a Hugging Face checkpoint, or "tiny", the model in the box.
+        Folder of a Hugging Face checkpoint, or "tiny", the small model that ships with jswa.
     max_tokens
-        Most tokens to generate per prompt.
+        Maximum number of tokens to generate per prompt.
     temperature
-        0 is greedy.
+        Sampling temperature; 0 always picks the most likely token.
     top_p
-        Keep the fewest most likely tokens that reach this probability.
+        Sample from the smallest set of most likely tokens whose probabilities sum to this; 1 keeps all tokens.
     top_k
-        Keep this many most likely tokens; 0 keeps all.
+        Sample from this many most likely tokens; 0 keeps all tokens.
     ignore_eos
-        Go on after the model's end tokens.
+        Continue after the model's end tokens, up to --max-tokens.
     as_json
-        Print one JSON object per prompt.
+        Print one JSON object per prompt, with its token ids and finish reason, instead of plain text.
     stats
-        Print tokens per second and live KV pages to stderr.
+        Print tokens per second and KV cache usage to stderr.
     lora
-        Name of the LoRA adapter to run with, one of --lora-modules.
+        Name of the LoRA adapter to use, one of --lora-modules. Default: the model without an adapter.
     """
     from jswa.llm import LLM
     from jswa.types import SamplingParams
@@ -71,7 +76,7 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, ignore_eos=ignore_eos
     )
     if not prompts:
-        raise SystemExit("jswa generate: give at least one prompt")
+        raise SystemExit("jswa generate: at least one prompt is needed")
     with LLM(model, **dataclasses.asdict(engine)) as llm:
         meter = _Meter(llm)
         rows: dict[str, dict[str, Any]] = {}
@@ -101,24 +106,25 @@ def chat(
     lora: str | None = None,
     engine: Engine = _DEFAULTS,
 ) -> None:
-    """Talk with a model: the messages given, or what is typed, one a line.
+    """Chat with a model on the terminal.
 
     Parameters
     ----------
     messages
-        What to say, turn by turn; none: read from the terminal or stdin until its end.
+        User messages to send, one per turn. Default: read them from the terminal or stdin, one per line.
     model
-        Folder of a Hugging Face checkpoint with a chat template, or "tiny", the model in the box.
+        Folder of a Hugging Face checkpoint with a chat template, or "tiny", the small model that ships with jswa.
     system
-        A system message.
+        System message of the conversation. Default: none.
     max_tokens
-        Most tokens of an answer.
+        Maximum number of tokens to generate per answer.
     temperature
-        0 is greedy.
+        Sampling temperature; 0 always picks the most likely token.
     stats
-        Print after each answer how much of its prompt was cached; at the end tokens per second and KV pages, to stderr.
+        Print the cached prompt tokens and the latency of each answer, and at the end tokens per second and KV cache
+        usage, to stderr.
     lora
-        Name of the LoRA adapter to run with, one of --lora-modules.
+        Name of the LoRA adapter to use, one of --lora-modules. Default: the model without an adapter.
     """
     from jswa.commands.chat import talk, typed
     from jswa.llm import LLM
@@ -135,19 +141,19 @@ def chat(
 
 @app.command(help_flags=[], version_flags=[])
 def serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
-    """Serve a model over HTTP, as OpenAI's API: `jswa serve MODEL`; `jswa serve --help` shows the options."""
+    """Serve a model over HTTP with an OpenAI-compatible API; `jswa serve --help` shows the options."""
     from jswa.commands.server_package import load_server
 
     raise SystemExit(load_server("cli").main(list(tokens)))
 
 
-bench = App(name="bench", help="Measure a server.")
+bench = App(name="bench", help="Measure a running server.")
 app.command(bench)
 
 
 @bench.command(name="serve", help_flags=[], version_flags=[])
 def bench_serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
-    """Load a server with OpenAI's API and report what its clients get; `jswa bench serve --help` shows the options."""
+    """Send requests to an OpenAI-compatible server and report latencies and throughput: `jswa bench serve --help`."""
     from jswa.bench.cli import main as run
 
     raise SystemExit(run(list(tokens)))
@@ -162,20 +168,20 @@ def capacity(
     memory_gib: float = 75.0,
     tensor_parallel_size: int = 1,
 ) -> None:
-    """Print what a model's KV takes and how much fits, at 2k, 8k, 32k and 128k tokens.
+    """Print how much KV memory a sequence of 2k, 8k, 32k and 128k tokens takes, and how many sequences fit.
 
     Parameters
     ----------
     config
         A config.json, or the folder of a checkpoint.
     block_size
-        Tokens per page.
+        Tokens per KV page.
     itemsize
-        Bytes per element of KV.
+        Bytes per element of the KV cache: 2 for bfloat16, 1 for fp8.
     memory_gib
-        Memory for KV, in GiB; of each device.
+        Memory for the KV cache on each device, in GiB.
     tensor_parallel_size
-        Devices that share the model.
+        Number of devices that share the model.
     """
     from jswa.commands.capacity import report
 
@@ -192,18 +198,18 @@ def convert(
     dtype: str = "auto",
     quantization: Literal["auto", "none", "int8", "fp8"] = "auto",
 ) -> None:
-    """Write a checkpoint as the engine holds it, from which it starts faster: `jswa convert SRC DST`.
+    """Convert a checkpoint to the engine's own layout, which loads faster.
 
     Parameters
     ----------
     source
         Folder of a Hugging Face checkpoint.
     target
-        A new folder, to be used in its place; one that `jswa convert` has written is replaced.
+        Folder to write, used as the model from then on. A folder that `jswa convert` wrote before is replaced.
     dtype
-        Of the weights: auto (what config.json says), float32, bfloat16, float16.
+        Type of the weights: auto (as config.json says), float32, bfloat16 or float16.
     quantization
-        As the engine's option: what it would hold in fewer bits is stored so.
+        Quantization to store, with the choices of `jswa serve --quantization`.
     """
     from jswa.storage.convert import convert as write
 
@@ -222,20 +228,21 @@ def evaluate(
     as_json: Annotated[Path | None, Parameter(name="--json")] = None,
     engine: Engine = _DEFAULTS,
 ) -> None:
-    """Ask a model the questions of task sets, greedily, and print what it gets right: `jswa eval MODEL`.
+    """Ask a model the questions of task sets, with greedy decoding, and print its scores.
 
     Parameters
     ----------
     model
-        Folder of a Hugging Face checkpoint, or "tiny", the model in the box.
+        Folder of a Hugging Face checkpoint, or "tiny", the small model that ships with jswa.
     tasks
-        Names of sets with commas between them; all where it is left out.
+        Names of the tasks to run, separated by commas. Default: all tasks.
     sets
-        Folder of sets, NAME.jsonl each (docs/evaluation.md); left out: those in the box, made for "tiny".
+        Folder of task sets, one NAME.jsonl per task (docs/evaluation.md). Default: the sets that ship with jswa, made
+        for "tiny".
     limit
-        The first so many items of each task and distance.
+        Run only the first items of each task and distance, this many. Default: all items.
     as_json
-        File for the results, with the text of every answer.
+        Write the results, with the text of every answer, to this JSON file.
     """
     from jswa.commands.evaluate import evaluate as run
     from jswa.commands.evaluate import table
@@ -243,10 +250,10 @@ def evaluate(
     from jswa.llm import LLM
 
     folder, names = sets or FOLDER, [name.strip() for name in tasks.split(",") if name.strip()]
-    read_sets(folder, names)  # before a model is loaded
+    read_sets(folder, names)  # report a malformed set before the model is loaded
     options = dataclasses.asdict(engine)
     with LLM(model, **options) as llm:
-        rows, result = run(llm, folder, names, limit, tell=lambda line: print(line, file=sys.stderr))
+        rows, result = run(llm, folder, names, limit, progress=lambda line: print(line, file=sys.stderr))
     for line in table(rows):
         print(line)
     if as_json is not None:
@@ -256,7 +263,7 @@ def evaluate(
 
 @app.command
 def env() -> None:
-    """Print versions and devices, for bug reports."""
+    """Print the versions of jswa and its dependencies, and the devices, for bug reports."""
     import jax
 
     print(f"jswa {__version__}, python {sys.version.split()[0]} on {sys.platform}")
@@ -270,7 +277,7 @@ def env() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error that jswa raises on purpose is one line and exit status 2."""
+    """Run the command line. A JswaError is printed as one line and gives exit status 2."""
     try:
         app([_SHORT.sub("--tensor-parallel-size", token) for token in sys.argv[1:]])
     except JswaError as error:
@@ -279,7 +286,7 @@ def main() -> None:
 
 
 class _Meter:
-    """Tokens per second and the most pages that were live at once, over one streamed call."""
+    """Tokens per second and the peak number of KV pages in use, over one streamed call."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm

@@ -1,7 +1,7 @@
-"""Finds the HTTP server, which ships beside the engine: in a wheel as `jswa/_server`, in a checkout as `server/`.
+"""Find and import the HTTP server, which ships with the engine: `jswa/_server` in a wheel, `server/` in a checkout.
 
-It is loaded by its path, as `jswa._server`. `import server` would take whatever folder or file of that name comes first
-on the path, and `python -m` puts the current folder there.
+The package is loaded by its path, under the name `jswa._server`. `import server` would load any folder or file of that
+name that comes first on sys.path, and `python -m` puts the current folder first.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ _HOME = Path(__file__).resolve().parent.parent
 
 
 def load_server(module: str) -> ModuleType:
-    """A module of the server. Raises ConfigError where the server, or what it needs, is not installed."""
+    """Import a module of the server. Raises ConfigError if the server or one of its dependencies is not installed."""
     if _NAME not in sys.modules:
         folder = _folder()
         spec = importlib.util.spec_from_file_location(
@@ -28,8 +28,13 @@ def load_server(module: str) -> ModuleType:
         package = importlib.util.module_from_spec(spec)
         sys.modules[_NAME] = package
         spec.loader.exec_module(package)
+    return import_server_module(f"{_NAME}.{module}")
+
+
+def import_server_module(name: str) -> ModuleType:
+    """Import a module by its full name. Raises ConfigError if a dependency of the server is not installed."""
     try:
-        return import_module(f"{_NAME}.{module}")
+        return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("jswa"):
             raise
@@ -40,7 +45,7 @@ def _folder() -> Path:
     shipped, checkout = _HOME / "_server", _HOME.parent
     if (shipped / "__init__.py").is_file():
         return shipped
-    # Beside an installed package anything may be called `server`; beside a checkout's sources it is ours.
+    # Next to an installed package, `server` may be anybody's. In a checkout, next to pyproject.toml, it is jswa's.
     if (checkout / "pyproject.toml").is_file() and (checkout / "server" / "__init__.py").is_file():
         return checkout / "server"
     raise ConfigError("server", str(shipped), "is missing: this installation of jswa has no server")

@@ -9,7 +9,7 @@ import pytest
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
-from server import cli
+from server import cli, launch
 from server.options import ServeConfig
 
 
@@ -22,7 +22,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
         found.update(dataclasses.asdict(server) | dataclasses.asdict(engine) | {"model": model})
         return 0
 
-    monkeypatch.setattr(cli, "start", serve)
+    monkeypatch.setattr(launch, "launch", serve)
     return found
 
 
@@ -79,12 +79,12 @@ def test_a_template_of_the_operator(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}")
     own = ChatTemplate({"default": "d", "tool_use": "t"}, {})
-    assert cli.choose_template(None, own, {}) is own
-    chosen = cli.choose_template("tool_use", own, {})
+    assert launch.choose_template(None, own, {}) is own
+    chosen = launch.choose_template("tool_use", own, {})
     assert chosen is not None
     assert chosen.sources == {"default": "t"}
-    given = cli.choose_template(str(file), None, {"bos_token": "<b>"})
+    given = launch.choose_template(str(file), None, {"bos_token": "<b>"})
     assert given is not None
     assert (given.sources, given.special_tokens) == ({"default": "{{ messages }}"}, {"bos_token": "<b>"})
     with pytest.raises(ConfigError, match="chat_template"):
-        cli.choose_template("nowhere", own, {})
+        launch.choose_template("nowhere", own, {})

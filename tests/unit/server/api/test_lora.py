@@ -7,7 +7,7 @@ import pytest
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
-from server import cli
+from server import cli, launch
 from server.options import ServeConfig
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving
@@ -62,7 +62,7 @@ def test_options_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((model, engine))
         return 0
 
-    monkeypatch.setattr(cli, "start", start)
+    monkeypatch.setattr(launch, "launch", start)
     both = ("a=/x/y=z", "b=w")
     cli.main(["m", "--lora-modules", *both, "--port", "1"])
     cli.main(["m", "--lora-modules", both[0], "--lora-modules", both[1]])
@@ -78,4 +78,4 @@ def test_an_adapter_must_not_be_called_as_the_model() -> None:
     """Said before the model is loaded: there is none here."""
     engine = dataclasses.replace(EngineConfig(), lora_modules=("m=x",))
     with pytest.raises(ConfigError, match="'m': is a name of the model itself"):
-        cli.start("nowhere", ServeConfig(served_model_name=("k", "m")), engine)
+        launch.launch("nowhere", ServeConfig(served_model_name=("k", "m")), engine)

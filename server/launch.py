@@ -1,0 +1,77 @@
+"""Load the model of `jswa serve` and serve it. Everything that is slow to import is imported from here on."""
+
+import dataclasses
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from jswa.config import EngineConfig
+from jswa.errors import ConfigError
+from jswa.text.chat_template import ChatTemplate
+from jswa.types import SamplingParams
+
+from .core.engine_protocol import EngineLike
+from .core.service import Served
+from .http.process import run, set_up_logging
+from .options import ServeConfig
+
+
+def launch(model: str, server: ServeConfig, engine: EngineConfig) -> int:
+    """Load the model and serve it until a signal arrives or the engine fails. Return the exit status."""
+    set_up_logging(server)
+    with loaded(model, server, engine) as (served, options):
+        return run(served, options)
+
+
+@contextmanager
+def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tuple[Served, ServeConfig]]:
+    """Load the model; yield it with the options of its server, `served_model_name` filled in. Raises JswaError."""
+    from jswa.llm import LLM
+
+    if not server.served_model_name:
+        server = dataclasses.replace(server, served_model_name=(model,))
+    for name in engine.adapters:
+        if name in server.served_model_name:
+            raise ConfigError("lora_modules", name, "is a name of the model itself: the adapter needs another name")
+    if server.restart_engine and engine.nnodes > 1:
+        raise ConfigError(
+            "restart_engine", True, "works on one host only: with nnodes > 1 your launcher must restart all hosts"
+        )
+    llm = LLM(model, **dataclasses.asdict(engine))
+
+    def engines() -> Iterator[EngineLike]:
+        nonlocal llm
+        while True:
+            if server.warm_logprobs:
+                llm.engine.prepare(SamplingParams(logprobs=0, prompt_logprobs=0))
+            yield llm.engine
+            llm.close()
+            gc.collect()  # free the old engine's arrays before the new engine allocates its own
+            llm = LLM(model, **dataclasses.asdict(engine))
+
+    named = {} if llm.tokenizer is None else llm.tokenizer.special.named
+    template = choose_template(server.chat_template, llm.chat_template, named)
+    try:
+        yield Served(engines().__next__, llm.tokenizer, template, llm.default_sampling), server
+    finally:
+        llm.close()
+
+
+def choose_template(wanted: str | None, own: ChatTemplate | None, named: Mapping[str, str]) -> ChatTemplate | None:
+    """Return the chat template to serve: the checkpoint's `own`, or the `wanted` one (a name or a file).
+
+    `named`: the special tokens for a template from a file. Raises ConfigError.
+    """
+    if wanted is None:
+        return own
+    if own is not None and wanted in own.sources:
+        return ChatTemplate({"default": own.sources[wanted]}, own.special_tokens)
+    try:
+        source = Path(wanted).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        has = ", ".join(sorted(own.sources)) if own is not None else "none"
+        raise ConfigError(
+            "chat_template", wanted, f"must be a file or the name of one of the checkpoint's templates ({has})"
+        ) from error
+    return ChatTemplate({"default": source}, named)
