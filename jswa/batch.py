@@ -11,8 +11,10 @@ from tqdm import tqdm
 from jswa.engine import Engine
 from jswa.errors import GenerationError, RequestError
 from jswa.plan import ChoiceLogprobs, TokenEvent
+from jswa.text.detokenizer import StreamDecoder
 from jswa.text.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
-from jswa.text.tokenizer import StopStrings, StreamDecoder, Tokenizer
+from jswa.text.stop_strings import StopStrings
+from jswa.text.tokenizer import Tokenizer
 from jswa.types import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, SamplingParams
 
 

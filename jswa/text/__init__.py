@@ -1,1 +1,1 @@
-"""Text and token ids: tokenizer, special tokens, chat templates, and the prompts that callers may pass. No jax."""
+"""Text and token ids: tokenizer, detokenizer, stop strings, special tokens, chat templates, inputs of calls. No jax."""

@@ -1,7 +1,8 @@
-"""Chat messages to prompts, by the checkpoint's own template, in transformers' sandboxed jinja2 (extra `chat`).
+"""Render chat messages into a prompt with the checkpoint's chat template: `LLM.chat`, `jswa chat` and `jswa eval`.
 
-A template is code of whoever made the checkpoint. The sandbox keeps it from everything but its variables, and bounds no
-time or memory: a server must render in a process that it can end, or serve only checkpoints that it trusts.
+Templates run in transformers' sandboxed jinja2 (extra `chat`). A template is untrusted code from the checkpoint: the
+sandbox restricts what it can reach, but not the time and memory that it takes. The server therefore renders in worker
+processes that it can kill (server/text/templates.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,17 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """jinja2 templates by name, and the special tokens by the names that they may use."""
+    """The jinja2 templates of a checkpoint by name, and its special tokens by the names that templates use."""
 
     sources: Mapping[str, str]
     special_tokens: Mapping[str, str]
 
     @staticmethod
     def load(folder: Path) -> "ChatTemplate | None":
-        """The templates of a checkpoint; None where there is none. Raises CheckpointError.
+        """Load the templates of a checkpoint; None if it has none. Raises CheckpointError.
 
-        Of each name, the first of: chat_template.jinja (`default`) and additional_chat_templates/*.jinja;
-        tokenizer_config.json; chat_template.json, as old multimodal checkpoints have it.
+        If several files have a template of the same name, the first in this order wins: chat_template.jinja (`default`)
+        and additional_chat_templates/*.jinja, tokenizer_config.json, chat_template.json (old multimodal checkpoints).
         """
         sources = _named(read_optional(folder / "chat_template.json"), folder / "chat_template.json")
         sources |= _named(read_optional(folder / CONFIG), folder / CONFIG)
@@ -52,16 +53,17 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The prompt of one conversation, with all special tokens in it.
+        """Return the prompt of one conversation, special tokens included.
 
         Args:
-            messages: objects with a role; keys whose value is None count as absent.
-            tools: what the model may call, as JSON schemas.
-            chat_template: name of one of the checkpoint's templates, or a template itself. None: `tool_use` where there
-                are tools and such a template, or else `default`.
-            variables: more variables of the template; they come before special tokens of their name.
+            messages: objects with a role; a key whose value is None counts as absent.
+            tools: JSON schemas of the tools that the model may call.
+            chat_template: the name of one of the checkpoint's templates, or the source of a template. None: `tool_use`
+                if there are tools and the checkpoint has that template, otherwise `default`.
+            variables: additional variables of the template; they override special tokens of the same name.
 
-        Raises InvalidPrompt where the template refuses, CheckpointError where it is none, ConfigError without jinja2.
+        Raises InvalidPrompt if the template refuses the messages, CheckpointError if the checkpoint's template is not
+        valid jinja2, and ConfigError if jinja2 or transformers is not installed.
         """
         if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
             raise InvalidPrompt("messages", messages, "must be a list of objects with a role and a content")
@@ -82,16 +84,16 @@ class ChatTemplate:
                 continue_final_message=continue_final_message,
                 **{**self.special_tokens, **variables},
             )
-        except ImportError as error:  # of a jinja2 whose sandbox is known to leak
+        except ImportError as error:  # transformers refuses versions of jinja2 whose sandbox leaks
             raise ConfigError("chat", str(error), "needs `pip install jswa[chat]`") from error
         except TemplateSyntaxError as error:
-            reason = f"is no jinja2 template, line {error.lineno}: {error}"
+            reason = f"is not a valid jinja2 template; line {error.lineno}: {error}"
             if source in self.sources.values():
                 raise CheckpointError(f"the checkpoint's chat template {reason}") from error
             raise InvalidPrompt("chat_template", chat_template, reason) from error
-        except Exception as error:  # a template can divide by zero, recurse, run out of memory …
+        except Exception as error:  # a template can raise anything: division by zero, recursion, no memory …
             reason = f"{type(error).__name__}: {error}"
-            raise InvalidPrompt("messages", messages, f"the chat template refuses them: {reason:.1000}") from error
+            raise InvalidPrompt("messages", messages, f"the chat template fails on them: {reason:.1000}") from error
         return str(rendered[0][0])
 
     def _choose(self, wanted: str | None, tools: object) -> str:
@@ -100,17 +102,21 @@ class ChatTemplate:
         if tools is not None and _WITH_TOOLS in self.sources:
             return self.sources[_WITH_TOOLS]
         if _DEFAULT not in self.sources:
-            has = f"templates {', '.join(sorted(self.sources))}" if self.sources else "no template"
-            raise InvalidPrompt("chat_template", wanted, f"must name or be a template: the checkpoint has {has}")
+            has = f"the templates {', '.join(sorted(self.sources))}" if self.sources else "no template"
+            raise InvalidPrompt(
+                "chat_template", wanted, f"must be a template or the name of one; the checkpoint has {has}"
+            )
         return self.sources[_DEFAULT]
 
 
 def _named(config: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """`chat_template` of a JSON file by name: one text, a list of names and texts, or an object."""
+    """Return the templates by name from `chat_template` of a JSON file: a string, a named list, or an object."""
     found = config.get("chat_template")
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):
         found = {one.get("name"): one.get("template") for one in found}
     templates = {_DEFAULT: found} if isinstance(found, str) else {} if found is None else found
     if not isinstance(templates, dict) or not all(isinstance(text, str) for pair in templates.items() for text in pair):
-        raise CheckpointError(f"{path}: chat_template must be a text, or a list of objects with a name and a template")
+        raise CheckpointError(
+            f"{path}: chat_template must be a string, or a list of objects with a name and a template"
+        )
     return templates

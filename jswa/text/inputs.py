@@ -1,4 +1,4 @@
-"""What callers may pass, turned into what the engine takes: prompts, sampling keywords, engine options."""
+"""Check and convert what callers of `LLM` pass: prompts, sampling parameters and engine options."""
 
 import dataclasses
 import difflib
@@ -17,17 +17,17 @@ from jswa.types import SamplingParams
 
 Prompt = str | Sequence[int] | Int[np.ndarray, " P"] | Mapping[str, Any]
 Prompts = Prompt | Sequence[Prompt]
-# Keys of generation_config.json, and what SamplingParams calls them.
+# Keys of generation_config.json and their names in SamplingParams.
 _DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 _DEFAULTS["max_new_tokens"] = "max_tokens"
 NO_TOKENIZER = (
-    "is text, but the checkpoint has no tokenizer.json: give token ids, or make one with "
+    "is text, but the checkpoint has no tokenizer.json: pass token ids, or create the file with "
     "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
 )
 
 
 def engine_config(options: Mapping[str, Any]) -> EngineConfig:
-    """EngineConfig from options by name. Raises ConfigError for a name that does not exist, with the nearest one."""
+    """Make an EngineConfig from options by name. Raises ConfigError for an unknown name, with the nearest."""
     names = [f.name for f in dataclasses.fields(EngineConfig)]
     for name, value in options.items():
         if name not in names:
@@ -41,9 +41,9 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
 
 
 def default_sampling(folder: Path) -> dict[str, Any]:
-    """Sampling that a checkpoint's generation_config.json asks for, as keywords.
+    """Return the default sampling parameters of a checkpoint's generation_config.json, as keywords.
 
-    As in vLLM, `do_sample` counts for nothing: a checkpoint is greedy where its temperature is 0. Null is absent.
+    As in vLLM, `do_sample` is ignored: only temperature 0 makes a checkpoint greedy. A null value counts as absent.
     Raises CheckpointError for a value that SamplingParams would refuse.
     """
     path = folder / "generation_config.json"
@@ -62,16 +62,18 @@ def default_sampling(folder: Path) -> dict[str, Any]:
 
 
 def sampling_params(keywords: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams from keywords; `max_new_tokens` is `max_tokens`. Raises InvalidSampling for unknown names."""
+    """Make SamplingParams from keywords; `max_new_tokens` means `max_tokens`. Raises InvalidSampling."""
     given = dict(keywords)
     if "max_new_tokens" in given:
         if "max_tokens" in given:
-            raise InvalidSampling("max_new_tokens", given["max_new_tokens"], "is another name of max_tokens; give one")
+            raise InvalidSampling(
+                "max_new_tokens", given["max_new_tokens"], "is another name of max_tokens; pass only one of them"
+            )
         given["max_tokens"] = given.pop("max_new_tokens")
     names = [f.name for f in dataclasses.fields(SamplingParams)]
     for name, value in given.items():
         if name not in names:
-            raise InvalidSampling(name, value, f"is not a sampling parameter of this version; {_nearest(name, names)}")
+            raise InvalidSampling(name, value, f"is not a sampling parameter; {_nearest(name, names)}")
     return SamplingParams(**given)
 
 
@@ -81,14 +83,17 @@ def params_of(
     keywords: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> list[SamplingParams]:
-    """One SamplingParams per prompt; `defaults` (the checkpoint's) stand behind keywords, not behind SamplingParams.
+    """Return one SamplingParams per prompt.
 
-    Raises InvalidSampling where there are too many, too few, or both forms.
+    `defaults`, the checkpoint's, fill in what `keywords` leave out; a SamplingParams object is used as it is. Raises
+    InvalidSampling if the numbers of prompts and params differ, or if both params and keywords are given.
     """
     if params is not None and keywords:
-        raise InvalidSampling("sampling_params", params, f"give it or keywords ({', '.join(keywords)}), not both")
+        raise InvalidSampling(
+            "sampling_params", params, f"pass either it or keywords ({', '.join(keywords)}), not both"
+        )
     if params is None:
-        if "max_new_tokens" in keywords:  # the other name of max_tokens, which a default must not clash with
+        if "max_new_tokens" in keywords:  # the other name of max_tokens: drop its default
             defaults = {name: value for name, value in defaults.items() if name != "max_tokens"}
         return [sampling_params({**defaults, **keywords})] * len(prompts)
     if isinstance(params, SamplingParams):
@@ -96,23 +101,25 @@ def params_of(
     if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
         raise InvalidSampling("sampling_params", params, "must be a SamplingParams, or a list of them")
     if len(params) != len(prompts):
-        raise InvalidSampling("sampling_params", f"{len(params)} items", f"must be one, or {len(prompts)}")
+        raise InvalidSampling(
+            "sampling_params", f"{len(params)} items", f"must be one, or one per prompt: {len(prompts)}"
+        )
     return list(params)
 
 
 def split_prompts(prompts: Prompts) -> list[Any]:
-    """One prompt or a list of them, as a list; what its items are is `tokenize`'s concern."""
+    """Return one prompt or several prompts as a list. The items are not checked here; `tokenize` does that."""
     if isinstance(prompts, np.ndarray):
         return list(prompts) if prompts.ndim == 2 else [prompts]
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]
     items = list(prompts)
-    # A list of numbers is one prompt, also one that starts or ends in something that is no number.
+    # A list with numbers in it is one prompt, even if other items of it are not numbers: `tokenize` refuses those.
     return [items] if not items or any(_is_number(item) for item in items) else items
 
 
 def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, Int[np.ndarray, " P"]]:
-    """Text, where the prompt is text, and token ids of one prompt. Raises InvalidPrompt or InvalidToken."""
+    """Return the text of one prompt, or None if it is token ids, and its ids [P]. Raises RequestError."""
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             text = prompt.get("prompt")
@@ -128,7 +135,7 @@ def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, I
 
 
 def salt_of(prompt: Prompt, default: str) -> str:
-    """The cache salt of one prompt: its own, or that of the call. Raises InvalidPrompt."""
+    """Return the cache salt of one prompt: its own, or else the call's. Raises InvalidPrompt."""
     salt = prompt.get("cache_salt", default) if isinstance(prompt, Mapping) else default
     if not isinstance(salt, str):
         raise InvalidPrompt("cache_salt", salt, "must be a string")
@@ -136,9 +143,9 @@ def salt_of(prompt: Prompt, default: str) -> str:
 
 
 def adapter_of(prompt: Prompt, default: str | None) -> str | None:
-    """The name of one prompt's LoRA adapter: its own, or that of the call. Raises InvalidPrompt.
+    """Return the name of one prompt's LoRA adapter: its own, or else the call's. Raises InvalidPrompt.
 
-    Whether it exists is the engine's to say.
+    The engine checks that the adapter exists.
     """
     name = prompt.get("lora", default) if isinstance(prompt, Mapping) else default
     if name is not None and not isinstance(name, str):
@@ -147,7 +154,7 @@ def adapter_of(prompt: Prompt, default: str | None) -> str | None:
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of words that must not be generated, at the start of a word and within one."""
+    """Return the token sequences of words that must not be generated, each with and without a space before it."""
     if words and tokenizer is None:
         raise InvalidSampling("bad_words", list(words), "are text, but the checkpoint has no tokenizer.json")
     found: dict[tuple[int, ...], None] = {}
@@ -181,4 +188,4 @@ def _is_number(value: object) -> bool:
 
 def _nearest(name: str, names: list[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    return f"did you mean {near[0]}?" if near else f"the known names are {', '.join(names)}"

@@ -1,7 +1,8 @@
-"""What a checkpoint says of its tokens beside tokenizer.json: special tokens by name, and tokens that the file lacks.
+"""Read the special and added tokens of a checkpoint from the files next to tokenizer.json.
 
-Read as transformers 5 reads it: tokenizer_config.json; where that has no `added_tokens_decoder`, also
-special_tokens_map.json, which wins, and added_tokens.json. A token is a text, or an object with one as `content`.
+They are read as transformers 5 reads them: from tokenizer_config.json and, if it has no `added_tokens_decoder`, also
+from special_tokens_map.json, which overrides it, and added_tokens.json. A token is a string, or an object with the
+string as `content`.
 """
 
 import logging
@@ -19,21 +20,21 @@ from jswa.storage.json_object import read_object
 CONFIG = "tokenizer_config.json"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"
-_LISTS = ("extra_special_tokens", "additional_special_tokens")  # of two names of one thing, the newer one wins
+_LISTS = ("extra_special_tokens", "additional_special_tokens")  # two names of one key; the newer name wins
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Special tokens by name, and what to add to a tokenizer.
+    """Special tokens by name, and the tokens to add to a tokenizer.
 
     Attributes:
-        named: texts by the names that chat templates know them by: bos_token, eos_token, …, and names of the model's
-            own (boi_token).
-        added: tokens by the ids that they should have, special or not.
+        named: text of each special token by the name that chat templates use: bos_token, eos_token, …, and names that
+            only this model has (boi_token).
+        added: tokens by the id that each should have, special or not.
         special: all special tokens, named or not.
-        add_bos: what the config says of a bos token before every prompt; None where it says nothing.
+        add_bos: the config's `add_bos_token`; None if it is absent.
     """
 
     named: Mapping[str, str]
@@ -43,7 +44,7 @@ class SpecialTokens:
 
     @staticmethod
     def load(folder: Path) -> "SpecialTokens":
-        """Read the files of a checkpoint; empty where there are none. Raises CheckpointError."""
+        """Read the files of a checkpoint; empty if there are none. Raises CheckpointError."""
         config = read_optional(folder / CONFIG)
         where, added = folder / CONFIG, config.get("added_tokens_decoder")
         if added is None:
@@ -68,22 +69,22 @@ class SpecialTokens:
         )
 
     def add_to(self, backend: tokenizers.Tokenizer, where: Path) -> None:
-        """Add to a tokenizer what it lacks, and make it take special tokens for special; `where` is named in logs."""
+        """Add the missing tokens to a tokenizer and mark special tokens as special. `where`: path for the log."""
         backend.add_tokens([token for _, token in sorted(self.added.items(), key=lambda entry: entry[0])])
         backend.add_special_tokens(list(self.special))
         for token_id, token in self.added.items():
             if token.content and (found := backend.token_to_id(token.content)) != token_id:
-                # As in transformers: the vocabulary has no gaps.
-                _log.warning("%s: token %r should have id %d, and has %s", where, token.content, token_id, found)
+                # As in transformers: a vocabulary has no gaps, so the token gets the next free id.
+                _log.warning("%s: token %r should have id %d but has id %s", where, token.content, token_id, found)
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none. Raises CheckpointError."""
+    """Return the JSON object in a file, or {} if there is no such file. Raises CheckpointError."""
     return read_object(path) if path.exists() else {}
 
 
 def _own_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Names beyond the usual ones (boi_token); `add_bos_token` and the like are no texts."""
+    """Return the special tokens with names beyond NAMES (boi_token). Keys such as `add_bos_token` are not strings."""
     return {
         name: text
         for name, text in config.items()
@@ -96,7 +97,7 @@ def _token(value: object, where: Path, key: str) -> AddedToken:
         return AddedToken(value, normalized=False, special=True)
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         return AddedToken(value["content"], **{flag: value[flag] for flag in _FLAGS if type(value.get(flag)) is bool})
-    raise CheckpointError(f"{where}: {key} = {value!r:.80}: must be a text, or an object with one as content")
+    raise CheckpointError(f"{where}: {key} = {value!r:.80}: must be a string, or an object with a string as content")
 
 
 def _added(declared: object, where: Path) -> dict[int, AddedToken]:
@@ -106,7 +107,7 @@ def _added(declared: object, where: Path) -> dict[int, AddedToken]:
 
 
 def _legacy_added(path: Path, special: list[AddedToken]) -> dict[int, AddedToken]:
-    """added_tokens.json: ids by text."""
+    """Return the tokens of added_tokens.json (ids by text) by id."""
     known = {token.content for token in special}
     found: dict[int, AddedToken] = {}
     for text, token_id in read_optional(path).items():

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from jswa.errors import RequestError
 from jswa.plan import ChoiceLogprobs, Request, TokenEvent
+from jswa.text.detokenizer import StreamDecoder
 from jswa.text.inputs import bad_word_ids
-from jswa.text.tokenizer import StopStrings, StreamDecoder, Tokenizer
+from jswa.text.stop_strings import StopStrings
+from jswa.text.tokenizer import Tokenizer
 from jswa.types import FinishReason, SamplingParams
 
 from ..http.errors import ApiError, invalid

@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from jswa.plan import ChoiceLogprobs
-from jswa.text.tokenizer import StreamDecoder, Tokenizer
+from jswa.text.detokenizer import StreamDecoder
+from jswa.text.tokenizer import Tokenizer
 
 from .prompts import Prompt
 

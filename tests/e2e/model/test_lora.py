@@ -17,8 +17,9 @@ from jswa.errors import CacheFileError, RequestError
 from jswa.llm import LLM, TINY
 from jswa.model.transformer import Params, bind
 from jswa.model.weights.load import load_checkpoint
+from jswa.text.detokenizer import StreamDecoder
 from jswa.text.inputs import Prompt
-from jswa.text.tokenizer import StreamDecoder, Tokenizer
+from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput
 from server.core.service import Served
 from tests.parity.load import load_fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.text.tokenizer import StopStrings
+from jswa.text.stop_strings import StopStrings
 
 TEXTS = st.text("ab¢", max_size=30)  # few letters, so that stop strings occur and overlap
 STOPS = st.lists(st.text("ab¢", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)

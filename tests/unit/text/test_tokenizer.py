@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from jswa.errors import CheckpointError, InvalidPrompt
-from jswa.text.tokenizer import StreamDecoder, Tokenizer
+from jswa.text.detokenizer import StreamDecoder
+from jswa.text.tokenizer import Tokenizer
 
 SPECIAL = "<end>"
 

@@ -11,8 +11,9 @@ import tokenizers
 from tokenizers import models
 
 from jswa.errors import CheckpointError, InvalidPrompt
+from jswa.text.detokenizer import StreamDecoder
 from jswa.text.special_tokens import SpecialTokens
-from jswa.text.tokenizer import StreamDecoder, Tokenizer
+from jswa.text.tokenizer import Tokenizer
 from tests.support.text_folders import FAMILIES, reference_tokenizer, special, write
 
 TEXTS = [
