@@ -1,4 +1,4 @@
-"""`jswa capacity`: how many tokens a model's KV holds in some memory, here, ideally, and in the ways others do it."""
+"""`jswa capacity`: how many sequences' KV fits in memory, in jswa, ideally, and as vLLM and SGLang allocate it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from jswa.model.partition import shard_config
 from jswa.storage.json_object import read_object
 
 LENGTHS = (2048, 8192, 32768, 131072)
-_FIXED_RATIO = 0.8  # SGLang's default share of window tokens to full tokens
-_SLACK = 128  # tokens by which its windows lag in decode
-_GROUP_PAGE = 16  # tokens of vLLM's pages
+_FIXED_RATIO = 0.8  # SGLang's default --swa-full-tokens-ratio: tokens of the window pool per token of the full pool
+_SLACK = 128  # tokens beyond the window that SGLang keeps in decode
+_GROUP_PAGE = 16  # tokens per page in vLLM
 
 
 @dataclass(frozen=True)
 class Row:
-    """KV of rows of one length: bytes per row, and rows that fit the memory."""
+    """KV of sequences (rows) of one length, in tokens: bytes per row, and the number of rows that fit in memory."""
 
     length: int
     bytes_here: int
@@ -33,12 +33,12 @@ class Row:
 
     @property
     def share_of_ideal(self) -> float:
-        """Ideal bytes over bytes here."""
+        """Ideal bytes over the bytes that jswa takes."""
         return self.bytes_ideal / self.bytes_here
 
 
 def report(model: str, *, block_size: int, itemsize: int, memory: int, devices: int = 1) -> list[str]:
-    """The lines of the report for a config.json, or a folder with one, on each of so many devices."""
+    """Return the report for a config.json, or a folder with one, as lines. `memory`: bytes for KV on each device."""
     path = Path(model)
     raw = read_object(path / "config.json" if path.is_dir() else path)
     whole = parse_config(raw, weights=False)
@@ -57,7 +57,7 @@ def report(model: str, *, block_size: int, itemsize: int, memory: int, devices: 
         f"{config.family}: {kinds}{window}",
         f"{layout.num_lanes} lanes, blocks of {layout.block_bytes(itemsize)} bytes: {layout.pages_per_block} full "
         f"pages or 1 local page of {block_size} tokens; padding {padding(layout):.1%}",
-        f"{head} here, all full, fixed ratio {_FIXED_RATIO}, groups",
+        f"{head} here, all full, SGLang's pools (ratio {_FIXED_RATIO}), vLLM's groups",
     ]
     lines += [
         f"{row.length:>8} {_gib(row.bytes_here):>10} {_gib(row.bytes_ideal):>10} {row.share_of_ideal:>7.1%} "
@@ -67,15 +67,15 @@ def report(model: str, *, block_size: int, itemsize: int, memory: int, devices: 
     if devices > 1:
         weights = weight_bytes(config, itemsize, packed=_is_packed(raw))
         lines.append(
-            f"each of {devices} devices: {_gib(weights)} GiB of weights, {_gib(weights + memory)} GiB with the KV; "
-            "bytes of KV above are those of one"
+            f"each of {devices} devices holds {_gib(weights)} GiB of weights, {_gib(weights + memory)} GiB with KV; "
+            "the KV sizes above are per device"
         )
-    return [*lines, "KV in GiB per row, whole pages; share = ideal / here: what padding and part-filled pages cost"]
+    return [*lines, "KV is in GiB per row, in whole pages; share = ideal / here: the rest is padding and partial pages"]
 
 
 def weight_bytes(part: ModelConfig, itemsize: int, *, packed: bool = False) -> int:
-    """Bytes of the parameters that each device has; `packed`: experts in 4 bits, and a scale of 8 for 32 of them."""
-    import jax.numpy as jnp  # a second, and only here
+    """Return the bytes of parameters on each device. `packed`: experts in MXFP4, 4 bits and an 8-bit scale per 32."""
+    import jax.numpy as jnp  # takes a second to import, and only this function needs it
 
     from jswa.model.transformer import param_shapes
 
@@ -85,15 +85,15 @@ def weight_bytes(part: ModelConfig, itemsize: int, *, packed: bool = False) -> i
 
 
 def _is_packed(raw: Mapping[str, object]) -> bool:
-    """Whether a checkpoint has its experts in MXFP4."""
+    """Whether a config.json stores the experts in MXFP4."""
     found = raw.get("quantization_config")
     return isinstance(found, Mapping) and found.get("quant_method") == "mxfp4"
 
 
 def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:
-    """One row per length."""
+    """Return one Row per length of LENGTHS. `memory` in bytes; `itemsize`: bytes per element of KV."""
     attention = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
-    # Others store keys and values whole.
+    # Other engines store keys and values without folding: bytes of one token in all layers of a kind.
     full = sum(_elems(a) for a in attention if a.kind == "full") * itemsize
     local = sum(_elems(a) for a in attention if a.kind == "local") * itemsize
     block = layout.block_bytes(itemsize)
@@ -118,7 +118,10 @@ def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -
 
 
 def _fixed_ratio_rows(full: int, local: int, layout: KVLayout, length: int, memory: int) -> int:
-    """Two pools, the local one `_FIXED_RATIO` times the full one in tokens: the smaller of what either holds."""
+    """Return the rows that fit in SGLang's two pools; the window pool has `_FIXED_RATIO` tokens per full token.
+
+    `full`, `local`: bytes of one token in all layers of the kind. The fuller pool decides.
+    """
     if layout.reach is None or not full:
         return memory // ((full + local) * length)
     full_tokens = int(memory / (full + _FIXED_RATIO * local))
@@ -127,19 +130,20 @@ def _fixed_ratio_rows(full: int, local: int, layout: KVLayout, length: int, memo
 
 
 def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length: int, memory: int) -> int:
-    """One pool of equal pages, as vLLM has it: layers in groups as large as the smaller kind, the last one padded.
+    """Return the rows that fit in vLLM's one pool: layers in groups as large as the smaller kind, the last one padded.
 
-    A row holds ⌈n / group⌉ page tables per kind, the local ones a window and a page. Chunked layers count as full:
-    so they do by its default. `memory` in elements.
+    A row has ⌈n / group⌉ page tables per kind. A local table holds the window and one page more; of chunked layers it
+    holds the chunk, which begins at a page. vLLM frees past chunks by default since 0.33.0:
+    VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE is 1 in vllm/envs.py. `memory` in elements.
     """
     full = [_elems(a) for a in attention if a.kind == "full"]
     local = [_elems(a) for a in attention if a.kind == "local"]
-    if layout.reach is None or layout.reach.chunked or not local:
+    if layout.reach is None or not local:
         return memory // (sum(full + local) * length)
     group = min(len(kind) for kind in (full, local) if kind)
-    page = _GROUP_PAGE * max(full + local)  # of one layer; smaller layers put more tokens into it
-    window = min(layout.reach.size, length)
-    pages = math.ceil(len(local) / group) * (math.ceil(window / (page // local[0])) + 1)
+    page = _GROUP_PAGE * max(full + local)  # elements of one layer; a layer with smaller tokens fits more of them
+    window = math.ceil(min(layout.reach.size, length) / (page // local[0])) + (not layout.reach.chunked)
+    pages = math.ceil(len(local) / group) * window
     if full:
         pages += math.ceil(len(full) / group) * math.ceil(length / (page // full[0]))
     return memory // (pages * page * group)
