@@ -27,7 +27,7 @@ from jswa.model.partition import shard_config
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import check_adapters, load_adapters
 from jswa.model.weights.safetensors_files import weights_fingerprint
-from jswa.storage.planfile import write_header
+from jswa.storage.plan_trace import write_header
 from jswa.version import __version__
 
 _log = logging.getLogger("jswa")

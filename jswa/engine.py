@@ -19,7 +19,7 @@ from jswa.plan import Logprobs, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.scheduler import Scheduler, SchedulerStats
 from jswa.sched.steplog import StepLog, StepStats
-from jswa.storage.planfile import write_step
+from jswa.storage.plan_trace import write_step
 from jswa.types import SamplingParams
 
 

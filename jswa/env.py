@@ -1,10 +1,10 @@
-"""Debug switches, read from the environment once per engine. A JSWA_ variable that is none of these is an error.
+"""Debug switches from the environment, read once per engine. Any other JSWA_ variable is an error.
 
-JSWA_CHECK=1                 assert every law of scheduler, leases and pool after every step
-JSWA_NO_OVERLAP=1            wait for each step before the next is planned
-JSWA_DUMP_PLANS=FILE         write every plan to FILE, for `python -m jswa.commands.trace replay FILE`
-JSWA_COMPILATION_CACHE=DIR   where compiled programs are kept (default ~/.cache/jswa; empty: nowhere). Programs
-                             are run as they are found: a folder that others can write to must not be used.
+JSWA_CHECK=1                 assert every invariant of scheduler, leases and page pool after every step
+JSWA_NO_OVERLAP=1            wait for each step to finish before the next step is planned
+JSWA_DUMP_PLANS=FILE         write the plan of every step to FILE, for `python -m jswa.commands.trace replay FILE`
+JSWA_COMPILATION_CACHE=DIR   folder for compiled programs (default ~/.cache/jswa; empty: none). Cached programs are
+                             executed without verification: the folder must be writable by this user only.
 """
 
 import os
@@ -19,7 +19,7 @@ NAMES = ("JSWA_CHECK", "JSWA_NO_OVERLAP", "JSWA_DUMP_PLANS", "JSWA_COMPILATION_C
 
 @dataclass(frozen=True)
 class Switches:
-    """The switches in force."""
+    """The values of the switches."""
 
     check: bool = False
     overlap: bool = True
@@ -28,10 +28,10 @@ class Switches:
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> "Switches":
-        """Read the JSWA_ variables. Raises ConfigError for one that is unknown or malformed."""
+        """Read the JSWA_ variables. Raises ConfigError for an unknown variable or a malformed value."""
         for name, value in environ.items():
             if name.startswith("JSWA_") and name not in NAMES:
-                raise ConfigError(name, value, f"is not a switch; there are {', '.join(NAMES)}")
+                raise ConfigError(name, value, f"is not a switch; the switches are {', '.join(NAMES)}")
         dump = environ.get("JSWA_DUMP_PLANS")
         cache = environ.get("JSWA_COMPILATION_CACHE", str(Path.home() / ".cache" / "jswa"))
         return Switches(

@@ -1,21 +1,21 @@
-"""Every error that jswa raises on purpose, as one tree.
+"""All errors that jswa raises deliberately, as one tree.
 
     JswaError
-    ├── FieldError               a value the caller chose: names the field, the value and the limit
-    │   ├── ConfigError              an engine option is out of range, or does not fit the model or the machine
-    │   ├── TaskSetError             a set of tasks for `jswa eval` is missing or malformed: names file and line too
-    │   └── RequestError             one request is refused; the others go on
-    │       ├── InvalidSampling          a sampling parameter is not a number in its range
+    ├── FieldError               a value from the caller is refused: the error names field, value and limit
+    │   ├── ConfigError              an option is out of range, or does not fit the model or the machine
+    │   ├── TaskSetError             a task set for `jswa eval` is missing or malformed: names file and line too
+    │   └── RequestError             one request is refused; the others continue
+    │       ├── InvalidSampling          a sampling parameter has the wrong type or is out of range
     │       ├── InvalidPrompt            the prompt is empty, of the wrong type, or cannot be tokenized
     │       ├── InvalidToken             a token id is negative or not in the vocabulary
-    │       └── PromptTooLong            prompt + 1 token can never fit
-    ├── ModelError               the checkpoint, not the request
+    │       └── PromptTooLong            the prompt and one generated token can never fit
+    ├── ModelError               the checkpoint is at fault, not the request
     │   ├── UnsupportedModel         the config asks for something jswa does not implement
-    │   └── CheckpointError          a file is missing, truncated or corrupt, or disagrees with the config
-    ├── CacheFileError           a saved prefix cache is missing, torn or of another model; the engine goes on without
-    ├── GenerationError          one request has no next token: logits not finite, or all forbidden; the others go on
-    ├── HostLost                 one of the hosts that share the model is gone: the process must end
-    └── EngineError              an invariant of jswa itself is broken: the engine must stop
+    │   └── CheckpointError          a checkpoint file is missing or corrupt, or contradicts the config
+    ├── CacheFileError           a saved prefix cache is missing, incomplete or from another model; the engine runs on
+    ├── GenerationError          one request has no next token: logits not finite, or all tokens forbidden
+    ├── HostLost                 a host that shares the model is lost: the process must exit
+    └── EngineError              an invariant of jswa is violated: the engine must stop
 
 `FieldError` is also a `ValueError`, so code written for other engines catches it.
 """
@@ -25,22 +25,22 @@ from typing import Any
 
 
 class JswaError(Exception):
-    """Base of every error that jswa raises on purpose."""
+    """Base class of all errors that jswa raises deliberately."""
 
 
 class FieldError(JswaError, ValueError):
-    """A value given by the caller is outside its limit.
+    """A value from the caller is refused.
 
     Attributes:
         field: name of the option, parameter or argument.
-        value: what was given.
-        limit: what would have been accepted, in words.
+        value: the refused value.
+        limit: the accepted values, in words.
     """
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         try:
             shown = repr(value)
-        except ValueError:  # Python does not print integers of more than 4,300 digits
+        except ValueError:  # Python refuses to print integers of more than 4,300 digits
             shown = f"a {type(value).__name__} too long to print"
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         super().__init__(f"{field} = {shown}: {limit}")
@@ -50,15 +50,15 @@ class FieldError(JswaError, ValueError):
 
 
 class ConfigError(FieldError):
-    """An engine option is out of range, or does not fit the model or the machine."""
+    """An option is out of range, or does not fit the model or the machine."""
 
 
 class TaskSetError(FieldError):
-    """A set of tasks for `jswa eval` is missing or malformed.
+    """A task set for `jswa eval` is missing or malformed.
 
     Attributes:
         path: the file, or the folder.
-        line: of the file, from 1; None where it is about the file as a whole.
+        line: line of the file, counted from 1; None if the error concerns the whole file.
     """
 
     def __init__(self, path: Path, line: int | None, field: str, value: object, limit: str) -> None:
@@ -69,13 +69,13 @@ class TaskSetError(FieldError):
 
 
 class RequestError(FieldError):
-    """One request is refused; the others go on.
+    """One request is refused; the others continue.
 
     Attributes:
-        index: position of the request among the prompts of its call, where it came from such a call.
-        outputs: for a call with several prompts, the results of the others in input order, None where
-            a prompt was refused or failed.
-        errors: for such a call, every error by prompt index.
+        index: position of the request among the prompts of its call; None if it was not part of a call.
+        outputs: for a call with several prompts, the results in input order; None for prompts that were refused or
+            failed.
+        errors: for a call with several prompts, all errors by prompt index.
     """
 
     index: int | None = None
@@ -89,7 +89,7 @@ class RequestError(FieldError):
 
 
 class InvalidSampling(RequestError):
-    """A sampling parameter is not a number in its range."""
+    """A sampling parameter has the wrong type or is out of range."""
 
 
 class InvalidPrompt(RequestError):
@@ -105,28 +105,28 @@ class PromptTooLong(RequestError):
 
 
 class ModelError(JswaError):
-    """Something is wrong with the checkpoint, or jswa cannot run it."""
+    """The checkpoint is faulty, or jswa cannot run it."""
 
 
 class UnsupportedModel(ModelError):
-    """The config asks for something jswa does not implement."""
+    """The config asks for something that jswa does not implement."""
 
 
 class CheckpointError(ModelError):
-    """A checkpoint file is missing, truncated or corrupt, or disagrees with the config."""
+    """A checkpoint file is missing, truncated or corrupt, or contradicts the config."""
 
 
 class CacheFileError(JswaError):
-    """A saved prefix cache cannot be written, or is missing, torn, or not of this model, options and salt."""
+    """A saved prefix cache cannot be written, is missing or incomplete, or is from another model, options or salt."""
 
 
 class GenerationError(JswaError):
-    """One request has no next token: logits were not finite, or all tokens forbidden. The others go on."""
+    """One request has no next token: its logits are not finite, or all tokens are forbidden. The others continue."""
 
 
 class HostLost(JswaError):
-    """One of the hosts that share the model is gone: the process must end."""
+    """A host that shares the model is lost: the process must exit."""
 
 
 class EngineError(JswaError):
-    """An invariant of jswa itself is broken: the engine must stop."""
+    """An invariant of jswa is violated: the engine must stop."""

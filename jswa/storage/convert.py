@@ -1,4 +1,4 @@
-"""`jswa convert`: a checkpoint as the engine holds it, for starts that read and do nothing else."""
+"""`jswa convert`: rewrite a checkpoint in the engine's own layout, so that a start only has to read it."""
 
 import os
 import shutil
@@ -19,25 +19,26 @@ _WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.
 
 
 def convert(source: Path, target: Path, dtype: str = "auto", quantization: QuantizationMode = "auto") -> int:
-    """Write `target`, a folder that `LLM` loads as it loads `source`, and faster. Returns bytes of parameters.
+    """Write `target`, a folder that `LLM` loads like `source` but faster. Return the bytes of the parameters.
 
-    Everything beside the weights is copied. A folder that an earlier call has written is replaced when the new one is
-    complete, anything else that is not empty is left alone.
+    All files except the weights are copied. A folder that an earlier call wrote is replaced as soon as the new one is
+    complete; any other folder that is not empty is refused.
 
     Args:
-        dtype: of the parameters; auto: what config.json says, or else bfloat16. An engine of another type casts them.
-        quantization: as the engine's: matrices that are held in fewer bits are stored so.
+        dtype: type of the parameters; auto: the type that config.json names, otherwise bfloat16. An engine that runs
+            in another type casts them when it loads.
+        quantization: the choices of EngineConfig.quantization; quantized matrices are stored quantized.
 
-    Raises ConfigError for another dtype or quantization, ModelError where the checkpoint cannot be read, and
-    CheckpointError where the target cannot be written.
+    Raises ConfigError for another dtype or quantization, ModelError if the checkpoint cannot be read, and
+    CheckpointError if the target cannot be written.
     """
     if dtype not in ("auto", *_DTYPES):
-        raise ConfigError("dtype", dtype, f"must be auto, {', '.join(_DTYPES)}")
+        raise ConfigError("dtype", dtype, f"must be one of auto, {', '.join(_DTYPES)}")
     if quantization not in get_args(QuantizationMode):
         raise ConfigError("quantization", quantization, f"must be one of {', '.join(get_args(QuantizationMode))}")
     source, target = source.resolve(), target.resolve()
     if source == target or source in target.parents or target in source.parents:
-        raise CheckpointError(f"{target} must lie outside of the checkpoint {source}, and not around it")
+        raise CheckpointError(f"{target} must be neither inside the checkpoint {source} nor a parent of it")
     _require_replaceable(target)
     chosen = jnp.dtype(_own_dtype(source) if dtype == "auto" else dtype)
     model, params = load_checkpoint(source, chosen, quantization=quantization)
@@ -52,14 +53,14 @@ def convert(source: Path, target: Path, dtype: str = "auto", quantization: Quant
         write_folder(target, write, mode=0o755)
     except JswaError:
         raise
-    except Exception as error:  # whatever orbax and the file system raise, one error comes out
+    except Exception as error:  # orbax and the file system raise many types
         reason = str(error).strip().split("\n")[0][:200]
         raise CheckpointError(f"{target} cannot be written: {type(error).__name__}: {reason}") from error
     return sum(value.nbytes for value in params.values())
 
 
 def _own_dtype(folder: Path) -> str:
-    """What config.json says of its weights."""
+    """Return the type of the weights that config.json names, or bfloat16."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     raw = read_object(folder / "config.json")
@@ -72,14 +73,14 @@ def _own_dtype(folder: Path) -> str:
 
 
 def _require_replaceable(target: Path) -> None:
-    """Raise CheckpointError where something lies there that is not a converted checkpoint, whole or torn."""
+    """Raise CheckpointError if `target` holds anything but a converted checkpoint, complete or partial."""
     if not os.path.lexists(target):
         return
     if not target.is_dir():
-        raise CheckpointError(f"{target} is not a folder: it is left alone")
+        raise CheckpointError(f"{target} exists and is not a folder")
     names = {path.name for path in target.iterdir()}
     if names and not (is_converted(target) and (target / WEIGHTS).is_dir()):
         raise CheckpointError(
-            f"{target} holds {shown(sorted(names)[0])} and is not a converted checkpoint: it is left alone; choose "
-            "another folder, or delete it"
+            f"{target} contains {shown(sorted(names)[0])} and is not a converted checkpoint: choose another folder, or "
+            "delete this one"
         )

@@ -1,4 +1,4 @@
-"""Folders that are written as a whole: what is at a path is replaced by something complete, or stays."""
+"""Write a folder atomically: it replaces the folder that was there only when it is complete."""
 
 import os
 import shutil
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_folder(target: Path, write: Callable[[Path], None], *, mode: int) -> None:
-    """Fill a folder beside `target` and put it in its place when it is complete and on the disk.
+    """Let `write` fill a new folder next to `target`, and move it to `target` when it is complete and on disk.
 
-    The old one is deleted last; after a crash before that it lies beside. Raises what `write` and the system raise, and
-    leaves what was there.
+    The old folder is deleted last; after a crash before that, it is still next to `target`, as `.NAME.….old`. Raises
+    what `write` and the file system raise; then `target` is unchanged.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -42,7 +42,7 @@ def _replace(target: Path, staging: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Wait until a file or folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

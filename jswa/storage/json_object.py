@@ -1,4 +1,4 @@
-"""JSON objects from files that nobody vouches for: bounded in size, every key once, every refusal a CheckpointError."""
+"""Read JSON objects from untrusted files: bounded in size, no key twice, and CheckpointError for every refusal."""
 
 import json
 import reprlib
@@ -8,20 +8,20 @@ from typing import Any
 
 from jswa.errors import CheckpointError
 
-MAX_BYTES = 100_000_000  # safetensors' own limit for a header; no config or index comes near
-# A value of two bytes ("[]") takes 80 once parsed, so bytes alone do not bound memory. A tensor of a header is about 10
-# values, one of an index 1: room for 200,000 tensors a file, ten times what the largest mixtures of experts have.
+MAX_BYTES = 100_000_000  # safetensors' own limit for a header; configs and indices are far smaller
+# Two bytes of JSON ("[]") take 80 once parsed, so a limit on bytes alone does not bound memory. A tensor takes about 10
+# values in a header and 1 in an index: 200,000 tensors fit, ten times what the largest mixtures of experts have.
 MAX_VALUES = 2_000_000
 
 _brief = reprlib.Repr(maxlevel=3, maxlist=8, maxdict=4, maxstring=80, maxlong=80, maxother=80)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a regular file. Raises CheckpointError that names the file, and the key of a second value."""
+    """Return the JSON object in a regular file. Raises CheckpointError with the file and a repeated key."""
     try:
         info = path.stat()
-        if not stat.S_ISREG(info.st_mode):  # opening a pipe waits for ever, reading a device never ends
-            raise CheckpointError(f"{path} is not a file")
+        if not stat.S_ISREG(info.st_mode):  # opening a pipe would block for ever, reading a device would never end
+            raise CheckpointError(f"{path} is not a regular file")
         if info.st_size > MAX_BYTES:
             raise CheckpointError(f"{path} has {info.st_size} bytes: must have at most {MAX_BYTES}")
         with path.open("rb") as file:
@@ -34,8 +34,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object of at most MAX_VALUES values; `where` names it. Raises CheckpointError."""
-    # All values but the first of each list and object follow a comma.
+    """Parse a JSON object of at most MAX_VALUES values. `where` names it in errors. Raises CheckpointError."""
+    # Upper bound: every value follows a comma or is the first of a list or object.
     values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
     if values > MAX_VALUES:
         raise CheckpointError(f"{where} has up to {values} values: must have at most {MAX_VALUES}")
@@ -50,7 +50,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=once)
-    except MemoryError as error:  # one character beyond 16 bits makes a text take 4 bytes per byte
+    except MemoryError as error:  # a string with one character beyond 16 bits takes 4 bytes for each of its bytes
         raise CheckpointError(f"{where} has {len(data)} bytes, which do not fit in memory once parsed") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where} cannot be read as JSON: {error}") from error
@@ -60,10 +60,10 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: short, whatever its length and depth."""
+    """Return a value as error texts show it: short, whatever its length and depth."""
     return _brief.repr(value)
 
 
 def label(name: str) -> str:
-    """A key or a file name as errors show it: itself, unless it is empty, long or not printable."""
+    """Return a key or a file name as error texts show it: unchanged unless it is empty, long or not printable."""
     return name if name.isprintable() and 0 < len(name) <= 200 else shown(name)

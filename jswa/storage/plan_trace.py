@@ -1,4 +1,4 @@
-"""Plans on disk: written one per line while an engine runs, and read back."""
+"""The file that JSWA_DUMP_PLANS names: write the plan of every step to it, one per line, and read them back."""
 
 import dataclasses
 import json
@@ -14,18 +14,18 @@ from jswa.plan import ExtrasEntry, StepPlan, TableRow
 
 
 def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:
-    """First line of a trace: what to build the engine from."""
+    """Write the first line of a trace: the model and the options to build the same engine again."""
     file.write(json.dumps({"model": model, "options": options}) + "\n")
 
 
 def write_step(file: IO[str], plan: StepPlan, tokens: Int[np.ndarray, " R"]) -> None:
-    """One line: the plan and the tokens that came of it."""
+    """Write one step as a line: its plan and the tokens that it sampled."""
     fields = {f.name: _plain(getattr(plan, f.name)) for f in dataclasses.fields(plan)}
     file.write(json.dumps({"plan": fields, "tokens": tokens.tolist()}) + "\n")
 
 
 def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[StepPlan, Int[np.ndarray, " R"]]]]:
-    """Header and steps of a trace. Raises CheckpointError where the file is no trace."""
+    """Return the header and the steps of a trace. Raises CheckpointError if the file is not a trace."""
     lines = path.read_text(encoding="utf-8").splitlines()
     try:
         header = json.loads(lines[0])

@@ -48,7 +48,7 @@ def test_a_flag_is_0_or_1(name: str, value: str) -> None:
 @pytest.mark.parametrize("name", ["JSWA_CHEK", "JSWA_", "JSWA_check", "JSWA_DUMP_PLAN"])
 def test_a_misspelt_switch_is_refused_with_a_list_of_all_switches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By `Switches.read`, and by every engine before it loads a model."""
-    with pytest.raises(ConfigError, match=f"^{name} = '1': is not a switch; there are JSWA_CHECK, ") as caught:
+    with pytest.raises(ConfigError, match=f"^{name} = '1': is not a switch; the switches are JSWA_CHECK, ") as caught:
         Switches.read({"JSWA_CHECK": "1", name: "1"})
     assert caught.value.field == name
     monkeypatch.setenv(name, "1")

@@ -13,7 +13,7 @@ from jswa.commands.trace import replay
 from jswa.errors import CheckpointError
 from jswa.llm import LLM, TINY
 from jswa.plan import StepPlan
-from jswa.storage.planfile import read
+from jswa.storage.plan_trace import read
 from jswa.types import SamplingParams
 from tests.support.oracles import quick_compiles
 

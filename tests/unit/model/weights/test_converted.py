@@ -246,12 +246,12 @@ def test_convert_never_overwrites_foreign_files(tmp_path: Path) -> None:
     (tmp_path / "other" / "photo").write_text("x")
     (tmp_path / "link").symlink_to(source)
     for name, error in (
-        ("file", "is not a folder: it is left alone"),
-        ("other", "holds 'photo' and is not a converted checkpoint"),
-        ("home/source", "must lie outside of the checkpoint"),
-        ("home/source/converted", "must lie outside of the checkpoint"),
-        ("link", "must lie outside of the checkpoint"),
-        ("home", "and not around it"),
+        ("file", "exists and is not a folder"),
+        ("other", "contains 'photo' and is not a converted checkpoint"),
+        ("home/source", "must be neither inside the checkpoint"),
+        ("home/source/converted", "must be neither inside the checkpoint"),
+        ("link", "must be neither inside the checkpoint"),
+        ("home", "nor a parent of it"),
     ):
         with pytest.raises(CheckpointError, match=error):
             convert(source, tmp_path / name)
