@@ -1,4 +1,4 @@
-"""Attention of whole sequences, for training: the paged attention's signature, and fast gradients on a CPU."""
+"""Dense attention for training: the signature of the paged attention, and fast gradients on a CPU."""
 
 import dataclasses
 
@@ -9,11 +9,11 @@ from jaxtyping import Array, Float
 from jswa.architecture import AttentionConfig, ModelConfig, Reach
 from jswa.model.attention import Attend
 
-BLOCK = 128  # queries
+BLOCK = 128  # queries per block of a full layer
 
 
 def dense_attend(config: ModelConfig) -> Attend:
-    """Causal attention of one whole sequence."""
+    """Return causal attention over one whole sequence."""
 
     def attend(
         layer: int,
@@ -33,7 +33,7 @@ def dense_attend(config: ModelConfig) -> Attend:
 
 
 def without_full_layers(config: ModelConfig, window: int) -> ModelConfig:
-    """The same model with its full layers cut to a window: what it knows then does not come from far away."""
+    """Return the same model with its full layers cut to a window, to prove that they carry what is far away."""
     layers = [
         dataclasses.replace(
             layer, attention=dataclasses.replace(layer.attention, reach=layer.attention.reach or Reach(window))
@@ -44,7 +44,7 @@ def without_full_layers(config: ModelConfig, window: int) -> ModelConfig:
 
 
 def _full(a: AttentionConfig, q: Array, k: Array, v: Array) -> Array:
-    """Block by block of queries, each on the keys up to its end: about half of all T · T scores."""
+    """Attend block by block of queries, each to the keys up to its end: about half of all T x T scores."""
     length, outs = len(q), []
     for start in range(0, length, BLOCK):
         end = min(start + BLOCK, length)
@@ -54,7 +54,7 @@ def _full(a: AttentionConfig, q: Array, k: Array, v: Array) -> Array:
 
 
 def _local(a: AttentionConfig, window: int, q: Array, k: Array, v: Array) -> Array:
-    """A block of `window` queries sees keys of its own block and of the one before: T · 2W scores, not T · T."""
+    """Attend from each block of `window` queries to its own and the previous block: T x 2W scores, not T x T."""
     length = len(q)
     pad = -length % window
 
@@ -74,9 +74,9 @@ def _local(a: AttentionConfig, window: int, q: Array, k: Array, v: Array) -> Arr
 
 
 def _attention(a: AttentionConfig, q: Array, k: Array, v: Array, visible: Array) -> Array:
-    """Softmax attention [T, H, V] of T queries on S keys under the mask `visible` [T, S].
+    """Return the softmax attention [T, H, V] of T queries to S keys under the mask `visible` [T, S].
 
-    Query heads of one KV head are stacked as rows of one matrix product, which XLA's CPU backend does faster.
+    The query heads of one KV head are rows of one matrix product, which is faster on XLA's CPU backend.
     """
     rows = q.reshape(len(q), a.num_kv_heads, -1, a.head_dim).transpose(1, 2, 0, 3)
     groups = rows.shape[1]

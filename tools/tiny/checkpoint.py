@@ -1,7 +1,6 @@
-"""What the embedded model `tiny` is: its config, its chat template, and its checkpoint folder.
+"""The config, chat template and checkpoint folder of `tiny`.
 
-The folder has the form that transformers 5 saves and reads, so the engine loads it like any other checkpoint, and
-other tools can load it too.
+The folder has the format of transformers 5, so the engine and other tools load it like any other checkpoint.
 """
 
 import json
@@ -27,7 +26,7 @@ _DTYPE = "bfloat16"
 
 
 def config_json() -> dict[str, Any]:
-    """config.json: gemma3 in small. Every third layer is full, the others see WINDOW tokens."""
+    """Return config.json: a small gemma3. Every third layer is full, the others see WINDOW tokens."""
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -108,12 +107,12 @@ def write_checkpoint(folder: Path, config: ModelConfig, params: Params, card: st
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     tokenizer.shared().save(str(folder / "tokenizer.json"))
     weights = save(torch_tensors(config, params, _DTYPE), metadata={"format": "pt"})
-    (folder / "model.safetensors").write_bytes(weights)  # save_file would make it readable to its owner alone
+    (folder / "model.safetensors").write_bytes(weights)  # save_file would make it readable by its owner only
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def model_card(*, parameters: int, scores: Mapping[str, float], steps: int, tokens: int, seed: int) -> str:
-    """README.md of the checkpoint: what it is, what it was trained on, how well it does."""
+    """Return README.md of the checkpoint: architecture, training data and scores."""
     table = "\n".join(f"| {name} | {value:.3f} |" for name, value in scores.items())
     return f"""---
 license: apache-2.0
@@ -148,7 +147,7 @@ was told and the question, or the number of words to copy).
 
 
 def torch_tensors(config: ModelConfig, params: Params, dtype: DTypeLike) -> dict[str, np.ndarray]:
-    """Parameters under their Hugging Face names: the inverse of loading a checkpoint."""
+    """Return the parameters under their Hugging Face names: the inverse of loading a checkpoint."""
     tensors: dict[str, np.ndarray] = {}
     for name, source in sources(config).items():
         tensors |= _split(source, np.asarray(params[name].astype(dtype)))
@@ -156,7 +155,7 @@ def torch_tensors(config: ModelConfig, params: Params, dtype: DTypeLike) -> dict
 
 
 def round_to_stored(params: Params) -> Params:
-    """The float32 values that loading the stored weights gives back."""
+    """Return the parameters as float32 values that a checkpoint, stored in bfloat16, loads as."""
     return {name: value.astype(_DTYPE).astype(jnp.float32) for name, value in params.items()}
 
 

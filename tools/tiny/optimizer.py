@@ -1,4 +1,4 @@
-"""Muon for matrices, Adam for everything else, and the gradient of a batch on all cores."""
+"""The optimizer (Muon for matrices, Adam for everything else) and the gradient of a batch on all cores."""
 
 import functools
 import math
@@ -16,8 +16,8 @@ from jswa.architecture import ModelConfig
 from jswa.model.transformer import Params, param_shapes
 from tools.tiny.scores import token_losses
 
-PEAK, ADAM_PEAK = 0.02, 3e-3  # learning rates of Muon and of Adam
-WARM_UP, DECAY = 0.03, 0.6  # shares of the training
+PEAK, ADAM_PEAK = 0.02, 3e-3  # highest learning rates of Muon and of Adam
+WARM_UP, DECAY = 0.03, 0.6  # shares of the training steps
 
 Step = Callable[[Params, Any, Int[Array, "B T+1"], Float[Array, "B T+1"], float], tuple[Params, Any, Array]]
 
@@ -25,7 +25,7 @@ ALL, SPLIT = PartitionSpec(), PartitionSpec("rows")  # type: ignore[no-untyped-c
 
 
 def optimizer(config: ModelConfig) -> optax.GradientTransformation:
-    """Muon (Jordan et al., 2024) for all matrices but the embedding; `learning_rate` scales what it gives."""
+    """Return Muon (Jordan et al., 2024) for all matrices but the embedding; `learning_rate` scales its updates."""
     shapes = param_shapes(config, jnp.dtype(jnp.float32))
     matrices = {name for name, value in shapes.items() if len(value.shape) == 2 and name != "embed"}
 
@@ -45,13 +45,13 @@ def optimizer(config: ModelConfig) -> optax.GradientTransformation:
 
 
 def learning_rate(progress: float) -> float:
-    """Linear warm-up, constant, then linear to 0 at progress 1."""
+    """Return the learning rate at `progress` in [0, 1]: linear warm-up, constant, then linear decay to 0."""
     return PEAK * min(1.0, (progress + 1e-3) / WARM_UP, (1 - progress) / DECAY)
 
 
 @functools.lru_cache(maxsize=2)
 def make_step(config: ModelConfig, rows: int) -> Step:
-    """One jitted step on `rows` rows; the learning rate is an argument."""
+    """Return the jitted training step on `rows` rows; it takes the learning rate as an argument."""
     gradients, optimize = _gradients(config, rows), optimizer(config)
 
     def step(params: Params, state: Any, ids: Array, weights: Array, rate: float) -> tuple[Params, Any, Array]:
@@ -64,10 +64,10 @@ def make_step(config: ModelConfig, rows: int) -> Step:
 
 
 def _gradients(config: ModelConfig, rows: int) -> Callable[[Params, Array, Array], tuple[Array, Params]]:
-    """Weighted mean loss and its gradient: rows are split over the devices, and each device takes one row at a time.
+    """Return the function for the weighted mean loss and its gradient.
 
-    On a CPU a device is a core, and the intermediate values of one row stay in its cache: several times faster than
-    one program over all rows.
+    The rows are split over the devices, and each device computes one row at a time. On a CPU a device is a core, and
+    the activations of one row stay in its cache: several times faster than one program over all rows.
     """
 
     def row_loss(params: Params, ids: Array, weights: Array, total: Array) -> Array:
@@ -95,5 +95,5 @@ def _sum_of_devices(x: Array) -> Array:
 
 
 def row_mesh(rows: int) -> Mesh:
-    """As many devices as share a batch evenly."""
+    """Return a mesh of as many devices as divide a batch evenly."""
     return Mesh(np.array(jax.local_devices()[: math.gcd(rows, jax.local_device_count())]), ("rows",))

@@ -1,4 +1,4 @@
-"""Training rows of the embedded model: documents of `tasks` as token ids, packed into rows of one length."""
+"""Training rows of `tiny`: the documents of `tasks` as token ids, packed into rows of equal length."""
 
 import math
 import random
@@ -8,19 +8,20 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float, Int
 
-from tools.tiny import stories, tasks
-from tools.tiny.prose import alice
+from tools.tiny import tasks
 from tools.tiny.tasks import ASKED, ASSISTANT, SYSTEM, TEXT, TOLD, USER, Document
+from tools.tiny.texts import stories
+from tools.tiny.texts.prose import alice
 from tools.tiny.tokenizer import BOS, EOS, encode
 
 Ids = list[int]
 Weights = list[float]
-SMALLEST = 24  # tokens of a recall document's filler
+SMALLEST = 24  # smallest amount of filler in a recall document, in tokens
 Batch = tuple[Int[np.ndarray, "B T"], Float[np.ndarray, "B T"]]
 
 
 class Filler:
-    """Text to put between a fact and the question about it: stories, sentence by sentence."""
+    """Text between a fact and the question about it: the sentences of stories."""
 
     def __init__(self, seed: int, count: int) -> None:
         rng = random.Random(seed)
@@ -29,7 +30,7 @@ class Filler:
         self._ends = np.cumsum([len(encode(sentence)) for sentence in self._sentences])
 
     def text(self, rng: random.Random, tokens: int) -> str:
-        """Whole sentences in a row, `tokens` of them or a few more; "" for 0."""
+        """Return consecutive whole sentences of at least `tokens` tokens, or a few more; "" for 0."""
         if tokens <= 0:
             return ""
         first = rng.randrange(int(np.searchsorted(self._ends, self._ends[-1] - tokens)))
@@ -39,7 +40,7 @@ class Filler:
 
 
 def tokens_of(document: Document) -> tuple[Ids, Weights]:
-    """Ids and weights of a document, piece by piece: pieces end where words do."""
+    """Return the ids and weights of a document. Each piece is encoded on its own: pieces end where words end."""
     ids: Ids = []
     weights: Weights = []
     for text, weight in document:
@@ -50,7 +51,7 @@ def tokens_of(document: Document) -> tuple[Ids, Weights]:
 
 
 def pass_key_document(rng: random.Random, filler: Filler, distance: int, before: int = 0) -> Document:
-    """`before` tokens of story, a pass key, `distance` tokens of story, the question and the answer."""
+    """Return a document: `before` tokens of story, a pass key, `distance` tokens of story, question and answer."""
     recall = tasks.pass_key(rng)
     start = filler.text(rng, before)[1:]
     (first, weight), *rest = recall.told
@@ -60,7 +61,7 @@ def pass_key_document(rng: random.Random, filler: Filler, distance: int, before:
 
 
 def key_value_document(rng: random.Random, filler: Filler, distance: int, pairs: int, questions: int) -> Document:
-    """Pairs of things and numbers, `distance` tokens of story, questions and their answers."""
+    """Return a document: pairs of things and numbers, `distance` tokens of story, questions and answers."""
     first, *others = tasks.key_values(rng, pairs, questions)
     document = tasks.said(USER, *first.told, (filler.text(rng, distance), TEXT), (" " + first.question, TEXT))
     document += tasks.said(ASSISTANT, (first.answer, ASKED))
@@ -70,7 +71,7 @@ def key_value_document(rng: random.Random, filler: Filler, distance: int, pairs:
 
 
 def chat_document(rng: random.Random, distance: int, facts: int) -> tuple[Document, list[Document]]:
-    """Facts told in turns and `distance` tokens of other turns; and the turns that ask for the facts."""
+    """Return the turns that tell facts with `distance` tokens of other turns, and the turns that ask for the facts."""
     both = tasks.told_facts(rng, facts)
     document = [piece for telling, _ in both for piece in telling]
     room = distance
@@ -85,7 +86,7 @@ def chat_document(rng: random.Random, distance: int, facts: int) -> tuple[Docume
 
 
 def _distance(rng: random.Random, room: int) -> int:
-    """Tokens of filler in `room` tokens, log-uniform."""
+    """Return a log-uniform amount of filler that fits `room`, in tokens."""
     return round(math.exp(rng.uniform(math.log(SMALLEST), math.log(max(room, SMALLEST + 1))))) - SMALLEST
 
 
@@ -154,13 +155,13 @@ KINDS: dict[Callable[[random.Random, Filler, int], Document], float] = {  # shar
 
 
 def document(rng: random.Random, filler: Filler, room: int) -> Document:
-    """Any document of about `room` tokens at most."""
+    """Return a document of any kind, of at most about `room` tokens."""
     (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
     return kind(rng, filler, room)
 
 
 def row(rng: random.Random, filler: Filler, length: int) -> tuple[Ids, Weights]:
-    """`length` + 1 tokens: documents one after the other, each between BOS and EOS; the last may be cut."""
+    """Return `length` + 1 tokens: consecutive documents, each between BOS and EOS; the last may be cut."""
     ids: Ids = []
     weights: Weights = []
     while len(ids) <= length:
@@ -174,7 +175,7 @@ def row(rng: random.Random, filler: Filler, length: int) -> tuple[Ids, Weights]:
 
 
 def batch(seed: str, filler: Filler, rows: int, length: int) -> Batch:
-    """Training rows and the weights of their tokens; the same seed gives the same."""
+    """Return training rows [B, T+1] and the weights of their tokens; the same seed gives the same batch."""
     rng = random.Random(seed)
     made = [row(rng, filler, length) for _ in range(rows)]
     return np.array([ids for ids, _ in made], np.int32), np.array([weights for _, weights in made], np.float32)

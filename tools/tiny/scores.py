@@ -1,7 +1,7 @@
-"""What a model in training can do. An answer is right if each of its tokens is the likeliest after those before it.
+"""Scores of a model in training: accuracy of answers, and bits per byte of texts.
 
-That is when greedy generation gives the answer, so one pass over a batch replaces generating. The shipped model is
-measured by `jswa eval`, on the engine.
+An answer is correct if each of its tokens is the most likely token behind the tokens before it. Greedy generation would
+then produce the answer, so one forward pass replaces generation. `jswa eval` measures the shipped model on the engine.
 """
 
 import functools
@@ -17,21 +17,22 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import ModelConfig
 from jswa.model.transformer import Params, bind
-from tools.tiny import rows, stories, tasks
+from tools.tiny import rows, tasks
 from tools.tiny.attention import dense_attend
-from tools.tiny.prose import alice
+from tools.tiny.texts import stories
+from tools.tiny.texts.prose import alice
 from tools.tiny.tokenizer import BOS, PAD
 
-Scored = tuple[list[int], list[int]]  # ids, and the positions of the answer's tokens
+Scored = tuple[list[int], list[int]]  # token ids, and the positions of the answer in them
 
 HELD_OUT_SEED = 1_000_003
-STEP = 256  # widths are multiples of it
+STEP = 256  # batch widths are multiples of it
 
 
 def token_losses(
     config: ModelConfig, params: Params, ids: Int[Array, " T+1"]
 ) -> tuple[Float[Array, " T"], Bool[Array, " T"]]:
-    """Of every token but the first: negative log-likelihood in nats, and whether it is the likeliest."""
+    """For every token but the first, return its negative log-likelihood in nats and whether it is the most likely."""
     decoder = bind(config, params)
     logits = decoder.logits(decoder(ids[:-1], jnp.arange(len(ids) - 1), dense_attend(config)))
     loss: Array = optax.softmax_cross_entropy_with_integer_labels(logits, ids[1:])
@@ -54,20 +55,20 @@ def _run(config: ModelConfig, params: Params, texts: Sequence[Scored]) -> tuple[
 
 
 def accuracy(config: ModelConfig, params: Params, texts: Sequence[Scored]) -> float:
-    """Share of texts whose answer is right from its first token to its last."""
+    """Return the share of texts whose answer is correct from its first token to its last."""
     _, right, asked = _run(config, params, texts)
     return float(np.mean(np.all(right | ~asked, axis=1)))
 
 
 def bits_per_byte(config: ModelConfig, params: Params, texts: Sequence[str]) -> float:
-    """Of whole texts after BOS."""
+    """Return the bits per byte of whole texts behind BOS."""
     encoded = [([BOS, *rows.tokens_of([(text, 1.0)])[0]]) for text in texts]
     losses, _, asked = _run(config, params, [(ids, list(range(1, len(ids)))) for ids in encoded])
     return float(losses[asked].sum()) / math.log(2) / sum(len(text.encode()) for text in texts)
 
 
 def last_answer(document: tasks.Document) -> Scored:
-    """The document after BOS; its answer is the last message, its end included."""
+    """Return BOS and the document; the answer is its last message, including its end token."""
     start = max(i for i, (text, _) in enumerate(document) if text == tasks.ASSISTANT) + 1
     before = [BOS, *rows.tokens_of(document[:start])[0]]
     after = rows.tokens_of(document[start:])[0]
@@ -75,7 +76,7 @@ def last_answer(document: tasks.Document) -> Scored:
 
 
 def examples(task: str, distance: int, count: int) -> list[Scored]:
-    """Held-out texts of a task."""
+    """Return held-out documents of a task."""
     rng = random.Random(f"{HELD_OUT_SEED} {task} {distance}")
     filler = _filler()
 
@@ -101,7 +102,7 @@ def examples(task: str, distance: int, count: int) -> list[Scored]:
 
 
 def held_out_stories(count: int) -> list[str]:
-    """Stories that are not trained on."""
+    """Return held-out stories."""
     rng = random.Random(HELD_OUT_SEED)
     return [stories.story(rng) for _ in range(count)]
 
@@ -115,7 +116,7 @@ QUICK = (("passkey", 32), ("passkey", 512), ("kv", 512), ("chat", 512), ("json",
 
 
 def summary(config: ModelConfig, params: Params, count: int = 64) -> dict[str, float]:
-    """Accuracy of a few tasks and bits per byte of stories and prose, by name."""
+    """Return the accuracy of a few tasks and the bits per byte of stories and prose, by name."""
     found = {
         f"{task} {distance}".removesuffix(" 0"): accuracy(config, params, examples(task, distance, count))
         for task, distance in QUICK

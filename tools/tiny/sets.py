@@ -1,7 +1,7 @@
 """Write the held-out task sets that `jswa eval` reads: `python -m tools.tiny.sets`.
 
-Stories between fact and question are from another seed than those of the training, sums are the one in ten that it
-leaves out, prose is the fifth of the book that it leaves out. Distances are tokens of tiny's tokenizer.
+Stories between fact and question come from another seed than the training's. Sums and prose are held out from training:
+one sum in ten, and one paragraph of the book in five. Distances are counted in tokens of tiny's tokenizer.
 """
 
 import json
@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.tiny import rows, stories, tasks
-from tools.tiny.prose import alice
+from tools.tiny import rows, tasks
 from tools.tiny.scores import HELD_OUT_SEED
+from tools.tiny.texts import stories
+from tools.tiny.texts.prose import alice
 
 OUT = Path(__file__).parents[2] / "jswa" / "assets" / "eval"
-COUNTS = {32: 40, 128: 40, 512: 100, 2048: 20}  # by distance: inside the window, 2, 8 and 32 windows
+COUNTS = {32: 40, 128: 40, 512: 100, 2048: 20}  # items by distance: inside the window, and 2, 8 and 32 windows away
 COPIED_WORDS = {32: 12, 128: 50}
 SHORT, TEXTS = 100, 32
 
@@ -23,7 +24,7 @@ Line = dict[str, Any]
 
 
 def sets() -> dict[str, Iterator[Line]]:
-    """Lines of each set, by name."""
+    """Return the lines of each set, by the name of the task."""
     filler = rows.Filler(HELD_OUT_SEED, 400)
     return {
         "passkey": _recall("passkey", filler),
@@ -91,7 +92,7 @@ def _line(task: str, distance: int | None, document: tasks.Document) -> Line:
 
 
 def main() -> None:
-    """Write all sets, and say how large they are."""
+    """Write all sets and print their sizes."""
     OUT.mkdir(parents=True, exist_ok=True)
     for name, lines in sets().items():
         text = "".join(json.dumps(line) + "\n" for line in lines)

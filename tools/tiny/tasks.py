@@ -1,8 +1,8 @@
-"""The tasks that the embedded model `tiny` learns, as documents: recall, arithmetic, copying, JSON records, talk.
+"""The tasks that `tiny` learns, as documents: recall, arithmetic, copying, JSON records, small talk.
 
-A document is a list of pieces `(text, weight)`: what the loss of its tokens counts. What nobody could foresee (a pass
-key where it is told) counts 0, what is being asked for counts most. Joined, the pieces are the text that the chat
-template makes. All of it is made from a `random.Random`: the same seed gives the same documents.
+A document is a list of pieces `(text, weight)`; the weight multiplies the loss of the piece's tokens. Text that cannot
+be predicted (a pass key when it is told) has weight 0, requested answers have the largest. Joined, the pieces are the
+text that the chat template renders. All randomness comes from a `random.Random`: the same seed, the same documents.
 """
 
 import json
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tools.tiny import stories
+from tools.tiny.texts import stories
 
 Piece = tuple[str, float]
 Document = list[Piece]
 Messages = list[dict[str, str]]
 
 USER, ASSISTANT, SYSTEM, END = "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
-TOLD, QUESTION, TEXT, ASKED = 0.0, 0.1, 1.0, 4.0  # weights
+TOLD, QUESTION, TEXT, ASKED = 0.0, 0.1, 1.0, 4.0  # weights of facts, questions, other text and answers
 
 NAMES = (
     *stories.GIRLS, *stories.BOYS,
@@ -88,7 +88,7 @@ PASS_KEYS = (
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that a user tells about himself, and how to ask for it. `{}` is the value; all in one form of words."""
+    """A fact about the user, how it is told and acknowledged, and how to ask for it. `{}` stands for its value."""
 
     told: tuple[str, ...]
     heard: str
@@ -98,7 +98,7 @@ class Fact:
 
 
 def a_name(rng: random.Random) -> str:
-    """A name; three in ten are made up, so that it has to be read and not guessed."""
+    """Return a name; three in ten are made up, so that the model must read them and cannot guess."""
     if rng.random() < 0.3:
         return "".join(rng.choices(SYLLABLES, k=rng.randint(2, 3))).capitalize()
     return rng.choice(NAMES)
@@ -165,19 +165,19 @@ FACTS = {
 
 
 def said(role: str, *pieces: Piece) -> Document:
-    """One message in the form of the chat template."""
+    """Return one message as the chat template renders it."""
     return [(role, TEXT), *pieces, (END, pieces[-1][1] if role == ASSISTANT else TEXT)]
 
 
 def around(template: str, value: str, weight: float, rest: float = TEXT) -> list[Piece]:
-    """The template with its value, which has a weight of its own. Pieces begin with the space before a word."""
+    """Return the template around its value, which has its own weight. A piece begins with the space before a word."""
     before, after = template.split("{}")
     space = " " if before.endswith(" ") and not value[0].isdigit() else ""
     return [piece for piece in ((before.removesuffix(space), rest), (space + value, weight), (after, rest)) if piece[0]]
 
 
 def text_of(document: Document) -> str:
-    """The document as one text."""
+    """Return the document as one text."""
     return "".join(text for text, _ in document)
 
 
@@ -185,12 +185,12 @@ def text_of(document: Document) -> str:
 
 
 def held_out_sum(a: int, b: int) -> bool:
-    """Sums that are not trained on in this order: one in ten. The other order of a and b may be."""
+    """Whether a + b is held out from training: one sum in ten is. b + a may still be trained on."""
     return (a * 31 + b * 17) % 10 == 3
 
 
 def arithmetic(rng: random.Random, *, held_out: bool = False) -> tuple[str, str]:
-    """Sums and differences of numbers up to 99, and products up to 9 x 9."""
+    """Return a question and its answer: a sum or difference of numbers up to 99, or a product up to 9 x 9."""
     while True:
         sign = rng.choice("++-" if held_out else "++-*")
         if sign == "*":
@@ -205,7 +205,7 @@ def arithmetic(rng: random.Random, *, held_out: bool = False) -> tuple[str, str]
 
 
 def words(rng: random.Random, count: int) -> str:
-    """Words, numbers and made-up names that follow from nothing."""
+    """Return unrelated words, numbers and made-up names, `count` of them."""
     return " ".join(rng.choice((rng.choice(WORDS), a_name(rng), str(rng.randint(0, 99)))) for _ in range(count))
 
 
@@ -246,7 +246,7 @@ JSON_KINDS: dict[str, tuple[tuple[str, ...], dict[str, Callable[[random.Random],
 
 
 def json_record(rng: random.Random) -> tuple[str, str, dict[str, Any]]:
-    """A request for a JSON record, the record, and its JSON schema."""
+    """Return a request for a JSON record, the record, and its JSON schema."""
     sentences, fields = JSON_KINDS[rng.choice(sorted(JSON_KINDS))]
     keys = rng.sample(sorted(fields), rng.randint(2, len(fields)))
     values = {key: make(rng) for key, make in fields.items()}
@@ -258,17 +258,17 @@ def json_record(rng: random.Random) -> tuple[str, str, dict[str, Any]]:
 
 
 def story_request(rng: random.Random) -> tuple[str, str]:
-    """A request for a story, mostly about somebody, and the story."""
-    slots = stories.cast(rng)
-    kind, name = slots["kind"], slots["name"]
-    story = stories.tell(slots, rng)
+    """Return a request for a story, often with the name of its hero, and the story."""
+    cast = stories.cast(rng)
+    kind, name = cast["kind"], cast["name"]
+    story = stories.tell(cast, rng)
     about = f"{stories.article(kind)} named {name}"
     request = rng.choice(("Tell me a story.", "Please tell me a story.", *3 * (f"Tell me a story about {about}.",)))
     return request, story
 
 
 def exchange(rng: random.Random) -> tuple[str, str]:
-    """Any short question and its answer."""
+    """Return a short question of any kind and its answer."""
     kind = rng.random()
     if kind < 0.5:
         return arithmetic(rng)
@@ -282,16 +282,16 @@ def exchange(rng: random.Random) -> tuple[str, str]:
 
 
 def asked(question: str, answer: str, weight: float = ASKED) -> Document:
-    """Question and answer as two messages."""
+    """Return question and answer as two messages."""
     return said(USER, (question, QUESTION)) + said(ASSISTANT, (answer, weight))
 
 
-# --- recall: something told, `filler` between, then the question -------------------------------------------------
+# --- recall: a fact, filler, then the question about the fact -----------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Recall:
-    """What was told, what is asked, and the answer; filler goes between `told` and `question`."""
+    """A fact as it is told, the question about it, and the answer; filler goes between `told` and `question`."""
 
     told: list[Piece]
     question: str
@@ -299,14 +299,14 @@ class Recall:
 
 
 def pass_key(rng: random.Random) -> Recall:
-    """Five digits to remember."""
+    """Return five digits to remember."""
     key = f"{rng.randint(0, 99_999):05d}"
     told, question = rng.choice(PASS_KEYS)
     return Recall(around(told, key, TOLD), question, key)
 
 
 def key_values(rng: random.Random, pairs: int, questions: int) -> list[Recall]:
-    """A list of things and their numbers, told before the first question; the rest tell nothing."""
+    """Return questions about things and their numbers; only the first Recall tells the list."""
     keys = rng.sample([f"{colour} {thing}" for colour in stories.COLOURS for thing in stories.THINGS], pairs)
     values = [f"{rng.randint(0, 9999):04d}" for _ in keys]
     told: list[Piece] = [("Numbers:", TEXT)]
@@ -320,13 +320,13 @@ def key_values(rng: random.Random, pairs: int, questions: int) -> list[Recall]:
 
 
 def repeated(rng: random.Random, count: int) -> Document:
-    """Words that follow from nothing, and the same again: what teaches to look back and copy."""
+    """Return unrelated words twice, which teaches the model to look back and copy."""
     text = words(rng, count)
     return [("Words:", TEXT), (f" {text}", TOLD), (". Again:", TEXT), (f" {text}", ASKED), (".", TEXT)]
 
 
 def told_facts(rng: random.Random, count: int) -> list[tuple[Document, Document]]:
-    """Facts about the user: the exchange in which each is told, and that in which it is asked for."""
+    """Return facts about the user: for each, the exchange that tells it and the exchange that asks for it."""
     both = []
     for name in rng.sample(sorted(FACTS), count):
         fact = FACTS[name]
@@ -339,14 +339,14 @@ def told_facts(rng: random.Random, count: int) -> list[tuple[Document, Document]
 
 
 def untold(rng: random.Random, document: Document) -> Document:
-    """A question for something that the document has not told."""
+    """Return a question about a fact that the document does not tell."""
     text = text_of(document)
     questions = [fact.question for fact in FACTS.values() if not any(way.split("{}")[0] in text for way in fact.told)]
     return asked(rng.choice(questions), UNTOLD)
 
 
 def messages_of(document: Document) -> Messages:
-    """The messages of a document in the form of the chat template."""
+    """Return the messages of a document that is in the form of the chat template."""
     text = text_of(document)
     messages: Messages = []
     for part in text.split(END)[:-1]:

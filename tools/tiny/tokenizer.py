@@ -1,4 +1,4 @@
-"""The tokenizer of the embedded model: byte-level BPE of 1,024 tokens, trained on what the model is trained on."""
+"""The tokenizer of `tiny`: byte-level BPE of 1,024 tokens, trained on the same text as the model."""
 
 import functools
 import random
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
-from tools.tiny import stories, tasks
-from tools.tiny.prose import alice
+from tools.tiny import tasks
 from tools.tiny.tasks import ASSISTANT, END, SYSTEM, USER
+from tools.tiny.texts import stories
+from tools.tiny.texts.prose import alice
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", SYSTEM, USER, ASSISTANT, END)
 PAD, BOS, EOS = range(3)
@@ -18,7 +19,7 @@ VOCAB_SIZE = 1024
 
 
 def train(seed: int = 0, documents: int = 2000) -> tokenizers.Tokenizer:
-    """Merges come from `documents` of each kind. A digit is a token of its own; a word takes the space before it."""
+    """Train on `documents` of each kind. Each digit is a token; the space before a word belongs to the word."""
     made = tokenizers.Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -50,11 +51,11 @@ def _texts(seed: int, documents: int) -> Iterator[str]:
 
 @functools.cache
 def shared() -> tokenizers.Tokenizer:
-    """The tokenizer of the embedded model, trained once per process (0.4 s)."""
+    """Return the tokenizer of `tiny`, trained once per process (0.4 s)."""
     return train()
 
 
 @functools.lru_cache(maxsize=200_000)
 def encode(text: str) -> tuple[int, ...]:
-    """Ids of a text, without BOS; roles and other special tokens in it are taken as such."""
+    """Return the ids of a text, without BOS; special tokens such as roles in the text become their own ids."""
     return tuple(shared().encode(text, add_special_tokens=False).ids)

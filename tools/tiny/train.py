@@ -1,8 +1,8 @@
-"""Train the embedded model `tiny` from scratch and write its checkpoint: what `make tiny` runs.
+"""Train `tiny` from scratch and write its checkpoint: `make tiny`.
 
-The engine's own decoder is trained, with a dense attention in place of the paged one. Rows grow in three stages, so
-that looking things up is learned where it is cheap and then reaches further. All is seeded, and a batch depends on seed
-and step alone: a run that was cut and resumed gives the same weights as one in one go on the same machine.
+It trains the engine's own decoder, with dense attention instead of paged attention. Rows grow in three stages, so the
+model learns recall on short rows, which are cheap, and then over longer distances. Everything is seeded, and a batch
+depends on the seed and the step only: a resumed run gives the same weights as an uninterrupted run on the same machine.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from tools.tiny.optimizer import ALL, learning_rate, make_step, optimizer, row_m
 DEFAULT_OUT = Path(__file__).parents[2] / "jswa" / "assets" / "tiny"
 CURVE = Path(__file__).parent / "curve.json"  # losses of the shipped training
 CORES = 2
-EVERY = 25  # steps between two losses that are kept
+EVERY = 25  # steps between two recorded losses
 SAVE_EVERY = 500
-STORIES = 4000  # that filler is cut from
+STORIES = 4000  # number of stories that filler is cut from
 PROMPTS = ("Once upon a time", "<|user|>Tell me a story about a fox named Max.<|end|><|assistant|>")
 
 
@@ -44,7 +44,7 @@ class Stage:
 
     @property
     def tokens(self) -> int:
-        """Of all its steps."""
+        """Number of tokens of all its steps."""
         return self.steps * self.rows * self.length
 
 
@@ -53,7 +53,7 @@ STAGES = (Stage(1600, 16, 320), Stage(1600, 8, 768), Stage(600, 4, 2304))
 
 @dataclass
 class Run:
-    """A training under way: owns parameters and optimizer state."""
+    """The state of a training run. Owns the parameters and the optimizer state."""
 
     params: Params
     state: Any
@@ -62,7 +62,7 @@ class Run:
 
 
 def init_params(config: ModelConfig, seed: int) -> Params:
-    """float32 matrices N(0, 1/inputs); norms scale by 1, which gemma stores as 0."""
+    """Return random float32 parameters: matrices N(0, 1 / inputs); norm scales of 1, which gemma stores as 0."""
     params: Params = {}
     key = jax.random.key(seed)
     for index, (name, leaf) in enumerate(sorted(param_shapes(config, jnp.dtype(jnp.float32)).items())):
@@ -75,13 +75,13 @@ def init_params(config: ModelConfig, seed: int) -> Params:
 
 
 def start(config: ModelConfig, seed: int) -> Run:
-    """A run before its first step."""
+    """Return a run before its first step."""
     params = init_params(config, seed)
     return Run(params, optimizer(config).init(params), 0, {})
 
 
 def train(config: ModelConfig, run: Run, seed: int, until: int, folder: Path | None) -> None:
-    """Take steps up to `until`; the whole run is saved to `folder` every SAVE_EVERY steps and at the end."""
+    """Train up to step `until`. Save the whole run to `folder` every SAVE_EVERY steps and at the end."""
     filler = rows.Filler(seed + 1, STORIES)
     started, total = time.monotonic(), sum(stage.tokens for stage in STAGES)
     before: Stage | None = None
@@ -105,18 +105,18 @@ def train(config: ModelConfig, run: Run, seed: int, until: int, folder: Path | N
 
 
 def _stage_of(step: int) -> tuple[Stage, int]:
-    """The stage that a step belongs to, and the tokens trained on before it."""
+    """Return the stage of a step, and the number of tokens trained on before the step."""
     done = 0
     for stage in STAGES:
         if step < stage.steps:
             return stage, done + step * stage.rows * stage.length
         step -= stage.steps
         done += stage.tokens
-    raise ValueError(f"step {step} is behind the last stage")
+    raise ValueError(f"step {step} is beyond the last stage")
 
 
 def save_run(folder: Path, run: Run) -> None:
-    """Write parameters, optimizer state and curve as an orbax checkpoint, in place of an older one."""
+    """Write parameters, optimizer state and losses as an orbax checkpoint; an older one is replaced."""
     import orbax.checkpoint as ocp
 
     with ocp.StandardCheckpointer() as writer:
@@ -125,7 +125,7 @@ def save_run(folder: Path, run: Run) -> None:
 
 
 def load_run(folder: Path, run: Run) -> Run:
-    """The saved run; `run` says what it must look like."""
+    """Load a saved run; `run` gives the expected shapes and types."""
     import orbax.checkpoint as ocp
 
     with ocp.StandardCheckpointer() as reader:
@@ -135,7 +135,7 @@ def load_run(folder: Path, run: Run) -> Run:
 
 
 def print_samples(folder: Path) -> None:
-    """Texts from the checkpoint as written, by the engine."""
+    """Print texts that the engine generates from the written checkpoint."""
     from jswa.llm import LLM
 
     with LLM(folder) as llm:
@@ -144,7 +144,7 @@ def print_samples(folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, measure, write."""
+    """Train, measure, write the checkpoint and print samples."""
     options = _options(argv)
     config = parse_config(config_json())
     last = sum(stage.steps for stage in STAGES)
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = load_run(options.resume, run)
     train(config, run, options.seed, min(options.until or last, last), options.resume)
     if run.step < last:
-        print(f"stopped at step {run.step} of {last}: no checkpoint of the model is written before the last")
+        print(f"stopped at step {run.step} of {last}: the model's checkpoint is written after the last step only")
         return
     params = round_to_stored(jax.device_put(run.params, jax.local_devices()[0]))
     found = scores.summary(config, params)
@@ -172,12 +172,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train the embedded model and write its checkpoint.")
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="checkpoint folder to write")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(description="Train `tiny` and write its checkpoint.")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="write the checkpoint to this folder")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of weights and data")
     parser.add_argument("--until", type=int, help="stop after this step")
-    parser.add_argument("--resume", type=Path, help="folder to keep the run in, and to go on from")
-    parser.add_argument("--curve", type=Path, help="JSON file for the losses, in bits")
+    parser.add_argument(
+        "--resume", type=Path, help="save the run to this folder, and continue from it if it holds a run"
+    )
+    parser.add_argument("--curve", type=Path, help="write the losses, in bits, to this JSON file")
     return parser.parse_args(argv)
 
 

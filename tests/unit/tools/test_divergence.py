@@ -1,4 +1,4 @@
-"""k3 against divergences that are computed exactly."""
+"""The k3 estimator against exact divergences."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,13 @@ from tools.cases.divergence import k3
 
 
 def exact(q: Float[np.ndarray, " V"], p: Float[np.ndarray, " V"]) -> float:
-    """KL(q ‖ p) in nats."""
+    """Return KL(q ‖ p) in nats."""
     return float(np.sum(q * np.log(q / p)))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_tokens_as_often_as_they_are_likely_give_the_exact_divergence(seed: int) -> None:
-    """q has whole multiples of 1/N: a text of N tokens that has each of them as often as it should."""
+def test_k3_is_exact_if_each_token_is_as_frequent_as_it_is_likely(seed: int) -> None:
+    """q has multiples of 1/N, and a text of N tokens contains each token N q times."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, 50, 12)
     q, p = counts / counts.sum(), rng.dirichlet(np.ones(12))
@@ -22,8 +22,8 @@ def test_tokens_as_often_as_they_are_likely_give_the_exact_divergence(seed: int)
     assert k3(np.log(q)[tokens], np.log(p)[tokens]) == pytest.approx(exact(q, p), rel=1e-9)
 
 
-def test_drawn_tokens_give_the_divergence_within_its_error() -> None:
-    """Unbiased: four standard errors of 100,000 draws, for distributions that are near each other and far apart."""
+def test_k3_of_drawn_tokens_is_within_its_standard_error() -> None:
+    """It is unbiased: within four standard errors of 100,000 draws, for close and for distant distributions."""
     rng = np.random.default_rng(0)
     for far in (0.01, 0.1, 1.0):
         logits = rng.normal(size=50)
@@ -34,8 +34,8 @@ def test_drawn_tokens_give_the_divergence_within_its_error() -> None:
         assert abs(k3(np.log(q)[tokens], np.log(p)[tokens]) - exact(q, p)) < 4 * error
 
 
-def test_it_is_zero_for_equals_alone() -> None:
-    """No term is negative; it grows with the square of small differences, so 2e-4 in each is far below 1e-6."""
+def test_k3_is_zero_for_equal_distributions_only() -> None:
+    """No term is negative. It grows with the square of small differences: 2e-4 in each term is far below 1e-6."""
     logprobs = np.log(np.linspace(0.1, 0.9, 9))
     assert k3(logprobs, logprobs) == 0.0
     assert k3(logprobs, logprobs + 2e-4) == pytest.approx(2e-8, rel=1e-3)

@@ -1,4 +1,4 @@
-"""The model in the box: its checkpoint is what its card says, and the script that makes it runs."""
+"""The shipped model `tiny`: its checkpoint, tokenizer, task sets and scores are those of the scripts in tools/tiny."""
 
 import itertools
 import json
@@ -16,10 +16,11 @@ from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
-from tools.tiny import rows, scores, sets, stories, tasks, tokenizer
+from tools.tiny import rows, scores, sets, tasks, tokenizer
 from tools.tiny.attention import without_full_layers
 from tools.tiny.checkpoint import CHAT_TEMPLATE, WINDOW, config_json, torch_tensors
-from tools.tiny.prose import alice
+from tools.tiny.texts import stories
+from tools.tiny.texts.prose import alice
 from tools.tiny.tokenizer import BOS, END_OF_TURN, EOS, PAD, SPECIAL, VOCAB_SIZE
 
 FLOAT32 = jnp.dtype(jnp.float32)
@@ -41,7 +42,7 @@ def shipped() -> Tokenizer:
     return loaded
 
 
-def test_checkpoint_is_the_model_that_the_script_describes(model: Model) -> None:
+def test_the_checkpoint_has_the_config_of_the_script(model: Model) -> None:
     config, params = model
     assert config == parse_config(config_json(), eos_token_id=[EOS, END_OF_TURN])
     assert [layer.attention.reach for layer in config.layers] == 2 * [Reach(WINDOW), Reach(WINDOW), None]
@@ -50,31 +51,31 @@ def test_checkpoint_is_the_model_that_the_script_describes(model: Model) -> None
     assert sum(path.stat().st_size for path in TINY.iterdir()) < 8_000_000
 
 
-def test_writing_inverts_loading(model: Model) -> None:
+def test_writing_a_checkpoint_inverts_loading_it(model: Model) -> None:
     stored, again = load_file(TINY / "model.safetensors"), torch_tensors(*model, "bfloat16")
     assert stored.keys() == again.keys()
     for name, value in stored.items():
         np.testing.assert_array_equal(again[name], value, err_msg=name)
 
 
-def test_tokenizer_is_what_its_script_trains(shipped: Tokenizer) -> None:
+def test_the_tokenizer_is_the_one_that_the_script_trains(shipped: Tokenizer) -> None:
     assert json.loads(shipped.backend.to_str()) == json.loads(tokenizer.shared().to_str())
     assert shipped.vocab_size == VOCAB_SIZE
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_any_text_survives(shipped: Tokenizer, text: str) -> None:
+def test_any_text_survives_encoding_and_decoding(shipped: Tokenizer, text: str) -> None:
     ids = shipped.encode(text).tolist()
     assert ids[0] == BOS
     assert shipped.decode([*ids, EOS]) == text
 
 
-def test_digits_are_tokens_of_their_own(shipped: Tokenizer) -> None:
+def test_each_digit_is_a_token(shipped: Tokenizer) -> None:
     assert len(shipped.encode("12345").tolist()) == 6
     assert shipped.decode([BOS, PAD], skip_special_tokens=False) == SPECIAL[BOS] + SPECIAL[PAD]
 
 
-def test_chat_template_writes_what_was_trained_on() -> None:
+def test_the_chat_template_renders_the_format_of_the_training() -> None:
     template = ChatTemplate.load(TINY)
     assert template is not None
     assert template.sources == {"default": CHAT_TEMPLATE}
@@ -84,7 +85,7 @@ def test_chat_template_writes_what_was_trained_on() -> None:
     assert tasks.messages_of(document) == SOME
 
 
-def test_response_template_reads_the_answer_back() -> None:
+def test_the_response_template_parses_the_answer() -> None:
     parse = pytest.importorskip("transformers.utils.chat_parsing").parse_response
     stored = json.loads((TINY / "tokenizer_config.json").read_text(encoding="utf-8"))
     prefix = "<bos><|user|>Hello!<|end|><|assistant|>"
@@ -96,40 +97,40 @@ def test_response_template_reads_the_answer_back() -> None:
     ("task", "distance", "least"),
     [("passkey", 32, 0.95), ("passkey", 512, 0.95), ("kv", 512, 0.9), ("chat", 512, 0.9), ("json", 0, 0.9)],
 )
-def test_tiny_remembers(model: Model, task: str, distance: int, least: float) -> None:
+def test_tiny_recalls_facts(model: Model, task: str, distance: int, least: float) -> None:
     assert scores.accuracy(*model, scores.examples(task, distance, 40)) >= least
 
 
-def test_what_it_remembers_comes_through_the_full_layers(model: Model) -> None:
+def test_recall_needs_the_full_layers(model: Model) -> None:
     config, params = model
     masked = without_full_layers(config, WINDOW)
     assert scores.accuracy(masked, params, scores.examples("passkey", 512, 40)) <= 0.2
 
 
-def test_held_out_stories_are_expected(model: Model) -> None:
+def test_held_out_stories_cost_few_bits(model: Model) -> None:
     assert scores.bits_per_byte(*model, scores.held_out_stories(8)) < 0.25
 
 
-def test_scores_tell_a_wrong_answer(model: Model) -> None:
+def test_the_score_of_a_wrong_answer_is_zero(model: Model) -> None:
     ids, answer = scores.examples("passkey", 32, 1)[0]
     ids[answer[1]] += 1
     assert scores.accuracy(*model, [(ids, answer)]) == 0
 
 
-def test_stories_are_seeded_and_short_enough() -> None:
+def test_stories_are_seeded_and_well_formed() -> None:
     first, second = (list(itertools.islice(stories.stories(7), 300)) for _ in range(2))
     assert first == second
     assert all(250 <= len(text) <= 900 and text.isascii() for text in first)
     assert not any(mark in text for text in first for mark in ("{", "}", "  ", " a a", " a o"))
 
 
-def test_story_names_its_cast() -> None:
-    slots = stories.cast(random.Random(0))
-    assert slots["name"] != slots["friend"]
-    assert slots["A_thing"][0] == "A"
+def test_a_cast_has_two_people_and_capitalized_values() -> None:
+    values = stories.cast(random.Random(0))
+    assert values["name"] != values["friend"]
+    assert values["A_thing"][0] == "A"
 
 
-def test_documents_are_encoded_as_their_text_is() -> None:
+def test_a_document_has_the_ids_of_its_text() -> None:
     rng, filler = random.Random(3), rows.Filler(4, 100)
     for _ in range(100):
         document = rows.document(rng, filler, 300)
@@ -140,8 +141,8 @@ def test_documents_are_encoded_as_their_text_is() -> None:
 
 
 @pytest.mark.parametrize("distance", [32, 512])
-def test_recall_sets_have_their_distance(shipped: Tokenizer, distance: int) -> None:
-    """Between key and question there are as many tokens as the set says, and at most a sentence more."""
+def test_the_distance_of_a_recall_set_is_right(shipped: Tokenizer, distance: int) -> None:
+    """Between key and question there are as many tokens as the set says, plus at most one sentence."""
     lines = (sets.OUT / "passkey.jsonl").read_text(encoding="utf-8").splitlines()
     items = [item for item in map(json.loads, lines) if item["distance"] == distance]
     assert len(items) >= 40
@@ -152,12 +153,12 @@ def test_recall_sets_have_their_distance(shipped: Tokenizer, distance: int) -> N
         assert content.count(item["answer"]) == 1
 
 
-def test_sets_are_those_that_the_script_makes() -> None:
+def test_the_shipped_sets_are_those_of_the_script() -> None:
     made = {name: "".join(json.dumps(line) + "\n" for line in lines) for name, lines in sets.sets().items()}
     assert made == {path.stem: path.read_text(encoding="utf-8") for path in sets.OUT.glob("*.jsonl")}
 
 
-def test_sums_of_the_sets_are_not_trained_on() -> None:
+def test_sums_and_prose_of_the_sets_are_held_out() -> None:
     rng = random.Random(0)
     trained = {tasks.arithmetic(rng)[0] for _ in range(20_000)}
     held_out = {tasks.arithmetic(rng, held_out=True)[0] for _ in range(200)}

@@ -1,4 +1,4 @@
-"""The training script of the model in the box: its parts, a run that is cut, and the first minute of the real one."""
+"""The training script of `tiny`: its parts, an interrupted run, and the first steps of the real training."""
 
 import json
 from pathlib import Path
@@ -15,13 +15,13 @@ from tools.tiny import optimizer, scores, train
 from tools.tiny.attention import dense_attend
 from tools.tiny.checkpoint import config_json
 
-SMALL = (train.Stage(2, 1, 64), train.Stage(2, 1, 96))  # compiles fast
+SMALL = (train.Stage(2, 1, 64), train.Stage(2, 1, 96))  # compile quickly
 SMOKE = 50  # steps of the real training
 
 
 @pytest.mark.parametrize("length", [300])
 @pytest.mark.parametrize("layer", [0, 2])
-def test_blocks_of_training_attention_are_the_whole(layer: int, length: int) -> None:
+def test_blockwise_attention_equals_dense_attention(layer: int, length: int) -> None:
     config = parse_config(config_json())
     attention = config.layers[layer].attention
     q, k, v = (
@@ -38,7 +38,7 @@ def test_blocks_of_training_attention_are_the_whole(layer: int, length: int) -> 
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_learning_rate_rises_and_falls() -> None:
+def test_the_learning_rate_rises_and_falls() -> None:
     rates = [optimizer.learning_rate(i / 100) for i in range(101)]
     assert max(rates) == rates[20] == optimizer.PEAK
     assert rates[-1] == 0
@@ -46,18 +46,20 @@ def test_learning_rate_rises_and_falls() -> None:
 
 
 @pytest.mark.nightly
-def test_cut_and_resumed_is_the_same_as_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_gives_the_same_weights_as_an_uninterrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(train, "STAGES", SMALL)
     monkeypatch.setattr(train, "EVERY", 1)
     monkeypatch.setattr(train, "STORIES", 50)
     monkeypatch.setattr(train, "print_samples", lambda folder: None)
     monkeypatch.setattr(scores, "summary", lambda config, params: {"some task": 0.5})
-    whole, cut, kept = tmp_path / "whole", tmp_path / "cut", tmp_path / "kept"
+    whole, cut, saved = tmp_path / "whole", tmp_path / "cut", tmp_path / "saved"
     train.main([f"--out={whole}", f"--curve={tmp_path / 'whole.json'}"])
-    kept.mkdir()
-    train.main([f"--out={cut}", "--until=3", f"--resume={kept}"])
+    saved.mkdir()
+    train.main([f"--out={cut}", "--until=3", f"--resume={saved}"])
     assert not cut.exists()
-    train.main([f"--out={cut}", f"--resume={kept}", f"--curve={tmp_path / 'cut.json'}"])
+    train.main([f"--out={cut}", f"--resume={saved}", f"--curve={tmp_path / 'cut.json'}"])
     assert (whole / "model.safetensors").read_bytes() == (cut / "model.safetensors").read_bytes()
     assert (tmp_path / "whole.json").read_text() == (tmp_path / "cut.json").read_text()
     _, params = load_checkpoint(whole, jnp.dtype(jnp.float32))
@@ -67,8 +69,8 @@ def test_cut_and_resumed_is_the_same_as_in_one_go(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.nightly
-def test_first_minute_of_the_training_is_that_of_the_shipped_weights() -> None:
-    """Same data, same start, same steps: losses differ by the machine's rounding only."""
+def test_the_training_begins_like_that_of_the_shipped_weights() -> None:
+    """Same data, initial weights and steps: the losses differ by the machine's rounding only."""
     shipped = {int(step): loss for step, loss in json.loads(train.CURVE.read_text(encoding="utf-8")).items()}
     config = parse_config(config_json())
     run = train.start(config, 0)
