@@ -1,1 +1,1 @@
-"""`jswa bench serve`: a load generator for any server with OpenAI's API."""
+"""`jswa bench serve`: an HTTP load generator for any OpenAI-compatible server, and its report."""

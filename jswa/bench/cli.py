@@ -17,17 +17,17 @@ _DEFAULTS = BenchConfig()
 
 
 def serve(*, options: Annotated[BenchConfig, Parameter(name="*")] = _DEFAULTS) -> int:
-    """Load any server with OpenAI's API, and report what its clients get.
+    """Send requests to an OpenAI-compatible server and report latencies and throughput.
 
-    Closed loop: --max-concurrency 16. Open loop: --request-rate 8, arrivals of a Poisson process. Token counts are the
-    server's. TTFT, TPOT, ITL and goodput are defined as by vLLM's and SGLang's benchmarks.
+    Closed loop: --max-concurrency 16. Open loop: --request-rate 8, with Poisson arrivals. The server's own token counts
+    are used. TTFT, TPOT, ITL and goodput are defined as in the benchmarks of vLLM and SGLang.
     """
     return run(options)
 
 
 def main(tokens: Sequence[str]) -> int:
-    """Run it with these arguments; the exit status. Raises JswaError."""
-    app = App(name="jswa bench serve", version_flags=[])
+    """Run `jswa bench serve` with these arguments and return the exit status. Raises JswaError."""
+    app = App(name="jswa bench serve", version_flags=[], help_format="plaintext")
     app.default(serve)
     command, bound, _ = app.parse_args(tokens)
     return int(command(*bound.args, **bound.kwargs) or 0)

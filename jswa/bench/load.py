@@ -1,4 +1,4 @@
-"""`jswa bench serve`: load for any server with OpenAI's API, and what its clients get."""
+"""The HTTP load generator of `jswa bench serve`: send requests to any OpenAI-compatible server and time the answers."""
 
 import asyncio
 import json
@@ -73,16 +73,18 @@ class BenchConfig:
 
 
 def bodies(config: BenchConfig) -> list[dict[str, Any]]:
-    """What the requests ask for. Raises ConfigError."""
+    """Return the JSON bodies of the requests, without the model's name. Raises ConfigError."""
     shared: dict[str, Any] = {"max_tokens": config.output_tokens, "ignore_eos": True, "stream": True}
     shared |= {"stream_options": {"include_usage": True}}
     if config.prompts is not None:
         try:
             given = [json.loads(line) for line in config.prompts.read_text(encoding="utf-8").splitlines() if line]
         except (OSError, ValueError) as error:
-            raise ConfigError("prompts", str(config.prompts), "must be a file of JSON lines") from error
+            raise ConfigError(
+                "prompts", str(config.prompts), "must be a readable file with one JSON object per line"
+            ) from error
         if not given:
-            raise ConfigError("prompts", str(config.prompts), "has no line")
+            raise ConfigError("prompts", str(config.prompts), "must have at least one line")
         return [{**shared, **given[index % len(given)]} for index in range(config.num_prompts)]
     chance = random.Random(config.seed)
     prefix = chance.choices(_WORDS, k=config.prefix_words)
@@ -93,7 +95,7 @@ def bodies(config: BenchConfig) -> list[dict[str, Any]]:
 
 
 def arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds after the begin at which requests arrive: a Poisson process, or all at once."""
+    """Return the arrival times in seconds from the start: a Poisson process, or all 0 if the rate is infinite."""
     chance, now, found = random.Random(seed), 0.0, []
     for _ in range(count):
         found.append(now)
@@ -102,7 +104,7 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 
 async def run(config: BenchConfig) -> tuple[list[Record], float]:
-    """Send everything; the records, and the seconds it took."""
+    """Send all requests. Return their records and the seconds that the run took."""
     headers = {} if config.api_key is None else {"Authorization": f"Bearer {config.api_key}"}
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(
@@ -114,13 +116,13 @@ async def run(config: BenchConfig) -> tuple[list[Record], float]:
         for index in range(config.warmup):
             warm = await _send(client, path, asked[index % len(asked)], Record(0.0), time.perf_counter())
             if warm.error is not None:
-                raise ConfigError("base_url", config.base_url, f"does not answer as it should: {warm.error}")
+                raise ConfigError("base_url", config.base_url, f"failed the warm-up request: {warm.error}")
         gate = asyncio.Semaphore(config.max_concurrency or len(asked))
         begin = time.perf_counter()
 
         async def one(body: dict[str, Any], at: float) -> Record:
             await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
-            # In the closed loop a request begins when the one before it has ended.
+            # In the closed loop a request starts when it is sent, in the open loop when it should have been sent.
             closed = config.request_rate == float("inf")
             async with gate:
                 start = time.perf_counter() if closed else begin + at
@@ -140,7 +142,7 @@ async def _first_model(client: httpx2.AsyncClient) -> str:
 
 
 async def _send(client: httpx2.AsyncClient, path: str, body: dict[str, Any], record: Record, start: float) -> Record:
-    """One request, its times since `start`."""
+    """Send one request and fill in its record; times are in seconds since `start`."""
     try:
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
@@ -150,20 +152,20 @@ async def _send(client: httpx2.AsyncClient, path: str, body: dict[str, Any], rec
                 if "error" in event:
                     record.error = str(event["error"])[:200]
                     return record
-                _take(record, event, time.perf_counter() - start)
+                _add_event(record, event, time.perf_counter() - start)
     except httpx2.HTTPError as error:
         record.error = f"{type(error).__name__}: {error}"
     record.end = time.perf_counter() - start
     if record.error is None and not record.chunks:
-        record.error = "no text came"
+        record.error = "the answer had no text"
     return record
 
 
-def _take(record: Record, event: dict[str, Any], now: float) -> None:
+def _add_event(record: Record, event: dict[str, Any], now: float) -> None:
     for choice in event.get("choices") or ():
         if choice.get("text") or (choice.get("delta") or {}).get("content"):
             record.chunks.append(now)
-            record.completion_tokens += 1  # unless the server says better
+            record.completion_tokens += 1  # replaced by the server's own count if it sends one
             break
     usage = event.get("usage")
     if usage:
@@ -178,7 +180,7 @@ async def _events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 def main(config: BenchConfig) -> int:
-    """Run it and print what came out; the exit status: 1 where a request failed."""
+    """Run the load, print the report and write the files. Return the exit status: 1 if a request failed."""
     slos = limits_of(config.goodput)
     records, seconds = asyncio.run(run(config))
     found = summary(records, seconds, slos)

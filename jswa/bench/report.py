@@ -1,4 +1,4 @@
-"""Figures of a load test, as vLLM's and SGLang's benchmarks define them."""
+"""The figures of a load test (TTFT, TPOT, ITL, goodput, throughput) as vLLM's and SGLang's benchmarks define them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ _NAMES = ("ttft", "tpot", "itl", "e2el")
 
 @dataclass
 class Record:
-    """One request. Times in seconds: `arrival` since the begin of the run, the others since the arrival.
+    """One request. Times are in seconds: `arrival` since the start of the run, the others since the arrival.
 
-    A request that had to wait for others because of `max_concurrency` counts from the moment at which it should have
-    been sent: otherwise a server that stalls would look good.
+    In the open loop, the arrival is the scheduled one, even if `max_concurrency` delays the request: otherwise a server
+    that stalls would look good.
     """
 
     arrival: float
@@ -30,36 +30,36 @@ class Record:
 
     @property
     def ttft(self) -> float:
-        """To the first text."""
+        """Time to the first text."""
         return self.chunks[0]
 
     @property
     def tpot(self) -> float:
-        """Between tokens after the first, on average; 0 where there is one only."""
+        """Mean time per token after the first; 0 if there is only one token."""
         return (self.chunks[-1] - self.chunks[0]) / max(self.completion_tokens - 1, 1)
 
     @property
     def itl(self) -> list[float]:
-        """Between pieces of text."""
+        """Times between consecutive pieces of text."""
         return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
 
 
 def limits_of(goodput: Sequence[str]) -> dict[str, float]:
-    """Limits in seconds by name. Raises ConfigError."""
+    """Parse limits such as ttft:500 (milliseconds) to seconds by name. Raises ConfigError."""
     found = {}
     for one in goodput:
         name, _, value = one.partition(":")
         try:
             found[name] = float(value) / 1000
         except ValueError:
-            raise ConfigError("goodput", one, "must be a name and milliseconds, as ttft:500") from None
+            raise ConfigError("goodput", one, "must be a name and milliseconds, such as ttft:500") from None
         if name not in ("ttft", "tpot", "e2el"):
             raise ConfigError("goodput", one, "must begin with ttft, tpot or e2el")
     return found
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation between the values around it."""
+    """Return a percentile of the values, by linear interpolation between its two neighbours."""
     ordered = sorted(values)
     at = (len(ordered) - 1) * percent / 100
     low = math.floor(at)
@@ -68,7 +68,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def values_of(records: Sequence[Record]) -> dict[str, list[float]]:
-    """All times by name, in seconds, of requests that went well."""
+    """Return all latencies of the requests that succeeded, in seconds, by name."""
     good = [record for record in records if record.error is None]
     return {
         "ttft": [record.ttft for record in good],
@@ -79,7 +79,7 @@ def values_of(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def summary(records: Sequence[Record], seconds: float, slos: Mapping[str, float]) -> dict[str, Any]:
-    """The figures of a run that took so many seconds; times in milliseconds."""
+    """Return the figures of a run that took `seconds`, with latencies in milliseconds; `slos`: limits in seconds."""
     good = [record for record in records if record.error is None]
     prompt, generated = sum(r.prompt_tokens for r in good), sum(r.completion_tokens for r in good)
     found: dict[str, Any] = {
@@ -107,11 +107,11 @@ def summary(records: Sequence[Record], seconds: float, slos: Mapping[str, float]
 
 
 def report(found: Mapping[str, Any]) -> list[str]:
-    """The figures as lines of text."""
+    """Return the figures of `summary` as lines of text."""
     lines = [
         f"{found['requests']} requests in {found['seconds']:.2f} s, {found['failed']} failed",
         f"{found['request_throughput']:.2f} requests/s; {found['output_throughput']:.1f} generated tokens/s, "
-        f"{found['total_throughput']:.1f} with those of prompts",
+        f"{found['total_throughput']:.1f} tokens/s with the prompts",
         f"{found['prompt_tokens']} prompt tokens, {found['cached_tokens']} of them cached; "
         f"{found['completion_tokens']} generated",
     ]
@@ -127,7 +127,7 @@ def report(found: Mapping[str, Any]) -> list[str]:
 
 
 def plot(records: Sequence[Record], file: Path) -> None:
-    """Distributions of the times, and time to first token over the run. Raises ConfigError without matplotlib."""
+    """Plot the latency distributions, and TTFT over the run, to `file`. Raises ConfigError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

@@ -1,1 +1,1 @@
-"""The `jswa` command and its subcommands."""
+"""The `jswa` command and its subcommands; `trace` is run as `python -m jswa.commands.trace`."""

@@ -1,4 +1,4 @@
-"""A conversation on a terminal: what `jswa chat` runs."""
+"""`jswa chat`: a conversation with a model on the terminal."""
 
 import sys
 import time
@@ -8,15 +8,15 @@ from typing import Any, Protocol, TextIO
 from jswa.types import RequestOutput, SamplingParams
 
 
-class Talks(Protocol):
-    """What is used of `jswa.LLM`."""
+class ChatModel(Protocol):
+    """The part of `jswa.LLM` that a conversation needs."""
 
     def chat(self, messages: Any, sampling_params: SamplingParams, *, stream: bool, lora: str | None) -> Any: ...
 
 
-def talk(
-    llm: Talks,
-    said: Iterable[str],
+def converse(
+    llm: ChatModel,
+    user_messages: Iterable[str],
     params: SamplingParams,
     *,
     system: str = "",
@@ -27,17 +27,20 @@ def talk(
     out: TextIO = sys.stdout,
     notes: TextIO = sys.stderr,
 ) -> None:
-    """Answer what is said, turn by turn, each on all turns before it.
+    """Answer the user's messages one by one, each with the whole conversation so far as its prompt.
 
     Args:
-        said: the user's messages.
-        system: the system message, if any.
-        echo: write the user's messages to `out` too.
-        stats: after each answer write to `notes` how much of its prompt was cached, and the time it took.
-        count: told of all new tokens.
+        user_messages: the user's messages, in order.
+        system: the system message; "" means none.
+        lora: name of the adapter to use, if any.
+        echo: also write the user's messages to `out`.
+        stats: after each answer write its cached prompt tokens and its latency to `notes`.
+        count: is called with the new token ids of every piece of an answer.
+        out: receives the answers.
+        notes: receives the figures of `stats`.
     """
     messages = [{"role": "system", "content": system}] if system else []
-    for text in said:
+    for text in user_messages:
         messages.append({"role": "user", "content": text})
         if echo:
             print(f"> {text}", file=out, flush=True)
@@ -60,8 +63,8 @@ def _figures(last: RequestOutput, first: float, seconds: float) -> str:
     return f"  [{prompt} tokens in, {cached} cached; first token after {first * 1e3:.0f} ms, all in {seconds:.2f} s]"
 
 
-def typed(prompt: str = "> ") -> Iterator[str]:
-    """Lines that a user types, until the end of the input; empty ones are left out."""
+def typed_messages(prompt: str = "> ") -> Iterator[str]:
+    """Yield the lines that the user types until the end of input, without blank lines."""
     while True:
         try:
             line = input(prompt if sys.stdin.isatty() else "")

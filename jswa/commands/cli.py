@@ -126,15 +126,15 @@ def chat(
     lora
         Name of the LoRA adapter to use, one of --lora-modules. Default: the model without an adapter.
     """
-    from jswa.commands.chat import talk, typed
+    from jswa.commands.chat import converse, typed_messages
     from jswa.llm import LLM
     from jswa.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     with LLM(model, **dataclasses.asdict(engine)) as llm:
         meter = _Meter(llm)
-        said = messages or typed()
-        talk(llm, said, params, system=system, lora=lora, echo=bool(messages), stats=stats, count=meter.count)
+        said, echo = messages or typed_messages(), bool(messages)
+        converse(llm, said, params, system=system, lora=lora, echo=echo, stats=stats, count=meter.count)
         if stats:
             print(meter.report(), file=sys.stderr)
 
@@ -303,8 +303,8 @@ class _Meter:
         pool, limits, cached = self._llm.stats(), self._llm.engine.limits, self._llm.cache_stats()
         return (
             f"{self._tokens} tokens in {seconds:.2f} s, {self._tokens / seconds:.0f} tokens/s; "
-            f"live pages of {limits.page_size} tokens at most: {self._full} full, {self._local} local; "
+            f"peak KV pages of {limits.page_size} tokens: {self._full} full, {self._local} local; "
             f"at the end: {pool.full_pages} full, {pool.local_pages} local; "
             f"prefix cache: {cached.hit_rate:.1%} of {cached.prompt_tokens} prompt tokens, "
-            f"{cached.full_pages} full and {cached.local_pages} local pages kept"
+            f"{cached.full_pages} full and {cached.local_pages} local pages cached"
         )

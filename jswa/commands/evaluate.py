@@ -1,6 +1,6 @@
-"""`jswa eval`: what a model gets right on sets of tasks, by task and by the distance of what it has to remember.
+"""`jswa eval`: run task sets on a model and score its answers, per task and per distance that it has to remember.
 
-Runs on the public `jswa.LLM`. The format of the sets is described in `jswa.commands.task_sets`. Imports no jax.
+It uses the public `jswa.LLM`; jswa/commands/task_sets.py describes the format of the sets. Imports no jax.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ from jswa.types import RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from jswa.llm import LLM
 
-_Z95 = 1.959964  # of the normal distribution, two-sided
-_EXACT_SLACK = 8  # tokens after the answer, in which a wrong text shows
+_Z95 = 1.959964  # 97.5 % quantile of the normal distribution, for two-sided 95 % intervals
+_EXACT_SLACK = 8  # tokens beyond the answer's own, so that a text that only begins with the answer is seen to be wrong
 _JSON_SLACK = 32
-_OPEN_JSON = 256  # tokens of JSON whose text is not given
+_OPEN_JSON = 256  # tokens for JSON if the set has no answer to measure
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Question:
-    """An item as a request: token ids, BOS or chat template included, and greedy sampling."""
+    """An item as a request: token ids [P] with BOS or chat template, and greedy sampling parameters."""
 
     item: Item
     ids: Int[np.ndarray, " P"]
@@ -37,13 +37,13 @@ class Question:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and longest answer."""
+        """Tokens of the prompt plus the longest answer allowed."""
         return len(self.ids) + (self.params.max_tokens or 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """What came of an item: right or not, or its bits."""
+    """The score of an item: `correct`, or `bits` for the score "bits"; the other is None."""
 
     item: Item
     text: str
@@ -53,7 +53,7 @@ class Scored:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of UTF-8 that the bits are for."""
+        """Bytes of the UTF-8 text that the bits encode; 0 if the item has no bits."""
         return len((self.item.prompt or "").encode()) if self.bits is not None else 0
 
 
@@ -62,11 +62,11 @@ class Row:
     """Results of one task at one distance.
 
     Attributes:
-        count: items that were scored.
-        too_long: items that do not fit max_model_len with their answer; not scored.
-        correct: None for tasks in bits.
+        count: number of scored items.
+        too_long: number of items that were not scored because prompt and answer exceed max_model_len.
+        correct: number of correct answers; None for tasks scored in bits.
         low, high: 95 % Wilson interval of the accuracy (Wilson 1927).
-        bits_per_byte: over all text together; None for tasks that are right or wrong.
+        bits_per_byte: all bits over all bytes of the task; None for tasks scored as correct or not.
     """
 
     task: str
@@ -80,15 +80,15 @@ class Row:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers."""
+        """Share of correct answers; None if there are none to count."""
         return None if self.correct is None or not self.count else self.correct / self.count
 
 
 def questions(llm: "LLM", items: Iterable[Item]) -> tuple[list[Question], list[Item]]:
-    """Requests for the items that fit max_model_len, and the items that do not.
+    """Return requests for the items that fit max_model_len, and the items that do not fit.
 
-    Raises InvalidPrompt where the checkpoint has no tokenizer, no chat template for messages or one that refuses them,
-    or neither a bos nor an eos token to put before a text whose bits are counted.
+    Raises InvalidPrompt if the checkpoint has no tokenizer, has no chat template for an item with messages, has a
+    template that refuses them, or has neither a BOS nor an EOS token for an item scored in bits.
     """
     longest = llm.engine.limits.max_model_len
     fit, too_long = [], []
@@ -102,7 +102,7 @@ def questions(llm: "LLM", items: Iterable[Item]) -> tuple[list[Question], list[I
 
 
 def score(question: Question, output: RequestOutput) -> Scored:
-    """Score a finished request. Raises GenerationError where it failed."""
+    """Score a finished request. Raises the request's error if it failed."""
     if output.error is not None:
         raise output.error
     item, said = question.item, output.outputs[0]
@@ -112,14 +112,14 @@ def score(question: Question, output: RequestOutput) -> Scored:
 
 
 def prompt_logprobs(output: RequestOutput) -> list[float]:
-    """Log probabilities (natural) of the tokens of a prompt but the first, where they were asked for."""
+    """Return the natural log probabilities of all prompt tokens but the first, if they were requested."""
     tables = output.prompt_logprobs or []
     pairs = zip(output.prompt_token_ids[1:], tables[1:], strict=True)
     return [table[token].logprob for token, table in pairs if table is not None]
 
 
 def summarise(scored: Iterable[Scored], too_long: Iterable[Item] = ()) -> list[Row]:
-    """A row per task and distance, tasks in the order in which they come, distances ascending."""
+    """Return a Row per task and distance: tasks in order of appearance, distances ascending."""
     groups: dict[tuple[str, int | None], list[Scored]] = {}
     missing: dict[tuple[str, int | None], int] = {}
     for one in scored:
@@ -134,7 +134,7 @@ def summarise(scored: Iterable[Scored], too_long: Iterable[Item] = ()) -> list[R
 
 
 def wilson(correct: int, count: int) -> tuple[float, float]:
-    """95 % interval of a share that was seen `correct` times in `count` (Wilson 1927); (0, 1) without any."""
+    """Return the 95 % Wilson interval of `correct` out of `count` (Wilson 1927); (0, 1) if count is 0."""
     if not count:
         return 0.0, 1.0
     share, z2 = correct / count, _Z95**2
@@ -144,7 +144,7 @@ def wilson(correct: int, count: int) -> tuple[float, float]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The rows as lines of text."""
+    """Return the rows as lines of text under a heading."""
     lines = [f"{'task':<12} {'distance':>8} {'items':>6}  {'result':<18} 95 % interval"]
     for row in rows:
         distance = "-" if row.distance is None else str(row.distance)
@@ -163,19 +163,19 @@ def evaluate(
     sets: Path = FOLDER,
     tasks: Sequence[str] = (),
     limit: int | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Run sets of tasks; returns the rows of the table, and all that `jswa eval --json` writes.
+    """Run task sets. Return the rows of the table, and everything that `jswa eval --json` writes.
 
     Args:
         sets: folder of the sets.
-        tasks: names of sets; none: all.
-        limit: the first so many items of each task and distance.
-        tell: is given a line on the tasks as they end.
+        tasks: names of the tasks to run; empty means all.
+        limit: run only the first items of each task and distance, this many; None means all.
+        progress: is called with a line of text after each task.
 
     Raises:
-        TaskSetError: a set is missing or malformed, or the limit is; before anything runs.
-        InvalidPrompt: as `questions`.
+        TaskSetError: a set is missing or malformed, or the limit is below 1; raised before anything runs.
+        InvalidPrompt: see `questions`.
     """
     if limit is not None and limit < 1:
         raise TaskSetError(sets, None, "limit", limit, "must be at least 1")
@@ -188,7 +188,7 @@ def evaluate(
         outputs = llm.generate(prompts, [question.params for question in fit], use_tqdm=False) if fit else []
         results += [score(question, output) for question, output in zip(fit, outputs, strict=True)]
         dropped += too_long
-        tell(f"{task}: {len(fit)} items, {time.monotonic() - begin:.1f} s")
+        progress(f"{task}: {len(fit)} items, {time.monotonic() - begin:.1f} s")
     rows = summarise(results, dropped)
     cached = llm.cache_stats()
     return rows, {
@@ -206,11 +206,11 @@ def evaluate(
 def _question(llm: "LLM", item: Item) -> Question:
     tokenizer = llm.tokenizer
     if tokenizer is None:
-        raise InvalidPrompt("model", "no tokenizer.json", "must have a tokenizer to be evaluated on text")
+        raise InvalidPrompt("model", "no tokenizer.json", "must have a tokenizer: the tasks are text")
     if item.score == "bits":
         start = next((i for i in map(tokenizer.token_id, ("bos_token", "eos_token")) if i is not None), None)
         if start is None:
-            raise InvalidPrompt("score", "bits", "needs a tokenizer with a bos or an eos token")
+            raise InvalidPrompt("score", "bits", "needs a tokenizer with a BOS or an EOS token")
         ids = np.concatenate([[start], tokenizer.encode(item.prompt or "", add_special_tokens=False)])
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
         return Question(item, ids.astype(np.int32), params)
@@ -220,7 +220,7 @@ def _question(llm: "LLM", item: Item) -> Question:
         if llm.chat_template is None:
             raise InvalidPrompt("messages", list(item.messages), "need a checkpoint with a chat template")
         text = llm.chat_template.render(item.messages, add_generation_prompt=True)
-        ids = tokenizer.encode(text, add_special_tokens=False)  # the template has written all of them itself
+        ids = tokenizer.encode(text, add_special_tokens=False)  # the template has written the special tokens
     answer = len(tokenizer.encode(item.answer, add_special_tokens=False))
     json_room = 2 * answer + _JSON_SLACK if item.answer else _OPEN_JSON
     room = answer + _EXACT_SLACK if item.score == "exact" else json_room

@@ -1,22 +1,22 @@
-"""Task sets for `jswa eval`: how they are read, and how an answer is scored. No jax and no engine here.
+"""Read the task sets of `jswa eval`, and score answers. Imports neither jax nor the engine.
 
-A folder holds one set per task, `passkey.jsonl` that of the task "passkey". Each line is a JSON object:
+A folder holds one set per task, such as `passkey.jsonl` for the task "passkey". Each line is a JSON object:
 
     {"task": "passkey", "distance": 512, "prompt": "…", "answer": "71294", "score": "exact"}
     {"task": "json", "distance": null, "messages": [{"role": "user", "content": "…"}], "answer": "", "score": "json",
      "schema": {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}}
     {"task": "stories", "distance": null, "prompt": "…", "answer": "", "score": "bits"}
 
-* task: name of the file without `.jsonl`.
-* distance: tokens between a fact and the question about it, by the tokenizer of the model in the box; null where there
-  is no such thing. Results are reported by distance.
-* prompt, or messages: the text to go on from, or a conversation that the model's chat template renders with a
-  generation prompt.
-* score: `exact`: the first line of the greedy text, stripped, is the answer. `json`: the whole greedy text is JSON,
-  satisfies the schema and, where the answer is not empty, equals it as a JSON value. `bits`: bits per UTF-8 byte of
-  the prompt, which the model does not answer; the answer is empty.
-* schema: with `json` only, and there it must be given. Of JSON Schema: type, properties, required, enum and
-  additionalProperties (true or false). Other keywords are refused, not ignored.
+* task: the name of the file without `.jsonl`.
+* distance: number of tokens between a fact and the question about it, counted with the tokenizer of `tiny`; null if the
+  task has no such distance. Results are reported per distance.
+* prompt or messages: a text to continue, or a conversation that the model's chat template renders with a generation
+  prompt.
+* score: `exact`: the first line of the greedy text, stripped, equals the answer. `json`: the whole greedy text is JSON,
+  satisfies the schema and, if the answer is not empty, equals the answer as a JSON value. `bits`: bits per UTF-8 byte
+  of the prompt; the model generates nothing, and the answer is empty.
+* schema: required if the score is `json`, otherwise not allowed. The JSON Schema keywords type, properties, required,
+  enum and additionalProperties (true or false) are known; other keywords are refused, not ignored.
 """
 
 import json
@@ -32,7 +32,7 @@ from jswa.storage.json_object import MAX_BYTES, parse_object
 Score = Literal["exact", "json", "bits"]
 FOLDER = Path(__file__).parent.parent / "assets" / "eval"
 MAX_DISTANCE = 2**31 - 1
-MAX_DEPTH = 32  # of a schema, or of an answer in JSON
+MAX_DEPTH = 32  # nesting of a schema, or of an answer in JSON
 _SCORES = ("exact", "json", "bits")
 _FIELDS = ("task", "distance", "prompt", "messages", "answer", "score", "schema")
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -50,7 +50,7 @@ def _is_names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-# What the value of a keyword must be.
+# The accepted value of each keyword, in words and as a check.
 _KEYWORDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "type": (f"one of {', '.join(_TYPES)}", lambda value: isinstance(value, str) and value in _TYPES),
     "properties": ("an object of schemas", lambda value: isinstance(value, dict)),
@@ -62,7 +62,7 @@ _KEYWORDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 @dataclass(frozen=True)
 class Item:
-    """One line of a set; `prompt` is None where there are messages. Ownership: plain values, shared by nobody."""
+    """One line of a set. `prompt` is None if there are messages; `line` counts from 1."""
 
     task: str
     distance: int | None
@@ -75,21 +75,24 @@ class Item:
 
 
 def read_sets(folder: Path, tasks: Sequence[str] = (), limit: int | None = None) -> dict[str, list[Item]]:
-    """Items by task, of all sets in a folder or of the named ones; `limit`: the first so many of a task and distance.
+    """Return the items by task, of all sets in a folder or of the named `tasks`.
 
-    Raises TaskSetError where a set is missing or malformed.
+    `limit`: keep only the first items of each task and distance, this many. Raises TaskSetError if a set is missing or
+    malformed.
     """
     found = {path.stem: path for path in sorted(folder.glob("*.jsonl"))} if folder.is_dir() else {}
     if not found:
-        raise TaskSetError(folder, None, "sets", str(folder), "must be a folder with sets, one NAME.jsonl per task")
+        raise TaskSetError(
+            folder, None, "sets", str(folder), "must be a folder with task sets, one NAME.jsonl per task"
+        )
     for name in tasks:
         if name not in found:
-            raise TaskSetError(folder, None, "tasks", name, f"must be among {', '.join(found)}")
+            raise TaskSetError(folder, None, "tasks", name, f"must be one of {', '.join(found)}")
     return {name: _first(read_set(found[name]), limit) for name in (tasks or found)}
 
 
 def read_set(path: Path) -> list[Item]:
-    """All items of a file, at least one. Raises TaskSetError that names the line and the field."""
+    """Return the items of a file, at least one. Raises TaskSetError, which names the line and the field."""
     items = []
     for number, line in enumerate(_read(path).split(b"\n"), start=1):
         if not line.strip():
@@ -103,7 +106,9 @@ def read_set(path: Path) -> list[Item]:
         items.append(entry.item())
         if (items[-1].score == "bits") != (items[0].score == "bits"):
             entry.refuse(
-                "score", items[-1].score, f"must be bits in all items of a set or in none, as {items[0].score}"
+                "score",
+                items[-1].score,
+                f"must be bits in all items of a set or in none; the first is {items[0].score}",
             )
     if not items:
         raise TaskSetError(path, None, "items", 0, "must be at least 1")
@@ -111,7 +116,7 @@ def read_set(path: Path) -> list[Item]:
 
 
 def is_correct(item: Item, text: str) -> bool:
-    """Whether a generated text is right, for items that are scored `exact` or `json`."""
+    """Whether a generated text is correct, for an item with the score `exact` or `json`."""
     if item.score == "exact":
         return text.strip().split("\n")[0].strip() == item.answer
     try:
@@ -122,7 +127,7 @@ def is_correct(item: Item, text: str) -> bool:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError: also for NaN and infinities, which JSON has not, and for depth."""
+    """Return the value of a JSON text. Raises ValueError, also for NaN and infinities and for too deep nesting."""
     try:
         return json.loads(text, parse_constant=_no_number)
     except RecursionError as error:
@@ -130,7 +135,7 @@ def parse_json(text: str) -> Any:
 
 
 def satisfies(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a JSON value satisfies a schema of the keywords that sets may use."""
+    """Whether a JSON value satisfies a schema, which may use the keywords of _KEYWORDS only."""
     if "type" in schema and not _has_type(value, schema["type"]):
         return False
     if "enum" in schema and not any(same(value, one) for one in schema["enum"]):
@@ -146,7 +151,7 @@ def satisfies(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality of JSON values: 1 and 1.0 are the same number, 1 and true are not the same."""
+    """Whether two JSON values are equal: 1 equals 1.0, but 1 does not equal true."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -156,7 +161,7 @@ def same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Line:
-    """An object as it stands in a file."""
+    """A line of a file, parsed but not checked. Its methods return the checked fields or raise TaskSetError."""
 
     path: Path
     number: int
@@ -165,12 +170,12 @@ class _Line:
     def item(self) -> Item:
         for name in self.raw:
             if name not in _FIELDS:
-                self.refuse(name, self.raw[name], f"is not a field; there are {', '.join(_FIELDS)}")
+                self.refuse(name, self.raw[name], f"is not a field; the fields are {', '.join(_FIELDS)}")
         score = self.raw.get("score")
         if score not in _SCORES:
-            self.refuse("score", score, f"must be {', '.join(_SCORES)}")
+            self.refuse("score", score, f"must be one of {', '.join(_SCORES)}")
         if self.raw.get("task") != self.path.stem:
-            self.refuse("task", self.raw.get("task"), f"must be the name of the file, {self.path.stem}")
+            self.refuse("task", self.raw.get("task"), f"must be the name of the file without .jsonl, {self.path.stem}")
         prompt = self.text("prompt") if "prompt" in self.raw else None
         return Item(
             self.path.stem,
@@ -192,27 +197,27 @@ class _Line:
     def messages(self, score: str) -> Sequence[Mapping[str, str]]:
         given = [name for name in ("prompt", "messages") if name in self.raw]
         if len(given) != 1:
-            self.refuse("prompt", self.raw.get("prompt"), "must be given, or messages, and not both")
+            self.refuse("prompt", self.raw.get("prompt"), "must be present, or messages, but not both")
         if given == ["prompt"]:
             return ()
         value = self.raw["messages"]
         if score == "bits":
-            self.refuse("messages", value, "must be a prompt where the score is bits")
+            self.refuse("messages", value, "must be a prompt if the score is bits")
         if not isinstance(value, list) or not value or not all(_is_message(one) for one in value):
-            self.refuse("messages", value, "must be a list of objects with the texts role and content, at least one")
+            self.refuse("messages", value, "must be a non-empty list of objects with the strings role and content")
         return value
 
     def answer(self, score: str) -> str:
         answer = self.text("answer", empty=score != "exact")
         if score == "exact" and (answer != answer.strip() or "\n" in answer):
-            self.refuse("answer", answer, "must be one line without white space around it where the score is exact")
+            self.refuse("answer", answer, "must be one line without surrounding white space if the score is exact")
         if score == "bits" and answer:
-            self.refuse("answer", answer, "must be empty where the score is bits")
+            self.refuse("answer", answer, "must be empty if the score is bits")
         if score == "json" and answer:
             try:
                 deep = _depth(parse_json(answer)) > MAX_DEPTH
             except ValueError as error:
-                self.refuse("answer", answer, f"must be empty or JSON where the score is json; {error}")
+                self.refuse("answer", answer, f"must be empty or JSON if the score is json; {error}")
             if deep:
                 self.refuse("answer", answer, f"must be nested at most {MAX_DEPTH} deep")
         return answer
@@ -221,7 +226,7 @@ class _Line:
         value = self.raw.get("schema")
         if score != "json":
             if "schema" in self.raw:
-                self.refuse("schema", value, "must be left out unless the score is json")
+                self.refuse("schema", value, "must be absent unless the score is json")
             return {}
         if _depth(value) > MAX_DEPTH:
             self.refuse("schema", value, f"must be nested at most {MAX_DEPTH} deep")
@@ -231,10 +236,14 @@ class _Line:
 
     def check_schema(self, field: str, schema: Any) -> None:
         if not isinstance(schema, dict):
-            self.refuse(field, schema, "must be an object where the score is json")
+            self.refuse(field, schema, "must be an object if the score is json")
         for name, value in schema.items():
             if name not in _KEYWORDS:
-                self.refuse(f"{field}.{name:.80}", value, f"is not known here; keywords are {', '.join(_KEYWORDS)}")
+                self.refuse(
+                    f"{field}.{name:.80}",
+                    value,
+                    f"is not a known keyword; the known keywords are {', '.join(_KEYWORDS)}",
+                )
             words, fits = _KEYWORDS[name]
             if not fits(value):
                 self.refuse(f"{field}.{name}", value, f"must be {words}")
@@ -244,11 +253,11 @@ class _Line:
     def text(self, name: str, *, empty: bool = False) -> str:
         value = self.raw.get(name)
         if not _is_text(value) or (not value and not empty):
-            self.refuse(name, value, "must be a text" + ("" if empty else ", not empty"))
+            self.refuse(name, value, "must be a string" + ("" if empty else ", not empty"))
         return cast(str, value)
 
     def refuse(self, field: str, value: object, limit: str) -> Never:
-        if _depth(value) > MAX_DEPTH:  # too deep for `repr`, perhaps
+        if _depth(value) > MAX_DEPTH:  # perhaps too deep for `repr`
             value = f"nested {_depth(value)} deep"
         raise TaskSetError(self.path, self.number, field, value, limit)
 
@@ -256,8 +265,8 @@ class _Line:
 def _read(path: Path) -> bytes:
     try:
         info = path.stat()
-        if not stat.S_ISREG(info.st_mode):  # opening a pipe waits for ever, reading a device never ends
-            raise TaskSetError(path, None, "sets", str(path), "must be a file")
+        if not stat.S_ISREG(info.st_mode):  # opening a pipe would block for ever, reading a device would never end
+            raise TaskSetError(path, None, "sets", str(path), "must be a regular file")
         if info.st_size > MAX_BYTES:
             raise TaskSetError(path, None, "bytes", info.st_size, f"must be at most {MAX_BYTES}")
         with path.open("rb") as file:
@@ -269,16 +278,16 @@ def _read(path: Path) -> bytes:
 def _first(items: list[Item], limit: int | None) -> list[Item]:
     if limit is None:
         return items
-    taken: dict[int | None, int] = {}
-    kept = []
+    counts: dict[int | None, int] = {}
+    first: list[Item] = []
     for item in items:
-        taken[item.distance] = taken.get(item.distance, 0) + 1
-        kept += [item] if taken[item.distance] <= limit else []
-    return kept
+        counts[item.distance] = counts.get(item.distance, 0) + 1
+        first += [item] if counts[item.distance] <= limit else []
+    return first
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a text that can be written as UTF-8: JSON may hold half a surrogate pair."""
+    """Whether a value is a string that UTF-8 can encode: JSON may contain half a surrogate pair."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 

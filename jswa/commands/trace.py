@@ -1,8 +1,8 @@
-"""Look at and run again the plans that JSWA_DUMP_PLANS=FILE wrote.
+"""Show or replay the step plans that an engine wrote to JSWA_DUMP_PLANS=FILE.
 
 python -m jswa.commands.trace show FILE      prints one line per step
-python -m jswa.commands.trace replay FILE    runs the steps again, without a scheduler, on the model that they were made
-                                             for, and checks that the tokens are the same
+python -m jswa.commands.trace replay FILE    runs the steps again on the same model, without a scheduler, and checks
+                                             that they sample the same tokens
 """
 
 import os
@@ -14,11 +14,11 @@ from jswa.storage.plan_trace import read
 
 
 def replay(path: Path) -> int:
-    """Run a trace's steps in order on a fresh engine's runner; the number of sampled tokens that differ."""
+    """Run the steps of a trace in order on a new engine's runner. Return the number of sampled tokens that differ."""
     from jswa.llm import LLM
 
     header, steps = read(path)
-    os.environ.pop("JSWA_DUMP_PLANS", None)  # it may still name this very file
+    os.environ.pop("JSWA_DUMP_PLANS", None)  # or the new engine would write to FILE too
     differ = 0
     with LLM(header["model"], **header["options"]) as llm:
         for plan, tokens in steps:
@@ -28,7 +28,7 @@ def replay(path: Path) -> int:
 
 
 def main() -> None:
-    """`show` or `replay` a trace."""
+    """Run the command line: `show` or `replay`."""
     if len(sys.argv) != 3 or sys.argv[1] not in ("show", "replay"):
         raise SystemExit("usage: python -m jswa.commands.trace show|replay FILE")
     try:

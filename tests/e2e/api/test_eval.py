@@ -1,4 +1,4 @@
-"""`jswa eval` on the embedded model, on sets that are made so that the answers are known."""
+"""`jswa eval` on `tiny`, on sets that are made so that the answers are known."""
 
 import json
 import math
@@ -18,7 +18,7 @@ STORY = "Once upon a time there was a cat. The cat lived in a small house near t
 
 
 def write(folder: Path, task: str, *items: dict[str, object]) -> None:
-    """A set of a task."""
+    """Write the set of a task."""
     lines = (json.dumps({"task": task, "distance": None, **item}) + "\n" for item in items)
     (folder / f"{task}.jsonl").write_text("".join(lines))
 
@@ -36,7 +36,7 @@ def say(llm: LLM, max_tokens: int) -> str:
 
 
 def test_the_command_prints_a_table_and_writes_all_answers(tmp_path: Path) -> None:
-    """Items that are answered, and one that is too long, in a process of its own; sets that were not named stay out."""
+    """Two items are answered and one is too long; a set that was not named is not run. Runs in its own process."""
     answered: dict[str, object] = {"prompt": STORY, "answer": "zebra", "score": "exact"}
     write(
         tmp_path,
@@ -60,8 +60,8 @@ def test_the_command_prints_a_table_and_writes_all_answers(tmp_path: Path) -> No
     assert found["too_long"] == [{"task": "lookup", "line": 3}]
 
 
-def test_the_greedy_text_is_scored_as_far_as_the_answer_needs(llm: LLM, tmp_path: Path) -> None:
-    """Some tokens more than the answer has, so that a text which only begins with it is wrong."""
+def test_the_model_may_say_a_few_tokens_more_than_the_answer(llm: LLM, tmp_path: Path) -> None:
+    """8 tokens more, so that a text that only begins with the answer is wrong."""
     begin = say(llm, 40).strip()[:10].strip() or "x"
     write(tmp_path, "lookup", {"prompt": STORY, "answer": begin, "score": "exact"})
     (question,), _ = questions(llm, read_sets(tmp_path)["lookup"])
@@ -73,8 +73,8 @@ def test_the_greedy_text_is_scored_as_far_as_the_answer_needs(llm: LLM, tmp_path
     assert result["cached_tokens"] > 0
 
 
-def test_bits_are_those_of_the_prompt_log_probabilities(llm: LLM, tmp_path: Path) -> None:
-    """With BOS in front, which itself costs nothing; per byte of UTF-8."""
+def test_bits_are_the_sum_of_the_prompt_log_probabilities(llm: LLM, tmp_path: Path) -> None:
+    """BOS is put in front and costs nothing; the result is per byte of UTF-8."""
     text = STORY + "Café."
     write(tmp_path, "stories", {"prompt": text, "answer": "", "score": "bits"})
     rows, _ = evaluate(llm, tmp_path)
@@ -87,8 +87,8 @@ def test_bits_are_those_of_the_prompt_log_probabilities(llm: LLM, tmp_path: Path
     assert rows[0].bits_per_byte == pytest.approx(-sum(logprobs) / math.log(2) / (len(text) + 1), rel=1e-6)
 
 
-def test_messages_go_through_the_template(llm: LLM, tmp_path: Path) -> None:
-    """They give the ids that `chat` gives; a checkpoint without a template says so."""
+def test_messages_are_rendered_by_the_chat_template(llm: LLM, tmp_path: Path) -> None:
+    """They become the same ids as in `LLM.chat`; without a template they are refused."""
     messages = [{"role": "user", "content": STORY}]
     write(tmp_path, "chat", {"messages": messages, "answer": "x", "score": "exact"})
     items = read_sets(tmp_path)["chat"]
@@ -102,8 +102,8 @@ def test_messages_go_through_the_template(llm: LLM, tmp_path: Path) -> None:
     assert summarise([], items)[0].too_long == 1
 
 
-def test_a_malformed_set_is_one_line_before_a_model_is_loaded(tmp_path: Path, llm: LLM) -> None:
-    """Exit status 2, file and line."""
+def test_a_malformed_set_is_reported_before_the_model_is_loaded(tmp_path: Path, llm: LLM) -> None:
+    """One line on stderr with file and line, and exit status 2."""
     write(tmp_path, "lookup", {"prompt": STORY, "answer": "x", "score": "excat"})
     done = jswa("eval", "no/such/model", f"--sets={tmp_path}")
     assert done.returncode == 2

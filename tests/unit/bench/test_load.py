@@ -1,4 +1,4 @@
-"""`jswa bench serve`: its arithmetic on requests made by hand, and its load on a server that counts."""
+"""`jswa bench serve`: its arithmetic on records made by hand, and its load on a server that counts requests."""
 
 import importlib.util
 import itertools
@@ -21,12 +21,12 @@ from tests.support.server.harness import Client, serving
 
 
 def record(first: float, gap: float, tokens: int) -> Record:
-    """A request whose texts came evenly."""
+    """A request whose pieces of text arrived at even intervals."""
     chunks = [first + gap * i for i in range(tokens)]
     return Record(0.0, chunks, chunks[-1], prompt_tokens=10, cached_tokens=4, completion_tokens=tokens)
 
 
-def test_figures_of_requests_made_by_hand() -> None:
+def test_the_figures_of_three_requests() -> None:
     records = [record(0.1, 0.02, 11), record(0.3, 0.04, 6), Record(0.0, error="status 500")]
     found = summary(records, 2.0, limits_of(("ttft:200", "tpot:30")))
     assert (found["requests"], found["failed"], found["completion_tokens"], found["cached_tokens"]) == (3, 1, 17, 8)
@@ -58,7 +58,7 @@ def test_arrivals_are_a_poisson_process() -> None:
     assert times == arrivals(4000, 20.0, seed=1)
 
 
-def test_prompts_share_a_prefix_and_differ_behind_it(tmp_path: Path) -> None:
+def test_random_prompts_share_only_their_prefix(tmp_path: Path) -> None:
     asked = [body["prompt"].split() for body in bodies(BenchConfig(prefix_words=5, input_words=20, num_prompts=9))]
     assert len({tuple(words[:5]) for words in asked}) == 1
     assert len({tuple(words) for words in asked}) == 9
@@ -73,7 +73,7 @@ def test_prompts_share_a_prefix_and_differ_behind_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    """A server with steps of 5 ms, and room for 4 rows."""
+    """A server with steps of 5 ms that runs 4 requests at a time."""
     engine = FakeEngine(max_rows=4)
     engine.delay = 0.005
     with serving(engine, template="{% for m in messages %}{{ m.content }}{% endfor %}", api_key=("k",)) as found:
@@ -81,7 +81,9 @@ def client() -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("flags", [["--max-concurrency", "4"], ["--request-rate", "50", "--endpoint", "chat"]])
-def test_load_on_a_server(client: Client, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_against_a_server_writes_its_figures(
+    client: Client, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "out.json"
     common = ["--base-url", client.url, "--api-key", "k", "--num-prompts", "12", "--warmup", "2", "--input-words", "9"]
     common += ["--output-tokens", "8", "--goodput", "tpot:1000", "--goodput", "ttft:20000", "--json", str(file)]
@@ -92,14 +94,13 @@ def test_load_on_a_server(client: Client, flags: list[str], tmp_path: Path, caps
     assert found["slo_attainment"] == 1
     assert found["tpot_ms"]["mean"] > 0
     assert found["ttft_ms"]["p50"] >= 5
-    assert (
-        found["e2el_ms"]["p50"] >= 8 * 5
-    )  # pieces may come together where a machine is busy, but not before their time
+    # On a busy machine several pieces may arrive together, but none before its step.
+    assert found["e2el_ms"]["p50"] >= 8 * 5
     assert "12 requests" in capsys.readouterr().out
     assert '"k"' not in file.read_text()
 
 
-def test_in_the_closed_loop_requests_wait_unseen_and_in_the_open_one_they_count(client: Client, tmp_path: Path) -> None:
+def test_only_the_open_loop_counts_the_wait_for_max_concurrency(client: Client, tmp_path: Path) -> None:
     common = ["--base-url", client.url, "--api-key", "k", "--num-prompts", "8", "--input-words", "3"]
     common += ["--output-tokens", "10", "--max-concurrency", "1", "--json", str(tmp_path / "out.json")]
     longest = []
@@ -109,7 +110,9 @@ def test_in_the_closed_loop_requests_wait_unseen_and_in_the_open_one_they_count(
     assert longest[1] > 4 * longest[0]
 
 
-def test_failures_are_told(client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_requests_are_counted_and_printed(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": "a", "temperature": -1}\n')
     common = ["--base-url", client.url, "--api-key", "k", "--prompts", str(tmp_path / "p.jsonl")]
     assert bench_cli.main([*common, "--num-prompts", "4", "--output-tokens", "2"]) == 1
@@ -125,8 +128,8 @@ def test_failures_are_told(client: Client, tmp_path: Path, capsys: pytest.Captur
             bench_cli.main([*common, "--goodput", goodput])
 
 
-def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where matplotlib is installed; else it is told what to install."""
+def test_plots_need_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If matplotlib is missing, the error names the extra to install."""
     if importlib.util.find_spec("matplotlib") is not None:
         plot([record(0.1, 0.02, 11), record(0.3, 0.04, 6)], tmp_path / "p.png")
         assert (tmp_path / "p.png").stat().st_size > 10_000
@@ -136,19 +139,19 @@ def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("option", ["num_prompts", "max_concurrency", "request_rate", "output_tokens"])
-def test_options_that_cannot_be(option: str) -> None:
+def test_options_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=option):
         BenchConfig(**{option: 0})  # type: ignore[arg-type]
 
 
-def test_the_command_answers_quickly_and_without_jax() -> None:
+def test_help_imports_no_jax() -> None:
     code = "import sys; from jswa.commands.cli import main; sys.argv = ['jswa', 'bench', 'serve', '--help']; main()"
     code = f"try:\n    {code}\nfinally:\n    assert 'jax' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "--request-rate" in done.stdout
 
 
-def test_without_its_packages_it_says_what_to_install() -> None:
+def test_a_missing_package_is_an_error_that_names_the_extra() -> None:
     code = "import sys; sys.modules['httpx2'] = None; sys.argv = ['jswa', 'bench', 'serve']"
     code += "; from jswa.commands.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -1,16 +1,16 @@
-"""`jswa chat` on a model that repeats what was said."""
+"""`jswa chat` on a model that repeats the last message."""
 
 import io
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from jswa.commands.chat import talk, typed
+from jswa.commands.chat import converse, typed_messages
 from jswa.types import SamplingParams
 
 
 class Parrot:
-    """Answers with the last message, word by word."""
+    """A model that answers with the last message, word by word."""
 
     def __init__(self) -> None:
         self.heard: list[list[dict[str, str]]] = []
@@ -24,10 +24,10 @@ class Parrot:
             yield SimpleNamespace(outputs=[new], prompt_token_ids=[1, 2, 3], num_cached_tokens=2)
 
 
-def test_each_turn_is_answered_on_all_before_it() -> None:
+def test_each_prompt_is_the_whole_conversation_so_far() -> None:
     parrot, out, notes = Parrot(), io.StringIO(), io.StringIO()
     counted: list[int] = []
-    talk(
+    converse(
         parrot,
         ["Hello you", "Bye"],
         SamplingParams(),
@@ -49,6 +49,6 @@ def test_each_turn_is_answered_on_all_before_it() -> None:
     assert parrot.heard[1][2]["content"] == "Hello you "
 
 
-def test_lines_end_with_the_input(monkeypatch: Any) -> None:
+def test_blank_lines_are_skipped_and_the_end_of_input_ends_the_chat(monkeypatch: Any) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\n  \ntwo\n"))
-    assert list(typed()) == ["one", "two"]
+    assert list(typed_messages()) == ["one", "two"]

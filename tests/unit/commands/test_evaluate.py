@@ -1,4 +1,4 @@
-"""`jswa eval` without a model: intervals, sums, tables."""
+"""`jswa eval` without a model: confidence intervals, sums and tables."""
 
 import math
 
@@ -12,13 +12,13 @@ from jswa.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
 
 
 def item(task: str, distance: int | None, score: str = "exact", prompt: str = "What?") -> Item:
-    """One of a task."""
+    """An item of a task."""
     return Item(task, distance, prompt, (), "7", score, {}, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("correct", "count"), [(0, 1), (0, 10), (1, 3), (8, 10), (10, 10), (97, 100), (500, 1000)])
-def test_intervals_end_where_a_score_test_would_refuse(correct: int, count: int) -> None:
-    """At either end p of the interval the share that was seen is 1.96 standard deviations, those of p, away."""
+def test_a_wilson_interval_ends_at_the_limits_of_the_score_test(correct: int, count: int) -> None:
+    """At either end p of the interval, the observed share is 1.96 standard deviations of p away from p."""
     share = correct / count
     low, high = wilson(correct, count)
     assert 0 <= low <= share <= high <= 1
@@ -29,13 +29,13 @@ def test_intervals_end_where_a_score_test_would_refuse(correct: int, count: int)
     assert (high == 1) == (correct == count)
 
 
-def test_no_items_say_nothing() -> None:
-    """Any share is possible."""
+def test_without_items_any_accuracy_is_possible() -> None:
+    """The interval is (0, 1)."""
     assert wilson(0, 0) == (0.0, 1.0)
 
 
-def test_rows_are_by_task_and_distance() -> None:
-    """Tasks as they come, distances ascending; bits are summed before they are divided; what is too long is counted."""
+def test_there_is_one_row_per_task_and_distance() -> None:
+    """Tasks in order of appearance, distances ascending; bits are summed before the division; too long items count."""
     far, near = item("key", 512), item("key", 32)
     texts = [item("text", None, "bits", "abcd"), item("text", None, "bits", "é" * 6)]
     scored = [Scored(far, "7", 1, True, None), Scored(near, "8", 1, False, None), Scored(far, "8", 1, False, None)]
@@ -50,8 +50,8 @@ def test_rows_are_by_task_and_distance() -> None:
     assert (rows[1].low, rows[1].high) == wilson(1, 2)
 
 
-def test_the_table_shows_them() -> None:
-    """A line each, without numbers that there are not."""
+def test_the_table_has_one_line_per_row() -> None:
+    """A result that does not exist is shown as "-"."""
     lines = table([Row("key", 512, 4, 1, 3, 0.301, 0.954), Row("text", None, 2, 0, bits_per_byte=math.pi)])
     assert lines[1].split() == ["key", "512", "4", "75.0%", "right", "30.1%", "to", "95.4%", "1", "too", "long"]
     assert lines[2].split() == ["text", "-", "2", "3.1416", "bits/byte"]
@@ -59,14 +59,14 @@ def test_the_table_shows_them() -> None:
 
 
 def finished(ids: list[int], text: str) -> RequestOutput:
-    """A request that has ended, with a log probability of -ln 4 for each token of its prompt."""
+    """A finished request, with a log probability of -ln 4 for each token of its prompt."""
     said = CompletionOutput(0, text, [5, 6], finish_reason="stop")
     tables: list[dict[int, Logprob] | None] = [None, *({token: Logprob(-2 * math.log(2))} for token in ids[1:])]
     return RequestOutput("0", None, ids, [said], finished=True, prompt_logprobs=tables)
 
 
 def test_a_finished_request_is_scored() -> None:
-    """By its text, or by the log probabilities of its prompt; one that failed is no wrong answer."""
+    """By its text or by the log probabilities of its prompt; a failed request raises and is not a wrong answer."""
     ids, params = np.array([1, 2, 3], np.int32), SamplingParams()
     output = finished([1, 2, 3], " 7\n8")
     right = score(Question(item("key", 32), ids, params), output)

@@ -1,4 +1,4 @@
-"""Task sets: what is read, what is refused and how it is named, and how answers are scored."""
+"""Task sets: reading them, refusing malformed ones by name, and scoring answers."""
 
 import json
 import os
@@ -17,14 +17,14 @@ JSON: dict[str, Any] = {**GOOD, "score": "json", "answer": "", "schema": {"type"
 
 
 def written(folder: Path, *lines: object, name: str = "t") -> Path:
-    """A set of these lines, objects or raw text."""
+    """Write a set of these lines, objects or raw text."""
     path = folder / f"{name}.jsonl"
     path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines))
     return path
 
 
-def test_a_set_is_read_whole(tmp_path: Path) -> None:
-    """All kinds of lines, blank ones between them."""
+def test_all_kinds_of_lines_are_read(tmp_path: Path) -> None:
+    """Blank lines between them are skipped but counted."""
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}]
     chat = {"task": "t", "distance": None, "messages": messages, "answer": "Mia", "score": "exact"}
     first, second, third = read_set(written(tmp_path, GOOD, "  ", chat, JSON))
@@ -33,8 +33,8 @@ def test_a_set_is_read_whole(tmp_path: Path) -> None:
     assert third.schema == {"type": "object"}
 
 
-def test_the_sets_in_the_box_are_sound() -> None:
-    """All can be read; what has to be remembered lies inside the window of 64 tokens, or 2, 8, 32 windows off."""
+def test_the_shipped_sets_are_well_formed() -> None:
+    """All can be read; a fact to remember is inside the window of 64 tokens, or 2, 8 or 32 windows away."""
     sets = read_sets(FOLDER)
     assert {"passkey", "kv", "chat", "arithmetic", "copy", "json", "stories"} <= set(sets)
     for name in ("passkey", "kv", "chat"):
@@ -43,16 +43,16 @@ def test_the_sets_in_the_box_are_sound() -> None:
         assert item.score == "bits" or is_correct(item, item.answer + "\n" * (item.score == "exact"))
 
 
-def test_sets_are_chosen_by_name_and_cut_by_distance(tmp_path: Path) -> None:
-    """The limit counts items of one task and distance."""
+def test_tasks_select_sets_and_the_limit_counts_per_distance(tmp_path: Path) -> None:
+    """The limit applies to each task and distance on its own."""
     for name in ("a", "b"):
         written(tmp_path, *({**GOOD, "task": name, "distance": d} for d in (1, 1, 1, 2, None)), name=name)
     assert list(read_sets(tmp_path)) == ["a", "b"]
     cut = read_sets(tmp_path, ["b"], 2)
     assert [item.distance for item in cut["b"]] == [1, 1, 2, None]
-    with pytest.raises(TaskSetError, match=r"tasks = 'c': must be among a, b"):
+    with pytest.raises(TaskSetError, match=r"tasks = 'c': must be one of a, b"):
         read_sets(tmp_path, ["c"])
-    with pytest.raises(TaskSetError, match="must be a folder with sets"):
+    with pytest.raises(TaskSetError, match="must be a folder with task sets"):
         read_sets(tmp_path / "none")
 
 
@@ -104,7 +104,7 @@ MESSAGES: list[object] = ["x", [], ["x"], [{"role": "user"}], [{"role": "user", 
 
 @pytest.mark.parametrize(("line", "field"), BAD)
 def test_a_malformed_line_is_refused_by_file_line_and_field(line: object, field: str, tmp_path: Path) -> None:
-    """Also what is too deep or too long to print."""
+    """Also if the line is too deep or too long to print."""
     path = written(tmp_path, JSON if isinstance(line, dict) and line.get("score") == "json" else GOOD, line)
     with pytest.raises(TaskSetError) as caught:
         read_set(path)
@@ -115,14 +115,14 @@ def test_a_malformed_line_is_refused_by_file_line_and_field(line: object, field:
 
 @pytest.mark.parametrize("messages", MESSAGES)
 def test_malformed_messages_are_refused(messages: object, tmp_path: Path) -> None:
-    """They must be objects of two texts."""
+    """Messages must be objects with two strings."""
     line = {k: v for k, v in GOOD.items() if k != "prompt"} | {"messages": messages}
     with pytest.raises(TaskSetError, match="line 1: messages = "):
         read_set(written(tmp_path, line))
 
 
-def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    """Empty, absent, a folder, a pipe, not UTF-8, or mixed with bits."""
+def test_files_that_are_not_sets_are_refused(tmp_path: Path) -> None:
+    """A file that is empty, absent, a folder, a pipe, not UTF-8, or that mixes bits with other scores."""
     with pytest.raises(TaskSetError, match="items = 0"):
         read_set(written(tmp_path, " "))
     (tmp_path / "folder.jsonl").mkdir()
@@ -136,7 +136,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 
 
 def item(score: Any, answer: str, schema: dict[str, Any] | None = None) -> Item:
-    """An item that is scored so."""
+    """An item with this score and answer."""
     return Item("t", None, "What?", (), answer, score, schema or {}, 1)
 
 
@@ -147,8 +147,8 @@ def item(score: Any, answer: str, schema: dict[str, Any] | None = None) -> Item:
         ("it is 7", False), ("", False), ("\n", False),
     ],
 )  # fmt: skip
-def test_exact_is_the_first_line(text: str, right: bool) -> None:
-    """White space around it does not count, anything else does."""
+def test_exact_compares_the_first_line(text: str, right: bool) -> None:
+    """White space around the line is ignored; everything else counts."""
     assert is_correct(item("exact", "7"), text) == right
 
 
@@ -170,13 +170,13 @@ SCHEMA = {
         ('{"age": NaN}', False), ("[" * 100_000, False), ('{"age": ' + "9" * 5_000 + "}", False),
     ],
 )  # fmt: skip
-def test_json_is_all_of_the_text_and_satisfies_the_schema(text: str, right: bool) -> None:
-    """Whatever a model says, the answer is right or wrong, never an exception."""
+def test_json_must_be_the_whole_text_and_satisfy_the_schema(text: str, right: bool) -> None:
+    """Any text is correct or not; none raises an exception."""
     assert is_correct(item("json", "", SCHEMA), text) == right
 
 
-def test_json_equals_the_answer_as_a_value() -> None:
-    """Order and space do not count."""
+def test_json_is_compared_with_the_answer_by_value() -> None:
+    """The order of keys and white space do not matter."""
     asked = item("json", '{"a": [1, {"b": null}], "c": false}')
     assert is_correct(asked, '{"c":false,"a":[1.0,{"b":null}]}')
     assert not is_correct(asked, '{"c":0,"a":[1.0,{"b":null}]}')
@@ -190,8 +190,8 @@ def test_json_equals_the_answer_as_a_value() -> None:
         ("boolean", [True]), ("null", [None]),
     ],
 )  # fmt: skip
-def test_every_type_holds_its_values_alone(kind: str, values: list[Any]) -> None:
-    """true is no number."""
+def test_a_type_accepts_its_own_values_only(kind: str, values: list[Any]) -> None:
+    """For example, true is not a number."""
     for value in [{}, [], "", 1, 1.5, 2.0, True, None]:
         expected = any(type(one) is type(value) for one in values) and (kind != "integer" or value != 1.5)
         assert satisfies(value, {"type": kind}) == (expected or (kind == "number" and type(value) in (int, float)))
@@ -205,8 +205,8 @@ json_values = st.recursive(
 
 
 @given(json_values, json_values)
-def test_equality_is_that_of_sorted_text(one: Any, other: Any) -> None:
-    """`same` is an equivalence that survives writing and reading."""
+def test_same_is_an_equivalence_of_json_values(one: Any, other: Any) -> None:
+    """It survives writing and reading, and holds if the texts with sorted keys are equal."""
     again = parse_json(json.dumps(one))
     assert same(one, again)
     assert same(again, one)
