@@ -1,7 +1,7 @@
-"""Folders with the text side of a checkpoint, in the shapes of released families, small enough to be made by a test.
+"""Small checkpoint folders with tokenizer and chat template, in the formats of released families.
 
-Vocabularies are trained on a few sentences; which parts a tokenizer has, where special tokens are named and where the
-chat template lies is as in the family's repository. Templates are our own, with the constructs that the family uses.
+Vocabularies are trained on a few sentences. The parts of the tokenizer, the files that name special tokens and the
+place of the chat template are those of the family's repository. Templates are our own, with the family's constructs.
 """
 
 import json
@@ -23,13 +23,13 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def special(text: str, **flags: bool) -> dict[str, Any]:
-    """An added token as JSON."""
+    """Return an added token as JSON."""
     plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     return {"content": text, **plain, **flags}
 
 
 def write(folder: Path, files: Mapping[str, object]) -> Path:
-    """Files by name: a tokenizer, a text, or anything else as JSON."""
+    """Write files by name: a tokenizer, a string, or any other value as JSON. Return the folder."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ def write(folder: Path, files: Mapping[str, object]) -> Path:
 
 
 def gemma3(folder: Path) -> Path:
-    """Spaces as ▁, byte fallback, bos by the post-processor; the template in tokenizer_config.json writes it too."""
+    """Spaces as ▁, byte fallback, BOS from the post-processor; the template in tokenizer_config.json writes BOS too."""
     names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>"]
     backend = _sentencepiece([*names, "\n\n"])
     backend.normalizer = normalizers.Replace(" ", "▁")
@@ -81,7 +81,7 @@ def gemma3(folder: Path) -> Path:
 
 
 def gpt_oss(folder: Path) -> Path:
-    """Byte-level, no bos; the template in a file of its own, with the date, macros and JSON."""
+    """Byte-level, no BOS; the template is a separate file with the date, macros and JSON."""
     names = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>"]
     backend = _byte_level()
     first = backend.get_vocab_size()
@@ -114,7 +114,7 @@ def gpt_oss(folder: Path) -> Path:
 
 
 def llama3(folder: Path) -> Path:
-    """Byte-level with bos by the post-processor, and a template that writes bos too; tools in the user's turn."""
+    """Byte-level, BOS from the post-processor and from the template; tools in the user's turn."""
     names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     backend = _byte_level()
     first = backend.get_vocab_size()
@@ -152,7 +152,7 @@ def llama3(folder: Path) -> Path:
 
 
 def mistral(folder: Path) -> Path:
-    """sentencepiece as in Llama; special tokens in special_tokens_map.json alone, one of them nowhere else."""
+    """sentencepiece as in Llama; special tokens in special_tokens_map.json only, one of them not in tokenizer.json."""
     backend = _sentencepiece(["<unk>", "<s>", "</s>"])
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence(
@@ -182,7 +182,7 @@ def mistral(folder: Path) -> Path:
 
 
 def command_r(folder: Path) -> Path:
-    """Byte-level with single digits; a list of templates by name; one added token in tokenizer_config.json alone."""
+    """Byte-level with single digits; a list of named templates; one added token in tokenizer_config.json only."""
     names = ["<PAD>", "<UNK>", "<CLS>", "<SEP>", "<MASK_TOKEN>", "<BOS_TOKEN>", "<EOS_TOKEN>"]
     turns = ["<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"]
     backend = _byte_level(names, pre_tokenizers.Digits(individual_digits=True))
@@ -217,7 +217,7 @@ def command_r(folder: Path) -> Path:
 
 
 def mimo(folder: Path) -> Path:
-    """Byte-level, bos null; the end of a turn is the tokenizer's eos; {% generation %} around the answers."""
+    """Byte-level, BOS is null, EOS is the end of a turn; {% generation %} around the answers."""
     backend = _byte_level()
     first = backend.get_vocab_size()
     names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -249,7 +249,7 @@ def mimo(folder: Path) -> Path:
 
 
 def reference_tokenizer(folder: Path) -> Any:
-    """transformers' own tokenizer of a folder, without asking a hub, nor saying that torch is absent."""
+    """Return transformers' tokenizer of a folder, without network access or the warning about torch."""
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
@@ -268,7 +268,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
 
 @cache
 def _trained_bytes() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges of byte-level BPE."""
+    """Train byte-level BPE; return vocabulary and merges."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -278,11 +278,11 @@ def _trained_bytes() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 @cache
 def _trained_pieces() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges over characters, spaces as ▁."""
+    """Train BPE over characters, with spaces as ▁; return vocabulary and merges."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    texts = [text.replace("漢字", "") for text in _TEXT]  # characters that only byte fallback can write
+    texts = [text.replace("漢字", "") for text in _TEXT]  # leaves characters that need byte fallback
     trained.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=180))
     return _model_of(trained)
 

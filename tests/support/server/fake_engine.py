@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of the server: token k of a text is a function of the prompt and k."""
+"""An engine without a model, for tests of the server: generated token k is a function of the prompt and k."""
 
 import time
 from collections.abc import Callable, Collection
@@ -19,19 +19,23 @@ Rule = Callable[[list[int], int], int | None]
 
 
 class FakeModel:
-    """A vocabulary."""
+    """The part of a model that the server reads: its vocabulary."""
 
     vocab_size = 259
     eos_token_ids = (2,)
 
 
 def count_up(prompt: list[int], position: int) -> int:
-    """Letters in turn, from the one that the prompt's length gives."""
+    """Return the letters of the alphabet in turn, beginning with the one at the prompt's length."""
     return 3 + 97 + (len(prompt) + position) % 26
 
 
 class FakeEngine:
-    """Runs up to `max_rows` requests, a token per step each. `steps_left` bounds its life."""
+    """Runs up to `max_rows` requests at a time and gives each a token per step.
+
+    Attributes that tests set: `delay` is the seconds of a step, `prepare_delay` those of `prepare`; after `steps_left`
+    steps the engine fails. Attributes that tests read: `seen` has all requests, `steps` and `flushed` count.
+    """
 
     def __init__(
         self, *, rule: Rule = count_up, max_rows: int = 8, max_model_len: int = 256, adapters: Collection[str] = ()
@@ -63,7 +67,7 @@ class FakeEngine:
         cache_salt: str = "",
         lora: str | None = None,
     ) -> Request:
-        """As the engine validates."""
+        """Validate a request like the real engine."""
         if not len(prompt):
             raise InvalidPrompt("prompt", "", "must have at least one token")
         bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
@@ -85,7 +89,7 @@ class FakeEngine:
         )
 
     def add(self, request: Request) -> None:
-        """Queue it."""
+        """Queue a request. Raises PromptTooLong."""
         if len(request.prompt) + 1 > self.limits.max_model_len:
             raise PromptTooLong("prompt", f"{len(request.prompt)} tokens", "too long")
         if request.request_id in self._requests:
@@ -96,7 +100,7 @@ class FakeEngine:
         self.waiting.sort(key=lambda r: r.priority)
 
     def abort(self, request_id: str) -> TokenEvent | None:
-        """End it."""
+        """End a request; None if it has ended before."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return None
@@ -105,11 +109,11 @@ class FakeEngine:
         return TokenEvent(request_id, None, "abort")
 
     def has_work(self) -> bool:
-        """Whether anything is unfinished."""
+        """Whether any request is unfinished."""
         return bool(self._requests)
 
     def step(self) -> list[TokenEvent]:
-        """A token for each row."""
+        """Sleep for `delay`, admit waiting requests, and return a token for each running one."""
         time.sleep(self.delay)
         self.steps += 1
         if self.steps_left is not None:
@@ -147,29 +151,29 @@ class FakeEngine:
         return TokenEvent(request_id, token, reason, stop, logprobs, of_prompt, 0.0 if hit else None, hit)
 
     def stats(self) -> SchedulerStats:
-        """Rows; a page each."""
+        """Return statistics in which every running request has one page."""
         rows = len(self.running)
         return SchedulerStats(rows, len(self.waiting), rows, rows, 0, 63 - rows, 63, 0)
 
     def cache_stats(self) -> CacheStats:
-        """Nothing much."""
+        """Return fixed numbers: misses "cold" and "salt"."""
         return CacheStats(0, 10, 5, 5, 0, 0, {"cold": 3, "salt": 2}, 0, 0, 0, 0, 0, 0)
 
     def step_stats(self) -> StepStats:
-        """Steps, and little else."""
+        """Return the number of steps and of prepared programs."""
         return StepStats(self.steps, compiled_beside=len(self.prepared))
 
     def prepare(self, params: SamplingParams) -> None:
-        """Take a while."""
+        """Sleep for `prepare_delay` and record the parameters."""
         time.sleep(self.prepare_delay)
         self.prepared.append(params)
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
-        """Keep them, for tests to call."""
-        self.lose, self.leave = lost, leaving
+        """Store the callbacks, for tests to call."""
+        self.report_lost, self.report_leaving = lost, leaving
 
     def flush_cache(self) -> None:
-        """Count it."""
+        """Count the calls."""
         self.flushed += 1
 
 

@@ -1,4 +1,4 @@
-"""A server with a fake engine, as a process. Arguments: JSON of the engine's attributes, and of options."""
+"""A server process with a fake engine. Arguments: attributes of the engine and options of the server, as JSON."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""schemathesis on a server: requests that its schema allows, and many that it does not."""
+"""schemathesis on a server: requests that its OpenAPI schema allows, and many that it forbids."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import httpx2
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance"
 CHECKS += ",unsupported_method"
 
-# Their values depend on others, on the vocabulary, or are refused but for one.
+# Fields whose values depend on other fields or on the vocabulary, or that accept one value only.
 REFUSED = {
     "response_format", "structured_outputs", "use_beam_search", "best_of", "suffix", "tools", "tool_choice",
     "functions", "function_call", "modalities", "audio", "web_search_options", "chat_template", "documents",
@@ -22,9 +22,9 @@ REFUSED = {
 
 
 def fuzz(url: str, schema: str, examples: int, folder: Path, key: str = "none") -> None:
-    """Fail where a response is a 5xx, of an undocumented status, or does not come within 20 s."""
+    """Fail if a response has status 5xx or an undocumented status, or takes longer than 20 s."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", schema, "--url", url, "--max-examples", str(examples)]
-    # A narrowed schema does not know all that the server takes.
+    # The server accepts more than a narrowed schema allows.
     checks = CHECKS + (",negative_data_rejection" if schema.startswith("http") else "")
     command += ["--checks", checks, "--mode", "all", "--request-timeout", "20", "--no-color", "--seed", "1"]
     command += ["--suppress-health-check", "all", "--continue-on-failure", "--header", f"Authorization: Bearer {key}"]
@@ -33,9 +33,9 @@ def fuzz(url: str, schema: str, examples: int, folder: Path, key: str = "none") 
 
 
 def narrowed(url: str, model: str, folder: Path) -> str:
-    """The server's schema in a file, without most of what is refused whatever its value: more requests are good ones.
+    """Write the server's schema to a file without most fields that are always refused, so that more requests are valid.
 
-    There is the one model, token ids are small, messages are texts.
+    Only the one model is allowed, token ids are small, and messages are text. Return the path of the file.
     """
     schema: dict[str, Any] = httpx2.get(url + "/openapi.json").json()
     for name, body in schema["components"]["schemas"].items():

@@ -1,4 +1,4 @@
-"""A server with a fake engine on a free port of loopback, in a thread of this process."""
+"""A server with a fake engine, on a free port of localhost, in a thread of this process."""
 
 import asyncio
 import json
@@ -25,9 +25,9 @@ BYTES = Path(__file__).parent / "bytes"  # a tokenizer with one token per byte: 
 
 
 class Client:
-    """A server to talk to."""
+    """An HTTP client of a server, with the server's objects for inspection."""
 
-    engine: FakeEngine  # where it has a fake one
+    engine: FakeEngine  # set if the server has a fake engine
 
     def __init__(self, service: Service, url: str, headers: Mapping[str, str]) -> None:
         self.service = service
@@ -35,21 +35,21 @@ class Client:
         self.http = httpx2.Client(base_url=url, headers=dict(headers), timeout=20)
 
     def post(self, path: str, body: object = None, **more: Any) -> httpx2.Response:
-        """Send JSON."""
+        """Send a POST request with a JSON body."""
         return self.http.post(path, json=body, **more)
 
     def get(self, path: str, **more: Any) -> httpx2.Response:
-        """Fetch."""
+        """Send a GET request."""
         return self.http.get(path, **more)
 
     def complete(self, **body: Any) -> Any:
-        """A completion that works."""
+        """Send a completion request that must succeed; return its body."""
         response = self.post("/v1/completions", {"prompt": "abc", "max_tokens": 4, **body})
         assert response.status_code == 200, response.text
         return response.json()
 
     def refusal(self, path: str, body: object, status: int = 400) -> Any:
-        """The error of a request that must be refused."""
+        """Send a request that must be refused with this status; return the error object."""
         response = self.post(path, body)
         assert response.status_code == status, response.text
         error = response.json()["error"]
@@ -59,7 +59,7 @@ class Client:
         return error
 
     def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
-        """The events of a stream, parsed; checks how they are framed."""
+        """Send a streaming request; check the framing of its events and return them parsed."""
         response = self.post(path, {**body, "stream": True})
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -86,7 +86,7 @@ def serving(
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     **options: Any,
 ) -> Iterator[Client]:
-    """A server with a fake engine and these options; `wrap`: what stands before its application."""
+    """Run a server with a fake engine and these options; `wrap` wraps its ASGI application."""
     engine = engine or FakeEngine()
     tokenizer = tokenizer or Tokenizer.load(BYTES)
     chat = None if template is None else ChatTemplate({"default": template}, {"eos_token": "<eos>"})
@@ -103,7 +103,7 @@ def serve(
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     **options: Any,
 ) -> Iterator[Client]:
-    """A server with these options."""
+    """Run a server for a model with these options."""
     service = Service(served, ServeConfig(**{"served_model_name": ("fake", "alias"), "port": 0, **options}))
     settings = uvicorn.Config(wrap(create_app(service)), port=0, http=HeaderLimit, log_config=None, access_log=False)
     server = Server(settings)
@@ -124,8 +124,8 @@ def serve(
 
 
 def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait for something to come true."""
+    """Wait until a condition is true, or fail after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it does not come true"
+        assert time.monotonic() < end, "the condition does not become true"
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Servers as processes."""
+"""Server processes: start one and wait until it listens."""
 
 import os
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Process:
-    """A server that listens. `log` has what it has written so far."""
+    """A server process that listens at `url`. `log`: the lines that it has written to stderr so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -40,7 +40,7 @@ class Process:
         raise AssertionError("the server does not start:\n" + "".join(self.log))
 
     def wait(self, seconds: float = 20) -> int:
-        """Its exit status."""
+        """Wait for the process to exit and return its status."""
         status = self.process.wait(seconds)
         self._reader.join(5)
         return status
@@ -50,7 +50,7 @@ class Process:
 def started(
     command: Sequence[str], *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Iterator[Process]:
-    """A server, started with this Python and these arguments."""
+    """Start a server with this Python and these arguments; kill it at the end."""
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=folder or ROOT,

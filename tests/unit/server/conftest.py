@@ -1,4 +1,4 @@
-"""A server that several tests share."""
+"""A server that the tests of a module share."""
 
 from collections.abc import Iterator
 

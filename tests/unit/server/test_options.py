@@ -1,4 +1,4 @@
-"""Options: the command line comes before the environment, that before the file; typos are refused."""
+"""Options of `jswa serve`: flags override the environment, which overrides the file; typos are refused."""
 
 import dataclasses
 import subprocess
@@ -15,7 +15,7 @@ from server.options import ServeConfig
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """What the command would have been called with."""
+    """The options that the command would have served with."""
     found: dict[str, object] = {}
 
     def serve(model: str, server: ServeConfig, engine: EngineConfig) -> int:
@@ -26,7 +26,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return found
 
 
-def test_where_options_come_from(seen: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_and_the_environment_the_file(
+    seen: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "c.yaml").write_text("port: 1\nhost: a\nmax-model-len: 100\napi_key: [x, y]\n")
     monkeypatch.setenv("JSWA_PORT", "2")
     monkeypatch.setenv("JSWA_HOST", "b")
@@ -44,7 +46,9 @@ def test_where_options_come_from(seen: dict[str, object], tmp_path: Path, monkey
     assert seen["api_key"] == ("k1", "k2")
 
 
-def test_typos_in_the_environment(seen: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_is_refused_with_a_suggestion(
+    seen: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JSWA_PROT", "2")
     with pytest.raises(ConfigError, match="did you mean JSWA_PORT"):
         cli.main([])
@@ -52,7 +56,7 @@ def test_typos_in_the_environment(seen: dict[str, object], monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("flags", [["--prot", "1"], ["--config", "{yaml}"]])
-def test_typos_elsewhere(flags: list[str], tmp_path: Path) -> None:
+def test_a_misspelt_flag_or_key_is_refused_with_a_suggestion(flags: list[str], tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("prot: 1\n")
     command = [flag.format(yaml=tmp_path / "c.yaml") for flag in flags]
     done = subprocess.run(
@@ -64,7 +68,7 @@ def test_typos_elsewhere(flags: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["- port\n", "port: [1\n", "3\n"])
-def test_files_that_are_no_options(seen: dict[str, object], content: str, tmp_path: Path) -> None:
+def test_a_file_without_options_is_refused(seen: dict[str, object], content: str, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(content)
     with pytest.raises(ConfigError, match="config"):
         cli.main(["--config", str(tmp_path / "c.yaml")])
@@ -73,7 +77,7 @@ def test_files_that_are_no_options(seen: dict[str, object], content: str, tmp_pa
     assert not seen
 
 
-def test_a_template_of_the_operator(tmp_path: Path) -> None:
+def test_the_operator_chooses_the_chat_template(tmp_path: Path) -> None:
     from jswa.text.chat_template import ChatTemplate
 
     file = tmp_path / "t.jinja"

@@ -1,4 +1,4 @@
-"""Tokenization and what operators look at."""
+"""Tokenization, metrics, /server_info, and the options of the server."""
 
 import re
 
@@ -11,7 +11,7 @@ from tests.support.server.harness import Client, serving
 from tests.support.server.processes import ROOT
 
 
-def test_tokenize_and_back(shared: Client) -> None:
+def test_tokenize_and_detokenize(shared: Client) -> None:
     found = shared.post("/tokenize", {"prompt": "ab", "return_token_strs": True}).json()
     assert found == {"count": 3, "max_model_len": 256, "tokens": [1, 100, 101], "token_strs": ["<bos>", "a", "b"]}
     assert shared.post("/tokenize", {"prompt": "ab", "add_special_tokens": False}).json()["tokens"] == [100, 101]
@@ -40,7 +40,7 @@ def test_tokenize_and_back(shared: Client) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_tokens_that_cannot_be(shared: Client, path: str, body: object, param: str) -> None:
+def test_errors_of_tokenize_and_detokenize_name_the_field(shared: Client, path: str, body: object, param: str) -> None:
     assert shared.refusal(path, body)["param"] == param
 
 
@@ -62,7 +62,7 @@ def scrape(client: Client) -> dict[str, float]:
     }
 
 
-def test_metrics_count() -> None:
+def test_metrics_count_requests_and_tokens() -> None:
     with serving() as client:
         client.complete(n=2, max_tokens=3)
         client.events("/v1/completions", {"prompt": "abc", "max_tokens": 5})
@@ -79,7 +79,7 @@ def test_metrics_count() -> None:
         assert found["jswa:engine_steps_total"] > 7
 
 
-def test_metrics_under_vllms_names() -> None:
+def test_metrics_can_have_vllms_names() -> None:
     with serving(metrics_prefix="vllm") as client:
         found = scrape(client)
         wanted = """num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total
@@ -101,7 +101,7 @@ def test_server_info_has_no_secrets() -> None:
         assert not re.search("secret|root-key|/work|/tmp", response.text)
 
 
-def test_clients_never_learn_of_other_tenants() -> None:
+def test_misses_because_of_other_tenants_are_not_shown() -> None:
     with serving() as client:  # the fake engine's reason for every miss is "salt"
         texts = [client.post("/v1/completions", {"prompt": "a", "stream": s}).text for s in (False, True)]
         texts += [client.get(path).text for path in ("/metrics", "/server_info")]
@@ -120,7 +120,7 @@ def test_clients_never_learn_of_other_tenants() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_options_that_cannot_be(options: dict[str, object]) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options)).replace("ssl_keyfile", "ssl_certfile").split("_")[0]):
         ServeConfig(**options)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""/v1/chat/completions over HTTP: templates in their processes, messages, chunks."""
+"""/v1/chat/completions over HTTP: messages, templates in worker processes, chunks of streams."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def client() -> Iterator[Client]:
 
 
 def prompt_of(client: Client, messages: object, **more: Any) -> str:
-    """What the engine was given."""
+    """Return the prompt that the engine received."""
     response = client.post(PATH, {"messages": messages, "max_tokens": 1, **more})
     assert response.status_code == 200, response.text
     assert client.service.tokenizer is not None
@@ -39,7 +39,7 @@ def user(content: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": content}]
 
 
-def test_an_answer(client: Client) -> None:
+def test_the_fields_of_an_answer(client: Client) -> None:
     response = client.post(PATH, {"model": "fake", "messages": user("hi"), "max_completion_tokens": 4})
     found = response.json()
     assert found["id"].startswith("chatcmpl-")
@@ -55,7 +55,7 @@ def test_an_answer(client: Client) -> None:
     }
 
 
-def test_a_stream_begins_with_roles_and_ends_with_reasons(client: Client) -> None:
+def test_a_stream_begins_with_roles_and_ends_with_finish_reasons(client: Client) -> None:
     body = {"messages": user("hi"), "max_tokens": 3, "n": 2, "stream_options": {"include_usage": True}}
     *chunks, last, done = client.events(PATH, body)
     assert done == "[DONE]"
@@ -71,7 +71,7 @@ def test_a_stream_begins_with_roles_and_ends_with_reasons(client: Client) -> Non
         assert [choice["finish_reason"] for choice in mine] == [None] * 4 + ["length"]
 
 
-def test_without_max_tokens_the_context_is_filled(client: Client) -> None:
+def test_without_max_tokens_generation_fills_the_context(client: Client) -> None:
     found = client.post(PATH, {"messages": user("hi")}).json()
     assert found["usage"]["total_tokens"] == 256
 
@@ -102,7 +102,7 @@ def test_messages_reach_the_template(client: Client) -> None:
     assert prompt_of(client, messages) == "system:s;developer:d;user:a\nb;assistant:x;tool:y;>"
 
 
-def test_switches_of_rendering(client: Client) -> None:
+def test_fields_that_change_the_rendering(client: Client) -> None:
     assert prompt_of(client, user("a"), add_generation_prompt=False) == "user:a;"
     assert prompt_of(client, user("a"), chat_template_kwargs={"thinking": True}) == "user:a;T>"
     ends = [*user("a"), {"role": "assistant", "content": "so far"}]
@@ -110,7 +110,7 @@ def test_switches_of_rendering(client: Client) -> None:
     assert prompt_of(client, user("a"), add_special_tokens=True) == "<bos>user:a;>"
 
 
-def test_a_template_that_does_not_end_is_stopped(client: Client) -> None:
+def test_a_template_that_never_ends_is_killed(client: Client) -> None:
     begin = time.monotonic()
     error = client.refusal(PATH, {"messages": user("loop")})
     assert "took more than 1.5 s" in error["message"]
@@ -123,7 +123,7 @@ def test_a_template_that_takes_all_memory_is_refused(client: Client) -> None:
     assert prompt_of(client, user("a")) == "user:a;>"
 
 
-def test_the_event_loop_goes_on_meanwhile(client: Client) -> None:
+def test_rendering_does_not_block_the_event_loop(client: Client) -> None:
     import threading
 
     slow = threading.Thread(target=client.refusal, args=(PATH, {"messages": user("loop")}))
@@ -176,20 +176,20 @@ def test_the_event_loop_goes_on_meanwhile(client: Client) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_refusals_name_the_field(client: Client, body: object, param: str) -> None:
+def test_errors_name_the_field(client: Client, body: object, param: str) -> None:
     error = client.refusal(PATH, body)
     assert error["param"] == param
     assert not client.engine.has_work()
 
 
-def test_limits() -> None:
+def test_requests_at_the_limits_are_accepted() -> None:
     with serving(template="{{ messages | length }}") as client:
         assert prompt_of(client, user("a") * limits.MAX_MESSAGES) == str(limits.MAX_MESSAGES)
         assert prompt_of(client, user([{"type": "text", "text": "a"}] * limits.MAX_PARTS)) == "1"
         assert prompt_of(client, user("a"), tool_choice="none", tools=[{}] * limits.MAX_TOOLS) == "1"
 
 
-def test_a_model_without_a_template_says_so() -> None:
+def test_chat_without_a_template_is_refused() -> None:
     with serving() as client:
         assert "chat template" in client.refusal(PATH, {"messages": user("a")})["message"]
 

@@ -1,4 +1,4 @@
-"""/v1/completions over HTTP, on an engine that counts through the alphabet."""
+"""/v1/completions over HTTP, on a fake engine whose text is the alphabet."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ def client() -> Iterator[Client]:
         yield found
 
 
-def test_a_completion(client: Client) -> None:
+def test_the_fields_of_a_completion(client: Client) -> None:
     found = client.complete(model="fake")
     assert found["id"].startswith("cmpl-")
     assert found["object"] == "text_completion"
@@ -35,7 +35,7 @@ def test_a_completion(client: Client) -> None:
     }
 
 
-def test_tokens_by_default(client: Client) -> None:
+def test_the_default_of_max_tokens_is_16(client: Client) -> None:
     assert client.complete(max_tokens=None)["usage"]["completion_tokens"] == 16
 
 
@@ -43,7 +43,9 @@ def test_tokens_by_default(client: Client) -> None:
     ("prompt", "lengths"),
     [("ab", [3]), (["ab", "abcd"], [3, 5]), ([5, 6, 7], [3]), ([[5], [6, 7]], [1, 2])],
 )
-def test_forms_of_prompts(client: Client, prompt: object, lengths: list[int]) -> None:
+def test_a_prompt_may_be_text_or_token_ids_or_a_list_of_them(
+    client: Client, prompt: object, lengths: list[int]
+) -> None:
     found = client.complete(prompt=prompt, n=2)
     assert [choice["index"] for choice in found["choices"]] == list(range(2 * len(lengths)))
     firsts = [chr(97 + length) for length in lengths for _ in range(2)]
@@ -66,7 +68,7 @@ def test_a_stream_has_the_text_of_the_whole_response(client: Client) -> None:
     assert reasons.count("length") == 4
 
 
-def test_usage_in_streams(client: Client) -> None:
+def test_streams_report_usage_on_request(client: Client) -> None:
     body: dict[str, Any] = {"prompt": "abc", "max_tokens": 3, "stream_options": {"include_usage": True}}
     *chunks, last, done = client.events(PATH, body)
     assert done == "[DONE]"
@@ -80,7 +82,7 @@ def test_usage_in_streams(client: Client) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_stop_strings(client: Client, streamed: bool) -> None:
+def test_a_stop_string_ends_the_text(client: Client, streamed: bool) -> None:
     body = {"prompt": "abc", "max_tokens": 10, "stop": ["ghx", "gh"]}
     if streamed:
         chunks = client.events(PATH, body)[:-1]
@@ -94,7 +96,7 @@ def test_stop_strings(client: Client, streamed: bool) -> None:
     assert client.complete(**body, include_stop_str_in_output=True)["choices"][0]["text"] == "efgh"
 
 
-def test_stop_tokens(client: Client) -> None:
+def test_a_stop_token_ends_the_text(client: Client) -> None:
     choice = client.complete(stop_token_ids=[3 + ord("g")])["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("ef", "stop", 3 + ord("g"))
 
@@ -108,7 +110,7 @@ def test_log_probabilities(client: Client) -> None:
     assert all(max(table.values()) == -0.25 for table in found["top_logprobs"])
 
 
-def test_scoring_as_lm_eval_asks_for_it(client: Client) -> None:
+def test_echo_with_logprobs_scores_a_prompt_as_lm_eval_needs_it(client: Client) -> None:
     body = {"prompt": [[100, 101, 102]], "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
     choice = client.complete(**body)["choices"][0]
     assert choice["text"] == "abcd"
@@ -134,7 +136,7 @@ def test_prompt_log_probabilities(client: Client) -> None:
     assert found == [None, {"101": {"logprob": -0.25, "rank": 1, "decoded_token": "b"}}]
 
 
-def test_parts_of_characters_are_shown_as_bytes() -> None:
+def test_tokens_that_are_parts_of_characters_are_shown_as_bytes() -> None:
     with serving(FakeEngine(rule=lambda _, at: 3 + b"\xe4\xbd\xa0"[at % 3])) as client:
         choice = client.complete(max_tokens=3, logprobs=0)["choices"][0]
         assert choice["text"] == "你"
@@ -143,13 +145,13 @@ def test_parts_of_characters_are_shown_as_bytes() -> None:
         assert [chunk["choices"][0]["text"] for chunk in chunks] == ["你", "�"]
 
 
-def test_nulls_and_unknown_fields_count_for_nothing(client: Client) -> None:
+def test_nulls_and_unknown_fields_are_ignored(client: Client) -> None:
     names = ["suffix", "logprobs", "seed", "stop", "n", "stream", "stream_options", "logit_bias", "temperature"]
     body = dict.fromkeys(names, None) | {"no_stop_trim": True, "return_hidden_states": [1], "user": "me"}
     assert client.complete(**body)["choices"][0]["text"] == "efgh"
 
 
-def test_checkpoint_defaults_stand_behind() -> None:
+def test_request_fields_override_checkpoint_defaults() -> None:
     with serving(defaults={"temperature": 0.5, "top_k": 7, "max_tokens": 9}) as client:
         client.complete(temperature=0.25, seed=-1, logit_bias={"5": -100})
         params = client.engine.seen[-1].params
@@ -162,7 +164,7 @@ def test_salt_priority_and_truncation(client: Client) -> None:
     client.complete(prompt=[5, 6, 7, 8], truncate_prompt_tokens=2, priority=-3, cache_salt="mine")
     request = client.engine.seen[-1]
     assert request.prompt.tolist() == [7, 8]
-    assert (request.priority >> 80, request.cache_salt) == (-3, "/mine")  # turns are below
+    assert (request.priority >> 80, request.cache_salt) == (-3, "/mine")  # the low bits are the key's turn
 
 
 def test_request_ids(client: Client) -> None:
@@ -220,7 +222,7 @@ def test_request_ids(client: Client) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_refusals_name_the_field(client: Client, body: object, param: str) -> None:
+def test_errors_name_the_field(client: Client, body: object, param: str) -> None:
     import json
 
     response = client.http.post(PATH, content=json.dumps(body), headers={"content-type": "application/json"})
@@ -248,27 +250,27 @@ LIMITED: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("param", LIMITED)
-def test_limits(client: Client, param: str) -> None:
+def test_values_at_a_limit_are_accepted_and_beyond_it_refused(client: Client, param: str) -> None:
     good, bad = LIMITED[param]
     name = param.partition("[")[0]
     client.complete(**{"max_tokens": 1, name: good})
     assert client.refusal(PATH, {"prompt": "a", name: bad})["param"] == param
 
 
-def test_limits_of_products_and_tables(client: Client) -> None:
+def test_limits_of_prompts_times_n_and_of_logit_bias(client: Client) -> None:
     client.complete(max_tokens=1, prompt=["a"] * (limits.MAX_TEXTS // 128), n=128)
     error = client.refusal(PATH, {"prompt": ["a"] * (limits.MAX_TEXTS // 128 + 1), "n": 128})
     assert error["param"] == "n"
     many = {str(token): 1.0 for token in range(limits.MAX_BIASES + 1)}
     assert "at most" in client.refusal(PATH, {"prompt": "a", "logit_bias": many})["message"]
     del many["0"]
-    # Not too many, but more than this vocabulary has.
+    # Not too many entries, but some beyond this vocabulary.
     assert "[0, 259)" in client.refusal(PATH, {"prompt": "a", "logit_bias": many})["message"]
     assert client.refusal(PATH, {"prompt": "a", "model": "x" * (limits.MAX_NAME_CHARS + 1)})["param"] == "model"
     client.refusal(PATH, {"prompt": "a", "model": "x" * limits.MAX_NAME_CHARS}, 404)
 
 
-def test_limit_of_prompt_logprobs(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_prompt_logprobs(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 240)
     for asked in ({"echo": True, "logprobs": 20}, {"prompt_logprobs": 20}):
         client.complete(prompt=[[5] * 5] * 2, max_tokens=1, **asked)
@@ -278,7 +280,7 @@ def test_limit_of_prompt_logprobs(client: Client, monkeypatch: pytest.MonkeyPatc
     client.complete(prompt=[5] * 200, logprobs=20, max_tokens=1)
 
 
-def test_the_model_must_be_served(client: Client) -> None:
+def test_only_served_model_names_are_accepted(client: Client) -> None:
     assert client.complete(model="alias")["model"] == "alias"
     error = client.refusal(PATH, {"model": "gpt", "prompt": "a"}, 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
@@ -289,14 +291,14 @@ def test_the_model_must_be_served(client: Client) -> None:
     assert client.get("/v1/models/a/b").json()["error"]["code"] == "model_not_found"
 
 
-def test_texts_of_a_request_share_their_tables(client: Client) -> None:
+def test_the_sequences_of_a_prompt_share_their_constraint_tables(client: Client) -> None:
     client.complete(prompt=["a", "abc"], n=3, max_tokens=4, min_tokens=2, logit_bias={"5": 1}, presence_penalty=0.5)
     constraints = [request.constraint for request in client.engine.seen[-6:]]
     assert len({id(one.bias) for one in constraints if one is not None}) == 1
     assert [one.min_length for one in constraints if one is not None] == [4] * 3 + [6] * 3
 
 
-def test_a_request_without_a_next_token_fails_alone() -> None:
+def test_a_request_without_a_next_token_does_not_harm_others() -> None:
     def rule(prompt: list[int], at: int) -> int | None:
         return None if prompt[-1] == 3 + ord("!") and at == 2 else 100
 

@@ -1,4 +1,4 @@
-"""Adapters at the server: names of models that are listed, answered with, and run with the adapter."""
+"""LoRA adapters over HTTP: each is listed as a model, chosen by its name, and named in the answer."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def client() -> Iterator[Client]:
         yield found
 
 
-def test_adapters_are_listed_below_their_model(client: Client) -> None:
+def test_adapters_are_listed_with_their_base_model(client: Client) -> None:
     cards = client.get("/v1/models").json()["data"]
     assert [(card["id"], card["parent"]) for card in cards] == [
         ("fake", None), ("alias", None), ("poet", "fake"), ("judge/v2", "fake"),
@@ -34,7 +34,7 @@ def test_adapters_are_listed_below_their_model(client: Client) -> None:
 
 @pytest.mark.parametrize(("name", "index"), [("fake", 0), ("alias", 0), (None, 0), ("poet", 1), ("judge/v2", 2)])
 def test_a_request_runs_with_the_adapter_that_it_names(client: Client, name: str | None, index: int) -> None:
-    """And its answer bears that name, whole and streamed."""
+    """The answer has the adapter's name, with and without streaming."""
     assert client.complete(model=name)["model"] == (name or "fake")
     assert client.engine.seen[-1].adapter == index
     answer = client.post("/v1/chat/completions", {**CHAT, "model": name}).json()
@@ -47,15 +47,15 @@ def test_a_request_runs_with_the_adapter_that_it_names(client: Client, name: str
 
 
 @pytest.mark.parametrize("name", ["Poet", "poet ", "judge", "nobody", ""])
-def test_other_names_are_refused(client: Client, name: str) -> None:
+def test_unknown_adapter_names_are_refused(client: Client, name: str) -> None:
     for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", CHAT)):
         error = client.refusal(path, {**body, "model": name}, 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert client.get("/v1/models/nobody").status_code == 404
 
 
-def test_options_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As vLLM takes them, several behind one flag; or one flag each; or in the environment."""
+def test_lora_modules_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several values after one flag as in vLLM, one flag per value, or the environment variable."""
     seen: list[tuple[str, EngineConfig]] = []
 
     def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
@@ -74,8 +74,8 @@ def test_options_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {name: str(folder) for name, folder in engine.adapters.items()} == {"a": "/x/y=z", "b": "w"}
 
 
-def test_an_adapter_must_not_be_called_as_the_model() -> None:
-    """Said before the model is loaded: there is none here."""
+def test_an_adapter_must_not_have_the_name_of_the_model() -> None:
+    """The error comes before the model is loaded: there is no such model here."""
     engine = dataclasses.replace(EngineConfig(), lora_modules=("m=x",))
     with pytest.raises(ConfigError, match="'m': is a name of the model itself"):
         launch.launch("nowhere", ServeConfig(served_model_name=("k", "m")), engine)

@@ -1,4 +1,4 @@
-"""Each exception class of the openai package, from the server that should raise it."""
+"""Every exception class of the openai package, raised by the server's answers."""
 
 import threading
 
@@ -14,7 +14,7 @@ def connect(client: Client, key: str = "none", **options: object) -> openai.Open
     return openai.OpenAI(base_url=client.url + "/v1", api_key=key, max_retries=0, **options)  # type: ignore[arg-type]
 
 
-def test_refusals() -> None:
+def test_refused_requests_raise_the_right_classes() -> None:
     with serving(api_key=("right",), max_body_size=1000) as client:
         with connect(client, "wrong") as sdk, pytest.raises(openai.AuthenticationError) as error:
             sdk.models.list()
@@ -34,7 +34,7 @@ def test_refusals() -> None:
                 sdk.post("/../abort", cast_to=object, body={})
 
 
-def test_failures() -> None:
+def test_failed_requests_raise_the_right_classes() -> None:
     with serving(FakeEngine(rule=lambda _, at: None if at else 100)) as client, connect(client) as sdk:
         with pytest.raises(openai.InternalServerError) as failed:
             sdk.completions.create(model="fake", prompt="a")
@@ -46,7 +46,7 @@ def test_failures() -> None:
             sdk.completions.create(model="fake", prompt="a")
 
 
-def test_a_full_queue_is_tried_again() -> None:
+def test_the_client_retries_when_the_queue_is_full() -> None:
     engine = FakeEngine(max_rows=1)
     engine.delay = 0.005
     with serving(engine, max_queued_requests=1) as client, connect(client) as sdk:
@@ -65,7 +65,7 @@ def test_a_full_queue_is_tried_again() -> None:
             thread.join()
 
 
-def test_a_client_that_gives_up_leaves_nothing() -> None:
+def test_a_client_that_times_out_leaves_nothing_behind() -> None:
     engine = FakeEngine()
     engine.delay = 0.02
     with serving(engine) as client:

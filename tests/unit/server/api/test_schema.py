@@ -1,4 +1,4 @@
-"""The schema at /openapi.json, and requests made from it."""
+"""The OpenAPI schema at /openapi.json, and requests generated from it."""
 
 from pathlib import Path
 
@@ -6,18 +6,18 @@ from tests.support.server.fuzz import fuzz, narrowed
 from tests.support.server.harness import serving
 
 
-def test_requests_made_from_the_schema(tmp_path: Path) -> None:
+def test_requests_generated_from_the_schema_are_answered_properly(tmp_path: Path) -> None:
     with serving(template="{% for m in messages %}{{ m.content }}{% endfor %}", admin_api_key="root") as client:
         fuzz(client.url, client.url + "/openapi.json", 20, tmp_path, "root")
         before = len(client.engine.seen)
         fuzz(client.url, narrowed(client.url, "fake", tmp_path), 20, tmp_path, "root")
-        assert len(client.engine.seen) > before + 100, "hardly any request was a good one"
+        assert len(client.engine.seen) > before + 100, "hardly any request was valid"
         assert not client.service.jobs
         assert not client.engine.has_work()
         assert client.service.admission.texts == 0
 
 
-def test_statuses_are_documented() -> None:
+def test_the_schema_lists_all_status_codes() -> None:
     with serving() as client:
         schema = client.get("/openapi.json").json()
     assert "422" not in str(schema["paths"])

@@ -1,4 +1,4 @@
-"""The application behind a relay: alike for clients, also where a replica is lost under way."""
+"""The server behind a relay: clients see no difference, even if a replica is lost during a request."""
 
 import asyncio
 import importlib
@@ -28,7 +28,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 class Way:
-    """To one replica in the same process. `lose`: after how many batches of messages it is lost, once per entry."""
+    """A route to one replica in this process. `lose`: for each request, the batches of messages before it is lost."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.replica = Replica(app)
@@ -84,7 +84,7 @@ def front() -> Iterator[tuple[Client, Way]]:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Client]:
-    """The same server without."""
+    """The same server without a relay."""
     options: dict[str, Any] = {"api_key": ("k",), "admin_api_key": "a", "max_body_size": 10_000}
     with serving(template=TEMPLATE, headers={"Authorization": "Bearer k"}, **options) as found:
         yield found
@@ -113,15 +113,17 @@ REQUESTS: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=lambda value: str(value)[:40])
-def test_routes_answer_as_without(method: str, path: str, body: Any, front: tuple[Client, Way], plain: Client) -> None:
+def test_routes_answer_as_without_a_relay(
+    method: str, path: str, body: Any, front: tuple[Client, Way], plain: Client
+) -> None:
     sent = {"content": body} if isinstance(body, bytes) else {"json": body} if body is not None else {}
     found, wanted = (c.http.request(method, path, headers={"x-request-id": "r"}, **sent) for c in (front[0], plain))
     assert found.status_code == wanted.status_code
     assert _timeless(found.text) == _timeless(wanted.text)
     hidden = {"date", "server"}
-    length = {"content-length"} if path == "/metrics" else set()  # numbers of it change
-    kept = [{k: v for k, v in r.headers.items() if k not in hidden | length} for r in (found, wanted)]
-    assert kept[0] == kept[1]
+    length = {"content-length"} if path == "/metrics" else set()  # its numbers change
+    compared = [{k: v for k, v in r.headers.items() if k not in hidden | length} for r in (found, wanted)]
+    assert compared[0] == compared[1]
 
 
 def _timeless(text: str) -> list[Any]:
@@ -135,18 +137,18 @@ def _timeless(text: str) -> list[Any]:
     return values
 
 
-def test_a_key_is_asked_for(front: tuple[Client, Way]) -> None:
+def test_a_request_without_a_key_gets_401(front: tuple[Client, Way]) -> None:
     client, _ = front
     found = httpx2.post(client.url + PATH, json={"prompt": "a"})
     assert (found.status_code, found.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
-def test_a_body_of_unknown_length_that_is_too_long(front: tuple[Client, Way]) -> None:
+def test_a_chunked_body_over_the_limit_gets_413(front: tuple[Client, Way]) -> None:
     found = front[0].http.post(PATH, content=iter([b" " * 6_000] * 3))
     assert (found.status_code, found.json()["error"]["code"]) == (413, "request_too_large")
 
 
-def test_all_replicas_are_asked(front: tuple[Client, Way]) -> None:
+def test_metrics_and_admin_routes_reach_all_replicas(front: tuple[Client, Way]) -> None:
     client, _ = front
     samples = {
         (sample.name, sample.labels["replica"]): sample.value
@@ -162,12 +164,12 @@ def test_all_replicas_are_asked(front: tuple[Client, Way]) -> None:
     assert client.engine.flushed == before + 2
 
 
-def test_a_client_that_leaves_frees_what_it_held() -> None:
+def test_a_disconnected_client_frees_its_rows() -> None:
     with relayed() as (client, _):
         client.engine.delay = 0.01
         body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
         with client.http.stream("POST", PATH, json={**body, "stream": True}) as response:
-            lines = response.iter_lines()  # to forget it is to leave
+            lines = response.iter_lines()  # dropping it closes the connection
             next(lines)
             assert client.service.running == 1
         until(lambda: client.service.running == 0)
@@ -177,7 +179,7 @@ def test_a_client_that_leaves_frees_what_it_held() -> None:
         until(lambda: not client.engine.running)
 
 
-def test_a_lost_replica_before_the_answer_begins(front: tuple[Client, Way]) -> None:
+def test_a_request_is_retried_if_its_replica_is_lost_before_the_answer(front: tuple[Client, Way]) -> None:
     client, way = front
     for stream in (False, True):
         way.lose = [0, 0]
@@ -190,7 +192,7 @@ def test_a_lost_replica_before_the_answer_begins(front: tuple[Client, Way]) -> N
     assert client.refusal(PATH, {"prompt": "abc"}, 500)["code"] == "replica_lost"
 
 
-def test_a_lost_replica_in_the_middle_of_a_stream(front: tuple[Client, Way]) -> None:
+def test_a_stream_ends_with_an_error_if_its_replica_is_lost(front: tuple[Client, Way]) -> None:
     client, way = front
     client.engine.delay = 0.01
     way.lose = [4]
@@ -201,7 +203,7 @@ def test_a_lost_replica_in_the_middle_of_a_stream(front: tuple[Client, Way]) -> 
     until(lambda: client.service.running == 0)
 
 
-def test_nobody_takes_a_request() -> None:
+def test_a_refusal_of_the_cluster_reaches_the_client() -> None:
     with relayed() as (client, way):
         way.refuses = ApiError(429, "too many", code="queue_full", headers={"Retry-After": "1"})
         found = client.post(PATH, {"prompt": "abc"})
@@ -209,7 +211,7 @@ def test_nobody_takes_a_request() -> None:
         assert client.get("/health").status_code == 429
 
 
-def test_an_application_that_fails() -> None:
+def test_messages_before_a_failure_of_the_application_are_sent() -> None:
     async def fails(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise RuntimeError
@@ -233,15 +235,15 @@ LONG = "".join(chr(97 + number % 26) for number in range(1_000))
 
 
 @pytest.mark.parametrize("other", [{"cache_salt": "s"}, {"model": "adapter"}, {"prompt": "b" + LONG[1:]}], ids=str)
-def test_what_differs_shares_nothing(other: dict[str, str]) -> None:
+def test_prefixes_of_different_models_salts_or_keys_share_no_blocks(other: dict[str, str]) -> None:
     mine, theirs = blocks({"prompt": LONG}), blocks({"prompt": LONG, **other})
     assert len(mine) == len(theirs) == 32
-    assert not set(mine) & set(theirs), "equal text behind other text is another prefix"
+    assert not set(mine) & set(theirs), "equal text behind different text is another prefix"
     stranger = blocks({"prompt": LONG}, headers=Headers({"authorization": "Bearer l"}))
     assert not set(mine) & set(stranger)
 
 
-def test_texts_share_blocks_up_to_where_they_part() -> None:
+def test_texts_share_blocks_up_to_where_they_diverge() -> None:
     mine, theirs = blocks({"prompt": LONG}), blocks({"prompt": LONG[:500] + "?" * 500})
     assert mine[:15] == theirs[:15]
     assert mine[15] != theirs[15]
@@ -250,7 +252,7 @@ def test_texts_share_blocks_up_to_where_they_part() -> None:
 
 
 @given(st.lists(st.text(max_size=70), min_size=1, max_size=4), st.text(max_size=8), st.booleans())
-def test_a_conversation_goes_on_from_its_prefix(said: list[str], more: str, parts: bool) -> None:
+def test_the_next_turn_extends_the_prefix_of_a_conversation(said: list[str], more: str, parts: bool) -> None:
     def messages(texts: list[str]) -> dict[str, Any]:
         contents = [[{"type": "text", "text": text}] if parts else text for text in texts]
         return {"messages": [{"role": "user", "content": content} for content in contents]}
@@ -262,7 +264,7 @@ def test_a_conversation_goes_on_from_its_prefix(said: list[str], more: str, part
 
 
 @given(st.lists(st.integers(0, 2_000_000), min_size=32, max_size=64), st.lists(st.integers(0, 300_000)))
-def test_token_ids_are_text_too(ids: list[int], more: list[int]) -> None:
+def test_token_ids_have_prefixes_too(ids: list[int], more: list[int]) -> None:
     first, second = blocks({"prompt": ids}), blocks({"prompt": [[*ids, *more], [1]]})
     assert first[: len(ids) // 32] == second[: len(ids) // 32]
     second.encode()  # no surrogates
@@ -272,22 +274,22 @@ def test_token_ids_are_text_too(ids: list[int], more: list[int]) -> None:
     st.binary(max_size=40)
     | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps).map(str.encode)
 )
-def test_a_body_that_makes_no_sense_is_for_a_replica(body: bytes) -> None:
+def test_an_invalid_body_has_at_most_one_block(body: bytes) -> None:
     found = prefix_of(PATH, HEADERS, body)
     assert found is None or len(found) == 1, found
 
 
 @pytest.mark.parametrize("prompt", [None, 1, {}, [], [None], [[]], [[None, "a"]], ["a", 1]])
-def test_a_prompt_that_makes_no_sense(prompt: Any) -> None:
+def test_an_invalid_prompt_still_has_a_prefix(prompt: Any) -> None:
     assert blocks({"prompt": prompt})
     assert blocks({"messages": prompt}, CHATS)
 
 
-def test_only_texts_have_prefixes() -> None:
+def test_only_completions_and_chats_have_prefixes() -> None:
     assert prefix_of("/tokenize", HEADERS, b'{"prompt": "a"}') is None
 
 
-def test_metrics_of_all_replicas_are_one_exposition() -> None:
+def test_metrics_of_all_replicas_are_merged() -> None:
     text = '# HELP jswa:a_total A\n# TYPE jswa:a_total counter\njswa:a_total{m="x"} 1.0\n'
     found = merged_metrics({"one": text, "two": text}).decode()
     assert found.count("# TYPE jswa:a_total counter") == 1
@@ -295,17 +297,17 @@ def test_metrics_of_all_replicas_are_one_exposition() -> None:
     assert 'jswa:a_total{m="x",replica="two"} 1.0' in found
 
 
-def test_answers_of_all_replicas() -> None:
+def test_answers_of_all_replicas_are_merged() -> None:
     up, down = Answer(200, [], b'{"aborted":1}'), Answer(503, [], b"{}")
     assert merged("/health", {"a": down, "b": up}) == up
     assert merged("/health", {"a": down}) == down
-    assert merged("/flush_cache", {"a": up, "b": down}) == down, "not all have done it"
+    assert merged("/flush_cache", {"a": up, "b": down}) == down, "one replica has not flushed its cache"
     assert merged("/abort", {"a": up, "b": up}).body == b'{"aborted":2}'
     with pytest.raises(ApiError, match="no replica"):
         merged("/health", {})
 
 
-def test_options_by_name() -> None:
+def test_options_are_read_by_name() -> None:
     given = {"model": "m", "max_replicas": "4", "prefix_cache": "false", "api_key": ["a", "b"], "num_gpus": None}
     options = read_options(given)
     assert (options.model, options.server.served_model_name) == ("m", ("m",))
@@ -314,7 +316,7 @@ def test_options_by_name() -> None:
     assert read_options({}).replicas == ReplicaConfig()
 
 
-def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JSWA_API_KEY", "one two")
     monkeypatch.setenv("JSWA_MIN_REPLICAS", "3")
     options = read_options({"min_replicas": 2})
@@ -337,12 +339,12 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_options_that_are_wrong(wrong: dict[str, Any], said: str) -> None:
+def test_wrong_options_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read_options(wrong)
 
 
-def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "jswa.cluster.ray_serve", raising=False)
     with pytest.raises(ConfigError, match=r"jswa\[ray\]"):

@@ -1,4 +1,4 @@
-"""The engine's thread: events arrive in order, aborts free rows at once, and its death is told to everyone."""
+"""The engine's thread: events arrive in order, aborts free rows at once, and a dead engine fails all requests."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ def ask(engine: FakeEngine, name: str, *, length: int = 3, tokens: int = 5) -> R
 async def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 5
     while not condition():
-        assert time.monotonic() < end, "it does not come true"
+        assert time.monotonic() < end, "the condition does not become true"
         await asyncio.sleep(0.001)
 
 
@@ -69,7 +69,7 @@ def test_each_request_gets_its_events_in_order() -> None:
     run(test)
 
 
-def test_a_lost_host_ends_all_requests_though_the_step_goes_on() -> None:
+def test_a_lost_host_fails_all_requests_while_a_step_still_runs() -> None:
     async def test() -> None:
         engine, died, go_on = FakeEngine(), asyncio.Event(), threading.Event()
 
@@ -81,8 +81,8 @@ def test_a_lost_host_ends_all_requests_though_the_step_goes_on() -> None:
         async with running(engine, died.set) as bridge:
             inbox: Inbox = asyncio.Queue()
             bridge.submit([ask(engine, "a")], inbox.put_nowait)
-            await asyncio.sleep(0.02)  # the thread is in its step
-            threading.Thread(target=engine.lose, args=(HostLost("host 1 is gone"),)).start()
+            await asyncio.sleep(0.02)  # by now the thread runs its step
+            threading.Thread(target=engine.report_lost, args=(HostLost("host 1 is gone"),)).start()
             error = await inbox.get()
             assert isinstance(error, ApiError)
             assert error.status == 500
@@ -93,18 +93,18 @@ def test_a_lost_host_ends_all_requests_though_the_step_goes_on() -> None:
     run(test)
 
 
-def test_a_host_that_is_told_to_end_is_passed_on() -> None:
+def test_a_host_that_shuts_down_starts_the_drain() -> None:
     async def test() -> None:
         engine, left = FakeEngine(), asyncio.Event()
         async with running(engine, on_leaving=left.set) as bridge:
-            threading.Thread(target=engine.leave, args=(HostLost("host 1 has been told to end"),)).start()
+            threading.Thread(target=engine.report_leaving, args=(HostLost("host 1 has been told to end"),)).start()
             await left.wait()
             assert bridge.state == "up"
 
     run(test)
 
 
-def test_an_idle_engine_is_not_stepped() -> None:
+def test_an_idle_engine_runs_no_steps() -> None:
     async def test() -> None:
         engine = FakeEngine()
         async with running(engine) as bridge:
@@ -130,12 +130,12 @@ def test_an_abort_frees_the_row_within_two_steps() -> None:
             while not inbox.empty():
                 event = inbox.get_nowait()
                 assert isinstance(event, TokenEvent)
-                assert event.finish_reason is None, "who has left is told nothing more"
+                assert event.finish_reason is None, "an aborted request must get no more events"
 
     run(test)
 
 
-def test_an_abort_by_others_is_told() -> None:
+def test_an_abort_by_the_operator_is_reported_to_the_request() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.delay = 0.005
@@ -152,7 +152,7 @@ def test_an_abort_by_others_is_told() -> None:
     run(test)
 
 
-def test_what_the_engine_refuses_ends_that_request_alone() -> None:
+def test_a_request_that_the_engine_refuses_does_not_harm_others() -> None:
     async def test() -> None:
         engine = FakeEngine(max_model_len=10)
         async with running(engine) as bridge:
@@ -169,7 +169,7 @@ def test_what_the_engine_refuses_ends_that_request_alone() -> None:
     run(test)
 
 
-def test_calls_run_in_the_engines_thread_and_bring_errors_back() -> None:
+def test_calls_run_in_the_engines_thread_and_raise_its_errors() -> None:
     async def test() -> None:
         async with running(FakeEngine()) as bridge:
             assert await bridge.call(lambda _: threading.current_thread().name) == "engine"
@@ -184,7 +184,7 @@ def test_calls_run_in_the_engines_thread_and_bring_errors_back() -> None:
     run(test)
 
 
-def test_when_the_engine_dies_everyone_is_told() -> None:
+def test_a_dead_engine_fails_all_requests() -> None:
     async def test() -> None:
         engine, died = FakeEngine(max_rows=1), asyncio.Event()
         engine.steps_left = 3
@@ -204,7 +204,7 @@ def test_when_the_engine_dies_everyone_is_told() -> None:
     run(test)
 
 
-def test_calls_that_wait_fail_when_the_engine_dies() -> None:
+def test_pending_calls_fail_if_the_engine_dies() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.steps_left, engine.delay = 0, 0.05
@@ -217,14 +217,14 @@ def test_calls_that_wait_fail_when_the_engine_dies() -> None:
     run(test)
 
 
-def test_an_engine_that_dies_is_built_anew_and_what_waited_for_it_is_not_run() -> None:
+def test_a_dead_engine_is_rebuilt_and_its_requests_are_not_run_again() -> None:
     async def test() -> None:
         engine, second = FakeEngine(max_rows=1), FakeEngine()
         gone = weakref.ref(engine)
         engine.steps_left = 3
 
         def rebuild() -> FakeEngine:
-            assert gone() is None, "the failed engine must be let go of before another one is built"
+            assert gone() is None, "the failed engine must be freed before another one is built"
             time.sleep(0.05)
             return second
 
@@ -246,7 +246,7 @@ def test_an_engine_that_dies_is_built_anew_and_what_waited_for_it_is_not_run() -
             await until(lambda: bridge.state == "up")
             assert bridge.engine is second
             assert bridge.restarts == 1
-            assert not second.seen, "nothing of before is run"
+            assert not second.seen, "no earlier request may run"
             bridge.submit([ask(second, "b")], inbox.put_nowait)
             tokens = [await inbox.get() for _ in range(5)]
             assert all(isinstance(event, TokenEvent) for event in tokens)
@@ -255,7 +255,7 @@ def test_an_engine_that_dies_is_built_anew_and_what_waited_for_it_is_not_run() -
     run(test)
 
 
-def test_what_is_submitted_while_the_engine_dies_gets_an_error() -> None:
+def test_requests_submitted_while_the_engine_dies_get_an_error() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.steps_left, engine.delay = 0, 0.05
@@ -264,7 +264,7 @@ def test_what_is_submitted_while_the_engine_dies_gets_an_error() -> None:
             inbox: Inbox = asyncio.Queue()
             bridge.submit([ask(engine, "a")], inbox.put_nowait)
             await asyncio.sleep(0.02)
-            bridge.submit([ask(engine, "b")], inbox.put_nowait)  # lies in the inbox when the step fails
+            bridge.submit([ask(engine, "b")], inbox.put_nowait)  # still in the inbox when the step fails
             call = asyncio.ensure_future(bridge.call(lambda e: e.stats()))
             assert [isinstance(await inbox.get(), ApiError) for _ in range(2)] == [True, True]
             with pytest.raises(ApiError, match="engine has failed"):
@@ -276,7 +276,7 @@ def test_what_is_submitted_while_the_engine_dies_gets_an_error() -> None:
 
 
 @pytest.mark.parametrize("cause", ["it fails again and again", "it cannot be built"])
-def test_an_engine_that_stays_dead(cause: str) -> None:
+def test_an_engine_that_cannot_be_restarted_is_dead(cause: str) -> None:
     async def test() -> None:
         built, died = 0, asyncio.Event()
 
@@ -303,13 +303,13 @@ def test_an_engine_that_stays_dead(cause: str) -> None:
     run(test)
 
 
-def test_a_step_that_does_not_end_is_death() -> None:
+def test_a_hung_step_counts_as_a_dead_engine() -> None:
     async def test() -> None:
         engine, died = FakeEngine(), asyncio.Event()
         engine.delay = 1.0
         async with running(engine, died.set, step_timeout=0.1) as bridge:
             await asyncio.sleep(0.3)
-            assert bridge.failure is None, "an engine without work is not stuck"
+            assert bridge.failure is None, "an idle engine is not hung"
             inbox: Inbox = asyncio.Queue()
             begin = time.monotonic()
             bridge.submit([ask(engine, "a", tokens=100)], inbox.put_nowait)
@@ -321,7 +321,7 @@ def test_a_step_that_does_not_end_is_death() -> None:
     run(test)
 
 
-def test_programs_are_compiled_beside_the_steps() -> None:
+def test_programs_are_compiled_while_steps_run() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.delay, engine.prepare_delay = 0.002, 0.3
@@ -331,16 +331,16 @@ def test_programs_are_compiled_beside_the_steps() -> None:
             before = engine.steps
             wanted = SamplingParams(logprobs=1)
             await asyncio.gather(*(bridge.prepare(wanted) for _ in range(50)))
-            assert engine.steps > before + 30, "the others go on"
+            assert engine.steps > before + 30, "steps must go on during the compilation"
             await bridge.prepare(SamplingParams())
-            assert engine.prepared == [wanted], "once is enough"
+            assert engine.prepared == [wanted], "a program must be compiled once"
             await bridge.prepare(SamplingParams(prompt_logprobs=1))
             assert len(engine.prepared) == 2
 
     run(test)
 
 
-def test_the_engine_waits_for_an_event_loop_that_is_behind() -> None:
+def test_the_engine_waits_for_a_slow_event_loop() -> None:
     async def test() -> None:
         engine = FakeEngine()
         async with running(engine) as bridge:
@@ -348,7 +348,7 @@ def test_the_engine_waits_for_an_event_loop_that_is_behind() -> None:
             bridge.submit([ask(engine, "a", tokens=200)], inbox.put_nowait)
             await inbox.get()
             before = engine.steps
-            time.sleep(0.3)  # noqa: ASYNC251 - the loop is busy; the fake engine could run all 200 steps meanwhile
+            time.sleep(0.3)  # noqa: ASYNC251 - block the loop; the fake engine could run all 200 steps meanwhile
             assert engine.steps - before <= 5
             while not isinstance(event := await inbox.get(), TokenEvent) or event.finish_reason is None:
                 pass

@@ -1,4 +1,4 @@
-"""Spans of requests, as a collector gets them."""
+"""OpenTelemetry spans of requests, as a collector receives them."""
 
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.support.server.harness import serving
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Any]]]:
-    """Takes spans; its URL, and what has come."""
+    """Run a collector; yield its URL and the list of spans that it has received."""
     spans: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -59,14 +59,14 @@ def test_spans_reach_a_collector() -> None:
         names = [{v.key: v.value.string_value for v in span.attributes}.get("jswa.request_id") for span in spans]
         assert names == ["whole", "streamed", None]
         assert spans[2].trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
-        assert not any("abc" in str(span) for span in spans), "no text of a request"
+        assert not any("abc" in str(span) for span in spans), "spans must not contain text of a request"
 
 
 def test_without_an_endpoint_there_are_no_spans() -> None:
     assert not telemetry(None)["tracing"]
 
 
-def test_without_the_sdk_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_sdk_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"jswa\[otel\]"):
         telemetry("http://127.0.0.1:1/v1/traces")

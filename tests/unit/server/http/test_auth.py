@@ -1,4 +1,4 @@
-"""What is the same for all routes: keys, sizes, malformed requests, overload, clients that leave, death."""
+"""What all routes have in common: keys, limits, malformed requests, overload, lost clients, a dead engine."""
 
 import json
 import socket
@@ -25,7 +25,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_keys_guard_every_route_but_the_probes() -> None:
+def test_every_route_but_the_probes_needs_an_api_key() -> None:
     with serving(api_key=("one", "two"), template="x") as client:
         schema = client.get("/openapi.json", headers=bearer("one")).json()
         for path, methods in schema["paths"].items():
@@ -52,20 +52,20 @@ def test_keys_guard_every_route_but_the_probes() -> None:
         for key in ("one", "two"):
             assert client.post(PATH, BODY, headers=bearer(key)).status_code == 200
         salts = {request.cache_salt for request in client.engine.seen}
-        assert len(salts) == 2, "keys share no cached prefixes"
+        assert len(salts) == 2, "two keys must not share cached prefixes"
         assert not any("one" in salt or "two" in salt for salt in salts)
         client.post(PATH, {**BODY, "cache_salt": "s"}, headers=bearer("one"))
         assert client.engine.seen[-1].cache_salt.endswith("/s")
 
 
-def test_a_server_without_keys_ignores_them() -> None:
+def test_a_server_without_keys_ignores_authorization_headers() -> None:
     with serving() as client:
         for headers in ({"Authorization": "Bearer"}, bearer("fake"), {"Authorization": "x"}):
             assert client.post(PATH, BODY, headers=headers).status_code == 200
         assert client.engine.seen[-1].cache_salt == ""
 
 
-def test_admin_routes_have_a_key_of_their_own() -> None:
+def test_admin_routes_need_the_admin_key() -> None:
     with serving(api_key=("user",), admin_api_key="root") as client:
         client.engine.delay = 0.01
         assert client.post("/flush_cache", headers=bearer("user")).status_code == 401
@@ -84,7 +84,7 @@ def test_admin_routes_have_a_key_of_their_own() -> None:
         assert not client.engine.has_work()
 
 
-def test_behind_a_proxy_the_same_routes_are_guarded() -> None:
+def test_keys_are_checked_behind_a_proxy_too() -> None:
     options = {"root_path": "/llm", "api_key": ["user"], "admin_api_key": "root"}
     script = str(Path(__file__).parents[3] / "support" / "server" / "fake_process.py")
     with started([script, "{}", json.dumps(options)], environ={"PYTHONPATH": str(ROOT)}) as process:
@@ -95,7 +95,7 @@ def test_behind_a_proxy_the_same_routes_are_guarded() -> None:
             assert httpx2.post(process.url + path, json=body, headers=bearer("root")).status_code == 200
 
 
-def test_bodies_are_bounded() -> None:
+def test_a_body_over_the_limit_gets_413() -> None:
     with serving(max_body_size=1000) as client:
         pad = len('{"prompt": "abc", "max_tokens": 4, "x": ""}')
         for size, status in ((1000, 200), (1001, 413)):
@@ -118,7 +118,7 @@ def test_bodies_are_bounded() -> None:
     ],
     ids=["text", "tokens", "tokenize", "detokenize"],
 )
-def test_large_bodies_hold_up_nobody(shared: Client, path: str, body: object, status: int) -> None:
+def test_large_bodies_do_not_block_other_requests(shared: Client, path: str, body: object, status: int) -> None:
     content, waits = json.dumps(body), []
     with ThreadPoolExecutor(1) as pool:
         large = pool.submit(shared.http.post, path, content=content, headers=JSON, timeout=60)
@@ -129,11 +129,11 @@ def test_large_bodies_hold_up_nobody(shared: Client, path: str, body: object, st
             waits.append(time.monotonic() - at)
         took = time.monotonic() - begin
     assert large.result().status_code == status
-    # What parses the JSON of a body holds the interpreter; nothing else may.
+    # Parsing the JSON of a body holds the GIL; nothing else may.
     assert max(waits) < max(0.5, took / 2), f"{max(waits):.2f} s of {took:.2f} s"
 
 
-def test_headers_are_bounded() -> None:
+def test_headers_over_the_limit_get_400() -> None:
     with serving() as client:
         assert client.post(PATH, BODY, headers={"x-much": "x" * (limits.MAX_HEADER_BYTES - 1000)}).status_code == 200
         assert client.post(PATH, BODY, headers={"x-much": "x" * limits.MAX_HEADER_BYTES}).status_code == 400
@@ -153,7 +153,7 @@ def test_headers_are_bounded() -> None:
     ],
     ids=lambda content: repr(content[:30]),
 )  # fmt: skip
-def test_malformed_bodies(shared: Client, content: bytes) -> None:
+def test_malformed_bodies_get_400(shared: Client, content: bytes) -> None:
     for path in (PATH, "/v1/chat/completions", "/tokenize", "/detokenize"):
         response = shared.http.post(path, content=content, headers=JSON)
         assert response.status_code in (400, 404) or (path == "/tokenize" and b"prompt" in content), response.text
@@ -179,7 +179,7 @@ def test_unknown_routes_and_methods(shared: Client) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_when_a_client_leaves_its_pages_are_free_within_two_steps(streamed: bool) -> None:
+def test_a_disconnected_client_frees_its_rows_within_two_steps(streamed: bool) -> None:
     engine = FakeEngine()
     engine.delay = 0.01
     with serving(engine) as client:
@@ -189,7 +189,7 @@ def test_when_a_client_leaves_its_pages_are_free_within_two_steps(streamed: bool
         with socket.create_connection(("127.0.0.1", int(client.url.rpartition(":")[2]))) as connection:
             connection.sendall(request.encode())
             until(lambda: len(engine.running) == 3)
-        # The event loop needs a moment to see it; from then on it is two steps.
+        # The event loop needs a moment to see the disconnect; the limit of two steps counts from then on.
         until(lambda: not client.service.jobs)
         before = engine.steps
         until(lambda: not engine.running)
@@ -198,7 +198,7 @@ def test_when_a_client_leaves_its_pages_are_free_within_two_steps(streamed: bool
         assert client.service.admission.texts == 0
 
 
-def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stops_reading_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WRITE_SECONDS", 0.4)
     engine = FakeEngine(max_rows=64, max_model_len=100_000)
     with serving(engine) as client:
@@ -210,11 +210,11 @@ def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch
             connection.sendall(request.encode())
             until(lambda: bool(engine.running))
             until(lambda: not client.service.jobs and not engine.has_work(), 20)
-        assert engine.steps < 5_000, "it was aborted, not done"
+        assert engine.steps < 5_000, "the request must be aborted, not run to its end"
 
 
 @pytest.mark.parametrize("streamed", ["true", "false"])
-def test_clients_that_leave_at_once_leave_nothing(shared: Client, streamed: str) -> None:
+def test_clients_that_disconnect_at_once_leave_nothing_behind(shared: Client, streamed: str) -> None:
     content = f'{{"prompt": "abc", "max_tokens": 100, "stream": {streamed}}}'
     request = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n{content}"
     before = len(shared.engine.seen)
@@ -232,7 +232,7 @@ def test_clients_that_leave_at_once_leave_nothing(shared: Client, streamed: str)
 @pytest.mark.parametrize(
     "sent", [b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"]
 )
-def test_connections_that_say_nothing_are_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_a_complete_request_are_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "READ_SECONDS", 0.3)
     engine = FakeEngine()
     engine.delay = 0.01
@@ -241,7 +241,7 @@ def test_connections_that_say_nothing_are_closed(sent: bytes, monkeypatch: pytes
         with socket.create_connection(at, timeout=10) as connection:
             connection.sendall(sent)
             begin = time.monotonic()
-            assert client.complete(max_tokens=60), "a text may take longer than its request"
+            assert client.complete(max_tokens=60), "a response may take longer than the limit for its request"
             assert connection.recv(100) == b""
             assert 0.2 < time.monotonic() - begin < 5
         until(lambda: not client.service.jobs)
@@ -268,7 +268,7 @@ def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
         assert client.post(PATH, BODY).status_code == 200
 
 
-def test_deadlines() -> None:
+def test_a_request_ends_at_its_timeout() -> None:
     engine = FakeEngine()
     engine.delay = 0.02
     with serving(engine, request_timeout=0.2) as client:
@@ -281,7 +281,7 @@ def test_deadlines() -> None:
         assert client.complete()["choices"][0]["text"] == "efgh"
 
 
-def test_streams_that_wait_are_kept_alive() -> None:
+def test_waiting_streams_get_keep_alive_comments() -> None:
     engine = FakeEngine(max_rows=1)
     engine.delay = 0.01
     with serving(engine, keep_alive=0.1) as client:
@@ -294,7 +294,7 @@ def test_streams_that_wait_are_kept_alive() -> None:
         first.join()
 
 
-def test_a_draining_server_takes_nothing_new() -> None:
+def test_a_draining_server_refuses_new_requests() -> None:
     with serving() as client:
         client.service.draining = True
         response = client.post(PATH, BODY)
@@ -305,7 +305,7 @@ def test_a_draining_server_takes_nothing_new() -> None:
         assert client.get("/v1/models").status_code == 200
 
 
-def test_when_the_engine_dies_health_fails_and_requests_get_500_at_once() -> None:
+def test_after_the_engine_dies_health_fails_and_requests_get_500_at_once() -> None:
     engine = FakeEngine()
     engine.steps_left = 3
     with serving(engine, template="x") as client:
@@ -319,7 +319,7 @@ def test_when_the_engine_dies_health_fails_and_requests_get_500_at_once() -> Non
         assert time.monotonic() - begin < 2
 
 
-def test_streams_end_in_an_error_when_the_engine_dies() -> None:
+def test_streams_end_with_an_error_if_the_engine_dies() -> None:
     engine = FakeEngine()
     engine.steps_left = 3
     with serving(engine) as client:
@@ -328,7 +328,7 @@ def test_streams_end_in_an_error_when_the_engine_dies() -> None:
         assert last["error"]["code"] == "engine_dead"
 
 
-def test_web_pages_need_leave() -> None:
+def test_web_pages_need_an_allowed_origin() -> None:
     headers = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
     with serving(api_key=("a",)) as client:
         assert client.http.options(PATH, headers=headers).status_code == 401
@@ -338,7 +338,7 @@ def test_web_pages_need_leave() -> None:
         assert client.http.options(PATH, headers={**headers, "Origin": "http://other"}).status_code == 400
 
 
-def test_what_breaks_in_a_handler_tells_nothing(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_a_handler_reveals_nothing(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared.service, "check_model", lambda _: 1 / 0)
     response = shared.post(PATH, BODY)
     assert response.status_code == 500

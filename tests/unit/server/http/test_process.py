@@ -1,4 +1,4 @@
-"""The life of the process, with a fake engine: signals, deaths, exit statuses, logs."""
+"""The server process with a fake engine: signals, engine failures, exit statuses, logs."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ def serving(engine: Mapping[str, Any] | None = None, **options: Any) -> Iterator
 
 
 class Stream(threading.Thread):
-    """A stream that is read in a thread."""
+    """A thread that reads a stream."""
 
     def __init__(self, url: str, tokens: int) -> None:
         super().__init__(daemon=True)
@@ -44,7 +44,7 @@ class Stream(threading.Thread):
                 self.text += piece
 
 
-def test_on_sigterm_requests_drain_and_new_ones_are_refused() -> None:
+def test_sigterm_drains_requests_and_refuses_new_ones() -> None:
     with serving({"delay": 0.01}) as server:
         stream = Stream(server.url, 150)
         server.process.send_signal(signal.SIGTERM)
@@ -60,7 +60,7 @@ def test_on_sigterm_requests_drain_and_new_ones_are_refused() -> None:
         assert server.wait() == 0
 
 
-def test_what_does_not_finish_in_time_is_aborted() -> None:
+def test_requests_that_outlast_the_shutdown_timeout_are_aborted() -> None:
     with serving({"delay": 0.01}, shutdown_timeout=0.3) as server:
         stream = Stream(server.url, 50_000)
         server.process.send_signal(signal.SIGTERM)
@@ -79,7 +79,7 @@ def test_a_second_sigterm_does_not_wait() -> None:
         stream.join(5)
 
 
-def test_when_the_engine_dies_the_process_exits_with_1() -> None:
+def test_the_process_exits_with_1_if_the_engine_dies() -> None:
     with serving({"delay": 0.01, "steps_left": 5}) as server:
         response = httpx2.post(server.url + PATH, json={"prompt": "a", "max_tokens": 100}, timeout=10)
         assert response.status_code == 500
@@ -89,7 +89,7 @@ def test_when_the_engine_dies_the_process_exits_with_1() -> None:
         assert "killed by a test" in "".join(server.log)
 
 
-def test_an_engine_that_dies_is_restarted_in_place() -> None:
+def test_a_dead_engine_is_rebuilt_in_the_same_process() -> None:
     with serving({"delay": 0.01, "steps_left": 30}, restart_engine=True) as server:
         body = {"prompt": "a", "max_tokens": 100}
         assert httpx2.post(server.url + PATH, json=body, timeout=10).status_code == 500
@@ -102,7 +102,7 @@ def test_an_engine_that_dies_is_restarted_in_place() -> None:
         assert server.wait(5) == 0
 
 
-def test_a_process_with_a_stuck_engine_ends() -> None:
+def test_the_process_exits_if_the_engine_hangs() -> None:
     with serving({"delay": 1000}, step_timeout=0.2) as server:
         response = httpx2.post(server.url + PATH, json={"prompt": "a"}, timeout=10)
         assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_dead")
@@ -111,7 +111,7 @@ def test_a_process_with_a_stuck_engine_ends() -> None:
         assert "the engine is stuck" in "".join(server.log)
 
 
-def test_a_process_that_compiles_ends_at_once() -> None:
+def test_sigterm_ends_a_process_that_compiles() -> None:
     with serving({"prepare_delay": 1000}, shutdown_timeout=0) as server:
         with pytest.raises(httpx2.TimeoutException):
             httpx2.post(server.url + PATH, json={"prompt": "a", "logprobs": 1}, timeout=0.5)
@@ -119,7 +119,7 @@ def test_a_process_that_compiles_ends_at_once() -> None:
         assert server.wait(10) == 0
 
 
-def test_a_request_that_waits_for_programs_is_drained() -> None:
+def test_a_request_that_waits_for_compilation_is_drained() -> None:
     with serving({"prepare_delay": 1.0}) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": "a", "logprobs": 1, "max_tokens": 2}
         reply = pool.submit(httpx2.post, server.url + PATH, json=body, timeout=20)
@@ -146,7 +146,7 @@ def test_logs_are_json_lines_with_request_ids() -> None:
         assert line["total_s"] >= line["first_token_s"] >= 0
 
 
-def test_a_port_that_is_taken_is_an_error() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     with serving() as server:
         port = int(server.url.rpartition(":")[2])
         with pytest.raises(AssertionError, match="address already in use"), serving(port=port):
