@@ -1,6 +1,6 @@
-"""Real clients, unmodified, on `jswa serve tiny`: `make clients`. Each has an environment of its own in .venv-clients.
+"""Unmodified real clients on `jswa serve tiny`: `make clients`. Each runs in its own environment in .venv-clients.
 
-Nothing is downloaded: tasks are made here, the tokenizer is the model's own.
+Nothing is downloaded: the tasks are made here, and the tokenizer is the model's own.
 """
 
 import json
@@ -34,7 +34,7 @@ QUESTIONS = [("Once upon a", [" time", " zqx"], 0), ("The dog was very", [" kxz"
 
 
 def client(venv: str, program: str, *arguments: str, folder: Path, environ: Mapping[str, str] = OFFLINE) -> str:
-    """Run a program of one of the environments; what it prints. Fails where it does."""
+    """Run a program of one of the environments and return its output. Fails if the program fails."""
     command = [str(ROOT / ".venv-clients" / venv / "bin" / program), *arguments]
     env = {**os.environ, "HF_HOME": str(folder / "hf"), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environ}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -51,15 +51,15 @@ def tiny() -> Iterator[Process]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server; in the end it must have no page in use."""
+    """A server, which must have no page in use at the end."""
     with tiny() as process:
         yield process.url
         load = httpx2.get(process.url + "/server_info").json()["load"]
         assert (load["requests"], load["full_pages"], load["local_pages"]) == (0, 0, 0)
 
 
-def said(url: str) -> tuple[str, str]:
-    """What the server makes of five tokens: in a chat, and after a prompt."""
+def answers_of(url: str) -> tuple[str, str]:
+    """Return the server's first five tokens for a chat, and for a prompt."""
     ask = {"model": "tiny", "max_tokens": 5, "temperature": 0}
     chat = {**ask, "messages": [{"role": "user", "content": "Once upon a time"}]}
     (answer,) = httpx2.post(f"{url}/v1/chat/completions", json=chat, timeout=60).json()["choices"]
@@ -69,7 +69,7 @@ def said(url: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", ["langchain", "litellm", "llama_index"])
 def test_python_packages(name: str, url: str, tmp_path: Path) -> None:
-    client("sdk", "python", str(HERE / f"{name}_client.py"), url, *said(url), folder=tmp_path)
+    client("sdk", "python", str(HERE / f"{name}_client.py"), url, *answers_of(url), folder=tmp_path)
 
 
 def test_simonw_llm(url: str, tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_simonw_llm(url: str, tmp_path: Path) -> None:
     # JSON is YAML.
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([{**m, "api_base": f"{url}/v1"} for m in models]))
     options = ["--key", "none", "-o", "temperature", "0", "-o", "max_tokens", "5", "Once upon a time"]
-    chat, text = said(url)
+    chat, text = answers_of(url)
     for more, wanted in ((["-m", "chat"], chat), (["-m", "chat", "--no-stream"], chat), (["-m", "text"], text)):
         printed = client("sdk", "llm", *more, *options, folder=tmp_path, environ={"LLM_USER_PATH": str(tmp_path)})
         assert printed.strip() == wanted.strip()
 
 
 def write_tasks(folder: Path, answer: str) -> None:
-    """Three tiny tasks for lm-eval, one of each kind."""
+    """Write small tasks for lm-eval, one of each kind and one longer than the context."""
     rows: dict[str, list[dict[str, Any]]] = {
         "multiple_choice": [{"q": q, "c": c, "a": a} for q, c, a in QUESTIONS],
         "generate_until": [{"q": "Once upon a time", "a": answer}],
@@ -114,7 +114,7 @@ def write_tasks(folder: Path, answer: str) -> None:
 
 
 def evaluate(url: str, folder: Path, model: str, tasks: str, **arguments: object) -> dict[str, dict[str, float]]:
-    """Run lm-eval; its results by task."""
+    """Run lm-eval and return its results by task."""
     given = ",".join(f"{name}={value}" for name, value in {"model": "tiny", "num_concurrent": 2, **arguments}.items())
     path = "chat/completions" if "chat" in model else "completions"
     command = ["--model", model, "--model_args", f"{given},base_url={url}/v1/{path}", "--tasks", tasks]
@@ -126,7 +126,7 @@ def evaluate(url: str, folder: Path, model: str, tasks: str, **arguments: object
 
 
 def tokens(text: str) -> list[int]:
-    """A text's tokens, without the first one of all texts."""
+    """Return the tokens of a text, without BOS."""
     tokenizer = Tokenizer.load(TINY)
     assert tokenizer is not None
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).tolist()
@@ -134,14 +134,14 @@ def tokens(text: str) -> list[int]:
 
 
 def greedy(prompt: str, begins: list[int]) -> str:
-    """What the engine itself makes of a prompt, up to the first full stop; `begins`: tokens before the text."""
+    """Return the engine's own continuation of a prompt up to a full stop; `begins`: tokens before the prompt."""
     ids = [*begins, *tokens(prompt)]
     (output,) = jswa.generate([ids], use_tqdm=False, temperature=0, max_tokens=24, stop=["."])
     return output.outputs[0].text
 
 
 def bits_per_byte(begins: list[int]) -> float:
-    """Of SHORT, by the engine itself; `begins`: the tokens that lm-eval puts before the text."""
+    """Return the engine's own bits per byte of SHORT; `begins`: tokens that lm-eval puts before it."""
     ids = [*begins, *tokens(SHORT)]
     (output,) = jswa.generate([ids], use_tqdm=False, temperature=0, max_tokens=1, prompt_logprobs=0)
     found = output.prompt_logprobs
@@ -155,7 +155,7 @@ ALL = "jswa_multiple_choice,jswa_generate_until,jswa_loglikelihood_rolling,jswa_
 
 @pytest.mark.parametrize(
     ("arguments", "begins"),
-    # The local tokenizer writes the first token, the remote one is asked not to.
+    # The local tokenizer adds BOS; the remote one is told not to.
     [({"tokenizer": TINY}, [1]), ({"tokenizer_backend": "remote"}, [])],
     ids=["local", "remote"],
 )
@@ -165,7 +165,7 @@ def test_lm_eval_completions(arguments: dict[str, object], begins: list[int], ur
     assert found["jswa_multiple_choice"]["acc,none"] == 1
     assert found["jswa_generate_until"]["exact_match,none"] == 1
     assert 0.1 < found["jswa_long"]["bits_per_byte,none"] < 4
-    wanted = bits_per_byte([1, *begins])  # lm-eval begins with the first token, whatever the tokenizer did
+    wanted = bits_per_byte([1, *begins])  # lm-eval adds BOS in any case
     assert found["jswa_loglikelihood_rolling"]["bits_per_byte,none"] == pytest.approx(wanted, rel=1e-3)
 
 
@@ -208,7 +208,7 @@ def test_aiperf(kind: str, url: str, tmp_path: Path) -> None:
     ]
     command += ["--synthetic-input-tokens-mean", "32", "--output-tokens-mean", "8", "--request-count", "6"]
     command += ["--concurrency", "2", "--ui-type", "none", "--extra-inputs", "ignore_eos:true"]
-    # Offline it would take the tokenizer's folder for the name of a repository.
+    # With the offline variables, aiperf mistakes the tokenizer's folder for a repository's name.
     client("aiperf", "aiperf", *command, "--output-artifact-dir", str(tmp_path / "out"), folder=tmp_path, environ={})
     found = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
     assert found["request_count"]["avg"] == 6
@@ -224,7 +224,7 @@ def free_port() -> int:
 
 @contextmanager
 def router(name: str, workers: list[str], folder: Path) -> Iterator[str]:
-    """A router before some workers."""
+    """Run a router in front of some servers; yield its URL."""
     port, own = free_port(), free_port()
     command = [str(ROOT / ".venv-clients" / "routers" / "bin" / name), *(["launch"] if name == "smg" else [])]
     command += [
@@ -281,14 +281,14 @@ def test_routers(name: str, url: str, tmp_path: Path) -> None:
             httpx2.post(f"{front}/v1/chat/completions", json=chat, timeout=60).json()["usage"]["completion_tokens"] == 3
         )
         assert complete(front, "a", temperature=-1).status_code == 400
-        # Conversations stay with the worker that has their prefix.
+        # Conversations are routed to the server that caches their prefix.
         for turn in range(1, 4):
             usage = complete(front, f"{name} knows this prefix. " * 10 * turn).json()["usage"]
             if turn > 1:
                 assert (
                     usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] * (turn - 1) / turn - 20
                 )
-        # Both get work, and when one of them goes down, the other one does it.
+        # Both servers get requests, and after one has shut down, the other serves them all.
         before = steps(url), steps(second.url)
         with ThreadPoolExecutor(16) as pool:
             texts = [f"{number} {name} is busy" for number in range(200)]
@@ -306,7 +306,7 @@ def test_routers(name: str, url: str, tmp_path: Path) -> None:
 
 
 def test_routers_manifest(tmp_path: Path) -> None:
-    """docs/deploy/routers.yaml: the options of smg are there."""
+    """smg knows the options that docs/deploy/routers.yaml uses."""
     (router, *_) = yaml.safe_load_all((ROOT / "docs" / "deploy" / "routers.yaml").read_text(encoding="utf-8"))
     (container,) = router["spec"]["template"]["spec"]["containers"]
     program, (command, *arguments) = container["command"][0], container["args"]

@@ -1,4 +1,4 @@
-"""LLM.chat on the embedded model, and where its answers end."""
+"""LLM.chat on `tiny`: rendering, answers, and the tokens that end them."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "use_tqdm": False}
 
 
 def tiny(folder: Path, **changes: Any) -> Path:
-    """The embedded model in a folder, its tokenizer_config.json changed."""
+    """Copy `tiny` to a folder with changes to its tokenizer_config.json."""
     for name in ("config.json", "model.safetensors", "tokenizer.json", "generation_config.json"):
         (folder / name).write_bytes((TINY / name).read_bytes())
     config = json.loads((TINY / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -32,13 +32,13 @@ def tiny(folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """tiny with a chat template."""
+    """`tiny` with a simple chat template."""
     with LLM(tiny(tmp_path_factory.mktemp("chat"), chat_template=TEMPLATE), **OPTIONS) as model:
         yield model
 
 
 def test_a_conversation_is_rendered_and_answered(llm: LLM) -> None:
-    """One bos token, the template's; the answer is what the rendered ids give."""
+    """The prompt has one BOS token, the template's, and `generate` gives the same answer for the rendered ids."""
     output = next(iter(llm.chat(CAT, **GREEDY)))
     assert output.prompt == "<bos>user: The cat\nassistant:"
     assert output.prompt_token_ids[0] == 1
@@ -48,15 +48,15 @@ def test_a_conversation_is_rendered_and_answered(llm: LLM) -> None:
 
 
 def test_several_conversations_keep_their_order(llm: LLM) -> None:
-    """A list of lists; or streamed."""
+    """A list of conversations gives a list of answers; streaming gives the same text."""
     prompts = [one.prompt for one in llm.chat([CAT, DOG], **GREEDY)]
     assert prompts == ["<bos>user: The cat\nassistant:", "<bos>user: The dog\nassistant:"]
     whole = next(iter(llm.chat(CAT, **GREEDY))).outputs[0].text
     assert "".join(piece.outputs[0].text for piece in llm.chat(CAT, stream=True, **GREEDY)) == whole
 
 
-def test_variables_of_the_template(llm: LLM) -> None:
-    """Tools, a template of the caller's, and keywords, which come last."""
+def test_keywords_reach_the_template(llm: LLM) -> None:
+    """Tools, the caller's own template, and chat_template_kwargs, which override the rest."""
 
     def prompt(**keywords: Any) -> str | None:
         return next(iter(llm.chat(CAT, **GREEDY, **keywords))).prompt
@@ -67,8 +67,8 @@ def test_variables_of_the_template(llm: LLM) -> None:
     assert prompt(continue_final_message=True) == "<bos>user: The cat"
 
 
-def test_what_cannot_be_rendered_or_run_is_refused(llm: LLM, tmp_path: Path) -> None:
-    """InvalidPrompt with the reason, nothing has run; a token that only the tokenizer has is no token of the model."""
+def test_messages_that_cannot_be_rendered_or_run_are_refused(llm: LLM, tmp_path: Path) -> None:
+    """InvalidPrompt gives the reason, and nothing runs. A token beyond the model's vocabulary is InvalidToken."""
     with pytest.raises(jswa.InvalidPrompt, match="no"):
         llm.chat(CAT, chat_template="{{ raise_exception('no') }}", **GREEDY)
     more = {"added_tokens_decoder": {"1024": {"content": "<far>", "special": True}}, "eos_token": "<far>"}
@@ -82,8 +82,8 @@ def test_what_cannot_be_rendered_or_run_is_refused(llm: LLM, tmp_path: Path) -> 
         assert given.prompt == "<bos>user: The cat\nassistant:"
 
 
-def test_the_tokenizers_eos_token_ends_a_text_too(llm: LLM, tmp_path: Path) -> None:
-    """Beside the ids of generation_config.json, as in vLLM; `ignore_eos` goes on after either."""
+def test_the_tokenizers_eos_token_ends_generation_too(llm: LLM, tmp_path: Path) -> None:
+    """In addition to the ids of generation_config.json, as in vLLM; `ignore_eos` ignores both."""
     output = next(iter(llm.chat(CAT, ignore_eos=True, **GREEDY)))
     prompt, free = output.prompt_token_ids, output.outputs[0]
     assert llm.tokenizer is not None
@@ -97,8 +97,8 @@ def test_the_tokenizers_eos_token_ends_a_text_too(llm: LLM, tmp_path: Path) -> N
         assert model.generate(prompt, ignore_eos=True, **GREEDY)[0].outputs[0].token_ids == free.token_ids
 
 
-def test_a_corrupt_text_side_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
-    """Nothing is loaded for a checkpoint that cannot be used."""
+def test_a_corrupt_tokenizer_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
+    """This checkpoint has no weights at all."""
     folder = tiny(tmp_path, eos_token=5)
     (folder / "model.safetensors").unlink()
     with pytest.raises(jswa.CheckpointError, match="eos_token = 5"):

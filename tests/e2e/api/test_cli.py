@@ -1,4 +1,4 @@
-"""The command line on the embedded model: text, JSON, figures, and one-line errors."""
+"""The command line on `tiny`: text, JSON, statistics, and one-line errors."""
 
 import json
 import os
@@ -11,13 +11,13 @@ SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-l
 
 
 def jswa(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
+    """Run the command in a new process."""
     command = [sys.executable, "-m", "jswa", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
 
 
-def test_generate_prints_text_or_json_and_what_it_took() -> None:
-    """One object per prompt, in order; speed and live pages go to stderr."""
+def test_generate_prints_json_and_statistics() -> None:
+    """One object per prompt, in order; speed and KV pages go to stderr."""
     done = jswa("generate", "--json", "--stats", "--max-tokens", "4", "--temperature", "0", *SMALL, "The cat", "One")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -37,7 +37,7 @@ def test_generate_prints_text_or_json_and_what_it_took() -> None:
         (("capacity", "no/such.json"), {}, "such.json"),
     ],
 )
-def test_an_error_is_one_line_that_names_it(arguments: tuple[str, ...], environ: dict[str, str], said: str) -> None:
+def test_an_error_is_one_line_with_its_cause(arguments: tuple[str, ...], environ: dict[str, str], said: str) -> None:
     """Exit status 2, no traceback."""
     done = jswa(*arguments, **environ)
     assert done.returncode == 2
@@ -45,8 +45,8 @@ def test_an_error_is_one_line_that_names_it(arguments: tuple[str, ...], environ:
     assert said in done.stderr
 
 
-def test_capacity_and_env_answer() -> None:
-    """Both run without a checkpoint's weights."""
+def test_capacity_and_env_need_no_weights() -> None:
+    """They print the layers of a config, and the versions."""
     from jswa.llm import TINY
 
     capacity = jswa("capacity", str(TINY), "--block-size", "16")

@@ -1,4 +1,4 @@
-"""The Python API on the embedded model: what goes in, what comes out, and what is refused."""
+"""The Python API on `tiny`: prompts, results, streams, and errors."""
 
 import dataclasses
 import json
@@ -21,14 +21,14 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "use_tqdm": False}
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    """One engine for the whole file; every test must leave it empty."""
+    """One engine for the whole module."""
     with LLM("tiny", **OPTIONS) as model:
         yield model
 
 
 @pytest.fixture(autouse=True)
 def left_empty(llm: LLM) -> Iterator[None]:
-    """Whatever a test did, no page stays taken and no request stays known."""
+    """After every test, no page is in use and no request is left."""
     yield
     while llm.engine.has_work():
         llm.engine.step()
@@ -39,12 +39,12 @@ def left_empty(llm: LLM) -> Iterator[None]:
 
 
 def ids_of(outputs: list[RequestOutput]) -> list[list[int]]:
-    """Generated ids of each prompt."""
+    """Return the generated ids of each prompt."""
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_every_form_of_prompt_gives_the_same_text(llm: LLM) -> None:
-    """A string, its ids, an array, vLLM's dictionaries, alone or in a list."""
+def test_every_form_of_a_prompt_gives_the_same_text(llm: LLM) -> None:
+    """A string, its ids, an array, or vLLM's dictionaries, alone or in a list."""
     assert llm.tokenizer is not None
     text = "The cat"
     ids = llm.tokenizer.encode(text).tolist()
@@ -58,8 +58,8 @@ def test_every_form_of_prompt_gives_the_same_text(llm: LLM) -> None:
     assert all(result[0].prompt_token_ids == ids for result in results)
 
 
-def test_results_come_in_input_order_with_vllms_fields(llm: LLM) -> None:
-    """More prompts than rows, of different lengths."""
+def test_results_are_in_input_order_and_have_vllms_fields(llm: LLM) -> None:
+    """More prompts than max_num_seqs, of different lengths: the last ones wait until others have finished."""
     prompts = ["One day", "A", "There was a bird " * 8, "Once upon a time", "The cat", "B"]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True), use_tqdm=False)
     assert [output.prompt for output in outputs] == prompts
@@ -76,20 +76,20 @@ def test_results_come_in_input_order_with_vllms_fields(llm: LLM) -> None:
         assert output.metrics.finished_time is not None
         assert output.metrics.arrival_time <= output.metrics.first_token_time <= output.metrics.finished_time
         assert output.metrics.first_scheduled_time is not None
-        assert output.metrics.first_scheduled_time <= output.metrics.first_token_time
-        assert output.metrics.time_in_queue is not None
-        assert output.metrics.time_in_queue >= 0
+        assert output.metrics.arrival_time <= output.metrics.first_scheduled_time <= output.metrics.first_token_time
+    waits = [output.metrics.time_in_queue or 0.0 for output in outputs if output.metrics is not None]
+    assert min(waits[4:]) > max(waits[:4])
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
-    """A list of SamplingParams, one per prompt."""
+    """As a list of SamplingParams, one per prompt."""
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 1, 7)]
     outputs = llm.generate(["a", "b", "c"], params, use_tqdm=False)
     assert [len(ids) for ids in ids_of(outputs)] == [3, 1, 7]
 
 
 def test_a_stream_gives_the_same_as_a_call(llm: LLM) -> None:
-    """Pieces of text and ids put together are the whole result, for prompts side by side."""
+    """The pieces of text and ids of each prompt, joined, are the whole result."""
     prompts = ["Once upon a time", "The cat", "One day, a small"]
     whole = llm.generate(prompts, temperature=0.8, seed=5, max_tokens=40, use_tqdm=False)
     text: dict[str, str] = {}
@@ -108,8 +108,8 @@ def test_a_stream_gives_the_same_as_a_call(llm: LLM) -> None:
     assert list(text.values()) == [llm.tokenizer.decode(piece) for piece in ids.values()]
 
 
-def test_streams_side_by_side_get_their_own_tokens(llm: LLM) -> None:
-    """Two iterators advanced in turn, and a call between them."""
+def test_interleaved_streams_get_their_own_tokens(llm: LLM) -> None:
+    """Two iterators are advanced in turn, with a call in between."""
     alone = {prompt: ids_of(llm.generate(prompt, **GREEDY))[0] for prompt in ("The cat", "One day", "There was")}
     first = llm.generate("The cat", temperature=0, max_tokens=12, stream=True)
     second = llm.generate("One day", temperature=0, max_tokens=12, stream=True)
@@ -123,8 +123,8 @@ def test_streams_side_by_side_get_their_own_tokens(llm: LLM) -> None:
     assert got == {prompt: alone[prompt] for prompt in got}
 
 
-def test_a_dropped_stream_frees_its_pages(llm: LLM) -> None:
-    """Closing the iterator aborts what it was waiting for."""
+def test_a_closed_stream_frees_its_pages(llm: LLM) -> None:
+    """Closing the iterator aborts its requests."""
     stream = llm.generate(["Once upon", "One day"], max_tokens=200, stream=True, ignore_eos=True)
     next(stream)
     assert llm.stats().full_pages > 0
@@ -132,8 +132,8 @@ def test_a_dropped_stream_frees_its_pages(llm: LLM) -> None:
     assert llm.stats().full_pages == 0
 
 
-def test_the_same_seed_gives_the_same_text_whatever_else_runs(llm: LLM) -> None:
-    """The draw depends on seed, position and logits alone."""
+def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(llm: LLM) -> None:
+    """The draw depends on seed, position and logits only."""
     params = SamplingParams(temperature=1.0, top_k=50, top_p=0.95, seed=1234, max_tokens=20)
     alone = ids_of(llm.generate("The cat", params, use_tqdm=False))[0]
     crowd = llm.generate(["One day", "The cat", "Once", "The cat"], params, use_tqdm=False)
@@ -143,14 +143,14 @@ def test_the_same_seed_gives_the_same_text_whatever_else_runs(llm: LLM) -> None:
     assert ids_of(llm.generate("The cat", other, use_tqdm=False))[0] != alone
 
 
-def test_requests_without_a_seed_differ(llm: LLM) -> None:
-    """Two draws of one prompt in one call are not the same text."""
+def test_requests_without_a_seed_get_different_texts(llm: LLM) -> None:
+    """Even for the same prompt in the same call."""
     first, second = ids_of(llm.generate(["The cat"] * 2, temperature=1.0, max_tokens=30, use_tqdm=False))
     assert first != second
 
 
 def test_stop_token_ids_end_the_text_and_are_named(llm: LLM) -> None:
-    """finish_reason stop, stop_reason the id; the id is in token_ids and not in the text."""
+    """finish_reason is "stop" and stop_reason the id; the id is in token_ids but not in the text."""
     free = llm.generate("The cat", temperature=0, max_tokens=12, ignore_eos=True, use_tqdm=False)[0].outputs[0]
     stop = free.token_ids[5]
     first = free.token_ids.index(stop)
@@ -163,7 +163,7 @@ def test_stop_token_ids_end_the_text_and_are_named(llm: LLM) -> None:
 
 
 def test_generation_stops_at_max_model_len(llm: LLM) -> None:
-    """Without max_tokens the context is filled; the last token is sampled, not run."""
+    """Without max_tokens, generation fills the context; the last token is sampled but not run through the model."""
     prompt = [70] * 500
     completion = llm.generate(prompt, temperature=0, ignore_eos=True, use_tqdm=False)[0].outputs[0]
     assert (len(completion.token_ids), completion.finish_reason) == (12, "length")
@@ -204,8 +204,8 @@ def test_a_bad_prompt_is_refused_and_the_others_finish(
     assert error.errors == {1: error}
 
 
-def test_a_stream_raises_what_was_refused_after_the_rest(llm: LLM) -> None:
-    """The good prompt's pieces come first."""
+def test_a_stream_raises_the_error_of_a_refused_prompt(llm: LLM) -> None:
+    """Pieces of the valid prompt may come first."""
     pieces: list[RequestOutput] = []
     with pytest.raises(jswa.InvalidToken):
         pieces.extend(llm.generate([[1, 1999], [1, 70]], temperature=0, max_tokens=4, stream=True))
@@ -227,24 +227,24 @@ def test_a_stream_raises_what_was_refused_after_the_rest(llm: LLM) -> None:
         ({"temprature": 0.5}, "temprature"),
     ],
 )
-def test_bad_sampling_is_refused_by_name(llm: LLM, keywords: dict[str, Any], field: str) -> None:
-    """Nothing runs; the error is a ValueError that names the parameter."""
+def test_bad_sampling_parameters_are_refused_by_name(llm: LLM, keywords: dict[str, Any], field: str) -> None:
+    """Nothing runs, and the error names the parameter."""
     with pytest.raises(jswa.InvalidSampling) as caught:
         llm.generate("The cat", use_tqdm=False, **keywords)
     assert caught.value.field == field
 
 
-def test_max_new_tokens_is_max_tokens(llm: LLM) -> None:
-    """Hugging Face's name works too."""
+def test_max_new_tokens_means_max_tokens(llm: LLM) -> None:
+    """It is Hugging Face's name."""
     assert len(ids_of(llm.generate("The cat", max_new_tokens=3, ignore_eos=True, use_tqdm=False))[0]) == 3
 
 
-def test_a_row_with_nan_logits_fails_alone(llm: LLM) -> None:
-    """Token 200's embedding is made NaN: the prompt that has it fails, its neighbour does not notice."""
+def test_nan_logits_fail_one_request_only(llm: LLM) -> None:
+    """With a NaN embedding of token 200, a prompt with this token fails; then another one gives the same as before."""
     runner: Any = llm.engine.runner
     embed = runner.params["embed"]
     good = ids_of(llm.generate([[1, 70, 71]], **GREEDY))
-    # Tied logits of token 200 would be NaN for every row: give the model a head of its own for this test.
+    # The embedding is tied to the output head, so no other prompt may run while it is NaN.
     try:
         runner.params = {**runner.params, "embed": embed.at[200].set(jnp.nan)}
         with pytest.raises(GenerationError):
@@ -254,8 +254,8 @@ def test_a_row_with_nan_logits_fails_alone(llm: LLM) -> None:
     assert ids_of(llm.generate([[1, 70, 71]], **GREEDY)) == good
 
 
-def test_a_checkpoint_without_tokenizer_takes_ids_only(tmp_path: Path) -> None:
-    """Text is refused with the reason; ids work, and the text of the result is empty."""
+def test_a_checkpoint_without_a_tokenizer_accepts_only_ids(tmp_path: Path) -> None:
+    """Text is refused and the error says why; with ids, the text of the result is empty."""
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((TINY / name).read_bytes())
     with LLM(tmp_path, max_num_seqs=1, max_num_batched_tokens=16, max_model_len=64) as model:
@@ -285,20 +285,20 @@ def test_a_checkpoint_without_tokenizer_takes_ids_only(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_engine_option_is_refused_by_name(options: dict[str, Any], field: str) -> None:
-    """ConfigError, before anything is compiled."""
+    """ConfigError is raised before anything is compiled."""
     with pytest.raises(jswa.ConfigError) as caught:
         LLM("tiny", **options)
     assert caught.value.field == field
 
 
-def test_a_model_that_is_no_folder_is_refused() -> None:
-    """A hub name is not silently downloaded."""
+def test_a_model_that_is_not_a_folder_is_refused() -> None:
+    """A hub id is not downloaded silently."""
     with pytest.raises(jswa.CheckpointError, match="no/such"):
         LLM("no/such")
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    """UnsupportedModel names what was asked for and what there is."""
+    """UnsupportedModel names the requested architecture and the known ones."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(jswa.UnsupportedModel, match=r"'t5'.*gemma3_text"):
         LLM(tmp_path)

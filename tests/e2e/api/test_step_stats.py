@@ -1,4 +1,4 @@
-"""What the engine counts of its steps, and programs that are compiled beside them."""
+"""Statistics of engine steps, and programs that are compiled while steps run."""
 
 import logging
 
@@ -8,8 +8,8 @@ import jswa
 from jswa.types import SamplingParams
 
 
-def test_steps_are_counted_and_families_prepared(caplog: pytest.LogCaptureFixture) -> None:
-    # One shape: one program for each family.
+def test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
+    # deterministic: one shape, hence one program for each choice of log probabilities.
     with jswa.LLM("tiny", max_num_seqs=2, max_num_batched_tokens=64, max_model_len=256, deterministic=True) as llm:
         engine = llm.engine
         llm.generate(["a", "b"], use_tqdm=False, temperature=0, max_tokens=3)
@@ -33,7 +33,7 @@ def test_steps_are_counted_and_families_prepared(caplog: pytest.LogCaptureFixtur
         assert stats.generated >= 2 * 3
         assert stats.tokens >= stats.generated
         assert min(stats.plan, stats.launch, stats.wait, stats.apply) > 0
-        assert llm.cache_stats().slid_pages > 0, "230 tokens slide through tiny's window"
+        assert llm.cache_stats().slid_pages > 0, "230 tokens must slide pages out of tiny's window"
         (line, *_) = [record.message for record in caplog.records if "rows running" in record.message]
         assert "full tokens: " in line
         assert "local tokens: " in line

@@ -1,4 +1,4 @@
-"""The debug switches at work on the embedded model: plans on disk and run again, other orders of the same work."""
+"""The debug switches on `tiny`: plans are written and replayed, and checks or waiting change no token."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from jswa.storage.plan_trace import read
 from jswa.types import SamplingParams
 from tests.support.oracles import quick_compiles
 
-# One shape for all steps: one program to compile, and tokens that do not depend on how steps are cut.
+# deterministic: one program to compile, and tokens that do not depend on how prompts are cut into chunks.
 OPTIONS: dict[str, Any] = {
     "deterministic": True,
     "max_num_seqs": 3,
@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "kv_cache_memory_bytes": 2**20,
 }
 PROMPTS = ["Once upon a time there was a little cat that sat", "The dog", "One day the sun was"]
-# Greedy; sampled; with everything that the extras tables, the targets and the host's masks are for.
+# Greedy; sampled; and with penalties, biases, prompt log probabilities and masks from the host.
 SAMPLING = [
     SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
     SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=24, logprobs=3),
@@ -46,25 +46,25 @@ SAMPLING = [
 
 @pytest.fixture(autouse=True)
 def compile_quickly() -> Iterator[None]:
-    """The programs are small and run a few steps only."""
+    """Compile with few optimizations: the programs are small and run only a few steps."""
     with quick_compiles():
         yield
 
 
 def generate(llm: LLM) -> list[list[int]]:
-    """The tokens of all prompts, run together."""
+    """Run all prompts together and return their tokens."""
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, SAMPLING, use_tqdm=False)]
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    """What an engine without switches says."""
+    """Tokens of an engine without switches."""
     with quick_compiles(), LLM("tiny", **OPTIONS) as llm:
         return generate(llm)
 
 
 def assert_equal_plans(found: StepPlan, expected: StepPlan) -> None:
-    """Field by field, types included."""
+    """Compare two plans field by field, including types."""
     for field in dataclasses.fields(StepPlan):
         first, second = getattr(found, field.name), getattr(expected, field.name)
         if isinstance(second, np.ndarray):
@@ -79,10 +79,10 @@ def assert_equal_plans(found: StepPlan, expected: StepPlan) -> None:
             assert first == second, field.name
 
 
-def test_a_trace_holds_every_plan_and_runs_again_to_the_same_tokens(
+def test_a_trace_has_every_plan_and_replays_to_the_same_tokens(
     expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JSWA_DUMP_PLANS: what the runner was given, bit for bit, complete once the LLM is closed; no token differs."""
+    """JSWA_DUMP_PLANS writes the runner's plans bit for bit; the file is complete once the LLM is closed."""
     path = tmp_path / "plans"
     monkeypatch.setenv("JSWA_DUMP_PLANS", str(path))
     launched: list[StepPlan] = []
@@ -116,11 +116,11 @@ def test_a_trace_holds_every_plan_and_runs_again_to_the_same_tokens(
     step["tokens"][0] += 1
     lines[1 + last] = json.dumps(step)
     path.write_text("\n".join(lines))
-    assert replay(path) == 1, "a token that differs is not counted"
+    assert replay(path) == 1, "replay must count a token that differs"
 
 
-def test_a_file_that_is_no_trace_is_an_error(tmp_path: Path) -> None:
-    """It is named, whatever it holds."""
+def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
+    """The error names the file, whatever it contains."""
     for number, content in enumerate(
         ["", "no trace", '{}\n{"plan": {}}', '{}\n{"plan": {"extras": [], "a": 1}}', "[]\n3"]
     ):
@@ -134,7 +134,7 @@ def test_a_file_that_is_no_trace_is_an_error(tmp_path: Path) -> None:
 def test_checks_and_waiting_change_no_token(
     variable: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Laws asserted after every step; each step awaited before the next is planned."""
+    """JSWA_CHECK asserts the invariants after every step; JSWA_NO_OVERLAP waits for each step."""
     monkeypatch.setenv(variable, "1")
     with LLM("tiny", **OPTIONS) as llm:
         assert generate(llm) == expected
@@ -142,8 +142,8 @@ def test_checks_and_waiting_change_no_token(
         assert (stats.running, stats.waiting, stats.full_pages, stats.local_pages) == (0, 0, 0, 0)
 
 
-def test_steps_of_one_shape_give_the_same_bits_alone_and_among_neighbours() -> None:
-    """deterministic=True: tokens and log probabilities do not depend on what else runs, nor on how prompts are cut."""
+def test_deterministic_steps_give_the_same_bits_alone_and_in_a_batch() -> None:
+    """Tokens and log probabilities depend neither on other requests nor on how prompts are cut into chunks."""
     with LLM("tiny", **OPTIONS) as llm:
         params = [dataclasses.replace(sampling, logprobs=2) for sampling in SAMPLING]
 

@@ -1,4 +1,4 @@
-"""`jswa serve tiny` as a process, from a folder that holds somebody else's `server`, and the openai package on it."""
+"""`jswa serve tiny` as a process, used with the openai package; its folder contains a foreign package `server`."""
 
 import asyncio
 import json
@@ -20,19 +20,19 @@ from tests.support.server.fuzz import fuzz, narrowed
 from tests.support.server.processes import ROOT, Process, started
 
 STORY = "Once upon a time"
-ANSWER = "Theo was a quiet"  # five tokens of tiny's, to the message STORY
+ANSWER = "Theo was a quiet"  # the first five tokens that tiny answers to STORY
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
 STRANGER = "raise SystemExit('this is not the server of jswa')\n"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """Started by `python -m jswa serve` where `import server` finds a stranger."""
+    """Started by `python -m jswa serve` in a folder where `import server` finds a foreign module."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "server.py").write_text(STRANGER)
     (folder / "server").mkdir()
     (folder / "server" / "__init__.py").write_text(STRANGER)
-    # Few shapes: every one of them is compiled three times over.
+    # Few shapes: each is compiled three times.
     command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
     with started(command, folder=folder, environ={"PYTHONPATH": str(ROOT), "JSWA_CHECK": "1"}) as process:
         yield process
@@ -45,7 +45,7 @@ def client(server: Process) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def test_served_text_is_what_generate_gives(client: openai.OpenAI) -> None:
+def test_served_text_equals_generated_text(client: openai.OpenAI) -> None:
     prompts = [STORY, "The cat", "One day"]
     wanted = [output.outputs[0] for output in jswa.generate(prompts, use_tqdm=False, **GREEDY)]
     found = client.completions.create(model="tiny", prompt=prompts, **GREEDY)
@@ -55,7 +55,7 @@ def test_served_text_is_what_generate_gives(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in streamed) == wanted[0].text
 
 
-def test_every_call_of_the_package(client: openai.OpenAI) -> None:
+def test_models_and_chats_with_the_package(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").object == "model"
     answer = client.chat.completions.create(
@@ -79,7 +79,7 @@ def test_every_call_of_the_package(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens is not None
 
 
-def test_other_ways_to_call_it(server: Process, client: openai.OpenAI) -> None:
+def test_raw_and_async_clients_of_the_package(server: Process, client: openai.OpenAI) -> None:
     raw = client.completions.with_raw_response.create(
         model="tiny", prompt=STORY, max_tokens=2, extra_headers={"x-request-id": "mine"}
     )
@@ -101,7 +101,7 @@ def test_other_ways_to_call_it(server: Process, client: openai.OpenAI) -> None:
         nobody.models.list()
 
 
-def test_streams_of_the_package(client: openai.OpenAI) -> None:
+def test_streams_with_the_package(client: openai.OpenAI) -> None:
     chunks = list(
         client.chat.completions.create(
             model="tiny",
@@ -123,7 +123,7 @@ def test_streams_of_the_package(client: openai.OpenAI) -> None:
     assert final.choices[0].message.content == ANSWER[: ANSWER.index("e")]
 
 
-def test_errors_of_the_package(client: openai.OpenAI) -> None:
+def test_errors_with_the_package(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model="tiny", prompt=STORY, temperature=-1)
     assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
@@ -140,7 +140,7 @@ def test_errors_of_the_package(client: openai.OpenAI) -> None:
         )
 
 
-def test_scores_are_those_of_the_engine(client: openai.OpenAI) -> None:
+def test_served_log_probabilities_equal_the_engines(client: openai.OpenAI) -> None:
     prompt = list(b"Once upon a time there was")
     ids = [1, *(3 + byte for byte in prompt)]
     (wanted,) = jswa.generate([ids], use_tqdm=False, temperature=0, max_tokens=1, prompt_logprobs=1, logprobs=1)
@@ -163,7 +163,7 @@ def test_scores_are_those_of_the_engine(client: openai.OpenAI) -> None:
         assert max(tops.values()) >= found.token_logprobs[at]
 
 
-def test_a_prefix_that_came_before_is_cached(client: openai.OpenAI) -> None:
+def test_a_repeated_prefix_is_cached(client: openai.OpenAI) -> None:
     prompt = "A long time ago, in a small village, there was a dog who " * 4
     for least in (0, 55):
         usage = client.completions.create(model="tiny", prompt=prompt, max_tokens=1).usage
@@ -172,7 +172,7 @@ def test_a_prefix_that_came_before_is_cached(client: openai.OpenAI) -> None:
         assert (usage.prompt_tokens_details.cached_tokens or 0) >= least
 
 
-def test_clients_that_leave_and_bad_requests_harm_nobody(server: Process, client: openai.OpenAI) -> None:
+def test_disconnects_and_bad_requests_do_not_harm_others(server: Process, client: openai.OpenAI) -> None:
     wanted = client.completions.create(model="tiny", prompt=STORY, **GREEDY).choices[0].text
 
     def good(_: int) -> str:
@@ -203,8 +203,8 @@ def test_clients_that_leave_and_bad_requests_harm_nobody(server: Process, client
 
 
 @pytest.mark.nightly
-def test_requests_made_from_the_schema(tmp_path: Path) -> None:
-    """On the real engine, with short texts; `tests/unit/server/api/test_schema.py` asks a fake one."""
+def test_requests_generated_from_the_schema_are_answered_properly(tmp_path: Path) -> None:
+    """With short texts on the real engine; `tests/unit/server/api/test_schema.py` does the same on a fake engine."""
     command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-model-len", "64", "--admin-api-key", "root"]
     command += ["--warm-logprobs", "--max-num-seqs", "8"]
     with started(command, environ={"JSWA_CHECK": "1"}) as server:
@@ -218,7 +218,7 @@ def test_requests_made_from_the_schema(tmp_path: Path) -> None:
         assert "Traceback" not in "".join(server.log)
 
 
-def test_tokenizer_and_metrics_of_the_process(server: Process) -> None:
+def test_tokenizer_routes_and_metrics(server: Process) -> None:
     assert httpx2.post(server.url + "/tokenize", json={"prompt": "a"}).json()["tokens"] == [1, 71]
     assert httpx2.get(server.url + "/tokenizer_info").json()["eos_token"] == "<eos>"
     text = httpx2.get(server.url + "/metrics").text
@@ -226,8 +226,8 @@ def test_tokenizer_and_metrics_of_the_process(server: Process) -> None:
     assert 'jswa:prefix_cache_misses_total{model_name="tiny",reason="cold"}' in text
 
 
-def test_the_server_ships_where_no_stranger_can_be(tmp_path: Path) -> None:
-    """As a wheel lays it out, with a stranger beside jswa and another in the current folder."""
+def test_an_installed_jswa_never_imports_a_foreign_server(tmp_path: Path) -> None:
+    """In the layout of a wheel, with a foreign server.py next to jswa and another in the current folder."""
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
     assert rules["targets"]["wheel"]["force-include"] == {"server": "jswa/_server"}
     site = tmp_path / "site"

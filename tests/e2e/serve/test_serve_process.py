@@ -1,4 +1,4 @@
-"""The life of a `jswa serve tiny` process: options from everywhere, TLS, drain, a second signal."""
+"""A `jswa serve tiny` process: options from all sources, TLS, draining, a second signal, a failing engine."""
 
 import resource
 import signal
@@ -20,7 +20,7 @@ KEY = {"Authorization": "Bearer from-environment"}
 
 @pytest.fixture
 def tls(tmp_path: Path) -> Path:
-    """A folder with a key, and a certificate that it has signed itself."""
+    """A folder with a key and a self-signed certificate."""
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"]
     command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
@@ -29,7 +29,7 @@ def tls(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(tls: Path) -> Iterator[Process]:
-    """Options: TLS by flags, keys by the environment, the rest by a file of which the others win."""
+    """TLS by flags and API keys by the environment, both of which override the file with the other options."""
     options = "metrics-prefix: vllm\napi_key: [from-file]\nport: 1\nmax_num_seqs: 1\nshutdown_timeout: 60\n"
     (tls / "options.yaml").write_text(options)
     command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--config", str(tls / "options.yaml")]
@@ -39,7 +39,7 @@ def server(tls: Path) -> Iterator[Process]:
         yield process
 
 
-def test_the_life_of_a_process(server: Process, tls: Path) -> None:
+def test_tls_keys_priorities_and_draining(server: Process, tls: Path) -> None:
     assert server.url.startswith("https://")
     trusted = ssl.create_default_context(cafile=str(tls / "cert.pem"))
     with (
@@ -48,7 +48,7 @@ def test_the_life_of_a_process(server: Process, tls: Path) -> None:
         ThreadPoolExecutor(4) as pool,
     ):
         with pytest.raises(httpx2.ConnectError):
-            httpx2.get(server.url + "/health")  # a certificate that nobody knows
+            httpx2.get(server.url + "/health")  # the certificate is not trusted
         assert stranger.get(server.url + "/health").status_code == 200
         assert stranger.get(server.url + "/v1/models").status_code == 401
         denied = stranger.get(server.url + "/v1/models", headers={"Authorization": "Bearer from-file"})
@@ -65,7 +65,7 @@ def test_the_life_of_a_process(server: Process, tls: Path) -> None:
             load: dict[str, int] = client.get("/server_info").json()["load"]
             return load
 
-        # One row: a request holds it, the next ones wait in order of their priority, and are kept alive.
+        # max_num_seqs is 1: one request runs, the others wait in order of priority and get keep-alive comments.
         first = pool.submit(post, max_tokens=1000, stream=True)
         until(lambda: running()["running"] == 1)
         low = pool.submit(post, max_tokens=300, priority=5, stream=True)
@@ -78,7 +78,7 @@ def test_the_life_of_a_process(server: Process, tls: Path) -> None:
         until(lambda: client.get("/ready").status_code == 503)
         refused = client.post("/v1/completions", json={"prompt": "a"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
-        assert first.result(60).endswith("data: [DONE]\n\n"), "what runs goes on to its end"
+        assert first.result(60).endswith("data: [DONE]\n\n"), "a running request must finish"
         assert not low.done()
         server.process.send_signal(signal.SIGTERM)
         assert '"finish_reason":"abort"' in low.result(10)
@@ -87,8 +87,8 @@ def test_the_life_of_a_process(server: Process, tls: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("flags", [[], ["--restart-engine"]], ids=["ends", "restarts"])
-def test_the_death_of_an_engine(flags: list[str], tmp_path: Path) -> None:
-    """It writes its plans to a file that may not grow: a step fails for a reason that has nothing to do with it."""
+def test_a_failing_engine_ends_the_process_or_is_rebuilt(flags: list[str], tmp_path: Path) -> None:
+    """A step fails because the engine writes its plans to a file whose size is limited."""
     plans = tmp_path / "plans"
     command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"]
     greedy = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0}

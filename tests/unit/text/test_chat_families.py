@@ -1,4 +1,4 @@
-"""Chat templates as released families ship them: the same prompts and ids as transformers' apply_chat_template."""
+"""Chat templates in the style of released families: the same prompts and ids as in transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ ANSWER = {"role": "assistant", "content": "sat on the mat"}
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
 THOUGHT = {**ANSWER, "thinking": "cats like mats", "reasoning_content": "cats like mats"}
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "naïve <b>", "parameters": {"type": "object"}}}]
-# What each family's template takes: conversations, and variables.
+# Conversations and variables that each family's template accepts.
 CASES: dict[str, list[tuple[list[dict[str, Any]], dict[str, Any]]]] = {
     "gemma3": [
         ([USER], {}), ([USER, ANSWER, USER], {}),
@@ -35,7 +35,7 @@ CASES: dict[str, list[tuple[list[dict[str, Any]], dict[str, Any]]]] = {
 
 
 def load(folder: Path) -> tuple[ChatTemplate, Tokenizer]:
-    """Template and tokenizer of a folder that has both."""
+    """Load the template and the tokenizer of a folder that has both."""
     template, tokenizer = ChatTemplate.load(folder), Tokenizer.load(folder)
     assert template is not None
     assert tokenizer is not None
@@ -45,7 +45,7 @@ def load(folder: Path) -> tuple[ChatTemplate, Tokenizer]:
 @pytest.mark.parametrize("answer", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_and_ids_are_those_of_transformers(family: str, answer: bool, tmp_path: Path) -> None:
-    """And none begins with two bos tokens, whoever writes it."""
+    """No prompt has two BOS tokens, whether the template or the tokenizer adds BOS."""
     folder = FAMILIES[family](tmp_path)
     (template, tokenizer), reference = load(folder), reference_tokenizer(folder)
     bos = tokenizer.token_id("bos_token")
@@ -60,7 +60,7 @@ def test_prompts_and_ids_are_those_of_transformers(family: str, answer: bool, tm
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_last_message_is_continued_as_in_transformers(family: str, tmp_path: Path) -> None:
-    """Without what the template would write behind it."""
+    """The prompt ends with the message itself."""
     folder = FAMILIES[family](tmp_path)
     text = load(folder)[0].render([USER, ANSWER], continue_final_message=True)
     reference = reference_tokenizer(folder)
@@ -72,7 +72,7 @@ def test_the_last_message_is_continued_as_in_transformers(family: str, tmp_path:
     ("family", "messages"),
     [("gemma3", [USER, USER]), ("mistral", [SYSTEM, USER]), ("gemma3", [{"role": "user", "content": 3}])],
 )
-def test_what_a_template_refuses_names_the_reason(family: str, messages: list[Any], tmp_path: Path) -> None:
-    """The template's own words where it has some."""
+def test_a_refusal_has_the_templates_own_reason(family: str, messages: list[Any], tmp_path: Path) -> None:
+    """Or jinja2's, if the template has none."""
     with pytest.raises(InvalidPrompt, match=r"roles must take turns|only user and assistant|not iterable"):
         load(FAMILIES[family](tmp_path))[0].render(messages)

@@ -1,4 +1,4 @@
-"""Chat templates: read from where checkpoints keep them, rendered in a sandbox."""
+"""Chat templates: read from a checkpoint's files and rendered in a sandbox."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": 
 
 
 def folder(path: Path, template: object, *, own_file: bool = False, **files: object) -> Path:
-    """A checkpoint folder with a chat template; `files` are JSON by name."""
+    """Write a checkpoint folder with a chat template and further JSON `files` by name."""
     config: dict[str, Any] = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     if own_file:
         (path / "chat_template.jinja").write_text(str(template))
@@ -29,23 +29,23 @@ def folder(path: Path, template: object, *, own_file: bool = False, **files: obj
 
 
 def load(path: Path) -> ChatTemplate:
-    """The template of a folder that has one."""
+    """Load the template of a folder that has one."""
     template = ChatTemplate.load(path)
     assert template is not None
     return template
 
 
 @pytest.mark.parametrize("own_file", [False, True])
-def test_a_template_is_found_where_checkpoints_keep_it(tmp_path: Path, own_file: bool) -> None:
-    """In a file of its own, or in tokenizer_config.json; special tokens may be objects."""
+def test_a_template_is_found_in_either_file(tmp_path: Path, own_file: bool) -> None:
+    """In chat_template.jinja or in tokenizer_config.json; special tokens may be objects."""
     template = load(folder(tmp_path, TEMPLATE, own_file=own_file))
     assert template.render(MESSAGES[:1]) == "<s><user>Hi<assistant>"
     assert template.render(MESSAGES[:1], add_generation_prompt=False) == "<s><user>Hi"
     assert template.render(MESSAGES[:1], mood="calm") == "<s><user>Hi<assistant>[calm]"
 
 
-def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
-    """chat_template.jinja, then tokenizer_config.json, then chat_template.json of old processors."""
+def test_the_jinja_file_overrides_the_json_files(tmp_path: Path) -> None:
+    """The order is chat_template.jinja, tokenizer_config.json, chat_template.json of old processors."""
     folder(tmp_path, None, chat_template={"chat_template": "processor"})
     assert load(tmp_path).render(MESSAGES) == "processor"
     folder(tmp_path, "config", chat_template={"chat_template": "processor"})
@@ -54,8 +54,8 @@ def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
     assert load(tmp_path).render(MESSAGES) == "file"
 
 
-def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
-    """Some checkpoints ship a list by name: with tools the one for tools, and any other by its name."""
+def test_a_checkpoint_may_have_several_named_templates(tmp_path: Path) -> None:
+    """`default` is used without tools, `tool_use` with tools, and any template by its name."""
     templates = [
         {"name": "tool_use", "template": "{{ tools | length }} tools"},
         {"name": "default", "template": TEMPLATE},
@@ -68,8 +68,8 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     assert template.render(MESSAGES, chat_template="{{ eos_token }}") == "</s>"
 
 
-def test_more_templates_may_lie_in_a_folder(tmp_path: Path) -> None:
-    """additional_chat_templates/NAME.jinja, beside or instead of those of the config."""
+def test_additional_templates_are_read_from_a_folder(tmp_path: Path) -> None:
+    """additional_chat_templates/NAME.jinja adds to the config's templates or overrides them."""
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools!")
     template = load(folder(tmp_path, {"default": "plain", "tool_use": "old"}))
@@ -85,8 +85,8 @@ def test_the_last_message_can_be_continued(tmp_path: Path) -> None:
     assert text.endswith("<assistant>Hello")
 
 
-def test_a_checkpoint_without_template_has_none(tmp_path: Path) -> None:
-    """Nothing is made up in its place; the caller may give one."""
+def test_a_checkpoint_may_have_no_template(tmp_path: Path) -> None:
+    """No default replaces it, but the caller may pass one."""
     assert ChatTemplate.load(tmp_path) is None
     assert ChatTemplate({}, {}).render(MESSAGES, chat_template="{{ messages | length }}") == "2"
     with pytest.raises(InvalidPrompt, match="no template"):
@@ -94,13 +94,13 @@ def test_a_checkpoint_without_template_has_none(tmp_path: Path) -> None:
 
 
 def test_keys_that_are_null_count_as_absent(tmp_path: Path) -> None:
-    """Clients send `content: null` beside tool calls; templates ask whether the key is there."""
+    """Clients send `content: null` with tool calls, and templates test whether the key is defined."""
     text = "{% for m in messages %}{{ 'none' if m.content is undefined else m.content }};{% endfor %}"
     assert load(folder(tmp_path, text)).render([{**MESSAGES[0], "content": None}, MESSAGES[1]]) == "none;Hello;"
 
 
 @pytest.mark.parametrize("messages", [[], [{"content": "no role"}], ["text"], "text"])
-def test_messages_of_another_shape_are_refused(tmp_path: Path, messages: list[dict[str, str]]) -> None:
+def test_malformed_messages_are_refused(tmp_path: Path, messages: list[dict[str, str]]) -> None:
     """InvalidPrompt names the field."""
     with pytest.raises(InvalidPrompt, match="messages"):
         load(folder(tmp_path, TEMPLATE)).render(messages)
@@ -123,8 +123,8 @@ def test_messages_of_another_shape_are_refused(tmp_path: Path, messages: list[di
         "{% include '/etc/passwd' %}",
     ],
 )
-def test_what_the_sandbox_or_the_template_refuses_is_a_bad_prompt(tmp_path: Path, template: str) -> None:
-    """No way out of the sandbox, and no crash."""
+def test_a_template_that_fails_makes_an_invalid_prompt(tmp_path: Path, template: str) -> None:
+    """No escape from the sandbox, and no crash."""
     with pytest.raises(InvalidPrompt, match="messages"):
         load(folder(tmp_path, template)).render(MESSAGES)
 
@@ -138,13 +138,13 @@ def test_what_the_sandbox_or_the_template_refuses_is_a_bad_prompt(tmp_path: Path
         "{{ messages | map(attribute='__class__') | join }}",
     ],
 )
-def test_what_lies_outside_the_sandbox_reads_as_nothing(tmp_path: Path, template: str) -> None:
-    """Where jinja2 does not refuse, there is nothing to see."""
+def test_attributes_outside_the_sandbox_are_empty(tmp_path: Path, template: str) -> None:
+    """If jinja2 does not refuse the access, the result is empty."""
     assert load(folder(tmp_path, template)).render(MESSAGES) == ""
 
 
-def test_a_template_that_is_no_jinja_is_the_checkpoints_fault(tmp_path: Path) -> None:
-    """Unless the caller gave it; the line is named."""
+def test_a_syntax_error_blames_the_checkpoint_or_the_caller(tmp_path: Path) -> None:
+    """CheckpointError for the checkpoint's template, InvalidPrompt for the caller's; both name the line."""
     template = load(folder(tmp_path, "\n\n{% x"))
     with pytest.raises(CheckpointError, match="line 3"):
         template.render(MESSAGES)
@@ -159,7 +159,7 @@ def test_tools_must_be_schemas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [5, [{"name": "default"}], ["text"], {"default": None}])
-def test_templates_of_another_shape_are_refused(tmp_path: Path, template: object) -> None:
+def test_malformed_templates_are_refused(tmp_path: Path, template: object) -> None:
     """CheckpointError, at load, names the file."""
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template"):
         ChatTemplate.load(folder(tmp_path, template))

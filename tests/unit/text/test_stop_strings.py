@@ -1,4 +1,4 @@
-"""Stop strings over a text that comes in pieces (jswa/text/tokenizer.py)."""
+"""Stop strings in text that arrives in pieces (jswa/text/stop_strings.py)."""
 
 import pytest
 from hypothesis import given
@@ -12,14 +12,14 @@ STOPS = st.lists(st.text("ab¢", min_size=1, max_size=5), min_size=1, max_size=4
 
 @st.composite
 def pieces_of_a_text(draw: st.DrawFn) -> list[str]:
-    """A text in pieces, some of them empty."""
+    """Draw a text in pieces, some of them empty."""
     text = draw(TEXTS)
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
-    """Where the string that is complete first begins, and which; of several that end together the longest."""
+    """Return the start and the text of the stop string that ends first; of several that end together, the longest."""
     for end in range(1, len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):
@@ -28,15 +28,15 @@ def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
 
 
 def may_become_stop(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest end of the text that begins a stop string."""
+    """Return the length of the longest suffix of the text that is a prefix of a stop string."""
     return max(n for n in range(len(text) + 1) if any(stop.startswith(text[len(text) - n :]) for stop in stops))
 
 
 @given(pieces_of_a_text(), STOPS, st.booleans())
-def test_pieces_put_together_are_the_text_up_to_the_first_complete_stop(
+def test_the_shown_pieces_are_the_text_up_to_the_first_stop_string(
     pieces: list[str], stops: tuple[str, ...], include: bool
 ) -> None:
-    """However it is cut; and at no time is anything shown that a stop may still cut off, or more held back."""
+    """However the text is cut into pieces. Text is held back only as long as it may become part of a stop string."""
     cutter = StopStrings(stops, include=include)
     seen = shown = ""
     for piece in pieces:
@@ -70,8 +70,8 @@ def test_pieces_put_together_are_the_text_up_to_the_first_complete_stop(
         (("é",), "e\u0301é!", "e\u0301", "é"),
     ],
 )
-def test_overlapping_stops(stops: tuple[str, ...], text: str, shown: str, stopped: str) -> None:
-    """Whole, letter by letter, and whatever the order of the stops."""
+def test_overlapping_stop_strings(stops: tuple[str, ...], text: str, shown: str, stopped: str) -> None:
+    """In one piece and letter by letter, with the stop strings in either order."""
     for order in (stops, stops[::-1]):
         for pieces in ([text], list(text)):
             cutter = StopStrings(order, include=False)
@@ -79,7 +79,7 @@ def test_overlapping_stops(stops: tuple[str, ...], text: str, shown: str, stoppe
             assert cutter.stopped == stopped
 
 
-def test_without_stops_everything_is_shown_at_once() -> None:
-    """Nothing is held back."""
+def test_without_stop_strings_nothing_is_held_back() -> None:
+    """Every piece is shown at once."""
     cutter = StopStrings((), include=False)
     assert [cutter.push("ab"), cutter.push(""), cutter.push("c"), cutter.finish()] == ["ab", "", "c", ""]

@@ -1,4 +1,4 @@
-"""Incremental detokenization: pieces never end within a character, and together are the whole text."""
+"""Incremental detokenization: pieces never end within a character, and joined they are the whole text."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ SPECIAL = "<end>"
 
 
 def byte_level() -> Tokenizer:
-    """Every byte is a token, as in gpt-2's alphabet; one special token."""
+    """Return a tokenizer in which every byte is a token, as in gpt-2's alphabet, with one special token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -27,7 +27,7 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """As in llama: words with ▁ for spaces, bytes for what is unknown, one leading space stripped."""
+    """Return a tokenizer as in llama: ▁ for spaces, bytes for unknown characters, one leading space stripped."""
     vocab = {"<unk>": 0} | {f"<0x{i:02X}>": i + 1 for i in range(256)}
     vocab |= {word: 257 + i for i, word in enumerate(["▁the", "▁cat", "s", "▁", "é"])}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
@@ -41,14 +41,14 @@ TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback()}
 
 
 def stream(tokenizer: Tokenizer, prompt: list[int], ids: list[int], *, skip: bool = True) -> list[str]:
-    """The pieces of a sequence, the end of it last."""
+    """Return the pieces of a sequence; the last one is the text held back until the end."""
     decoder = StreamDecoder(tokenizer, np.array(prompt, np.int32), skip_special_tokens=skip)
     return [*[decoder.push(token) for token in ids], decoder.finish()]
 
 
 @given(st.text(max_size=40), st.text(max_size=12))
 def test_pieces_of_any_text_join_to_the_text(text: str, prompt: str) -> None:
-    """Byte-level: what was encoded comes back, however bytes fall on tokens."""
+    """Byte-level: the encoded text comes back, even if characters span several tokens."""
     tokenizer = TOKENIZERS["byte_level"]
     pieces = stream(tokenizer, tokenizer.encode(prompt).tolist(), tokenizer.encode(text).tolist())
     assert "".join(pieces) == text
@@ -56,7 +56,7 @@ def test_pieces_of_any_text_join_to_the_text(text: str, prompt: str) -> None:
 
 @given(st.lists(st.integers(0, TOKENIZERS["byte_level"].vocab_size - 1), max_size=30))
 def test_pieces_of_random_bytes_join_to_the_whole_decode(ids: list[int]) -> None:
-    """Broken UTF-8 included: the pieces are what decoding everything at once gives."""
+    """Also for invalid UTF-8: the pieces joined equal the text of all tokens decoded at once."""
     tokenizer = TOKENIZERS["byte_level"]
     prompt = tokenizer.encode("the cats").tolist()
     assert tokenizer.decode(prompt) + "".join(stream(tokenizer, prompt, ids)) == tokenizer.decode(prompt + ids)
@@ -64,7 +64,7 @@ def test_pieces_of_random_bytes_join_to_the_whole_decode(ids: list[int]) -> None
 
 @given(st.lists(st.sampled_from(["▁the", "▁cat", "s", "▁", "é", *"aß漢😀"]), max_size=12))
 def test_pieces_with_byte_fallback_join_to_the_whole_decode(words: list[str]) -> None:
-    """Characters that the vocabulary lacks come as bytes, each of them a token."""
+    """Characters that the vocabulary lacks are several tokens, one per byte."""
     tokenizer = TOKENIZERS["byte_fallback"]
     vocab = tokenizer.backend.get_vocab()
     tokens = [[vocab[w]] if w in vocab else [vocab[f"<0x{b:02X}>"] for b in w.encode()] for w in words]
@@ -74,14 +74,14 @@ def test_pieces_with_byte_fallback_join_to_the_whole_decode(words: list[str]) ->
 
 @given(st.text(min_size=1, max_size=30))
 def test_no_piece_ends_within_a_character(text: str) -> None:
-    """Each piece is a run of whole characters, so all but the last piece re-encode to whole tokens."""
+    """Valid text never shows a replacement character."""
     tokenizer = TOKENIZERS["byte_level"]
     for piece in stream(tokenizer, [], tokenizer.encode(text).tolist()):
         assert "\ufffd" not in piece or "\ufffd" in text
 
 
 def test_an_unfinished_character_is_shown_at_the_end() -> None:
-    """Three of the four bytes of an emoji: held back until the end, then one replacement character."""
+    """Three of the four bytes of an emoji are held back until the end, and then become one replacement character."""
     tokenizer = TOKENIZERS["byte_level"]
     pieces = stream(tokenizer, [], tokenizer.encode("a😀").tolist()[:-1])
     assert pieces[:-1] == ["a", "", "", ""]
@@ -89,7 +89,7 @@ def test_an_unfinished_character_is_shown_at_the_end() -> None:
 
 
 def test_a_leading_space_after_the_prompt_is_kept() -> None:
-    """The text follows the prompt, as vLLM has it: prompt + text reads on."""
+    """As in vLLM, prompt + text is the continued text."""
     tokenizer = TOKENIZERS["byte_fallback"]
     the, cat = 257, 258
     assert "".join(stream(tokenizer, [the], [cat])) == " cat"
@@ -111,7 +111,7 @@ def test_a_corrupt_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_text_that_is_no_unicode_is_refused() -> None:
+def test_invalid_unicode_is_refused() -> None:
     """A lone surrogate cannot be encoded."""
     with pytest.raises(InvalidPrompt, match="prompt"):
         TOKENIZERS["byte_level"].encode("a\ud800")

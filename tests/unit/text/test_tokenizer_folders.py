@@ -1,4 +1,4 @@
-"""Tokenizers as released families ship them: the same ids and texts as transformers' AutoTokenizer."""
+"""Tokenizers in the formats of released families: the same ids and texts as transformers' AutoTokenizer."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ TEXTS = [
 
 
 def load(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder that has one."""
+    """Load the tokenizer of a folder that has one."""
     tokenizer = Tokenizer.load(folder)
     assert tokenizer is not None
     return tokenizer
@@ -32,10 +32,10 @@ def load(folder: Path) -> Tokenizer:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ids_and_texts_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    """With and without special tokens, both ways; special tokens have the same names, but those it makes up."""
+    """Encoding and decoding, with and without special tokens. Special tokens have the same names in both."""
     folder = FAMILIES[family](tmp_path)
     ours, reference = load(folder), reference_tokenizer(folder)
-    made_up = {"gemma3": {"mask_token"}, "llama3": {"pad_token"}}.get(family, set())
+    made_up = {"gemma3": {"mask_token"}, "llama3": {"pad_token"}}.get(family, set())  # names that transformers adds
     assert ours.special.named == {k: v for k, v in reference.special_tokens_map.items() if k not in made_up}
     for name, text in ours.special.named.items():
         assert ours.token_id(name) == reference.convert_tokens_to_ids(text)
@@ -51,8 +51,8 @@ def test_ids_and_texts_are_those_of_transformers(family: str, tmp_path: Path) ->
     ("family", "bos"),
     [("gemma3", "<bos>"), ("llama3", "<|begin_of_text|>"), ("mistral", "<s>"), ("command_r", "<BOS_TOKEN>")],
 )
-def test_prompts_begin_with_bos_where_the_post_processor_says_so(family: str, bos: str, tmp_path: Path) -> None:
-    """And nowhere else."""
+def test_prompts_begin_with_bos_if_the_post_processor_adds_it(family: str, bos: str, tmp_path: Path) -> None:
+    """BOS occurs nowhere else."""
     ours = load(FAMILIES[family](tmp_path))
     ids = ours.encode("the cat").tolist()
     assert ours.backend.id_to_token(ids[0]) == bos
@@ -61,10 +61,10 @@ def test_prompts_begin_with_bos_where_the_post_processor_says_so(family: str, bo
 
 @pytest.mark.parametrize("asked", [None, True, False])
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
-def test_bos_is_the_post_processors_concern_alone(
+def test_only_the_post_processor_decides_about_bos(
     asked: bool | None, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in transformers 5, `add_bos_token` beside a tokenizer.json without post-processor does nothing, says a log."""
+    """As in transformers 5, `add_bos_token` has no effect without a post-processor; a warning is logged."""
     folder = FAMILIES["mistral"](tmp_path)
     table = json.loads((folder / "tokenizer.json").read_text())
     write(folder, {"tokenizer.json": {**table, "post_processor": None}})
@@ -79,14 +79,14 @@ def test_bos_is_the_post_processors_concern_alone(
 
 
 def test_prompts_are_never_truncated_or_padded(tmp_path: Path) -> None:
-    """llama3's tokenizer.json here cuts at 24 tokens and pads to 24, which is for training."""
+    """This llama3's tokenizer.json truncates and pads to 24 tokens, which is meant for training."""
     ours = load(FAMILIES["llama3"](tmp_path))
     assert len(ours.encode("the cat " * 40)) > 60
     assert len(ours.encode("x")) < 5
 
 
-def test_tokens_that_only_the_config_has_are_added(tmp_path: Path) -> None:
-    """command_r's <|END_OF_TURN_TOKEN|>: one token, special, its id the one that the config says."""
+def test_tokens_that_only_the_config_names_are_added(tmp_path: Path) -> None:
+    """command_r's <|END_OF_TURN_TOKEN|> becomes one special token with the id in the config."""
     ours = load(FAMILIES["command_r"](tmp_path))
     end = ours.token_id("eos_token")
     assert end is not None
@@ -96,8 +96,8 @@ def test_tokens_that_only_the_config_has_are_added(tmp_path: Path) -> None:
     assert end in ours.special.added
 
 
-def test_an_id_that_leaves_a_gap_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A vocabulary has no gaps: the token gets the next id, as in transformers, and a log says which."""
+def test_an_id_that_would_leave_a_gap_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A vocabulary has no gaps: the token gets the next id, as in transformers, and a warning names it."""
     folder = FAMILIES["gpt_oss"](tmp_path)
     write(folder, {"tokenizer_config.json": {"added_tokens_decoder": {"5000": special("<far>")}}})
     with caplog.at_level(logging.WARNING, "jswa"):
@@ -108,8 +108,8 @@ def test_an_id_that_leaves_a_gap_is_told(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("value", ["</s>", {"__type": "AddedToken", **special("</s>")}, special("</s>"), None])
-def test_special_tokens_may_be_texts_or_objects_or_null(value: Any, tmp_path: Path) -> None:
-    """An object without `__type` is refused by transformers in this place, and taken here."""
+def test_special_tokens_may_be_strings_or_objects_or_null(value: Any, tmp_path: Path) -> None:
+    """transformers refuses an object without `__type` here; jswa accepts it."""
     folder = FAMILIES["mistral"](tmp_path)
     (folder / "special_tokens_map.json").unlink()
     write(folder, {"tokenizer_config.json": {"tokenizer_class": "LlamaTokenizerFast", "eos_token": value}})
@@ -119,16 +119,16 @@ def test_special_tokens_may_be_texts_or_objects_or_null(value: Any, tmp_path: Pa
         assert ours.special.named.get("eos_token") == reference_tokenizer(folder).eos_token
 
 
-def test_the_old_map_wins_unless_added_tokens_are_declared(tmp_path: Path) -> None:
-    """special_tokens_map.json is read where tokenizer_config.json has no `added_tokens_decoder`."""
+def test_special_tokens_map_overrides_a_config_without_added_tokens(tmp_path: Path) -> None:
+    """special_tokens_map.json is read only if tokenizer_config.json has no `added_tokens_decoder`."""
     write(tmp_path, {"special_tokens_map.json": {"eos_token": "</s>"}, "tokenizer_config.json": {"eos_token": "x"}})
     assert SpecialTokens.load(tmp_path).named == {"eos_token": "</s>"}
     write(tmp_path, {"tokenizer_config.json": {"eos_token": "x", "added_tokens_decoder": {}}})
     assert SpecialTokens.load(tmp_path).named == {"eos_token": "x"}
 
 
-def test_ids_that_the_tokenizer_lacks_have_no_text(tmp_path: Path) -> None:
-    """A model has rows beyond its tokenizer's vocabulary: never a crash, alone, in a text, or as a prompt's end."""
+def test_ids_beyond_the_tokenizers_vocabulary_have_no_text(tmp_path: Path) -> None:
+    """A model may have padded rows for them: no crash if such an id is alone, inside a text, or ends a prompt."""
     ours = load(FAMILIES["gemma3"](tmp_path))
     padded, cat = ours.vocab_size + 7, ours.encode("cat", add_special_tokens=False).tolist()
     assert ours.decode([padded]) == ""
@@ -139,8 +139,8 @@ def test_ids_that_the_tokenizer_lacks_have_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json"])
-def test_other_vocabularies_are_told_of(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """No tokenizer, and a log that names what is there instead."""
+def test_other_vocabulary_files_are_logged(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """There is no tokenizer, and a warning names the file that was found instead."""
     (tmp_path / name).write_bytes(b"\0")
     with caplog.at_level(logging.WARNING, "jswa"):
         assert Tokenizer.load(tmp_path) is None
@@ -168,7 +168,7 @@ def test_wrong_types_are_refused_by_name(config: Any, message: str, tmp_path: Pa
 
 
 def test_the_old_file_of_added_tokens_is_read(tmp_path: Path) -> None:
-    """added_tokens.json: ids by text; what special_tokens_map.json lists is special."""
+    """added_tokens.json has ids by text; tokens that special_tokens_map.json lists are special."""
     folder = FAMILIES["mistral"](tmp_path)
     first = load(folder).vocab_size - 1
     write(folder, {"added_tokens.json": {"[TOOL_CALLS]": first, "[A]": first + 1}})
@@ -190,10 +190,10 @@ def test_the_old_file_of_added_tokens_is_read(tmp_path: Path) -> None:
         ("mimo", ["added_tokens"], 3),
     ],
 )
-def test_a_tokenizer_that_breaks_is_refused_when_it_is_loaded(
+def test_a_broken_tokenizer_is_refused_when_it_is_loaded(
     family: str, path: list[str], value: Any, tmp_path: Path
 ) -> None:
-    """Also where the library panics, or breaks only once it is used."""
+    """Also if the library panics, or fails only when it encodes."""
     folder = FAMILIES[family](tmp_path)
     table = json.loads((folder / "tokenizer.json").read_text())
     inner = table
@@ -204,8 +204,8 @@ def test_a_tokenizer_that_breaks_is_refused_when_it_is_loaded(
         Tokenizer.load(write(folder, {"tokenizer.json": table}))
 
 
-def test_a_text_without_ids_is_a_bad_prompt(tmp_path: Path) -> None:
-    """A vocabulary of words, without one for the unknown."""
+def test_text_that_cannot_be_tokenized_is_refused(tmp_path: Path) -> None:
+    """The vocabulary has words only and no token for unknown ones."""
     backend = tokenizers.Tokenizer(models.WordLevel({"cat": 0}, unk_token="<unk>"))
     ours = load(write(tmp_path, {"tokenizer.json": backend}))
     assert ours.encode("cat").tolist() == [0]
