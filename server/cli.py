@@ -44,13 +44,13 @@ def serve(
     engine
         Options of the engine.
     """
-    # Imported late: HTTP, metrics and numpy would treble the time that --help takes.
+    # Imported late: HTTP, metrics and numpy would more than double the time of --help.
     return int(import_server_module(f"{__package__}.launch").launch(model, server, engine))
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run `jswa serve` with these arguments and return the exit status. Raises JswaError."""
-    app = App(name="jswa serve", version_flags=[], help_format="plaintext")
+    app = App(name="jswa serve", version_flags=[])
     app.default(serve)
     environment = Env("JSWA_", command=False)
     path = _config_path(tokens) or os.environ.get("JSWA_CONFIG")

@@ -27,7 +27,7 @@ def serve(*, options: Annotated[BenchConfig, Parameter(name="*")] = _DEFAULTS) -
 
 def main(tokens: Sequence[str]) -> int:
     """Run `jswa bench serve` with these arguments and return the exit status. Raises JswaError."""
-    app = App(name="jswa bench serve", version_flags=[], help_format="plaintext")
+    app = App(name="jswa bench serve", version_flags=[])
     app.default(serve)
     command, bound, _ = app.parse_args(tokens)
     return int(command(*bound.args, **bound.kwargs) or 0)

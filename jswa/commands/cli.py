@@ -20,7 +20,6 @@ app = App(
     name="jswa",
     help="Run and serve language models that mix sliding-window and full attention.",
     version=__version__,
-    help_format="plaintext",  # Markdown would take a fifth of the time of --help
 )
 Engine = Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
 _DEFAULTS = EngineConfig()
