@@ -147,7 +147,7 @@ def dense_logits(
 def quick_compiles() -> Iterator[None]:
     """Compile without optimisation, for tests that spend most of their time compiling."""
     config: Any = jax.config
-    before = config.jax_disable_most_optimizations
+    before = config.read("jax_disable_most_optimizations")
     config.update("jax_disable_most_optimizations", True)
     try:
         yield

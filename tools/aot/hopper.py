@@ -1,6 +1,6 @@
 """Compile attention and whole steps for an H200 on any machine; check and print the compilers' reports.
 
-    make gpu-compile              attention of released models (tools.cases.kernels.attention_layers), then their whole steps
+    make gpu-compile              attention of released models (tools.cases.kernels.attention_layers), then whole steps
     make gpu-compile ONLY=gemma   only those whose name contains it
     make gpu-compile-sample       a few of them
 
