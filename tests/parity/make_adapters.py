@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
 from tests.parity.archive import Facts, Recipe, digest, store
 from tests.parity.load import ADAPTERS, load_fixture
-from tests.parity.make_fixtures import ROUTER_MARGIN, _full_forward, _load, _router_margin, made_with
+from tests.parity.make_fixtures import ROUTER_MARGIN, full_forward, load, made_with, router_margin
 from tests.parity.sketch import sketch
 
 SEED = 11
@@ -58,7 +58,7 @@ def make(name: str, settings: dict[str, Any]) -> None:
     fixture = load_fixture(name)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model = get_peft_model(_load(folder / "base", fixture.config, fixture.tensors), LoraConfig(**settings))
+        model = get_peft_model(load(folder / "base", fixture.config, fixture.tensors), LoraConfig(**settings))
         shapes = {key: tuple(value.shape) for key, value in get_peft_model_state_dict(model).items()}
         recipe, facts = Recipe(shapes, {}), Facts(seed=SEED, scales=SCALES)
         numbers = recipe.draw(facts)
@@ -67,9 +67,9 @@ def make(name: str, settings: dict[str, Any]) -> None:
         model.save_pretrained(folder / "adapter")
         with safe_open(folder / "adapter" / "adapter_model.safetensors", "np") as file:
             assert {key: tuple(file.get_tensor(key).shape) for key in file.keys()} == shapes  # noqa: SIM118 - no dict
-        base = _load(folder / "base", fixture.config, fixture.tensors)
+        base = load(folder / "base", fixture.config, fixture.tensors)
         adapted = PeftModel.from_pretrained(base, folder / "adapter").eval()
-        logits, margin = _full_forward(adapted, fixture.tokens), _router_margin(adapted, fixture.tokens)
+        logits, margin = full_forward(adapted, fixture.tokens), router_margin(adapted, fixture.tokens)
         config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     moved = float(np.abs(sketch(logits) - fixture.sketch).max())
     assert margin > ROUTER_MARGIN

@@ -34,6 +34,7 @@ from transformers.utils import logging
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
 from tests.parity.archive import Facts, Recipe, digest, store
+from tests.parity.case import Case, Config
 from tests.parity.cases import cases
 from tests.parity.cases import dense as cases_dense
 from tests.parity.cases import gated as cases_gated
@@ -44,7 +45,6 @@ from tests.parity.cases import post_norm as cases_post_norm
 from tests.parity.cases import qwen as cases_qwen
 from tests.parity.cases import scaled as cases_scaled
 from tests.parity.cases import wrapped as cases_wrapped
-from tests.parity.cases.case import Case, Config
 from tests.parity.choices import Choices
 from tests.parity.load import FIXTURES, names
 from tests.parity.sketch import next_log_probs, sketch
@@ -100,7 +100,7 @@ def make_fixture(case: Case) -> None:
         facts |= {"scales": case.scales} if case.scales else {}
         facts |= {"copies": dict(case.copies)} if case.copies else {}
         tensors = recipe.draw(facts)
-        model = _load(folder / "checkpoint", config, _unwrapped(case, tensors))
+        model = load(folder / "checkpoint", config, _unwrapped(case, tensors))
         if case.wrapped is not None:
             config = case.wrapped(config)
         tokens, logits, margin = _greedy(model, case)
@@ -108,7 +108,7 @@ def make_fixture(case: Case) -> None:
         if case.old_style is not None:
             old = facts["old_config"] = case.old_style(config)
             if case.old_is_read and not np.array_equal(
-                _full_forward(_load(folder / "old", old, tensors), tokens), logits
+                full_forward(load(folder / "old", old, tensors), tokens), logits
             ):
                 raise AssertionError(f"{case.name}: the old config gives other logits")
     arrays = {"tokens": tokens, "sketch": sketch(logits), "log_probs": next_log_probs(logits, tokens)}
@@ -168,7 +168,7 @@ def _renamed(key: str, renames: tuple[tuple[str, str], ...]) -> str:
     return key
 
 
-def _load(folder: Path, config: Config, tensors: dict[str, Tensor]) -> PreTrainedModel:
+def load(folder: Path, config: Config, tensors: dict[str, Tensor]) -> PreTrainedModel:
     write_checkpoint(folder, config, tensors)
     model, info = _auto(config).from_pretrained(
         folder,
@@ -183,7 +183,7 @@ def _load(folder: Path, config: Config, tensors: dict[str, Tensor]) -> PreTraine
     return model.eval()
 
 
-def _full_forward(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
+def full_forward(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         ids = torch.from_numpy(tokens.astype(np.int64))[None]
         logits: np.ndarray = model(input_ids=ids, use_cache=False).logits[0].numpy()
@@ -197,20 +197,20 @@ def _greedy(model: PreTrainedModel, case: Case) -> tuple[np.ndarray, np.ndarray,
         rng = np.random.default_rng([case.seed, zlib.crc32(case.name.encode()), attempt])
         prompt = rng.integers(3, vocab, PROMPT).astype(np.int32)
         tokens = _decode(model, prompt, case.cached)
-        logits = _full_forward(model, tokens)
+        logits = full_forward(model, tokens)
         best = np.sort(logits[PROMPT - 1 : -1], axis=-1)
         margin = float((best[:, -1] - best[:, -2]).min())
-        if margin > MARGIN and _router_margin(model, tokens) > ROUTER_MARGIN:
+        if margin > MARGIN and router_margin(model, tokens) > ROUTER_MARGIN:
             if not np.array_equal(logits[PROMPT - 1 : -1].argmax(-1), tokens[PROMPT:]):
                 raise AssertionError(f"{case.name}: cached and full greedy tokens differ")
             return tokens, logits, margin
     raise AssertionError(f"{case.name}: no prompt without a near tie")
 
 
-def _router_margin(model: PreTrainedModel, tokens: np.ndarray) -> float:
+def router_margin(model: PreTrainedModel, tokens: np.ndarray) -> float:
     """Return the least distance, over tokens and layers, between the last expert chosen and the next one."""
     with Choices() as choices:
-        _full_forward(model, tokens)
+        full_forward(model, tokens)
     margin: float = choices.margin
     return margin
 

@@ -27,7 +27,7 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
 from tests.e2e.model.test_kv_scales import grown
-from tests.parity.cases.case import F, S
+from tests.parity.case import F, S
 from tests.parity.load import read_config
 from tests.parity.weights import random_weights, write_checkpoint
 from tests.support.adapters import DENSE, random_lora

@@ -10,7 +10,7 @@ To add a case, write it into a table of this folder, run `make parity`, and comm
 fixtures/.
 """
 
-from tests.parity.cases.case import BASE, LINEAR8, LLAMA3, YARN, Case, Config, F, OldHub, S, W, rope
+from tests.parity.case import BASE, LINEAR8, LLAMA3, YARN, Case, Config, F, OldHub, S, W, rope
 
 GEMMA: Config = BASE | {
     "num_hidden_layers": 6,

@@ -5,7 +5,7 @@ What and why: as in cases.py.
 
 from dataclasses import replace
 
-from tests.parity.cases.case import BASE, LLAMA3, SIZES, YARN, Case, Config, F, Keys, OldForm, OldHub, S, W, case, rope
+from tests.parity.case import BASE, LLAMA3, SIZES, YARN, Case, Config, F, Keys, OldForm, OldHub, S, W, case, rope
 
 # phi3 ---------------------------------------------------------------------------------------------
 

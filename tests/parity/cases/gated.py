@@ -5,7 +5,7 @@ What and why: as in cases.py. All of these came with transformers 5, so there is
 
 from dataclasses import replace
 
-from tests.parity.cases.case import BASE, LLAMA3, SIZES, YARN, Case, Config, F, Keys, OldForm, S, W, case, rope
+from tests.parity.case import BASE, LLAMA3, SIZES, YARN, Case, Config, F, Keys, OldForm, S, W, case, rope
 
 COMMON: Config = BASE | {
     "num_hidden_layers": 4,

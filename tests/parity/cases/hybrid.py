@@ -4,7 +4,7 @@ What and why: as in cases.py. The prompts of models with experts are drawn so th
 chosen by less than ROUTER_MARGIN (make_fixtures.py): rounding cannot send a token elsewhere.
 """
 
-from tests.parity.cases.case import BASE, LINEAR8, LLAMA3, SIZES, YARN, Case, Config, F, OldHub, S, W, case, rope
+from tests.parity.case import BASE, LINEAR8, LLAMA3, SIZES, YARN, Case, Config, F, OldHub, S, W, case, rope
 
 CHUNKED = "chunked_attention"
 # gpt_oss ------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ What and why: as in cases.py. Prompts are drawn so that no expert is chosen by a
 
 from dataclasses import replace
 
-from tests.parity.cases.case import BASE, LLAMA3, SIZES, Case, Config, F, Keys, OldForm, OldHub, S, W, case, rope
+from tests.parity.case import BASE, LLAMA3, SIZES, Case, Config, F, Keys, OldForm, OldHub, S, W, case, rope
 
 # qwen2_moe ----------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 What and why: as in cases.py.
 """
 
-from tests.parity.cases.case import BASE, SIZES, YARN, Case, Config, F, OldHub, S, W, case, rope
+from tests.parity.case import BASE, SIZES, YARN, Case, Config, F, OldHub, S, W, case, rope
 
 QWEN3: Config = BASE | {"num_hidden_layers": 4, "head_dim": 24}
 QWEN3_MOE: Config = BASE | {

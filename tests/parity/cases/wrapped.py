@@ -6,7 +6,7 @@ What and why: as in cases.py. Of the towers for images and sound a tensor or two
 from dataclasses import replace
 from typing import Any
 
-from tests.parity.cases.case import BASE, LLAMA3, SIZES, Case, Config, F, Keys, OldForm, OldHub, S, W, case, rope
+from tests.parity.case import BASE, LLAMA3, SIZES, Case, Config, F, Keys, OldForm, OldHub, S, W, case, rope
 from tests.parity.cases.cases import V5_PREFIXES
 from tests.parity.cases.dense import MINISTRAL3, YARN16
 from tests.parity.cases.gemma import CALM, EMBEDDED, EXPERTS, GEMMA3N, GEMMA4, K_EQ_V, ROUTED, gemma4_hub
