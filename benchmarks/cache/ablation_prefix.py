@@ -8,7 +8,7 @@ load alternately on one machine:
 * The log probabilities of the last tokens of the texts in those sets. Log probabilities of a prompt never come from the
   cache, so these tokens are forced: one request per token, whose prompt is the text before it and which may generate
   that token only (`allowed_token_ids`). Its log probability is the one before that restriction.
-* Text sampled after the first half of these texts. The estimator k3 (`tools.cases.divergence`; SGLang tests its caches
+* Text sampled after the first half of these texts. The estimator k3 (`tools.divergence`; SGLang tests its caches
   with it too) compares the log probabilities of that run with those of an engine without the cache, which computes
   prompt and sampled text in one prefill.
 """
@@ -27,7 +27,7 @@ from jswa.commands.evaluate import evaluate, prompt_logprobs, questions
 from jswa.commands.task_sets import FOLDER, read_sets
 from jswa.llm import LLM
 from jswa.types import SamplingParams
-from tools.cases.divergence import forced, forced_logprob, k3
+from tools.divergence import forced, forced_logprob, k3
 
 VARIANTS = ("on", "off")
 FORCED = 96  # tokens at the end of each text

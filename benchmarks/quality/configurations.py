@@ -13,7 +13,7 @@ from jswa.engine import Engine, PendingStep, StepRunner
 from jswa.llm import LLM
 from jswa.plan import StepPlan
 from jswa.types import RequestOutput
-from tools.cases.divergence import forced, forced_logprob
+from tools.divergence import forced, forced_logprob
 
 AT_ONCE = 16
 SMALL_BUDGET = 16  # tokens per step of `preempted`: room for larger chunks would keep rows from running out

@@ -17,7 +17,7 @@ from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import Request, StepPlan, TokenEvent
 from jswa.types import MissReason, PrefixHit, RequestOutput, SamplingParams
-from tools.cases.divergence import k3
+from tools.divergence import k3
 
 OPTIONS: dict[str, Any] = {
     "max_num_seqs": 8,

@@ -1,6 +1,6 @@
 """Text that was sampled after cached prefixes has the probabilities of cold runs: k3 is below 1e-6 nats a token.
 
-This is the gate of SGLang's tests (k3, tools/cases/divergence.py), for prefixes whose KV comes from prefill and from
+This is the gate of SGLang's tests (k3, tools/divergence.py), for prefixes whose KV comes from prefill and from
 decode steps, and for windows that are rebuilt by replay. Cold runs score prompt log probabilities, which never come
 from the cache. Tests with faults show that the gate can fail: a page of zeros, a window that is off by one.
 """
@@ -25,7 +25,7 @@ from tests.e2e.prefix.test_revival import FAMILIES, NIGHTLY
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import quick_compiles
-from tools.cases.divergence import forced, forced_logprob, k3
+from tools.divergence import forced, forced_logprob, k3
 
 MOST, TOLERANCE = 1e-6, 2e-4  # docs/design.md §7
 # Conversations on `tiny` pass the same gate: tests/e2e/prefix/test_conversations.py.

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import jax.numpy as jnp
+import jaxtyping
 import pytest
 
 from jswa.cache.capacity import useful_blocks
@@ -50,12 +51,14 @@ def test_cpu_devices_share_a_quarter_of_the_memory_up_to_4_gib(
     """Memory of the machine and arena of each device in GiB."""
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory * 2**30 // 4096}
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
     found: Any = [FakeDevice("cpu")] * devices
     assert free_bytes(found) == expected * 2**30
 
 
-def test_the_fullest_gpu_decides_how_large_the_arena_is() -> None:
+def test_the_fullest_gpu_decides_how_large_the_arena_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 % of a device's memory are left for fragmentation and programs."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
     found: Any = [FakeDevice("gpu", 100_000, 30_000), FakeDevice("gpu", 100_000, 40_000)]
     assert free_bytes(found) == 58_000
 

@@ -74,8 +74,8 @@ def test_extras_ids_are_distinct_and_are_freed() -> None:
     table = RowTable(max_rows=4, max_extras=2)
     constrained, plain = make_request("a", [1], presence_penalty=1.0), make_request("b", [1])
     rows = [make_sequence(constrained, slot) for slot in range(2)]
-    places = [table.admit(row) for row in rows]
-    assert {entry.extras_id for entry in places if entry is not None} == {0, 1}
+    ids = [table.admit(row) for row in rows]
+    assert {entry.extras_id for entry in ids if entry is not None} == {0, 1}
     assert not table.has_room(constrained)
     assert table.has_room(plain)
     other = make_sequence(plain, 2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jaxtyping import Float
 
-from tools.cases.divergence import k3
+from tools.divergence import k3
 
 
 def exact(q: Float[np.ndarray, " V"], p: Float[np.ndarray, " V"]) -> float:

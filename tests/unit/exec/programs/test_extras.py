@@ -54,7 +54,7 @@ class Batch:
     """Random rows, most of them with extras, and tables that are filled token by token."""
 
     logits: Float[np.ndarray, "R V"]
-    place: Int[np.ndarray, " R"]
+    extras_id: Int[np.ndarray, " R"]
     temperature: Float[np.ndarray, " R"]
     repetition: Float[np.ndarray, " R"]
     presence: Float[np.ndarray, " R"]
@@ -71,11 +71,11 @@ class Batch:
         rng = np.random.default_rng(seed)
         allowed = rng.random((MAX_EXTRAS, VOCAB)) < rng.choice([0.1, 0.5, 0.97], (MAX_EXTRAS, 1))
         allowed[np.arange(MAX_EXTRAS), rng.integers(0, VOCAB, MAX_EXTRAS)] = True
-        place = np.full(ROWS, NO_EXTRAS)
-        place[rng.permutation(ROWS)[:MAX_EXTRAS]] = rng.permutation(MAX_EXTRAS)
+        extras_id = np.full(ROWS, NO_EXTRAS)
+        extras_id[rng.permutation(ROWS)[:MAX_EXTRAS]] = rng.permutation(MAX_EXTRAS)
         return Batch(
             logits=(3 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32),
-            place=place,
+            extras_id=extras_id,
             temperature=choice_of([0.0, 0.5, 1.0, 2.0], rng),
             repetition=choice_of([0.5, 1.0, 1.3, 4.0], rng),
             presence=choice_of([-2.0, 0.0, 0.7, 2.0], rng),
@@ -92,40 +92,40 @@ class Batch:
     def columns(self, **more: Any) -> Int[np.ndarray, "R C"]:
         """Return the packed parameters."""
         names = ("temperature", "repetition", "presence", "frequency")
-        return sampling_columns(ROWS, extras=self.place, **{name: getattr(self, name) for name in names}, **more)
+        return sampling_columns(ROWS, extras=self.extras_id, **{name: getattr(self, name) for name in names}, **more)
 
     def extras(self) -> Extras:
         """Return the tables of these rows."""
         extras = init_extras(MAX_EXTRAS, VOCAB)
-        for place in range(MAX_EXTRAS):
-            prompt, text = self.prompts[place], self.texts[place]
-            skipped = np.array([*prompt, *text][: self.skipped[place]], np.int32)
+        for i in range(MAX_EXTRAS):
+            prompt, text = self.prompts[i], self.texts[i]
+            skipped = np.array([*prompt, *text][: self.skipped[i]], np.int32)
             seen = seen_counts(skipped, len(prompt), VOCAB)
-            extras = _set_extras(extras, jnp.int32(place), bits_of(self.allowed[place]), self.bias[place], seen)
+            extras = _set_extras(extras, jnp.int32(i), bits_of(self.allowed[i]), self.bias[i], seen)
         parts = []
-        for place in range(MAX_EXTRAS):
-            tokens_of = [(place, t, False) for t in self.prompts[place]] + [(place, t, True) for t in self.texts[place]]
-            parts += tokens_of[self.skipped[place] :]
+        for i in range(MAX_EXTRAS):
+            tokens_of = [(i, t, False) for t in self.prompts[i]] + [(i, t, True) for t in self.texts[i]]
+            parts += tokens_of[self.skipped[i] :]
         parts += [(MAX_EXTRAS, 0, False)] * (MAX_EXTRAS * 24 - len(parts))  # padding, and one compiled shape
-        places, tokens, generated = (np.array(column) for column in zip(*parts, strict=True))
-        filled: Extras = _count(extras, tokens.astype(np.int32), places.astype(np.int32), generated)
+        ids, tokens, generated = (np.array(column) for column in zip(*parts, strict=True))
+        filled: Extras = _count(extras, tokens.astype(np.int32), ids.astype(np.int32), generated)
         return filled
 
     def expected(self, row: int) -> Float[np.ndarray, " V"]:
         """Return the expected logits of a row, computed token by token."""
-        place = int(self.place[row])
+        extras_id = int(self.extras_id[row])
         out: Float[np.ndarray, " V"] = self.logits[row].astype(np.float64)
-        if place == NO_EXTRAS:
+        if extras_id == NO_EXTRAS:
             return out
-        prompt, text = self.prompts[place], self.texts[place]
+        prompt, text = self.prompts[extras_id], self.texts[extras_id]
         for token in range(VOCAB):
-            out[token] += float(self.bias[place, token])
+            out[token] += float(self.bias[extras_id, token])
             if token in prompt or token in text:
                 factor = float(self.repetition[row])
                 out[token] = out[token] / factor if out[token] > 0 else out[token] * factor
             out[token] -= float(self.frequency[row]) * text.count(token)
             out[token] -= float(self.presence[row]) * (token in text)
-            if not self.allowed[place, token]:
+            if not self.allowed[extras_id, token]:
                 out[token] = -np.inf
         return out
 
@@ -141,7 +141,7 @@ def test_constrained_logits_match_float64_and_other_rows_are_unchanged(seed: int
         assert ((found[row] == -np.inf) == (expected == -np.inf)).all()
         finite = np.isfinite(expected)
         np.testing.assert_allclose(found[row][finite], expected[finite], rtol=1e-5, atol=1e-5)
-    plain = batch.place == NO_EXTRAS
+    plain = batch.extras_id == NO_EXTRAS
     assert found[plain].tobytes() == batch.logits[plain].tobytes()
 
 
@@ -156,7 +156,7 @@ def test_tokens_respect_their_rows_constraints_and_no_others(seed: int) -> None:
     alone = np.asarray(_sample(batch.logits, positions, plain_columns, init_extras(MAX_EXTRAS, VOCAB)))
     for row, token in enumerate(tokens.tolist()):
         expected = batch.expected(row)
-        if batch.place[row] == NO_EXTRAS:
+        if batch.extras_id[row] == NO_EXTRAS:
             assert token == alone[row]
         elif batch.temperature[row] == 0:
             assert expected[token] >= expected.max() - 1e-4
@@ -205,10 +205,10 @@ def test_draws_stay_within_min_p_after_temperature(min_p: float) -> None:
 def test_counts_ignore_padding_and_tokens_of_the_prompt() -> None:
     """Extras ids past the end are dropped; tokens of the prompt are only marked; repetitions in one step add up."""
     extras = init_extras(2, VOCAB)
-    places = np.array([0, 0, 0, 1, 1, 1, 2, 2, NO_EXTRAS], np.int32)
+    ids = np.array([0, 0, 0, 1, 1, 1, 2, 2, NO_EXTRAS], np.int32)
     tokens = np.array([3, 3, 5, 3, 36, 36, 7, 8, 9], np.int32)
     generated = np.array([False, False, True, False, True, True, True, False, True])
-    extras = _count(_count(extras, tokens, places, generated), tokens, places, generated)
+    extras = _count(_count(extras, tokens, ids, generated), tokens, ids, generated)
     counts, in_prompt = np.zeros((2, VOCAB), int), np.zeros((2, VOCAB), bool)
     counts[0, 5], counts[1, 36] = 2, 4
     in_prompt[:, 3] = True
