@@ -85,5 +85,5 @@ PREFILL = (
     _prefill(Layer("64/8 heads of 64, W 1024", (64, 8, 64, 64), window=1_024)),
 )
 # Small enough for any machine: shows only that the benchmark runs.
-_SMALL = Layer("smoke", (4, 2, 64, 64), 16, window=128, slots=2, context=300, batch=3)
+_SMALL = Layer("smoke", (4, 2, 64, 64), 16, window=128, layers_per_page=2, context=300, batch=3)
 SMOKE = (Measure(_SMALL), Measure(replace(_SMALL, window=None), 128))

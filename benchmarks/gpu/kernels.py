@@ -117,12 +117,12 @@ def paged_arguments(
     size = tile_tokens(implementation, heads // kv_heads)
     tiles = tile_rows(counts, jnp.cumsum(counts) - counts, token_row, min(size, queries))
     key = jax.random.key(0)
-    kv = _random(key, (pages, layer.slots, kv_heads, page, measure.numbers), dtype)
+    kv = _random(key, (pages, layer.layers_per_page, kv_heads, page, measure.numbers), dtype)
     q = [_random(jax.random.fold_in(key, n), (len(token_row), heads, head_dim), dtype) for n in range(count)]
     rows = [Rows(starts, counts, jnp.asarray(table), first_page, zeros) for table in tables]
     attend = Attend(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim)
     sinks = jnp.zeros(heads, dtype) if layer.sinks else None
-    keywords = {"attend": attend, "slot": layer.slots - 1, "sinks": sinks}
+    keywords = {"attend": attend, "layer_index": layer.layers_per_page - 1, "sinks": sinks}
     return keywords, [(q[n], kv, rows[n % sets], tiles) for n in range(count)]
 
 

@@ -1,8 +1,8 @@
 """`paged_attention` and `write_kv`: one signature, several implementations. None of them stands in for another.
 
-Shape letters: T tokens of a step (ragged, padded), R rows, N pages per row, P pages of a view, S slots of a page (see
-`slot` in `paged_attention`), p tokens per page, H query heads, K KV heads, D head size, V value head size, E numbers of
-a token (K first, V last; D + V, or less if they overlap), Q tokens per query tile, B tiles.
+Shape letters: T tokens of a step (ragged, padded), R rows, N pages per row, P pages of a view, S layers that share a
+page, p tokens per page, H query heads, K KV heads, D head size, V value head size, E numbers of a token (K first, V
+last; D + V, or less if they overlap), Q tokens per query tile, B tiles.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def paged_attention(
     rows: Rows,
     tiles: Tiles,
     *,
-    slot: int,
+    layer_index: int,
     attend: Attend,
     sinks: Float[Array, " H"] | None = None,
     kv_scales: Float[Array, "2 K"] | None = None,
@@ -56,8 +56,8 @@ def paged_attention(
         kv: a page view of one lane: K and V of a token side by side (see `Attend.v_dim`).
         rows: the step's rows.
         tiles: the same rows, cut into query tiles once per step by `tile_rows`.
-        slot: index of this layer's cells within a page, 0 to S - 1: the S layers of a kind that share a lane share its
-            pages, and each has a slot there (design.md §3; the engine's `layer_slot`).
+        layer_index: index of this layer within a page, 0 to S - 1: the S layers of a kind that share a lane share its
+            pages (docs/design.md §3).
         attend: static parameters of the layer.
         sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         kv_scales: factors of the numbers in 8-bit pages, of K and of V by KV head; None: 1. See `write_kv`.
@@ -74,7 +74,9 @@ def paged_attention(
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
     if q.shape[1] % kv.shape[2]:
         raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
-    function = partial(_function(implementation), rows=rows, tiles=tiles, slot=slot, attend=attend, sinks=sinks)
+    function = partial(
+        _function(implementation), rows=rows, tiles=tiles, layer_index=layer_index, attend=attend, sinks=sinks
+    )
     if kv.dtype.itemsize > 1:
         if kv_scales is not None:
             raise ValueError(f"kv_scales are for 8-bit pages, and these are {kv.dtype}")
@@ -112,7 +114,7 @@ def write_kv(
     *,
     pages: Int[Array, " T"],
     offsets: Int[Array, " T"],
-    slot: int,
+    layer_index: int,
     kv_scales: Float[Array, "2 K"] | None = None,
     v_dim: int | None = None,
 ) -> Float[Array, "P S K p E"]:
@@ -126,7 +128,7 @@ def write_kv(
         values: K and V of each token, side by side.
         pages: page id of each token.
         offsets: index of each token within its page.
-        slot: as in `paged_attention`.
+        layer_index: as in `paged_attention`.
         kv_scales: factors of the numbers in 8-bit pages, of K and of V by KV head; None: 1.
         v_dim: size of V, which is the end of a token's numbers. Needed with scales.
 
@@ -148,4 +150,4 @@ def write_kv(
         values = jnp.concatenate([values, values])
         pages = jnp.concatenate([pages, jnp.full(1, 2**31 - 1, jnp.int32)])
         offsets = jnp.concatenate([offsets, offsets])
-    return kv.at[pages, slot, :, offsets].set(values, mode="drop", unique_indices=True)
+    return kv.at[pages, layer_index, :, offsets].set(values, mode="drop", unique_indices=True)

@@ -13,7 +13,7 @@ def paged_attention(
     rows: Rows,
     tiles: Tiles,
     *,
-    slot: int,
+    layer_index: int,
     attend: Attend,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
@@ -26,7 +26,7 @@ def paged_attention(
     order = jnp.arange(num_tokens)
     in_row = (order[:, None] > order[None]) & (token_row[:, None] == token_row[None])
     position = rows.starts[token_row] + in_row.sum(axis=1)
-    gathered = kv[rows.page_rows, slot]  # [R, N, K, p, D+V]
+    gathered = kv[rows.page_rows, layer_index]  # [R, N, K, p, D+V]
     gathered = gathered.transpose(0, 2, 1, 3, 4).reshape(len(rows.starts), num_kv_heads, -1, kv.shape[-1])
     keys = jnp.repeat(gathered[token_row], num_heads // num_kv_heads, axis=1).astype(jnp.float32)
     key_position = rows.first_page[token_row][:, None] * page_size + jnp.arange(keys.shape[2])[None]

@@ -21,7 +21,7 @@ def paged_attention(
     rows: Rows,
     tiles: Tiles,
     *,
-    slot: int,
+    layer_index: int,
     attend: Attend,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
@@ -47,7 +47,7 @@ def paged_attention(
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         total, weight, top = carry
         page = (first_block + index)[:, None] * block_pages + jnp.arange(block_pages, dtype=jnp.int32)[None]  # [B, n]
-        gathered = kv[_page_ids(rows, tiles.row, page), slot].astype(dtype)  # [B, n, K, p, D+V]
+        gathered = kv[_page_ids(rows, tiles.row, page), layer_index].astype(dtype)  # [B, n, K, p, D+V]
         gathered = gathered.transpose(0, 2, 1, 3, 4).reshape(num_tiles, num_kv_heads, block_tokens, -1)
         key_position = page[:, :1] * page_size + jnp.arange(block_tokens, dtype=jnp.int32)[None]  # [B, s]
         in_tile = (key_position >= begin[:, None]) & (key_position < end[:, None])

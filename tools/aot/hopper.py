@@ -61,7 +61,7 @@ def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
 
     def attend(q: jax.Array, kv: jax.Array, rows: Rows, tiles: Tiles, sinks: jax.Array | None) -> jax.Array:
         out: jax.Array = paged_attention(
-            q, kv, rows, tiles, slot=given.slot, attend=given.attend, sinks=sinks, implementation="mosaic"
+            q, kv, rows, tiles, layer_index=given.layer_index, attend=given.attend, sinks=sinks, implementation="mosaic"
         )
         return out
 

@@ -137,7 +137,14 @@ def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
 
         def attend(q: jax.Array, kv: jax.Array, rows: Rows, tiles: Tiles, sinks: jax.Array | None) -> jax.Array:
             out: jax.Array = paged_attention(
-                q, kv, rows, tiles, slot=given.slot, attend=given.attend, sinks=sinks, implementation="triton"
+                q,
+                kv,
+                rows,
+                tiles,
+                layer_index=given.layer_index,
+                attend=given.attend,
+                sinks=sinks,
+                implementation="triton",
             )
             return out
 

@@ -160,7 +160,7 @@ def attend_layer(
                 kv,
                 pages=kind.write_pages,
                 offsets=kind.write_offsets,
-                slot=place.index,
+                layer_index=place.index,
                 kv_scales=kv_scales,
                 v_dim=shape.v_head_dim,
             )
@@ -169,7 +169,7 @@ def attend_layer(
             view,
             kind.last if last else kind.rows,
             indices.last_tiles if last else indices.tiles[_tile_tokens(config, layer)],
-            slot=place.index,
+            layer_index=place.index,
             attend=_static(config.model.layers[layer].attention),
             sinks=sinks,
             kv_scales=kv_scales,

@@ -24,7 +24,7 @@ def paged_attention(
     rows: Rows,
     tiles: Tiles,
     *,
-    slot: int,
+    layer_index: int,
     attend: Attend,
     sinks: Float[Array, " H"] | None,
     tuning: Tuning | None = None,
@@ -41,7 +41,9 @@ def paged_attention(
     shape = Shape.of(q, kv, rows, tiles, attend)
     plan = launch(shape, tuning or tuning_for(shape) or default_tuning(shape))
     items = _items(plan, rows, tiles, tokens)
-    out: Array = _attend(plan, _pack(plan, q, tiles), kv, items, rows.page_rows, jnp.full(1, slot, jnp.int32), sinks)
+    out: Array = _attend(
+        plan, _pack(plan, q, tiles), kv, items, rows.page_rows, jnp.full(1, layer_index, jnp.int32), sinks
+    )
     out = out[:, :, : plan.rows, plan.v_width - plan.v_dim :]
     if plan.queries == 1:
         return out.reshape(tokens, heads, plan.v_dim)
@@ -120,7 +122,7 @@ def _attend(
     kv: Float[Array, "P S K p E"],
     items: Int[Array, "I 6"],
     page_rows: Int[Array, "R N"],
-    slot: Int[Array, " 1"],
+    layer_index: Int[Array, " 1"],
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "I K stored V2"]:
     """Run the kernel, and combine its splits.
@@ -140,8 +142,8 @@ def _attend(
         num_threads=plan.consumers + plan.tuning.producer,
         scratch={"shared": scratch(plan)},
     )
-    boxes = kv.reshape(plan.pages * plan.slots * plan.kv_heads, plan.page, plan.row)
-    outputs = run(q, boxes, items, page_rows, slot, *(() if sinks is None else (sinks,)))
+    boxes = kv.reshape(plan.pages * plan.layers_per_page * plan.kv_heads, plan.page, plan.row)
+    outputs = run(q, boxes, items, page_rows, layer_index, *(() if sinks is None else (sinks,)))
     if splits == 1:
         return outputs[0]
     split_out, split_lse = outputs

@@ -45,8 +45,8 @@ class Shape:
         group: query heads per KV head.
         row: numbers of a token in a page (E). K is the first `head_dim` of them, V the last `v_dim`.
         columns: pages in a row's page table (N).
-        slots: layers that share a page (S). Which of them a call is for is an argument of the kernel, so that all of
-            them share one compiled kernel.
+        layers_per_page: layers that share a page (S). The index of the layer is an argument of the kernel, so that all
+            of them share one compiled kernel.
         stored: type of the numbers in pages.
     """
 
@@ -60,7 +60,7 @@ class Shape:
     page: int
     pages: int
     columns: int
-    slots: int
+    layers_per_page: int
     stored: jnp.dtype
     attend: Attend
 
@@ -78,7 +78,7 @@ class Shape:
         Raises NoKernel if the kernel cannot serve them.
         """
         tokens, heads, head_dim = q.shape
-        pages, slots, kv_heads, page, row = kv.shape
+        pages, layers_per_page, kv_heads, page, row = kv.shape
         queries = tiles.tokens.shape[1]
         out = cls(
             # With one token per tile there is a tile per token, so neither queries nor outputs need to be gathered.
@@ -92,7 +92,7 @@ class Shape:
             page=page,
             pages=pages,
             columns=rows.page_rows.shape[1],
-            slots=slots,
+            layers_per_page=layers_per_page,
             stored=kv.dtype,
             attend=attend,
         )
@@ -266,5 +266,6 @@ def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
         raise NoKernel(f"rows of {shape.row} numbers: implementation = 'mosaic' needs a multiple of 16")
     if shape.page % 8 or (64 % shape.page and shape.page % 64):
         raise NoKernel(f"pages of {shape.page} tokens: implementation = 'mosaic' takes 8, 16, 32 and multiples of 64")
-    if shape.pages * shape.slots * shape.kv_heads >= 2**31:
-        raise NoKernel(f"{shape.pages} pages of {shape.slots} slots and {shape.kv_heads} KV heads exceed 2^31 boxes")
+    if shape.pages * shape.layers_per_page * shape.kv_heads >= 2**31:
+        layers = shape.layers_per_page
+        raise NoKernel(f"{shape.pages} pages of {layers} layers and {shape.kv_heads} KV heads exceed 2^31 boxes")

@@ -174,7 +174,7 @@ def copy(
     stage = ring.stage(turn)
     barrier = ring.producer_barrier(turn) if barrier is None else barrier
     for part, page_id in enumerate(ids):
-        source = refs.kv.at[(page_id * plan.slots + item.slot) * plan.kv_heads + item.head]
+        source = refs.kv.at[(page_id * plan.layers_per_page + item.layer_index) * plan.kv_heads + item.head]
         if page > block:
             start = lax.rem(item.first + turn * block, page)
             source = source.at[pl.ds(pl.multiple_of(start, block), block)]

@@ -88,7 +88,7 @@ class Refs:
         kv: K and V [box, token of the page, column]; a box is a page of one layer and KV head.
         items: numbers of each item [item, field]; see `Item`.
         page_rows: page ids [row, column].
-        slot: the layer's slot, one number.
+        layer_index: the layer's index within a page, one number.
         out: [item, KV head, row, column], with splits [split, ...].
     """
 
@@ -96,7 +96,7 @@ class Refs:
     kv: Ref
     items: Ref
     page_rows: Ref
-    slot: Ref
+    layer_index: Ref
     sinks: Ref | None
     out: Ref
     staged_out: Ref
@@ -112,7 +112,7 @@ class Refs:
     @classmethod
     def of(cls, has_sinks: bool, arrays: tuple[Ref, ...], shared: Shared) -> "Refs":
         """Name the kernel's operands and outputs."""
-        q, kv, items, page_rows, slot, *left = arrays
+        q, kv, items, page_rows, layer_index, *left = arrays
         sinks = left.pop(0) if has_sinks else None
         out, *lse = left
         keys, (staged_out, *staged_lse) = shared.keys_or_out
@@ -121,7 +121,7 @@ class Refs:
             kv=kv,
             items=items,
             page_rows=page_rows,
-            slot=slot,
+            layer_index=layer_index,
             sinks=sinks,
             out=out,
             staged_out=staged_out,
@@ -155,7 +155,7 @@ class Item:
     index: Scalar
     head: Scalar
     split: Scalar
-    slot: Scalar
+    layer_index: Scalar
     row: Scalar
     begin: Scalar
     end: Scalar
@@ -175,4 +175,6 @@ class Item:
         if splits > 1:
             share = lax.div(count + (splits - 1), splits)
             first, count = first + split * share, jnp.clip(count - split * share, 0, share)
-        return cls(index, head, split, refs.slot[0], row, begin, end, first_query, first_page, first * block, count)
+        return cls(
+            index, head, split, refs.layer_index[0], row, begin, end, first_query, first_page, first * block, count
+        )

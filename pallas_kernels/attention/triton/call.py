@@ -24,7 +24,7 @@ def paged_attention(
     rows: Rows,
     tiles: Tiles,
     *,
-    slot: int,
+    layer_index: int,
     attend: Attend,
     sinks: Float[Array, " H"] | None,
     tuning: Tuning | None = None,
@@ -46,7 +46,12 @@ def paged_attention(
         parts, lse = (splits, *size), (splits, tokens, heads)
         outputs = [jax.ShapeDtypeStruct(part, jnp.float32) for part in (parts, lse)]  # type: ignore[no-untyped-call]
     found = _call(
-        {**arrays, "page_rows": rows.page_rows, "sinks": sinks, "slot": slot * shape.kv_heads * shape.page},
+        {
+            **arrays,
+            "page_rows": rows.page_rows,
+            "sinks": sinks,
+            "layer_index": layer_index * shape.kv_heads * shape.page,
+        },
         outputs,
         (shape.tiles * shape.chunks(tuning.rows), shape.kv_heads, splits),
         {"TOKENS": tokens if splits > 1 else 0, **_constants(shape, tuning)},
@@ -100,7 +105,7 @@ def _constants(shape: Shape, tuning: Tuning) -> dict[str, Any]:
         "QUERIES": shape.queries,
         "GROUP": shape.group,
         "KV_HEADS": shape.kv_heads,
-        "SLOTS": shape.slots,
+        "LAYERS_PER_PAGE": shape.layers_per_page,
         "PAGE": shape.page,
         "COLUMNS": shape.columns,
         "WIDTH": shape.row,

@@ -26,14 +26,14 @@ def attend(
     tokens: tl.tensor,  # [B, Q]: indices of the queries in q and out; unused if Q = 1: then item b is of token b
     page_rows: tl.tensor,  # [R, N]
     sinks: tl.tensor,  # [H] or None
-    slot: tl.tensor,  # cells of a page before the layer's: its slot · K · p
+    layer_index: tl.tensor,  # cells of a page before the layer's: its index · K · p
     out: tl.tensor,  # [T, H, V], or with splits [splits, T, H, V] in float32
     lse: tl.tensor,  # [splits, T, H] or None: base-2 logarithm of the softmax's sum
     TOKENS: tl.constexpr,  # T; unused without splits
     QUERIES: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    LAYERS_PER_PAGE: tl.constexpr,
     PAGE: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,  # E
@@ -102,7 +102,7 @@ def attend(
         key = block * BLOCK + tl.arange(0, BLOCK)
         read = (key >= begin) & (key < end)
         page = _pages(page_rows + (row * COLUMNS - first_page), block, read, PAGE, BLOCK)
-        cell = (page.to(tl.int64) * (SLOTS * KV_HEADS) + kv_head) * PAGE + slot + key % PAGE
+        cell = (page.to(tl.int64) * (LAYERS_PER_PAGE * KV_HEADS) + kv_head) * PAGE + layer_index + key % PAGE
         k = _columns(kv + cell * WIDTH, 0, D_MAIN, D, read)
         score = tl.dot(q_main, tl.trans(k), input_precision=PRECISION)
         if D_REST > 0:

@@ -43,8 +43,8 @@ class Shape:
         group: query heads per KV head.
         row: numbers of a token in a page (E). K is the first `head_dim` of them, V the last `v_dim`.
         columns: pages in a row's page table (N).
-        slots: layers that share a page (S). Which of them a call is for is an argument of the kernel, so that all of
-            them share one compiled kernel.
+        layers_per_page: layers that share a page (S). The index of the layer is an argument of the kernel, so that all
+            of them share one compiled kernel.
     """
 
     tiles: int
@@ -56,7 +56,7 @@ class Shape:
     row: int
     page: int
     columns: int
-    slots: int
+    layers_per_page: int
     dtype: jnp.dtype
     attend: Attend
 
@@ -69,7 +69,7 @@ class Shape:
         Raises NoKernel if the kernel cannot serve them.
         """
         tokens, heads, head_dim = q.shape
-        _, slots, kv_heads, page, row = kv.shape
+        _, layers_per_page, kv_heads, page, row = kv.shape
         queries = tiles.tokens.shape[1]
         out = cls(
             # With one token per tile there is a tile per token, and its result is the output, also of padding tokens.
@@ -82,7 +82,7 @@ class Shape:
             row=row,
             page=page,
             columns=rows.page_rows.shape[1],
-            slots=slots,
+            layers_per_page=layers_per_page,
             dtype=kv.dtype,
             attend=attend,
         )

@@ -40,13 +40,13 @@ def make_call(case: Case, specs: tuple[RowSpec, ...], seed: int = 0) -> Call:
     ids = rng.permutation(np.arange(2, num_pages))
     page_rows = np.ones((len(rows), case.width), np.int32)
     row_size = case.row or head_dim + v_dim
-    kv = np.full((num_pages, case.slots, kv_heads, case.page_size, row_size), np.nan, np.float32)
+    kv = np.full((num_pages, case.layers_per_page, kv_heads, case.page_size, row_size), np.nan, np.float32)
     kv[0] = 0.0
     for index, row in enumerate(rows):
         page_rows[index, : used[index]], ids = ids[: used[index]], ids[used[index] :]
         seen = {key for position in range(row.start, row.end) for key in row.keys(position, case.window, case.chunk)}
         for key in seen:
-            cell = page_rows[index, key // case.page_size - row.first_page], case.slot, slice(None)
+            cell = page_rows[index, key // case.page_size - row.first_page], case.layer_index, slice(None)
             kv[(*cell, key % case.page_size)] = rng.standard_normal(kv.shape[2::2])
     q = rng.standard_normal((case.tokens, heads, head_dim)).astype(np.float32)
     return Call(q, kv, page_rows, rows)
@@ -73,7 +73,7 @@ def expect(call: Call, case: Case) -> Float[np.ndarray, "tokens H V"]:
         np.concatenate([kv[..., :head_dim], kv[..., -v_dim:]], axis=-1),  # side by side, even if they overlap in pages
         call.rows,
         call.page_rows,
-        slot=case.slot,
+        layer_index=case.layer_index,
         scale=_scale(case),
         window=case.window,
         softcap=case.softcap,
@@ -126,7 +126,7 @@ def _program(
     sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
     if tuning is not None:
         return hopper_attention.paged_attention(
-            q, kv, rows, tiles, slot=case.slot, attend=attend, sinks=sinks, tuning=tuning
+            q, kv, rows, tiles, layer_index=case.layer_index, attend=attend, sinks=sinks, tuning=tuning
         )
     scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)
     return paged_attention(
@@ -134,7 +134,7 @@ def _program(
         kv,
         rows,
         tiles,
-        slot=case.slot,
+        layer_index=case.layer_index,
         attend=attend,
         sinks=sinks,
         kv_scales=scales,

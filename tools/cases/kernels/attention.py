@@ -24,7 +24,7 @@ class Case:
     Attributes:
         rows: sets of rows; each set is one step.
         tokens: tokens of a step, padding included.
-        page_size, window, chunk, softcap, slots, slot: see `paged_attention` and `Attend`.
+        page_size, window, chunk, softcap, layers_per_page, layer_index: see `paged_attention` and `Attend`.
         sinks: one per query head.
         heads: query heads, KV heads, head size D, value size.
         row: numbers of a token in a page. 0: D + value size. If it is less than that, K and V overlap.
@@ -47,8 +47,8 @@ class Case:
     heads: tuple[int, int, int, int] = (4, 2, 8, 8)
     row: int = 0
     softcap: float | None = None
-    slots: int = 1
-    slot: int = 0
+    layers_per_page: int = 1
+    layer_index: int = 0
     tile: int = 32
     page_columns: int = 0
     pages_cut: bool = False
@@ -105,7 +105,7 @@ CASES = (
     Case("full p200, pages longer than a block", (*RAGGED, LONG), 48, 200),
     Case("window 1, p4", RAGGED, 48, 4, window=1),
     Case("window 3, p1", RAGGED, 48, 1, window=3),
-    Case("window 4 = p, slot 2 of 3", RAGGED, 48, 4, window=4, slots=3, slot=2),
+    Case("window 4 = p, layer_index 2 of 3", RAGGED, 48, 4, window=4, layers_per_page=3, layer_index=2),
     Case("window 5 = p + 1, value size 16 of 8", RAGGED, 48, 4, window=5, heads=(4, 4, 8, 16)),
     Case("window 47 = 3p - 1, softcap", (*RAGGED, LONG), 48, 16, window=47, softcap=2.0, heads=(8, 2, 8, 8)),
     Case("window 130, p64, over three blocks", (LONG, MIXED), 48, 64, window=130),
@@ -162,8 +162,8 @@ CASES = (
         window=64,
         heads=(8, 2, 64, 64),
         sinks=SINKS * 2,
-        slots=3,
-        slot=2,
+        layers_per_page=3,
+        layer_index=2,
         tile=1,
         dtype="bfloat16",
         quick=True,
@@ -282,8 +282,8 @@ CASES = (
         window=70,
         heads=(8, 2, 64, 64),
         sinks=SINKS * 2,
-        slots=3,
-        slot=1,
+        layers_per_page=3,
+        layer_index=1,
         tile=32,
         pages_cut=True,
         page_columns=9,

@@ -24,7 +24,7 @@ class Layer:
     sinks: bool = False
     softcap: float | None = None
     row: int = 0
-    slots: int = 1
+    layers_per_page: int = 1
     tile: int = 1
     dtype: str = "bfloat16"
     kv_dtype: str = ""
@@ -33,30 +33,30 @@ class Layer:
     count: int = 0
 
 
-_GEMMA_3 = Layer("gemma-3-27b local", (32, 16, 128, 128), window=1024, slots=6)
+_GEMMA_3 = Layer("gemma-3-27b local", (32, 16, 128, 128), window=1024, layers_per_page=6)
 _GPT_OSS = Layer("gpt-oss-20b local", (64, 8, 64, 64), window=128, sinks=True)
-_MIMO = Layer("MiMo-V2-Flash local", (64, 8, 192, 128), window=128, sinks=True, slots=5)
+_MIMO = Layer("MiMo-V2-Flash local", (64, 8, 192, 128), window=128, sinks=True, layers_per_page=5)
 _GEMMA_4 = Layer("gemma-4-31B full", (32, 4, 512, 512), row=640)
 _MISTRAL = Layer("Mistral-7B", (32, 8, 128, 128), window=4096)
 DECODE_LAYERS = (
     _GEMMA_3,
     replace(_GEMMA_3, name="gemma-3-27b local, one row", batch=1),
-    replace(_GEMMA_3, name="gemma-3-27b full", window=None, slots=1),
-    replace(_GEMMA_3, name="gemma-3-27b full, one row", window=None, slots=1, batch=1),
-    replace(_GEMMA_3, name="gemma-3-27b full, tiles of 8", window=None, slots=1, tile=8),
+    replace(_GEMMA_3, name="gemma-3-27b full", window=None, layers_per_page=1),
+    replace(_GEMMA_3, name="gemma-3-27b full, one row", window=None, layers_per_page=1, batch=1),
+    replace(_GEMMA_3, name="gemma-3-27b full, tiles of 8", window=None, layers_per_page=1, tile=8),
     _GPT_OSS,
     replace(_GPT_OSS, name="gpt-oss-20b local, one row", batch=1),
     replace(_GPT_OSS, name="gpt-oss-20b full", window=None),
     replace(_GPT_OSS, name="gpt-oss-20b full, one row", window=None, batch=1),
     _MIMO,
-    replace(_MIMO, name="MiMo-V2-Flash full", heads=(64, 4, 192, 128), window=None, sinks=False, slots=1),
-    replace(_GEMMA_4, name="gemma-4-31B local", heads=(32, 16, 256, 256), window=1024, row=0, slots=5),
+    replace(_MIMO, name="MiMo-V2-Flash full", heads=(64, 4, 192, 128), window=None, sinks=False, layers_per_page=1),
+    replace(_GEMMA_4, name="gemma-4-31B local", heads=(32, 16, 256, 256), window=1024, row=0, layers_per_page=5),
     _GEMMA_4,
     replace(_GEMMA_4, name="gemma-4-31B full, page 16", page_size=16),
     replace(_GEMMA_4, name="gemma-4-31B full, one row", batch=1),
     replace(_GEMMA_4, name="512/512 without overlap", row=0),
     Layer("gemma-2-27b local", (32, 16, 128, 128), window=4096, softcap=50.0),
-    Layer("Llama-4-Scout local", (40, 8, 128, 128), chunk=8192, slots=3),
+    Layer("Llama-4-Scout local", (40, 8, 128, 128), chunk=8192, layers_per_page=3),
     Layer("Llama-3.1-8B", (32, 8, 128, 128), context=8192, batch=32),
     _MISTRAL,
     *(replace(_MISTRAL, name=f"Mistral-7B, page {page}", page_size=page) for page in (16, 32, 128)),
@@ -71,12 +71,12 @@ PREFILL_LAYERS = tuple(
     replace(layer, name=f"prefill, {layer.name}", batch=1, count=_PROMPT, tile=128 * layer.heads[1] // layer.heads[0])
     for layer in (
         _GEMMA_3,
-        replace(_GEMMA_3, name="gemma-3-27b full", window=None, slots=1),
+        replace(_GEMMA_3, name="gemma-3-27b full", window=None, layers_per_page=1),
         _GPT_OSS,
         replace(_GPT_OSS, name="gpt-oss-20b full", window=None),
         _MIMO,
         _FULL_MIMO,
-        replace(_GEMMA_4, name="gemma-4-31B local", heads=(32, 16, 256, 256), window=1024, row=0, slots=5),
+        replace(_GEMMA_4, name="gemma-4-31B local", heads=(32, 16, 256, 256), window=1024, row=0, layers_per_page=5),
         _GEMMA_4,
         replace(_GEMMA_4, name="512/512 without overlap", row=0),
         _LOCAL_SCOUT,

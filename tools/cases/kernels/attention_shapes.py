@@ -17,7 +17,7 @@ class Arguments(NamedTuple):
     rows: Rows
     tiles: Tiles
     sinks: jax.ShapeDtypeStruct | None
-    slot: int
+    layer_index: int
     attend: Attend
 
 
@@ -36,12 +36,17 @@ def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
     return Arguments(
         array(tokens, heads, head_dim, dtype=layer.dtype),
         array(
-            1 + layer.batch * columns, layer.slots, kv_heads, layer.page_size, row, dtype=layer.kv_dtype or layer.dtype
+            1 + layer.batch * columns,
+            layer.layers_per_page,
+            kv_heads,
+            layer.page_size,
+            row,
+            dtype=layer.kv_dtype or layer.dtype,
         ),
         Rows(per_row, per_row, array(layer.batch, columns), per_row, per_row),
         Tiles(array(tiles), array(tiles), array(tiles, layer.tile), array(tokens)),
         array(heads, dtype=layer.dtype) if layer.sinks else None,
-        slot=layer.slots - 1,
+        layer_index=layer.layers_per_page - 1,
         attend=Attend(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim),
     )
 

@@ -68,7 +68,7 @@ def lower(layer: Layer) -> None:
             kv,
             jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), given.rows),
             jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), given.tiles),
-            slot=given.slot,
+            layer_index=given.layer_index,
             attend=given.attend,
             sinks=sinks,
             implementation="mosaic",
@@ -170,7 +170,7 @@ def test_tiles_fill_the_rows_of_the_products(name: str) -> None:
         ({"heads": (32, 8, 576, 512)}, "head sizes 576 and 512: implementation = 'mosaic' takes at most 512"),
         ({"heads": (32, 8, 120, 128)}, "rows of 248 numbers: implementation = 'mosaic' needs a multiple of 16"),
         ({"page_size": 48}, "pages of 48 tokens: implementation = 'mosaic' takes 8, 16, 32 and multiples of 64"),
-        ({"batch": 2**20, "slots": 2**10}, "exceed 2\\^31 boxes"),
+        ({"batch": 2**20, "layers_per_page": 2**10}, "exceed 2\\^31 boxes"),
     ],
 )
 def test_shapes_that_the_kernel_cannot_serve_are_an_error(change: dict[str, object], message: str) -> None:

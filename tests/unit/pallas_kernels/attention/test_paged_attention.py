@@ -70,7 +70,9 @@ def test_an_unknown_implementation_is_an_error() -> None:
         run(call, case, "cuda")  # type: ignore[arg-type]
     known = r"must be one of \['mosaic', 'reference', 'triton', 'xla'\]"
     with pytest.raises(ValueError, match=f"implementation = 'cuda': {known}"):
-        inspect.unwrap(paged_attention)(call.q, call.kv, None, None, slot=0, attend=Attend(1.0), implementation="cuda")
+        inspect.unwrap(paged_attention)(
+            call.q, call.kv, None, None, layer_index=0, attend=Attend(1.0), implementation="cuda"
+        )
 
 
 def test_query_heads_that_are_no_multiple_of_kv_heads_are_an_error() -> None:
@@ -85,10 +87,12 @@ def test_query_heads_that_are_no_multiple_of_kv_heads_are_an_error() -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 6])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_kv_of_a_token_is_written_to_its_cell_and_nowhere_else(tokens: int, dtype: str) -> None:
-    """K and V lie side by side at (page, slot, head, offset), in the arena's type. Tokens past the end are dropped."""
+    """K and V lie side by side at (page, layer, head, offset), in the arena's type. Tokens past the end are dropped."""
     rng = np.random.default_rng(tokens)
-    num_pages, slots, heads, page_size, head_dim, v_head_dim = 5, 3, 2, 4, 8, 6
-    before = rng.standard_normal((num_pages, slots, heads, page_size, head_dim + v_head_dim)).astype(np.float32)
+    num_pages, layers_per_page, heads, page_size, head_dim, v_head_dim = 5, 3, 2, 4, 8, 6
+    before = rng.standard_normal((num_pages, layers_per_page, heads, page_size, head_dim + v_head_dim)).astype(
+        np.float32
+    )
     before = np.asarray(jnp.asarray(before, dtype).astype(jnp.float32))
     k = rng.standard_normal((tokens, heads, head_dim)).astype(np.float32)
     v = rng.standard_normal((tokens, heads, v_head_dim)).astype(np.float32)
@@ -102,7 +106,9 @@ def test_kv_of_a_token_is_written_to_its_cell_and_nowhere_else(tokens: int, dtyp
             cell = np.concatenate([k[token], v[token]], axis=-1)
             expected[pages[token], 1, :, offsets[token]] = np.asarray(jnp.asarray(cell, dtype).astype(jnp.float32))
         arena = jnp.asarray(before, dtype)
-        out = jax.jit(partial(write_kv, slot=1))(arena, np.concatenate([k, v], axis=-1), pages=pages, offsets=offsets)
+        out = jax.jit(partial(write_kv, layer_index=1))(
+            arena, np.concatenate([k, v], axis=-1), pages=pages, offsets=offsets
+        )
         assert out.dtype == dtype
         np.testing.assert_array_equal(np.asarray(out.astype(jnp.float32)), expected)
 
@@ -117,7 +123,7 @@ def test_8_bit_pages_hold_numbers_divided_by_their_scale(v_dim: int) -> None:
     pages, offsets = np.array([0, 2, 1, 2, 9], np.int32), np.array([3, 0, 1, 2, 0], np.int32)
     arena = jnp.zeros((3, 1, 2, 4, 14), FP8)
     cells = {"pages": jnp.asarray(pages), "offsets": jnp.asarray(offsets)}
-    out = write_kv(arena, jnp.asarray(values), **cells, slot=0, kv_scales=jnp.asarray(scales), v_dim=v_dim)
+    out = write_kv(arena, jnp.asarray(values), **cells, layer_index=0, kv_scales=jnp.asarray(scales), v_dim=v_dim)
     assert out.dtype == FP8
     stored = np.asarray(out.astype(jnp.float32))[pages[:4], 0, :, offsets[:4]]
     wanted = np.clip(values[:4] / columns, -448, 448)
@@ -137,7 +143,9 @@ def test_scales_are_for_8_bit_pages() -> None:
         (FP8, "v_dim = None"),
     ):
         with pytest.raises(ValueError, match=message):
-            write_kv(jnp.zeros((3, 1, 2, 4, 14), dtype), values, pages=token, offsets=token, slot=0, kv_scales=ones)
+            write_kv(
+                jnp.zeros((3, 1, 2, 4, 14), dtype), values, pages=token, offsets=token, layer_index=0, kv_scales=ones
+            )
 
 
 @given(st.data())

@@ -248,7 +248,7 @@ def trace(layer: Layer) -> None:
 
     def attend(q: Array, kv: Array, rows: Rows, tiles: Tiles, sinks: Array | None) -> Array:
         return paged_attention(
-            q, kv, rows, tiles, slot=given.slot, attend=given.attend, sinks=sinks, implementation="triton"
+            q, kv, rows, tiles, layer_index=given.layer_index, attend=given.attend, sinks=sinks, implementation="triton"
         )
 
     jax.eval_shape(attend, *given[:5])
@@ -279,6 +279,8 @@ def test_queries_and_pages_of_two_types_are_an_error() -> None:
 def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning) -> None:
     """A tuning that Triton cannot compile is refused before the call."""
     given = arguments(LAYERS["Mistral-7B"])
-    call = partial(triton_attention.paged_attention, slot=given.slot, attend=given.attend, sinks=None, tuning=tuning)
+    call = partial(
+        triton_attention.paged_attention, layer_index=given.layer_index, attend=given.attend, sinks=None, tuning=tuning
+    )
     with pytest.raises(ValueError, match="rows and block must be powers of two from 16 on, splits at most 65535"):
         jax.eval_shape(call, *given[:4])
