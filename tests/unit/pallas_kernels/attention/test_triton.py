@@ -23,6 +23,7 @@ from pallas_kernels.attention.triton.heuristics import default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
 from tests.support.kernels.calls import expect, make_call, run, tiles_of
 from tests.support.oracles import Row
+from tests.support.turns import by_turns
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_layers import DECODE_LAYERS, Layer
 from tools.cases.kernels.attention_matrix import matrix
@@ -46,6 +47,7 @@ TUNINGS = [
     (RAGGED, Tuning(16, 16, 4, 2, 2)),
     (RAGGED, Tuning(128, 64, 4, 2, 1)),
 ]
+NAMED_TUNINGS = {f"{case.name}, {tuning}": (case, tuning) for case, tuning in TUNINGS}
 
 
 @pytest.fixture
@@ -69,18 +71,17 @@ def compare(case: Case) -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_token_attends_to_exactly_the_keys_it_may_see(interpreter: Any, case: Case) -> None:
+@pytest.mark.parametrize("name", by_turns(list(NAMED), 4))
+def test_a_token_attends_to_exactly_the_keys_it_may_see(interpreter: Any, name: str) -> None:
     """The result is the softmax over visible keys. All other cells hold NaN."""
-    compare(case)
+    compare(NAMED[name])
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize(("case", "tuning"), [pytest.param(*pair, id=f"{pair[0].name}, {pair[1]}") for pair in TUNINGS])
-def test_all_tunings_give_the_same_result(
-    interpreter: Any, case: Case, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", by_turns(list(NAMED_TUNINGS), 3))
+def test_all_tunings_give_the_same_result(interpreter: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, blocks and splits only change the speed. There may be more splits than blocks."""
+    case, tuning = NAMED_TUNINGS[name]
     monkeypatch.setattr(triton_attention, "default_tuning", lambda shape: tuning)
     compare(replace(case, name=f"{case.name}, {tuning}"))  # compiled programs are cached by case
 
