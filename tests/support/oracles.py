@@ -51,7 +51,7 @@ def paged_attention(
     rows: list[Row],
     page_rows: Int[np.ndarray, "R N"],
     *,
-    slot: int,
+    layer_index: int,
     scale: float,
     window: int | None,
     softcap: float | None,
@@ -68,7 +68,7 @@ def paged_attention(
         for position in range(row.start, row.end):
             query = q[len(out)].astype(np.float64)
             keys = np.array(row.keys(position, window, chunk))
-            seen = kv[pages[keys // page_size - row.first_page], slot, :, keys % page_size].astype(np.float64)
+            seen = kv[pages[keys // page_size - row.first_page], layer_index, :, keys % page_size].astype(np.float64)
             heads = []
             for head in range(q.shape[1]):
                 cells = seen[:, head // group]
