@@ -24,8 +24,9 @@ from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.radix import common_prefix
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import NOT_FINITE, LogprobTable, Request, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import NOT_FINITE, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.draft import Draft, lease_of, make_plan
+from jswa.sched.outputs import store_prompt_logprobs, with_results
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import FinishReason, MissReason, PrefixHit
@@ -140,7 +141,7 @@ class Scheduler:
         if launched_plan is not plan:
             raise EngineError("steps must be applied in the order in which they were planned")
         if logprobs is not None and logprobs.prompt is not None:
-            _store_prompt_logprobs(plan, sequences, logprobs.prompt)
+            store_prompt_logprobs(plan, sequences, logprobs.prompt)
         events = []
         rows = zip(sequences, plan.samples.tolist(), tokens.tolist(), strict=True)
         for row, (sequence, sampled, token) in enumerate(rows):
@@ -157,7 +158,7 @@ class Scheduler:
                 self.cache.publish(sequence.lease, sequence.tokens[: sequence.num_known], computed)
             if sampled:
                 event = self._apply_token(sequence, token)
-                events.append(_completed(event, sequence, row, logprobs))
+                events.append(with_results(event, sequence, row, logprobs))
             if sequence.status is Status.PREEMPTED and not sequence.in_flight:
                 self._requeue(sequence)
         return events
@@ -384,30 +385,3 @@ class Scheduler:
             self._free_row_ids.append(sequence.row_id)
             self._running.remove(sequence)
             sequence.lease, sequence.row_id, sequence.extras_id = None, -1, -1
-
-
-def _store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:
-    """Store log probabilities of prompt tokens, once each: a preempted row runs its prompt again."""
-    ends = np.cumsum(plan.counts).tolist()
-    for sequence, start, count, end in zip(sequences, plan.starts.tolist(), plan.counts.tolist(), ends, strict=True):
-        if sequence.request.params.prompt_logprobs is None:
-            continue
-        prompt, kept = sequence.request.prompt, sequence.prompt_logprobs
-        for position in range(max(start, len(kept)), min(start + count, len(prompt) - 1)):
-            kept.append(table.row(end - count + position - start, int(prompt[position + 1])))
-
-
-def _completed(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs | None) -> TokenEvent:
-    """Return the event with the log probabilities that were requested, and the first token's with its timing and hit.
-
-    Those of a prompt are reported with the first token, whose own step may have none.
-    """
-    params = sequence.request.params
-    if sequence.first_scheduled_time is not None:
-        event = event._replace(first_scheduled_time=sequence.first_scheduled_time, prefix=sequence.prefix)
-        sequence.first_scheduled_time = None
-    if logprobs is not None and params.logprobs is not None and event.token is not None:
-        event = event._replace(logprobs=logprobs.sampled.row(row, event.token))
-    if params.prompt_logprobs is not None and sequence.num_known <= len(sequence.request.prompt) + 1:
-        event = event._replace(prompt_logprobs=sequence.prompt_logprobs)
-    return event

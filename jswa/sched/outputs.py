@@ -1,0 +1,33 @@
+"""What comes back from a step besides its tokens: log probabilities, and the timing and cache hit of a first token."""
+
+import numpy as np
+
+from jswa.plan import LogprobTable, StepLogprobs, StepPlan, TokenEvent
+from jswa.sched.sequence import Sequence
+
+
+def store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:
+    """Store log probabilities of prompt tokens, once each: a preempted row runs its prompt again."""
+    ends = np.cumsum(plan.counts).tolist()
+    for sequence, start, count, end in zip(sequences, plan.starts.tolist(), plan.counts.tolist(), ends, strict=True):
+        if sequence.request.params.prompt_logprobs is None:
+            continue
+        prompt, kept = sequence.request.prompt, sequence.prompt_logprobs
+        for position in range(max(start, len(kept)), min(start + count, len(prompt) - 1)):
+            kept.append(table.row(end - count + position - start, int(prompt[position + 1])))
+
+
+def with_results(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs | None) -> TokenEvent:
+    """Return the event with the log probabilities that were requested, and the first token's with its timing and hit.
+
+    Those of a prompt are reported with the first token, whose own step may have none.
+    """
+    params = sequence.request.params
+    if sequence.first_scheduled_time is not None:
+        event = event._replace(first_scheduled_time=sequence.first_scheduled_time, prefix=sequence.prefix)
+        sequence.first_scheduled_time = None
+    if logprobs is not None and params.logprobs is not None and event.token is not None:
+        event = event._replace(logprobs=logprobs.sampled.row(row, event.token))
+    if params.prompt_logprobs is not None and sequence.num_known <= len(sequence.request.prompt) + 1:
+        event = event._replace(prompt_logprobs=sequence.prompt_logprobs)
+    return event
