@@ -64,7 +64,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 # modules that users call (types, config, llm, cli): they must refuse wrong types themselves, with jswa's own errors.
 if os.environ.get("CHECK_TYPES") == "1":
     install_import_hook(
-        ["jswa.cache", "jswa.sched", "jswa.exec", "jswa.model", "jswa.engine", "jswa.text.tokenizer", "pallas_kernels"],
+        [
+            "jswa.cache",
+            "jswa.sched",
+            "jswa.exec",
+            "jswa.model",
+            "jswa.engine",
+            "jswa.text.tokenizer",
+            "jswa.text.detokenizer",
+            "pallas_kernels",
+        ],
         "beartype.beartype",
     )
 
