@@ -52,7 +52,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     }
     extras = tuple(
         ExtrasEntry(
-            entry["place"],
+            entry["extras_id"],
             np.array(entry["mask"], np.int32),
             None if entry["bias"] is None else np.array(entry["bias"], np.float32),
             np.array(entry["skipped"], np.int32),
