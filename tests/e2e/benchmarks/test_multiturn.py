@@ -15,6 +15,8 @@ from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.types import SamplingParams
 
+pytestmark = pytest.mark.optimized  # many steps of few programs: unoptimised ones take three times as long
+
 LOAD = Settings(clients=10, rounds=10, request=300, output=3000, parallel=10, rate=0.0, barrier=True)
 
 

@@ -10,6 +10,8 @@ from benchmarks.quality.run import CONFIGURATIONS, as_json, problems, run
 from jswa.commands.task_sets import Item
 from tests.support.oracles import quick_compiles
 
+pytestmark = pytest.mark.optimized  # many steps of few programs: unoptimised ones take three times as long
+
 WORDS = ("the", "cat", "saw", "a", "big", "dog", "in", "the", "garden", "and", "ran", "to", "the", "house")
 
 

@@ -3,10 +3,13 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from jswa.commands.evaluate import evaluate
 from jswa.llm import LLM
 from jswa.types import SamplingParams
+
+pytestmark = pytest.mark.optimized  # many steps of few programs: unoptimised ones take three times as long
 
 # One bucket: only two programs are compiled for each model.
 OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 2_000_000, "max_num_batched_tokens": 128, "deterministic": True}

@@ -29,6 +29,8 @@ WORDS = (
     *("the", "a", "small", "big", "old", "red", "happy", "sad", "cat", "dog", "bird", "girl", "boy", "Tom", "Mia"),
     *("house", "tree", "garden", "went", "saw", "said", "found", "ran", "wanted", "to", "into", "with", "and", "but"),
 )
+
+pytestmark = pytest.mark.optimized  # many steps of few programs: unoptimised ones take three times as long
 LONGEST = 450  # tokens of a prompt
 PAGE = 16
 AT_ONCE = 6  # conversations that run side by side
