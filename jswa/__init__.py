@@ -8,7 +8,7 @@
 Importing jswa imports no jax; the first use of `LLM` or `generate` does.
 
 Shape letters, in every annotation: T tokens of a step (ragged, padded), R rows, H query heads, K KV heads, D head
-size, V value head size or vocabulary, M model width, N pages per row, P pages, S slots of a page, p tokens per page.
+size, V value head size or vocabulary, M model width, N pages per row, P pages, S layers of a page, p tokens per page.
 """
 
 from importlib import import_module
