@@ -322,9 +322,11 @@ def compile_set_row(state: DeviceState) -> jax.stages.Compiled:
 
 def compile_set_extras(extras: Extras) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """Compile the programs that set a row of the extras tables, and that set its mask alone."""
-    place, (_, words), (_, vocab) = np.int32(0), extras["mask"].shape, extras["bias"].shape
+    extras_id, (_, words), (_, vocab) = np.int32(0), extras["mask"].shape, extras["bias"].shape
     mask, bias, seen = np.zeros(words, np.int32), np.zeros(vocab, np.float32), np.zeros(vocab, np.int32)
-    return _compile(set_extras, extras, place, mask, bias, seen), _compile(set_mask, extras["mask"], place, mask)
+    return _compile(set_extras, extras, extras_id, mask, bias, seen), _compile(
+        set_mask, extras["mask"], extras_id, mask
+    )
 
 
 def _compile(function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:

@@ -12,38 +12,38 @@ from jaxtyping import Array, Bool, Int, Shaped
 AXIS = "tp"
 
 
-def total(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
+def psum(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
     """Return the sum over devices."""
     return x if devices == 1 else lax.psum(x, AXIS)  # type: ignore[no-untyped-call]
 
 
-def largest(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
+def pmax(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
     """Return the elementwise maximum over devices."""
     return x if devices == 1 else lax.pmax(x, AXIS)  # type: ignore[no-untyped-call]
 
 
-def everywhere(x: Bool[Array, "..."], devices: int) -> Bool[Array, "..."]:
+def true_on_all(x: Bool[Array, "..."], devices: int) -> Bool[Array, "..."]:
     """Return whether x is true on all devices."""
-    return x if devices == 1 else total((~x).astype(jnp.int32), devices) == 0
+    return x if devices == 1 else psum((~x).astype(jnp.int32), devices) == 0
 
 
-def anywhere(x: Bool[Array, "..."], devices: int) -> Bool[Array, "..."]:
+def true_on_any(x: Bool[Array, "..."], devices: int) -> Bool[Array, "..."]:
     """Return whether x is true on some device."""
-    return x if devices == 1 else total(x.astype(jnp.int32), devices) > 0
+    return x if devices == 1 else psum(x.astype(jnp.int32), devices) > 0
 
 
-def first_of(size: int, devices: int) -> Int[Array, ""] | int:
+def shard_start(size: int, devices: int) -> Int[Array, ""] | int:
     """Return the index at which this device's shard begins, in an axis of which each device stores `size` entries."""
     return 0 if devices == 1 else lax.axis_index(AXIS) * size
 
 
-def own_columns(x: Shaped[Array, "R V"], devices: int) -> Shaped[Array, "R v"]:
+def shard_columns(x: Shaped[Array, "R V"], devices: int) -> Shaped[Array, "R v"]:
     """Return this device's shard of the columns of an array that is replicated."""
     size = x.shape[1] // devices
-    return x if devices == 1 else lax.dynamic_slice_in_dim(x, first_of(size, devices), size, axis=1)
+    return x if devices == 1 else lax.dynamic_slice_in_dim(x, shard_start(size, devices), size, axis=1)
 
 
-def index_of_largest(x: Shaped[Array, "R v"], devices: int) -> Int[Array, " R"]:
+def argmax_columns(x: Shaped[Array, "R v"], devices: int) -> Int[Array, " R"]:
     """Return `argmax` over the columns of all devices; ties go to the first column.
 
     The result is undefined for rows with NaN.
@@ -52,19 +52,19 @@ def index_of_largest(x: Shaped[Array, "R v"], devices: int) -> Int[Array, " R"]:
     if devices == 1:
         return index
     most, size = x.max(axis=-1), x.shape[1]
-    found = jnp.where(most == largest(most, devices), index + first_of(size, devices), size * devices)
+    found = jnp.where(most == pmax(most, devices), index + shard_start(size, devices), size * devices)
     first: Int[Array, " R"] = lax.pmin(found, AXIS)  # type: ignore[no-untyped-call]
     return first
 
 
-def picked(x: Shaped[Array, "N v"], ids: Int[Array, " N"], devices: int) -> Shaped[Array, "N 1"]:
+def gather_column(x: Shaped[Array, "N v"], ids: Int[Array, " N"], devices: int) -> Shaped[Array, "N 1"]:
     """Return one column of each row; `ids` are column numbers over all devices."""
     if devices == 1:
         return jnp.take_along_axis(x, ids[:, None], axis=-1)
-    index = ids - first_of(x.shape[1], devices)
+    index = ids - shard_start(x.shape[1], devices)
     mine = (index >= 0) & (index < x.shape[1])
     own = jnp.take_along_axis(x, jnp.where(mine, index, 0)[:, None], axis=-1)
-    return total(jnp.where(mine[:, None], own, 0), devices)
+    return psum(jnp.where(mine[:, None], own, 0), devices)
 
 
 def lookup_rows(
@@ -73,6 +73,6 @@ def lookup_rows(
     """Return rows by number from a table of which each device stores `size` rows; `look_up` reads local rows."""
     if devices == 1:
         return look_up(ids)
-    index = ids - first_of(size, devices)
+    index = ids - shard_start(size, devices)
     mine = (index >= 0) & (index < size)
-    return total(jnp.where(mine[:, None], look_up(jnp.where(mine, index, 0)), 0), devices)
+    return psum(jnp.where(mine[:, None], look_up(jnp.where(mine, index, 0)), 0), devices)

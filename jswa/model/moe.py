@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
-from jswa.model.collectives import first_of
+from jswa.model.collectives import shard_start
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from jswa.model.lora import AdapterIds
 from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul
@@ -157,7 +157,7 @@ def _grouped(
     if config.devices == 1:
         return *group_rows(chosen, config.num_experts), None
     count = config.num_experts // config.devices
-    local = chosen - first_of(count, config.devices)
+    local = chosen - shard_start(count, config.devices)
     mine = (local >= 0) & (local < count)
     groups, rows, pair = group_rows(jnp.where(mine, local, count), count + 1)
     return Groups(groups.starts[:count], groups.sizes[:count]), rows, pair, mine

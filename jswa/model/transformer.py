@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
 from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
-from jswa.model.collectives import lookup_rows, total
+from jswa.model.collectives import lookup_rows, psum
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.lora import Adapted, AdapterIds, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
@@ -61,7 +61,7 @@ class Side(nnx.Module):
         devices = self.moe.config.devices
         if devices == 1:
             return self.post_dense(dense) + self.post(self.moe(self.pre(x), adapters, routed_by=x))
-        dense, sparse = total(jnp.stack([dense, self.moe(self.pre(x), adapters, routed_by=x)]), devices)
+        dense, sparse = psum(jnp.stack([dense, self.moe(self.pre(x), adapters, routed_by=x)]), devices)
         return self.post_dense(dense) + self.post(sparse)
 
 
@@ -94,7 +94,7 @@ class Layer(nnx.Module):
         read = normed(self.pre_attn, x)
         attended = normed(self.post_attn, self._attend(read, index, run))
         if self.config.parallel:
-            return x + attended + normed(self.post_mlp, total(self.mlp(read, run.adapters), self.devices))
+            return x + attended + normed(self.post_mlp, psum(self.mlp(read, run.adapters), self.devices))
         x = _join(self.config.attn_residual, x, attended)
         x = _join(self.config.mlp_residual, x, self._feed(x, run))
         if self.per_layer is not None and own is not None:
@@ -103,11 +103,11 @@ class Layer(nnx.Module):
 
     def _attend(self, x: Float[Array, "T M"], index: int, run: LayerInputs) -> Float[Array, "T M"]:
         out = self.attention(x, index, run.positions, run.ropes, run.attend, run.adapters)
-        return total(out, self.devices)
+        return psum(out, self.devices)
 
     def _feed(self, x: Float[Array, "T M"], run: LayerInputs) -> Float[Array, "T M"]:
         out = self.mlp(normed(self.pre_mlp, x), run.adapters)
-        whole = total(out, self.devices) if self.side is None else self.side(x, out, run.adapters)
+        whole = psum(out, self.devices) if self.side is None else self.side(x, out, run.adapters)
         return normed(self.post_mlp, whole)
 
     def _all_streams(

@@ -16,14 +16,14 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from jswa.exec.programs.extras import Extras
 from jswa.model.collectives import (
     AXIS,
-    anywhere,
-    everywhere,
-    first_of,
-    index_of_largest,
-    largest,
-    own_columns,
-    picked,
-    total,
+    argmax_columns,
+    gather_column,
+    pmax,
+    psum,
+    shard_columns,
+    shard_start,
+    true_on_all,
+    true_on_any,
 )
 from jswa.plan import NOT_FINITE, SAMPLING
 from jswa.types import MAX_LOGPROBS
@@ -85,32 +85,32 @@ def sample(
         rows: temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. min_p comes first, then top-k, then top-p
             of what is left.
     """
-    finite = everywhere(jnp.isfinite(logits).all(axis=-1), devices)
+    finite = true_on_all(jnp.isfinite(logits).all(axis=-1), devices)
     constrained = rows.extras < len(extras["counts"])
     logits = lax.cond(
         constrained.any(), lambda: apply_constraints(logits, rows, extras, constrained, devices), lambda: logits
     )
-    greedy = index_of_largest(logits, devices)
+    greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
     drawn = lax.cond(random.any(), lambda: _draw(logits, positions, rows, random, devices), lambda: greedy)
-    possible = finite & anywhere((logits > -jnp.inf).any(axis=-1), devices)
+    possible = finite & true_on_any((logits > -jnp.inf).any(axis=-1), devices)
     return jnp.where(possible, jnp.where(random, drawn, greedy), NOT_FINITE)
 
 
 def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices: int = 1) -> LogprobRows:
     """Return log probabilities of the model itself, before penalties, temperature and limits."""
     logprobs = _log_softmax(logits, devices)
-    own = picked(logprobs, jnp.maximum(chosen, 0), devices)
+    own = gather_column(logprobs, jnp.maximum(chosen, 0), devices)
     values, ids = _most_likely(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
-    rank = total((logprobs > own).sum(axis=-1, dtype=jnp.int32), devices) + 1
+    rank = psum((logprobs > own).sum(axis=-1, dtype=jnp.int32), devices) + 1
     return LogprobRows(own[:, 0], rank, ids.astype(jnp.int32), values)
 
 
 def _log_softmax(logits: Float[Array, "N V"], devices: int) -> Float[Array, "N V"]:
     if devices == 1:
         return jax.nn.log_softmax(logits, axis=-1)
-    shifted = logits - largest(logits.max(axis=-1, keepdims=True), devices)
-    return shifted - jnp.log(total(jnp.exp(shifted).sum(axis=-1, keepdims=True), devices))
+    shifted = logits - pmax(logits.max(axis=-1, keepdims=True), devices)
+    return shifted - jnp.log(psum(jnp.exp(shifted).sum(axis=-1, keepdims=True), devices))
 
 
 def _most_likely(
@@ -121,24 +121,24 @@ def _most_likely(
     values, ids = lax.top_k(logprobs, min(count, size))
     if devices == 1:
         return values, ids
-    values, ids = (lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (values, ids + first_of(size, devices)))
-    values, places = lax.top_k(values, count)
-    return values, jnp.take_along_axis(ids, places, axis=1)
+    values, ids = (lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (values, ids + shard_start(size, devices)))
+    values, columns = lax.top_k(values, count)
+    return values, jnp.take_along_axis(ids, columns, axis=1)
 
 
 def apply_constraints(
     logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"], devices: int = 1
 ) -> Float[Array, "R V"]:
     """Apply bias, then penalties (Keskar et al. 2019 for repetition), and the mask, to the rows that have any."""
-    place, vocab = jnp.minimum(rows.extras, len(extras["counts"]) - 1), logits.shape[1] * devices
-    counts, in_prompt = (own_columns(extras[name][place], devices) for name in ("counts", "in_prompt"))
+    extras_ids, vocab = jnp.minimum(rows.extras, len(extras["counts"]) - 1), logits.shape[1] * devices
+    counts, in_prompt = (shard_columns(extras[name][extras_ids], devices) for name in ("counts", "in_prompt"))
     repetition = jnp.where((counts > 0) | in_prompt, rows.repetition[:, None], 1.0)
-    biased = logits + own_columns(extras["bias"][place], devices)
+    biased = logits + shard_columns(extras["bias"][extras_ids], devices)
     changed = jnp.where(biased > 0, biased / repetition, biased * repetition)
     changed -= rows.frequency[:, None] * counts.astype(jnp.float32)
     changed -= rows.presence[:, None] * (counts > 0).astype(jnp.float32)
-    words = jnp.repeat(extras["mask"][place], 32, axis=1)[:, :vocab]
-    allowed = own_columns((words >> (jnp.arange(vocab, dtype=jnp.int32) % 32)[None]) & 1, devices)
+    words = jnp.repeat(extras["mask"][extras_ids], 32, axis=1)[:, :vocab]
+    allowed = shard_columns((words >> (jnp.arange(vocab, dtype=jnp.int32) % 32)[None]) & 1, devices)
     return jnp.where(constrained[:, None], jnp.where(allowed == 1, changed, -jnp.inf), logits)
 
 
@@ -147,7 +147,7 @@ def _draw(
 ) -> Int[Array, " R"]:
     """Gumbel-max over the kept tokens (Gumbel 1954)."""
     # Shift the largest logit to 0 first, so that a temperature near 0 does not overflow.
-    most = largest(logits.max(axis=-1, keepdims=True), devices)
+    most = pmax(logits.max(axis=-1, keepdims=True), devices)
     scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
     limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
     scaled = lax.cond(
@@ -158,7 +158,7 @@ def _draw(
     )
     whole = (scaled.shape[1] * devices,)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(row_keys)
-    return index_of_largest(scaled + own_columns(noise, devices), devices)
+    return argmax_columns(scaled + shard_columns(noise, devices), devices)
 
 
 def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:
@@ -170,7 +170,7 @@ def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1)
     wanted = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
 
     def enough_left(threshold: UInt[Array, "R N"]) -> Bool[Array, "R N"]:
-        return total((ordered[:, None] >= threshold[..., None]).sum(axis=-1), devices) >= wanted[:, None]
+        return psum((ordered[:, None] >= threshold[..., None]).sum(axis=-1), devices) >= wanted[:, None]
 
     kth = _largest(enough_left, len(scaled))
     kept &= ordered >= kth[:, None]
@@ -181,7 +181,7 @@ def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1)
 
     def complete(threshold: UInt[Array, "R N"]) -> Bool[Array, "R N"]:
         shares = jnp.where(ordered[:, None] >= threshold[..., None], probability[:, None], 0.0)
-        return total(shares.sum(axis=-1), devices) >= enough[:, None]
+        return psum(shares.sum(axis=-1), devices) >= enough[:, None]
 
     edge = _largest(complete, len(scaled))
     return kept & ((ordered >= edge[:, None]) | (rows.top_p >= 1.0)[:, None])
@@ -192,7 +192,7 @@ def _softmax(scaled: Float[Array, "R V"], devices: int) -> Float[Array, "R V"]:
     if devices == 1:
         return jax.nn.softmax(scaled, axis=-1)
     share = jnp.exp(scaled)
-    return share / total(share.sum(axis=-1, keepdims=True), devices)
+    return share / psum(share.sum(axis=-1, keepdims=True), devices)
 
 
 def _ordered_bits(x: Float[Array, "R V"]) -> UInt[Array, "R V"]:

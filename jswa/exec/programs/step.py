@@ -142,8 +142,8 @@ def attend_layer(
     The reshapes are bitcasts; the lane is not copied. `last`: the queries are each row's last token. `kv_scales`: for
     8-bit lanes, see `write_kv`.
     """
-    layout, place = config.layout, config.layout.layers[layer]
-    shape, kind = (layout.full, indices.full) if place.kind == "full" else (layout.local, indices.local)
+    layout, own = config.layout, config.layout.layers[layer]
+    shape, kind = (layout.full, indices.full) if own.kind == "full" else (layout.local, indices.local)
     assert shape is not None
     assert kind is not None
     view = lane.reshape(
@@ -160,7 +160,7 @@ def attend_layer(
                 kv,
                 pages=kind.write_pages,
                 offsets=kind.write_offsets,
-                layer_index=place.index,
+                layer_index=own.index,
                 kv_scales=kv_scales,
                 v_dim=shape.v_head_dim,
             )
@@ -169,7 +169,7 @@ def attend_layer(
             view,
             kind.last if last else kind.rows,
             indices.last_tiles if last else indices.tiles[_tile_tokens(config, layer)],
-            layer_index=place.index,
+            layer_index=own.index,
             attend=_static(config.model.layers[layer].attention),
             sinks=sinks,
             kv_scales=kv_scales,

@@ -98,7 +98,7 @@ def clear_stale(
         if layout.local is not None:
             kind, owner = layout.local, number // layout.devices
             view = lane[pages:].reshape(len(local), kind.layers_per_page, kind.num_kv_heads, p, kind.row)
-            used = len({place.index for place in layout.layers if (place.kind, place.lane) == ("local", owner)})
+            used = len({own.index for own in layout.layers if (own.kind, own.lane) == ("local", owner)})
             view[:, used:] = 0
             for page in np.flatnonzero(local < p).tolist():
                 view[page, :, :, local[page] :] = 0
