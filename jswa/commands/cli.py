@@ -1,14 +1,16 @@
 """The `jswa` command line. Each command imports what it needs itself, so that --help answers at once."""
 
+import contextlib
 import dataclasses
 import json
 import logging
+import os
 import re
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, Parameter
 
@@ -275,13 +277,25 @@ def env() -> None:
         print(f"device {device.id}: {device.device_kind} ({device.platform})")
 
 
-def main() -> None:
-    """Run the command line. A JswaError is printed as one line and gives exit status 2."""
+def main() -> NoReturn:
+    """Run the command line and end the process. A JswaError is printed as one line and gives exit status 2."""
+    status: object = 0
     try:
         app([_SHORT.sub("--tensor-parallel-size", token) for token in sys.argv[1:]])
+    except SystemExit as end:
+        status = end.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
     except JswaError as error:
         print(f"jswa: {type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        status = 2
+    logging.shutdown()
+    with contextlib.suppress(OSError, ValueError):  # a closed stream, or a broken pipe
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # XLA's threads may still release host arrays. While the interpreter shuts down, a thread that asks for the GIL is
+    # killed, and the process aborts (status 134; seen once in about a hundred runs). So it ends without that.
+    os._exit(status if isinstance(status, int) else status is not None)
 
 
 class _Meter:
