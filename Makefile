@@ -11,11 +11,10 @@ TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me 
 # Test processes. XLA starts threads of its own in each.
 WORKERS ?= 2
 PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
-# The tests of `make test-types`: together they call the functions of all rooms whose annotated types are checked.
-TYPED   := tests/property tests/unit/cache tests/unit/exec tests/unit/sched tests/unit/storage tests/unit/text \
-           tests/unit/model/hf/test_families.py tests/unit/model/test_lora.py tests/unit/model/test_moe.py \
-           tests/unit/model/weights tests/unit/pallas_kernels/attention/test_paged_attention.py \
-           tests/unit/pallas_kernels/experts tests/e2e/api/test_step_stats.py
+# The tests of `make test-types`: some of each room whose annotated types are checked.
+TYPED   := tests/unit/cache tests/unit/exec tests/unit/sched tests/unit/text tests/unit/model/test_moe.py \
+           tests/unit/model/weights/test_dequantize.py tests/property/test_lease.py tests/property/test_prefix.py \
+           tests/unit/pallas_kernels/experts/test_mxfp4.py tests/e2e/api/test_step_stats.py
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/model/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check

@@ -107,7 +107,7 @@ def cluster(
         process = subprocess.Popen([SERVE, "run", file], cwd=folder, env=environ, stdout=out, stderr=out)
     try:
         running = Cluster(process, port, log, headers or {})
-        until(running.ready, 120)
+        until(running.ready, 300)  # two replicas load and compile, beside other tests
         yield running
         running.http.close()
     finally:
