@@ -1,5 +1,6 @@
 """The `jswa` command line. Each command imports what it needs itself, so that --help answers at once."""
 
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -289,7 +290,7 @@ def main() -> NoReturn:
     except JswaError as error:
         print(f"jswa: {type(error).__name__}: {error}", file=sys.stderr)
         status = 2
-    logging.shutdown()
+    atexit._run_exitfuncs()
     with contextlib.suppress(OSError, ValueError):  # a closed stream, or a broken pipe
         sys.stdout.flush()
         sys.stderr.flush()
