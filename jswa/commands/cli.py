@@ -294,8 +294,8 @@ def main() -> NoReturn:
     with contextlib.suppress(OSError, ValueError):  # a closed stream, or a broken pipe
         sys.stdout.flush()
         sys.stderr.flush()
-    # XLA's threads may still release host arrays. While the interpreter shuts down, a thread that asks for the GIL is
-    # killed, and the process aborts (status 134; seen once in about a hundred runs). So it ends without that.
+    # XLA's threads may still release host arrays. A thread that asks for the GIL while the interpreter shuts down is
+    # killed, and the process aborts (seen once in about a hundred runs), so the interpreter's shutdown is skipped.
     os._exit(status if isinstance(status, int) else status is not None)
 
 
