@@ -59,10 +59,13 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-nightly: .venv/installed .venv-gpu/installed gpu-compile scale-test  ## all tests, property tests for long
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 -m "not scale and not triton"
-	CHECK_TYPES=1 $(PYTEST)
+nightly: .venv/installed .venv-gpu/installed  ## about an hour of what is too long for every change
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 -m "nightly and not scale and not triton"
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) tests/e2e/model tests/unit/model
+	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) tests/unit tests/property
 	.venv-gpu/bin/python -m pytest -q --durations=10 -m triton $(TRITON)
+	$(MAKE) gpu-compile scale-test
 
 scale-test: .venv/installed .venv-ray/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
 	$(PYTEST) -m "scale or not scale" tests/scale

@@ -278,25 +278,30 @@ def env() -> None:
         print(f"device {device.id}: {device.device_kind} ({device.platform})")
 
 
-def main() -> NoReturn:
-    """Run the command line and end the process. A JswaError is printed as one line and gives exit status 2."""
-    status: object = 0
+def run(arguments: list[str]) -> int:
+    """Run a command and return its exit status. A JswaError is printed as one line and gives status 2."""
     try:
-        app([_SHORT.sub("--tensor-parallel-size", token) for token in sys.argv[1:]])
+        app([_SHORT.sub("--tensor-parallel-size", token) for token in arguments])
     except SystemExit as end:
-        status = end.code
-        if isinstance(status, str):
-            print(status, file=sys.stderr)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except JswaError as error:
         print(f"jswa: {type(error).__name__}: {error}", file=sys.stderr)
-        status = 2
+        return 2
+    return 0
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with its exit status."""
+    status = run(sys.argv[1:])
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError, ValueError):  # a closed stream, or a broken pipe
         sys.stdout.flush()
         sys.stderr.flush()
     # XLA's threads may still release host arrays. A thread that asks for the GIL while the interpreter shuts down is
     # killed, and the process aborts (seen once in about a hundred runs), so the interpreter's shutdown is skipped.
-    os._exit(status if isinstance(status, int) else status is not None)
+    os._exit(status)
 
 
 class _Meter:

@@ -1,13 +1,13 @@
 """Cases that a test run takes by turns: too many for every run, and too valuable to run only nightly.
 
 The turn is a number drawn from the commit (the date outside of a git checkout). It is printed below the results, and
-TEST_TURN=NUMBER repeats it. The nightly run has every case.
+TEST_TURN=NUMBER repeats it.
 """
 
 import datetime
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,18 @@ def turn() -> int:
     return int(os.environ["TEST_TURN"])
 
 
+def has_turn(index: int, every: int) -> bool:
+    """Return whether case number `index` has its turn in this run; every case has one in `every` runs."""
+    return index % every == turn() % every
+
+
+def whose_turn[Case](cases: Iterable[Case], every: int) -> list[Case]:
+    """Return the cases that have their turn: for nightly tests with more cases than fit a night."""
+    return [case for index, case in enumerate(cases) if has_turn(index, every)]
+
+
 def by_turns(cases: Sequence[str], every: int, *values: Any) -> list[Any]:
-    """Return pytest parameters (a case, then `values`): each runs in one turn of `every`, and nightly.
+    """Return pytest parameters (a case, then `values`): each runs in one turn of `every`, and nightly in all turns.
 
     A turn has neighbouring cases: fixtures of a family share compiled programs.
     """

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from jswa.commands.cli import run
+
 SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-len", "128")
 
 
@@ -28,21 +30,29 @@ def test_generate_prints_json_and_statistics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environ", "said"),
+    ("arguments", "said"),
     [
-        (("generate", "--model", "no/such", "x"), {}, "no/such"),
-        (("generate", "--max-model-len", "9999", "x"), {}, "max_model_len = 9999"),
-        (("generate", "--temperature", "nan", "x"), {}, "temperature = nan"),
-        (("generate", "x"), {"JSWA_CHEK": "1"}, "JSWA_CHEK"),
-        (("capacity", "no/such.json"), {}, "such.json"),
+        (("generate", "--model", "no/such", "x"), "no/such"),
+        (("generate", "--max-model-len", "9999", "x"), "max_model_len = 9999"),
+        (("generate", "--temperature", "nan", "x"), "temperature = nan"),
+        (("capacity", "no/such.json"), "such.json"),
     ],
 )
-def test_an_error_is_one_line_with_its_cause(arguments: tuple[str, ...], environ: dict[str, str], said: str) -> None:
+def test_an_error_is_one_line_with_its_cause(
+    arguments: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Exit status 2, no traceback."""
-    done = jswa(*arguments, **environ)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert said in done.stderr
+    assert run(list(arguments)) == 2
+    stderr = capfd.readouterr().err
+    assert len(stderr.splitlines()) == 1
+    assert said in stderr
+
+
+def test_the_process_of_a_wrong_command_ends_with_its_status() -> None:
+    """A mistyped switch in the environment ends the command before it does anything."""
+    done = jswa("generate", "x", JSWA_CHEK="1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "JSWA_CHEK" in done.stderr
 
 
 def test_capacity_and_env_need_no_weights() -> None:

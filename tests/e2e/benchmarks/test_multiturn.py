@@ -48,14 +48,14 @@ def test_ten_rounds_hit_nearly_all_and_hold_windows_only(memory: str) -> None:
 
 def test_tiny_hits_all_but_a_page_per_turn() -> None:
     """The same load at a tenth of the length with real steps: a turn misses at most a page of the earlier text."""
-    load = dataclasses.replace(LOAD, clients=4, parallel=4, rounds=6, request=30, output=300)
+    load = dataclasses.replace(LOAD, clients=4, parallel=4, rounds=5, request=30, output=180)
     with LLM("tiny", max_num_seqs=4, max_num_batched_tokens=64) as llm:
         result = run(llm.engine, load)
         page = llm.engine.limits.page_size
     for number, rate in enumerate(result["hit_rate_by_round"]):
-        prompt = number * 330 + 30
+        prompt = number * 210 + 30
         assert rate >= (prompt - 30 - 1 - page) / prompt
-    assert result["hit_rate"] >= 0.94
+    assert result["hit_rate"] >= 0.9
 
 
 def test_decode_steps_within_a_page_do_no_tree_work() -> None:

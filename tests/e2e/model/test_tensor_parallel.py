@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.support.shared_model import MODELS
+from tests.support.turns import by_turns, whose_turn
 
 TIE, CLOSE = 1e-3, 1e-4  # docs/design.md §7
 MOST_TIES = 1  # of nine texts: one may end at a choice between tokens whose log probabilities are within `TIE`
-ALWAYS = {"gpt_oss": (1, 4)}
-NIGHTLY = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
+CASES = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
     "llama+int8": (1, 4),
     "mimo_v2_flash+fp8": (1, 8),
     "gpt_oss+mxfp4": (1, 2, 8),
@@ -45,7 +45,7 @@ def run(folder: Path, name: str, counts: tuple[int, ...]) -> dict[int, Facts]:
     return {int(devices): facts for devices, facts in json.loads(last).items()}
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", by_turns(["llama", "gpt_oss"], 4))
 def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> None:
     """In all forms of weights; see `check_placed`."""
     program(tmp_path, name, "placed")
@@ -53,7 +53,7 @@ def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "counts"),
-    [*ALWAYS.items(), *(pytest.param(*case, marks=pytest.mark.nightly) for case in NIGHTLY.items())],
+    [("gpt_oss", (1, 4)), *(pytest.param(*case, marks=pytest.mark.nightly) for case in whose_turn(CASES.items(), 2))],
 )
 def test_several_devices_give_the_tokens_of_one(name: str, counts: tuple[int, ...], tmp_path: Path) -> None:
     """Cold, cached and revived, greedy and sampled; the arena, the collectives and the saved cache are checked too."""

@@ -21,16 +21,17 @@ from jswa.llm import LLM
 from jswa.plan import StepLogprobs, StepPlan
 from jswa.storage.cache_store import PageRunner
 from jswa.types import PrefixHit, RequestOutput, SamplingParams
-from tests.e2e.prefix.test_revival import FAMILIES, NIGHTLY
+from tests.e2e.prefix.test_revival import FIXTURES
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import quick_compiles
+from tests.support.turns import whose_turn
 from tools.divergence import forced, forced_logprob, k3
 
 MOST, TOLERANCE = 1e-6, 2e-4  # docs/design.md §7
 # Conversations on `tiny` pass the same gate: tests/e2e/prefix/test_conversations.py.
 ALWAYS = ("gpt_oss_base",)
-OTHERS = ["tiny", *(name for name in (*FAMILIES, *NIGHTLY) if name not in ALWAYS)]
+OTHERS = ["tiny", *(name for name in FIXTURES if name not in ALWAYS)]
 OPTIONS: dict[str, Any] = {
     "max_num_seqs": 1,  # so that few programs are compiled
     "max_num_batched_tokens": 16,
@@ -83,7 +84,9 @@ class Family:
         return self.prompts()
 
 
-@pytest.fixture(scope="module", params=[*ALWAYS, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)])
+@pytest.fixture(
+    scope="module", params=[*ALWAYS, *(pytest.param(name, marks=pytest.mark.nightly) for name in whose_turn(OTHERS, 3))]
+)
 def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     """Return one engine for all tests of a family."""
     if request.param == "tiny":

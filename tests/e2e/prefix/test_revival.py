@@ -21,23 +21,20 @@ from tests.parity.load import load_fixture, names
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import random_params, small_model
 from tests.support.paged import FLOAT32, LENGTH, TOLERANCE, Device, Kind, Session, Span, Text, compare
+from tests.support.turns import by_turns
 
 CHUNK = 24
-FAMILIES = {  # fixtures and page sizes
-    "mistral_w8": 4,
-    "mistral_layer_types": 4,
+ALWAYS = ("gpt_oss_base", "llama4_text_every_second", "gemma4_text_mix")
+PAGE_SIZES = {  # of others: 4
     "gemma2_base": 16,
     "gemma3_text_p6": 1,
-    "gpt_oss_base": 4,
-    "mimo_v2_flash_base": 4,
-    "llama4_text_every_second": 4,
     "qwen3_layer_types": 8,
-    "gemma4_text_mix": 4,
-    "gemma3n_text_base": 4,
     "cohere2_base": 8,
 }
-# One fixture of every other family, with pages of 4 tokens.
-NIGHTLY = [name for name in names() if name.endswith("_base") and name not in FAMILIES]
+VARIANTS = ("mistral_w8", "mistral_layer_types", "mimo_v2_flash_base", "gemma3n_text_base", *PAGE_SIZES)
+# One fixture of every other family.
+NIGHTLY = [name for name in names() if name.endswith("_base") and name not in (*ALWAYS, *VARIANTS)]
+FIXTURES = (*ALWAYS, *VARIANTS, *NIGHTLY)
 
 
 def branch(tokens: Int[np.ndarray, " T"], at: int, vocab: int, seed: int = 0) -> Int[np.ndarray, " T"]:
@@ -98,7 +95,8 @@ class Family:
 
 
 @pytest.fixture(
-    scope="module", params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)]
+    scope="module",
+    params=[*ALWAYS, *by_turns(VARIANTS, 4), *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)],
 )
 def family(request: pytest.FixtureRequest) -> Family:
     """Return one device for all tests of a family."""
@@ -108,7 +106,7 @@ def family(request: pytest.FixtureRequest) -> Family:
         model, params = load_checkpoint(Path(folder), FLOAT32)
     if all(layer.attention.reach is None for layer in model.layers):
         pytest.skip("no local layers, so no windows to lose")
-    device = Device(model.at_length(LENGTH), params, FAMILIES.get(request.param, 4), tokens=CHUNK, texts=12)
+    device = Device(model.at_length(LENGTH), params, PAGE_SIZES.get(request.param, 4), tokens=CHUNK, texts=12)
     compare(dict(enumerate(device.cold(fixture.tokens))), fixture.sketch)
     return Family(device, fixture.tokens, fixture.sketch)
 

@@ -16,6 +16,7 @@ from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
+from tests.support.turns import by_turns
 from tools.tiny import rows, scores, sets, tasks, tokenizer
 from tools.tiny.attention import without_full_layers
 from tools.tiny.checkpoint import CHAT_TEMPLATE, WINDOW, config_json, torch_tensors
@@ -95,7 +96,7 @@ def test_the_response_template_parses_the_answer() -> None:
 
 @pytest.mark.parametrize(
     ("task", "distance", "least"),
-    [("passkey", 32, 0.95), ("passkey", 512, 0.95), ("kv", 512, 0.9), ("chat", 512, 0.9), ("json", 0, 0.9)],
+    [("passkey", 512, 0.95), *by_turns(("kv", "chat"), 2, 512, 0.9), ("json", 0, 0.9)],
 )
 def test_tiny_recalls_facts(model: Model, task: str, distance: int, least: float) -> None:
     assert scores.accuracy(*model, scores.examples(task, distance, 40)) >= least

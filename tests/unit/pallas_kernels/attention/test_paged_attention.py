@@ -18,6 +18,7 @@ from pallas_kernels.attention.api import Implementation, paged_attention, write_
 from pallas_kernels.attention.rows import Attend
 from tests.support.kernels.calls import Call, expect, make_call, run, tiles_of, token_rows
 from tests.support.oracles import Row
+from tests.support.turns import has_turn
 from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
 
@@ -27,12 +28,12 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 def served() -> list[ParameterSet]:
     """Return each case with each implementation that serves it. To interpret a Hopper kernel takes seconds."""
     out = []
-    for case in (*CASES, *FP8_CASES):
+    for index, case in enumerate((*CASES, *FP8_CASES)):
         for implementation in get_args(Implementation):
             if implementation == "triton":
                 continue  # see test_triton
             if implementation != "mosaic" or case.for_mosaic:
-                slow = implementation == "mosaic" and not case.quick
+                slow = implementation == "mosaic" and not (case.quick and has_turn(index, 3))
                 marks = [pytest.mark.nightly] if slow else []
                 out.append(pytest.param(case, implementation, id=f"{implementation}: {case.name}", marks=marks))
     return out

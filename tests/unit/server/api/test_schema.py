@@ -8,10 +8,10 @@ from tests.support.server.harness import serving
 
 def test_requests_generated_from_the_schema_are_answered_properly(tmp_path: Path) -> None:
     with serving(template="{% for m in messages %}{{ m.content }}{% endfor %}", admin_api_key="root") as client:
-        fuzz(client.url, client.url + "/openapi.json", 20, tmp_path, "root")
+        fuzz(client.url, client.url + "/openapi.json", 8, tmp_path, "root")
         before = len(client.engine.seen)
-        fuzz(client.url, narrowed(client.url, "fake", tmp_path), 20, tmp_path, "root")
-        assert len(client.engine.seen) > before + 100, "hardly any request was valid"
+        fuzz(client.url, narrowed(client.url, "fake", tmp_path), 10, tmp_path, "root")
+        assert len(client.engine.seen) > before + 50, "hardly any request was valid"
         assert not client.service.jobs
         assert not client.engine.has_work()
         assert client.service.admission.texts == 0
