@@ -8,8 +8,8 @@ PYTHON311 ?= $(firstword $(wildcard $(PYENV)/3.11*/bin/python) python3.11)
 TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me a story about a fox named Max." \
            "Write a JSON record with name, age and town: Rosa is 7 years old and lives in Paris." \
            "What is 27 + 45?" "Tell me a story about a girl named Lily." "What is the pass key?" "What is my name?"
-# Test processes. XLA starts threads of its own in each.
-WORKERS ?= 2
+# Test processes: one more than two cores, as some tests wait for other processes.
+WORKERS ?= 3
 PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 # The tests of `make test-types`: some of each room whose annotated types are checked.
 TYPED   := tests/unit/cache tests/unit/exec tests/unit/sched tests/unit/text tests/unit/model/test_moe.py \
@@ -40,7 +40,7 @@ help:  ## list the targets
 run: .venv/base  ## talk with the embedded model
 	$(BIN)/jswa chat --stats $(TALK)
 
-test: .venv/installed  ## run the tests on WORKERS=2 processes, and measure their coverage
+test: .venv/installed  ## run the tests on WORKERS=3 processes, and measure their coverage
 	$(PYTEST) --durations=30 --cov --cov-report=term
 
 test-types: .venv/installed  ## run some of them with annotated shapes and types checked at every call
@@ -67,12 +67,12 @@ nightly: .venv/installed .venv-gpu/installed  ## about an hour of what is too lo
 	.venv-gpu/bin/python -m pytest -q --durations=10 -m triton $(TRITON)
 	$(MAKE) gpu-compile scale-test
 
-scale-test: .venv/installed .venv-ray/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
-	$(PYTEST) -m "scale or not scale" tests/scale
+scale-test: .venv/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
+	$(PYTEST) --dist loadfile -m "scale or not scale" tests/scale
 	$(BIN)/python -m benchmarks.scale.run short
 
-scale-test-short: .venv/installed .venv-ray/installed  ## those that take seconds
-	$(PYTEST) --durations=10 -m "scale and not nightly" tests/scale
+scale-test-short: .venv/installed  ## those that take seconds
+	$(PYTEST) --dist loadfile --durations=10 -m "scale and not nightly" tests/scale
 
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
 	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py

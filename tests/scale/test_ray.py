@@ -1,4 +1,4 @@
-"""Replicas behind Ray Serve, started by its command line; `make scale-test` makes .venv-ray.
+"""Replicas behind Ray Serve, started by its command line, in one of three turns and nightly.
 
 Two replicas of the embedded model on two CPUs. This file does not import Ray: it finds and kills processes by title.
 """
@@ -27,8 +27,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.server.harness import until
 from tests.support.server.processes import ROOT
+from tests.support.turns import by_turn
 
-pytestmark = pytest.mark.scale
+pytestmark = [pytest.mark.scale, pytest.mark.usefixtures("ray_environment"), *by_turn(0, 3)]
 SERVE = ROOT / ".venv-ray" / "bin" / "serve"
 # Programs that other tests have compiled already.
 SMALL: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 512, "max_num_batched_tokens": 64, "deterministic": True}
@@ -86,7 +87,6 @@ def cluster(
     headers: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[Cluster]:
     """Run `serve run` on a file with these options; a replica is ready inside the context."""
-    assert SERVE.exists(), "make scale-test makes .venv-ray"
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

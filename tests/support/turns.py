@@ -29,6 +29,11 @@ def has_turn(index: int, every: int) -> bool:
     return index % every == turn() % every
 
 
+def by_turn(index: int, every: int) -> list[pytest.MarkDecorator]:
+    """Return the marks of a module that runs in turn `index` of `every`, and nightly in all turns."""
+    return [] if has_turn(index, every) else [pytest.mark.nightly]
+
+
 def whose_turn[Case](cases: Iterable[Case], every: int) -> list[Case]:
     """Return the cases that have their turn: for nightly tests with more cases than fit a night."""
     return [case for index, case in enumerate(cases) if has_turn(index, every)]
