@@ -128,11 +128,6 @@ class Limits:
     prefix_cache_interval: int | None = None
 
     @property
-    def max_extras(self) -> int:
-        """Rows that may have penalties, biases or masks at the same time."""
-        return min(self.max_rows, 32)
-
-    @property
     def pages_per_row(self) -> int:
         """Width of a page table: pages that hold max_model_len tokens."""
         return math.ceil(self.max_model_len / self.page_size)

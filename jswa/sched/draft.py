@@ -23,7 +23,7 @@ class Draft:
         sequences, counts: rows so far, and the tokens that each runs.
         extended: rows with new pages.
         resumed: rows that start on cached pages.
-        extras: entries of the extras tables to set.
+        extras: rows of the extras tables to set.
     """
 
     budget: int
@@ -58,9 +58,6 @@ def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool
     known = np.array([s.num_known for s in sequences], np.int32)
     counts = np.array(draft.counts, np.int32)
     ends = np.cumsum(counts)
-    if rows.any_extras:
-        updates = (rows.update(s, s.launched + n) for s, n in zip(sequences, draft.counts, strict=True))
-        draft.extras += [entry for entry in updates if entry is not None]
     kind: Logprobs = _logprobs(sequences) if logprobs else "none"
     table_rows = tuple(_table_row(s.row_id, lease_of(s)) for s in draft.resumed)
     tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
@@ -81,6 +78,7 @@ def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool
         local_pages=_table_entries((s.row_id, lease_of(s).local) for s in draft.extended),
         moves=np.array(moves, np.int32).reshape(-1, 3),
         extras=tuple(draft.extras),
+        masks=rows.masks(sequences, draft.counts),
         logprobs=kind,
         targets=_targets(draft) if kind == "prompt" else np.zeros(0, np.int32),
         adapters=rows.adapters[row_ids],

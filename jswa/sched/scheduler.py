@@ -73,7 +73,7 @@ class Scheduler:
         self._free_row_ids = list(range(limits.max_rows - 1, -1, -1))
         self._logprob_requests = 0
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
-        self._rows = RowTable(limits.max_rows, limits.max_extras)
+        self._rows = RowTable(limits.max_rows)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -246,7 +246,7 @@ class Scheduler:
             match = self._match(sequence)
             if self._prefix_is_coming(sequence, match):
                 return
-            if not self._rows.has_room(sequence.request) or not self._admissible(sequence, match):
+            if not self._admissible(sequence, match):
                 return
             lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
             if lease is None:  # a partial page and its copy do not both fit: start at the page before
@@ -384,4 +384,4 @@ class Scheduler:
             self._rows.release(sequence)
             self._free_row_ids.append(sequence.row_id)
             self._running.remove(sequence)
-            sequence.lease, sequence.row_id, sequence.extras_id = None, -1, -1
+            sequence.lease, sequence.row_id = None, -1

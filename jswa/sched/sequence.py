@@ -36,7 +36,6 @@ class Sequence:
         rank: its turn, by priority and arrival; preemption does not change it.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
         row_id: index in the device's tables while it runs; -1 otherwise.
-        extras_id: index in the extras tables, if it has penalties or masks.
         in_flight: steps on the device that run this row.
         discard: the tokens of this many steps in flight are ignored, because the row was restarted.
         computed_from: first position that the row has ever computed itself.
@@ -48,7 +47,6 @@ class Sequence:
     limit: int
     status: Status = Status.WAITING
     row_id: int = -1
-    extras_id: int = -1
     lease: Lease | None = None
     launched: int = 0
     in_flight: int = 0

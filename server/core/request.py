@@ -131,12 +131,11 @@ def build(
 
 
 def _sharing(request: Request, first: Request) -> Request:
-    """The request with the tables of the first text, which differ in nothing: each is as long as the vocabulary."""
+    """The request with the mask of the first text, which is the same: it has a bit for each token of the vocabulary."""
     own, other = request.constraint, first.constraint
     if own is None or other is None:
         return request
-    tables = own._replace(bias=other.bias, mask=other.mask, early_mask=other.early_mask)
-    return dataclasses.replace(request, constraint=tables)
+    return dataclasses.replace(request, constraint=own._replace(allowed=other.allowed))
 
 
 class Job:

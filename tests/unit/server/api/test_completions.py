@@ -292,9 +292,11 @@ def test_only_served_model_names_are_accepted(client: Client) -> None:
 
 
 def test_the_sequences_of_a_prompt_share_their_constraint_tables(client: Client) -> None:
-    client.complete(prompt=["a", "abc"], n=3, max_tokens=4, min_tokens=2, logit_bias={"5": 1}, presence_penalty=0.5)
+    client.complete(
+        prompt=["a", "abc"], n=3, max_tokens=4, min_tokens=2, allowed_token_ids=[5, 9], presence_penalty=0.5
+    )
     constraints = [request.constraint for request in client.engine.seen[-6:]]
-    assert len({id(one.bias) for one in constraints if one is not None}) == 1
+    assert len({id(one.allowed) for one in constraints if one is not None}) == 1
     assert [one.min_length for one in constraints if one is not None] == [4] * 3 + [6] * 3
 
 
