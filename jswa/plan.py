@@ -45,10 +45,11 @@ class Request:
         stop_ids: tokens that end the text; they include the model's end tokens unless the request ignores these.
         key: the random key of the request, the two halves of its 64-bit seed.
         max_length: limit of prompt and generated tokens together.
-        priority: lower runs first; arrival decides between equals.
+        priority: lower runs first.
         constraint: None if the logits are used unchanged.
         cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
         adapter: index of the LoRA adapter; 0: none.
+        turn: decides between equal priorities, before arrival.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class Request:
     constraint: Constraint | None = None
     cache_salt: str = ""
     adapter: int = 0
+    turn: int = 0
 
     @property
     def waits_for_tokens(self) -> bool:

@@ -21,6 +21,7 @@ class Draft:
     Attributes:
         budget: tokens that the step may still take.
         sequences, counts: rows so far, and the tokens that each runs.
+        prompts: running rows that have a prompt to prefill, with their index among `sequences`, or None.
         extended: rows with new pages.
         resumed: rows that start on cached pages.
         extras: rows of the extras tables to set.
@@ -29,15 +30,31 @@ class Draft:
     budget: int
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    prompts: dict[Sequence, int | None] = field(default_factory=dict)
     extended: list[Sequence] = field(default_factory=list)
     resumed: list[Sequence] = field(default_factory=list)
     extras: list[ExtrasEntry] = field(default_factory=list)
 
-    def add(self, sequence: Sequence, count: int, *, spend: bool) -> None:
-        """Add a row. `spend`: count its tokens against the budget; decode tokens were counted before."""
+    def add(self, sequence: Sequence, count: int) -> None:
+        """Add tokens of a row."""
+        self.budget -= count
+        if self.prompts and sequence in self.prompts:
+            index = self.prompts[sequence]
+            if index is not None:
+                self.counts[index] += count
+                return
+            self.prompts[sequence] = len(self.sequences)
         self.sequences.append(sequence)
         self.counts.append(count)
-        self.budget -= count if spend else 0
+
+    def given(self, sequence: Sequence) -> int:
+        """Return the tokens that the step runs of a prompt so far."""
+        index = self.prompts[sequence]
+        return 0 if index is None else self.counts[index]
+
+    def left(self, sequence: Sequence) -> int:
+        """Return the tokens that a running prompt still has to prefill after the step."""
+        return sequence.num_known - sequence.launched - self.given(sequence)
 
 
 def lease_of(sequence: Sequence) -> Lease:

@@ -18,6 +18,8 @@ from jswa.cache.lease import NEVER, Lease
 from jswa.plan import ChoiceLogprobs, Request
 from jswa.types import PrefixHit
 
+Rank = tuple[int, int, int]  # priority, turn and arrival
+
 
 class Status(enum.Enum):
     """Where a sequence is in its life."""
@@ -33,7 +35,7 @@ class Sequence:
     """One request in the scheduler.
 
     Attributes:
-        rank: its turn, by priority and arrival; preemption does not change it.
+        rank: its place, by priority, turn and arrival; preemption does not change it.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
         row_id: index in the device's tables while it runs; -1 otherwise.
         in_flight: steps on the device that run this row.
@@ -43,7 +45,7 @@ class Sequence:
     """
 
     request: Request
-    rank: tuple[int, int]
+    rank: Rank
     limit: int
     status: Status = Status.WAITING
     row_id: int = -1

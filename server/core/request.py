@@ -23,7 +23,6 @@ from .engine_protocol import EngineLike
 from .fairness import Admission, Key, Turns
 
 _numbers = itertools.count()
-_TURN_BITS = 80  # of virtual time below the priority
 
 
 @dataclass(eq=False)
@@ -120,7 +119,8 @@ def build(
                 prompt.ids,
                 own,
                 bad_words=words,
-                priority=(order.priority << _TURN_BITS) + start,
+                priority=order.priority,
+                turn=start,
                 cache_salt=order.cache_salt,
                 lora=order.lora,
             )
@@ -174,7 +174,7 @@ class Job:
         self._between_tokens = between_tokens
         for index, request in enumerate(requests):
             text = _text(index, prompts[index // params.n], params, tokenizer)
-            text.start = request.priority - (order.priority << _TURN_BITS)
+            text.start = request.turn
             self._texts[request.request_id] = text
         self._firsts = {request.request_id for request in requests[:: params.n]}
         try:
