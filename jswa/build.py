@@ -21,7 +21,7 @@ from jswa.env import Switches
 from jswa.exec.backends import choose_backends
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
-from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
+from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena, table_bytes
 from jswa.model.hf.config import load_config
 from jswa.model.partition import shard_config
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
@@ -121,7 +121,8 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     memory = options.kv_cache_memory_bytes
     if memory is None:
         scratch = scratch_bytes(part, params, layout, limits, backends, kv_dtype) if on_gpu else 0
-        memory = free_bytes(_own_devices(device, mesh)) - scratch
+        tables = table_bytes(part, layout, limits) if on_gpu else 0
+        memory = free_bytes(_own_devices(device, mesh)) - scratch - tables
         if hosts is not None:
             memory = hosts.least(memory // _MIB) * _MIB
     limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize, on_gpu=on_gpu)

@@ -28,6 +28,9 @@ class EngineConfig:
         max_num_seqs: Maximum number of sequences that run at the same time. Default: 16 on CPU, 256 on GPU.
         max_num_batched_tokens: Maximum tokens per step, of prefill chunks and decoding sequences together. Default:
             512 on CPU, 2048 on GPU, but at least max_num_seqs.
+        long_prefill_token_threshold: Prompts with more tokens than this to prefill are long: while several prompts need
+            more than a step, the oldest gets this many tokens per step, the others come shortest first, and those
+            that are not long pass long ones in the queue. Default: a quarter of max_num_batched_tokens.
         block_size: Tokens per KV page. Default: 16 on CPU, 64 on GPU.
         gpu_memory_utilization: Fraction of the GPU's memory for weights, temporary buffers and KV cache.
         kv_cache_memory_bytes: Size of the KV cache on each device in bytes. Default: what weights and temporary buffers
@@ -60,6 +63,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int | None = None
     block_size: int | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
@@ -81,6 +85,7 @@ class EngineConfig:
             "max_model_len",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "long_prefill_token_threshold",
             "block_size",
             "kv_cache_memory_bytes",
             "prefix_cache_interval",
@@ -126,11 +131,12 @@ class Limits:
     one_bucket: bool = False
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
+    long_prefill: int = 0
 
     @property
-    def max_extras(self) -> int:
-        """Rows that may have penalties, biases or masks at the same time."""
-        return min(self.max_rows, 32)
+    def long_prompt(self) -> int:
+        """Prompts with more tokens than this to prefill are long; a quarter of a step unless `long_prefill` is set."""
+        return self.long_prefill or max(1, self.max_tokens // 4)
 
     @property
     def pages_per_row(self) -> int:
@@ -161,6 +167,7 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
         one_bucket=options.deterministic,
         prefix_cache=options.prefix_cache,
         prefix_cache_interval=options.prefix_cache_interval,
+        long_prefill=options.long_prefill_token_threshold or 0,
     )
 
 

@@ -110,6 +110,7 @@ class Engine:
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
+        turn: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
     ) -> Request:
@@ -120,6 +121,7 @@ class Engine:
         Args:
             bad_words: token sequences that are never generated, in place of the text in `params.bad_words`.
             priority: lower runs first.
+            turn: decides between equal priorities, before arrival.
             cache_salt: cached prefixes are shared with requests of the same salt only.
             lora: name of the LoRA adapter; cached prefixes are never shared between adapters.
         """
@@ -145,6 +147,7 @@ class Engine:
             key=(high, low),
             max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
             priority=priority,
+            turn=turn,
             constraint=make_constraint(params, self.model.vocab_size, len(prompt), stop_ids, bad_words),
             cache_salt=root,
             adapter=index,

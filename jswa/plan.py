@@ -12,23 +12,27 @@ from jaxtyping import Float, Int
 
 from jswa.types import FinishReason, PrefixHit, SamplingParams
 
+_FEW = 1_000  # ids up to which bits are set one by one
 FROM_DEVICE = -1  # in StepPlan.tokens: the token that the previous step sampled for this row
 NOT_FINITE = -1  # in the tokens of a step: logits held NaN or infinity, or nothing was allowed
 
 
 class Constraint(NamedTuple):
-    """Penalties, biases and masks of one request. Masks are bits, 1 = allowed, 32 tokens a word.
+    """Biases and masks of one request; its penalties are in its parameters. V tokens in the vocabulary.
 
     Attributes:
-        bias: added to the logits, [V] float32.
-        mask: tokens allowed once the text has `min_length` tokens, [⌈V/32⌉] int32.
-        early_mask: tokens allowed before that: no stop tokens.
+        bias_ids, bias: what is added to the logits of these tokens.
+        allowed: bits of the only tokens that may be generated (`bits_of`); None: all of them.
+        forbidden: tokens that are never generated.
+        early: tokens that are not generated before the text has `min_length` tokens.
         bad_words: token sequences; the last token of each is forbidden if the text ends in the others.
     """
 
-    bias: Float[np.ndarray, " V"]
-    mask: Int[np.ndarray, " words"]
-    early_mask: Int[np.ndarray, " words"]
+    bias_ids: Int[np.ndarray, " B"]
+    bias: Float[np.ndarray, " B"]
+    allowed: Int[np.ndarray, " words"] | None
+    forbidden: tuple[int, ...]
+    early: tuple[int, ...]
     min_length: int
     bad_words: tuple[tuple[int, ...], ...]
 
@@ -41,10 +45,11 @@ class Request:
         stop_ids: tokens that end the text; they include the model's end tokens unless the request ignores these.
         key: the random key of the request, the two halves of its 64-bit seed.
         max_length: limit of prompt and generated tokens together.
-        priority: lower runs first; arrival decides between equals.
+        priority: lower runs first.
         constraint: None if the logits are used unchanged.
         cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
         adapter: index of the LoRA adapter; 0: none.
+        turn: decides between equal priorities, before arrival.
     """
 
     request_id: str
@@ -57,6 +62,7 @@ class Request:
     constraint: Constraint | None = None
     cache_salt: str = ""
     adapter: int = 0
+    turn: int = 0
 
     @property
     def waits_for_tokens(self) -> bool:
@@ -113,18 +119,39 @@ class StepLogprobs(NamedTuple):
 
 
 class ExtrasEntry(NamedTuple):
-    """New contents of one entry of the extras tables.
+    """The extras of a row that begins; its mask allows every token until a `RowMask` is set.
 
     Attributes:
-        bias: None if only the mask changes; then the counts stay.
-        skipped: tokens that the row does not run because their KV is cached, prompt first.
+        bias_ids, bias: what is added to the logits of these tokens.
+        prompt: its tokens count as seen; empty if no penalty asks for them.
+        generated: tokens of its text that the row does not run because their KV is cached; empty as well.
     """
 
-    extras_id: int
-    mask: Int[np.ndarray, " words"]
-    bias: Float[np.ndarray, " V"] | None = None
-    skipped: Int[np.ndarray, " S"] = np.zeros(0, np.int32)
-    prompt_length: int = 0
+    row_id: int
+    bias_ids: Int[np.ndarray, " B"]
+    bias: Float[np.ndarray, " B"]
+    prompt: Int[np.ndarray, " P"]
+    generated: Int[np.ndarray, " G"]
+
+
+class RowMask(NamedTuple):
+    """The tokens that a row may generate from this step on: those of `allowed` (None: all) without `banned`."""
+
+    row_id: int
+    allowed: Int[np.ndarray, " words"] | None
+    banned: tuple[int, ...]
+
+
+def bits_of(ids: Int[np.ndarray, " N"], vocab_size: int) -> Int[np.ndarray, " words"]:
+    """Return tokens as ⌈V/32⌉ words of bits, token t in bit t % 32 of word t // 32."""
+    words = -(-vocab_size // 32)
+    if len(ids) < _FEW:
+        bits = np.zeros(words, np.uint32)
+        np.bitwise_or.at(bits, ids >> 5, np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32)))
+        return bits.view(np.int32)
+    chosen = np.zeros(32 * words, bool)
+    chosen[ids] = True
+    return np.packbits(chosen, bitorder="little").view(np.int32)
 
 
 class TableRow(NamedTuple):
@@ -156,7 +183,7 @@ class StepPlan:
         samples: whether the row's last position yields a token (a chunk inside a prompt does not).
         tokens: ids to run; FROM_DEVICE for a row whose token the previous step sampled.
         sampling: sampling parameters by row, columns `SAMPLING`, floats as their bits.
-        extras: entries of the extras tables to set before the step.
+        extras, masks: rows of the extras tables to set before the step, `extras` first.
         full_pages, local_pages: new page-table entries (row id, page position, page id).
         moves: slots to copy before the step, in order (source, destination, whether to rename the source in the full
             table): pages that compaction moves, and copies of cached pages that a row will write to.
@@ -179,6 +206,7 @@ class StepPlan:
     moves: Int[np.ndarray, "M 3"]
     table_rows: tuple[TableRow, ...] = ()
     extras: tuple[ExtrasEntry, ...] = ()
+    masks: tuple[RowMask, ...] = ()
     logprobs: Logprobs = "none"
     targets: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))

@@ -12,6 +12,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 MissReason = Literal["cold", "evicted", "window lost", "salt", "too short", "prompt logprobs", "disabled"]
 
 MAX_LOGPROBS = 20  # most likely tokens with log probabilities, at most
+MAX_LOGIT_BIAS = 1_024  # entries of a logit_bias, at most
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class SamplingParams:
         repetition_penalty: logits of tokens in prompt or text are divided by it if positive, multiplied if negative.
         presence_penalty: subtracted from the logits of tokens that were generated before.
         frequency_penalty: subtracted once for each time that the token was generated.
-        logit_bias: added to the logits of these token ids.
+        logit_bias: added to the logits of these token ids, at most 1,024.
         allowed_token_ids: nothing else is generated.
         bad_words: strings whose tokenizations are never generated.
         n: texts per prompt; with a seed, text i uses seed + i.
@@ -105,6 +106,8 @@ class SamplingParams:
             and all(_is_int(t, 0, _INT32) and _is_real(b, -100, 100) for t, b in self.logit_bias.items())
         )
         _check("logit_bias", self.logit_bias, bias, "a mapping of token ids to numbers in [-100, 100]")
+        entries = len(self.logit_bias or ())
+        _check("logit_bias", f"{entries} entries", entries <= MAX_LOGIT_BIAS, f"at most {MAX_LOGIT_BIAS} entries")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
 

@@ -10,11 +10,14 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from jswa.exec.pack import PackSpec, pack
-from jswa.exec.programs.extras import seen_counts
+from jswa.exec.programs.extras import bias_line, extras_lines
 from jswa.exec.programs.pages import move_batches, padded_row
 from jswa.plan import StepPlan
 
-COPY_PAGES, SET_ROW, SET_EXTRAS, SET_MASK, PREPARE, STEP = range(6)  # STEP + n is the step program n
+COPY_PAGES, SET_ROW, SET_EXTRAS, SET_MANY_EXTRAS, SET_BIAS, COUNT_SKIPPED, PREPARE, STEP = range(8)
+# STEP + n is the step program n.
+MANY = 8  # lines of SET_MANY_EXTRAS; SET_EXTRAS has one
+SKIPPED = 1_024  # tokens of COUNT_SKIPPED
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
@@ -25,17 +28,13 @@ class Launch(NamedTuple):
     arrays: tuple[Shaped[np.ndarray, "..."] | np.int32, ...]
 
 
-def plan_launches(plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pages_per_row: int) -> list[Launch]:
+def plan_launches(
+    plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pages_per_row: int, vocab: int
+) -> list[Launch]:
     """Return the launches of a plan: moves, table rows and extras, then the step of that number."""
     out = list(move_launches(plan.moves, num_pages))
     out += [Launch(SET_ROW, (padded_row(row, pages_per_row),)) for row in plan.table_rows]
-    for entry in plan.extras:
-        extras_id = np.int32(entry.extras_id)
-        if entry.bias is None:
-            out.append(Launch(SET_MASK, (extras_id, entry.mask)))
-        else:
-            seen = seen_counts(entry.skipped, entry.prompt_length, len(entry.bias))
-            out.append(Launch(SET_EXTRAS, (extras_id, entry.mask, entry.bias, seen)))
+    out += extras_launches(plan, spec.max_rows, vocab) if plan.extras or plan.masks else []
     out.append(Launch(STEP + step, (pack(plan, spec),)))
     return out
 
@@ -43,6 +42,27 @@ def plan_launches(plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pag
 def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Launch]:
     """Yield the launches that move pages."""
     return (Launch(COPY_PAGES, (batch,)) for batch in move_batches(moves, num_pages))
+
+
+def extras_launches(plan: StepPlan, max_rows: int, vocab: int) -> Iterator[Launch]:
+    """Yield the launches that set rows of the extras tables, as many rows in each as there are."""
+    lines = extras_lines([(e.row_id, e.prompt) for e in plan.extras], plan.masks, vocab)
+    whole = len(lines) // MANY * MANY
+    for start in range(0, whole, MANY):
+        yield Launch(SET_MANY_EXTRAS, (lines[start : start + MANY],))
+    for start in range(whole, len(lines)):
+        yield Launch(SET_EXTRAS, (lines[start : start + 1],))
+    for entry in plan.extras:
+        if len(entry.bias_ids):
+            yield Launch(SET_BIAS, (bias_line(entry.row_id, entry.bias_ids, entry.bias, vocab),))
+    skipped = [np.stack([np.full_like(e.generated, e.row_id), e.generated]) for e in plan.extras if len(e.generated)]
+    if skipped:
+        pairs = np.concatenate(skipped, axis=1)
+        for start in range(0, pairs.shape[1], SKIPPED):
+            part = pairs[:, start : start + SKIPPED]
+            yield Launch(
+                COUNT_SKIPPED, (np.pad(part, ((0, 0), (0, SKIPPED - part.shape[1])), constant_values=max_rows),)
+            )
 
 
 def encode(launches: Iterable[Launch]) -> bytes:

@@ -23,10 +23,14 @@ from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.exec.launches import (
     COPY_PAGES,
+    COUNT_SKIPPED,
+    MANY,
     PREPARE,
+    SET_BIAS,
     SET_EXTRAS,
-    SET_MASK,
+    SET_MANY_EXTRAS,
     SET_ROW,
+    SKIPPED,
     STEP,
     Launch,
     decode,
@@ -36,7 +40,7 @@ from jswa.exec.launches import (
 )
 from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
 from jswa.exec.pack import PackSpec
-from jswa.exec.programs.extras import Extras, set_extras, set_mask
+from jswa.exec.programs.extras import Extras, bias_line, count_skipped, extras_lines, set_bias, set_extras
 from jswa.exec.programs.pages import WIDTH, copy_pages, set_row
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
@@ -124,7 +128,7 @@ class Runner:
             steps = {n: pool.submit(self._compiled, n) for n in self._family("none")}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
             self._set_row = pool.submit(compile_set_row, self._shapes).result()
-            self._set_extras, self._set_mask = pool.submit(compile_set_extras, self._shapes["extras"]).result()
+            self._extras = pool.submit(compile_extras, self._shapes["extras"]).result()
             self.compiled = {n: future.result() for n, future in steps.items()}
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
 
@@ -132,7 +136,8 @@ class Runner:
         """Launch a plan and return at once. Uploads once, and once per batch of moves, table row or extras."""
         number = self._family(plan.logprobs)[self._numbers[pick_bucket(self.buckets, plan)]]
         spec = self.configs[number].pack
-        launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row)
+        vocab = self._model.vocab_size
+        launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row, vocab)
         if self._broadcast is not None:
             self._broadcast(encode(launches))
         outputs = self._run(launches)
@@ -241,11 +246,8 @@ class Runner:
                     self.state = self._copy_pages(self.state, *placed)
                 elif program == SET_ROW:
                     self.state = self._set_row(self.state, *placed)
-                elif program == SET_EXTRAS:
-                    self.state = {**self.state, "extras": self._set_extras(self.state["extras"], *placed)}
-                elif program == SET_MASK:
-                    extras = self.state["extras"]
-                    self.state = {**self.state, "extras": {**extras, "mask": self._set_mask(extras["mask"], *placed)}}
+                elif program in self._extras:
+                    self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
                 else:
                     step = self.compiled[program - STEP]
                     self.state, outputs = step(self.params, self.state, *placed)
@@ -320,13 +322,16 @@ def compile_set_row(state: DeviceState) -> jax.stages.Compiled:
     return _compile(set_row, state, np.zeros(1 + 2 * state["full_table"].shape[1], np.int32))
 
 
-def compile_set_extras(extras: Extras) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-    """Compile the programs that set a row of the extras tables, and that set its mask alone."""
-    extras_id, (_, words), (_, vocab) = np.int32(0), extras["mask"].shape, extras["bias"].shape
-    mask, bias, seen = np.zeros(words, np.int32), np.zeros(vocab, np.float32), np.zeros(vocab, np.int32)
-    return _compile(set_extras, extras, extras_id, mask, bias, seen), _compile(
-        set_mask, extras["mask"], extras_id, mask
-    )
+def compile_extras(extras: Extras) -> dict[int, jax.stages.Compiled]:
+    """Compile the programs that set rows of the extras tables, by their number. The tables are donated."""
+    vocab, none = extras["seen"].shape[1], np.zeros(0, np.int32)
+    lines = [extras_lines([(0, none)] * count, (), vocab) for count in (1, MANY)]
+    return {
+        SET_EXTRAS: _compile(set_extras, extras, lines[0]),
+        SET_MANY_EXTRAS: _compile(set_extras, extras, lines[1]),
+        SET_BIAS: _compile(set_bias, extras, bias_line(0, none, none.view(np.float32), vocab)),
+        COUNT_SKIPPED: _compile(count_skipped, extras, np.zeros((2, SKIPPED), np.int32)),
+    }
 
 
 def _compile(function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:

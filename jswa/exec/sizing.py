@@ -17,7 +17,7 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
-from jswa.exec.programs.state import state_shapes
+from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
 from jswa.model.lora import has_adapters
@@ -80,6 +80,14 @@ def scratch_bytes(
         most = max(most, memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
     _log.info("steps take %.2f GiB of scratch", most / 2**30)
     return most
+
+
+def table_bytes(model: ModelConfig, layout: KVLayout, limits: Limits) -> int:
+    """Return the bytes of the state beside the arena, on each device: page tables and extras of all rows."""
+    state = state_shapes(layout, dataclasses.replace(limits, num_blocks=1), model.vocab_size, jnp.dtype(jnp.int8))
+    size = state_bytes({**state, "lanes": []})
+    _log.info("page tables and extras of %d rows take %.2f GiB", limits.max_rows, size / 2**30)
+    return size
 
 
 def size_arena(

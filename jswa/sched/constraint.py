@@ -1,10 +1,12 @@
-"""Turns sampling parameters into a bias per token and masks of allowed tokens."""
+"""Turns sampling parameters into biases of tokens and masks of allowed tokens."""
+
+from collections.abc import Collection
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from jswa.errors import InvalidSampling
-from jswa.plan import Constraint
+from jswa.plan import Constraint, bits_of
 from jswa.types import SamplingParams
 
 
@@ -24,37 +26,45 @@ def make_constraint(
     limited = params.logit_bias or params.allowed_token_ids is not None or params.min_tokens or bad_words
     if not penalized and not limited:
         return None
-    bias = np.zeros(vocab_size, np.float32)
-    for token, value in (params.logit_bias or {}).items():
-        bias[_known("logit_bias", token, vocab_size)] = value
-    allowed = np.ones(vocab_size, bool)
-    if params.allowed_token_ids is not None:
-        allowed[:] = False
-        allowed[[_known("allowed_token_ids", token, vocab_size) for token in params.allowed_token_ids]] = True
-    allowed[[word[0] for word in bad_words if len(word) == 1]] = False
-    early = allowed.copy()
-    if params.min_tokens:
-        early[[token for token in stop_ids if token < vocab_size]] = False
-    for name, mask in (("allowed_token_ids", allowed), ("min_tokens", early)):
-        if not mask.any():
-            raise InvalidSampling(name, getattr(params, name), "leaves no token that may be generated")
-    return Constraint(
-        bias,
-        mask=_pack_bits(allowed),
-        early_mask=_pack_bits(early),
+    bias, ids = params.logit_bias or {}, params.allowed_token_ids
+    constraint = Constraint(
+        bias_ids=_known("logit_bias", bias, vocab_size),
+        bias=np.fromiter(bias.values(), np.float32, len(bias)),
+        allowed=None if ids is None else bits_of(_known("allowed_token_ids", ids, vocab_size), vocab_size),
+        forbidden=tuple({word[0] for word in bad_words if len(word) == 1}),
+        early=tuple(token for token in stop_ids if token < vocab_size) if params.min_tokens else (),
         min_length=prompt_length + params.min_tokens,
         bad_words=tuple(word for word in bad_words if len(word) > 1),
     )
+    for name, banned in (
+        ("allowed_token_ids", constraint.forbidden),
+        ("min_tokens", constraint.forbidden + constraint.early),
+    ):
+        if not _any_left(constraint.allowed, banned, vocab_size):
+            raise InvalidSampling(name, getattr(params, name), "leaves no token that may be generated")
+    return constraint
 
 
-def _known(field: str, token: int, vocab_size: int) -> int:
-    if token >= vocab_size:
-        raise InvalidSampling(field, token, f"must be in [0, {vocab_size})")
-    return token
+def banned_at(constraint: Constraint, text: Int[np.ndarray, " n"], position: int) -> tuple[int, ...]:
+    """Return the tokens that may not be sampled at `position`, behind the generated `text`."""
+    banned = constraint.forbidden + (constraint.early if position < constraint.min_length else ())
+    return banned + tuple(
+        word[-1]
+        for word in constraint.bad_words
+        if len(word) - 1 <= len(text) and tuple(text[len(text) - len(word) + 1 :].tolist()) == word[:-1]
+    )
 
 
-def _pack_bits(mask: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:
-    """32 tokens a word, the first in the lowest bit."""
-    padded = np.zeros(-(-len(mask) // 32) * 32, bool)
-    padded[: len(mask)] = mask
-    return np.packbits(padded, bitorder="little").view(np.int32)
+def _any_left(allowed: Int[np.ndarray, " words"] | None, banned: tuple[int, ...], vocab_size: int) -> bool:
+    """Return whether anything is allowed; `allowed` alone allows something."""
+    if not banned or allowed is None:
+        return len(set(banned)) < vocab_size
+    return bool((allowed & ~bits_of(np.array(banned), vocab_size)).any())
+
+
+def _known(field: str, ids: Collection[int], vocab_size: int) -> Int[np.ndarray, " N"]:
+    """Return token ids as an array. Raises InvalidSampling for one outside of the vocabulary."""
+    found = np.fromiter(ids, np.int64, len(ids))
+    if len(found) and found.max() >= vocab_size:
+        raise InvalidSampling(field, int(found[found >= vocab_size][0]), f"must be in [0, {vocab_size})")
+    return found.astype(np.int32)

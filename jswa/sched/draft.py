@@ -21,23 +21,40 @@ class Draft:
     Attributes:
         budget: tokens that the step may still take.
         sequences, counts: rows so far, and the tokens that each runs.
+        prompts: running rows that have a prompt to prefill, with their index among `sequences`, or None.
         extended: rows with new pages.
         resumed: rows that start on cached pages.
-        extras: entries of the extras tables to set.
+        extras: rows of the extras tables to set.
     """
 
     budget: int
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    prompts: dict[Sequence, int | None] = field(default_factory=dict)
     extended: list[Sequence] = field(default_factory=list)
     resumed: list[Sequence] = field(default_factory=list)
     extras: list[ExtrasEntry] = field(default_factory=list)
 
-    def add(self, sequence: Sequence, count: int, *, spend: bool) -> None:
-        """Add a row. `spend`: count its tokens against the budget; decode tokens were counted before."""
+    def add(self, sequence: Sequence, count: int) -> None:
+        """Add tokens of a row."""
+        self.budget -= count
+        if self.prompts and sequence in self.prompts:
+            index = self.prompts[sequence]
+            if index is not None:
+                self.counts[index] += count
+                return
+            self.prompts[sequence] = len(self.sequences)
         self.sequences.append(sequence)
         self.counts.append(count)
-        self.budget -= count if spend else 0
+
+    def given(self, sequence: Sequence) -> int:
+        """Return the tokens that the step runs of a prompt so far."""
+        index = self.prompts[sequence]
+        return 0 if index is None else self.counts[index]
+
+    def left(self, sequence: Sequence) -> int:
+        """Return the tokens that a running prompt still has to prefill after the step."""
+        return sequence.num_known - sequence.launched - self.given(sequence)
 
 
 def lease_of(sequence: Sequence) -> Lease:
@@ -58,9 +75,6 @@ def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool
     known = np.array([s.num_known for s in sequences], np.int32)
     counts = np.array(draft.counts, np.int32)
     ends = np.cumsum(counts)
-    if rows.any_extras:
-        updates = (rows.update(s, s.launched + n) for s, n in zip(sequences, draft.counts, strict=True))
-        draft.extras += [entry for entry in updates if entry is not None]
     kind: Logprobs = _logprobs(sequences) if logprobs else "none"
     table_rows = tuple(_table_row(s.row_id, lease_of(s)) for s in draft.resumed)
     tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
@@ -81,6 +95,7 @@ def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool
         local_pages=_table_entries((s.row_id, lease_of(s).local) for s in draft.extended),
         moves=np.array(moves, np.int32).reshape(-1, 3),
         extras=tuple(draft.extras),
+        masks=rows.masks(sequences, draft.counts),
         logprobs=kind,
         targets=_targets(draft) if kind == "prompt" else np.zeros(0, np.int32),
         adapters=rows.adapters[row_ids],

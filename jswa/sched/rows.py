@@ -1,16 +1,21 @@
-"""Per-row inputs of the step besides pages: sampling parameters, adapters, and extras (penalties and masks)."""
+"""Per-row inputs of the step besides pages: sampling parameters, adapters, and extras (penalties, biases, masks)."""
 
 from collections.abc import Iterable
 
 import numpy as np
-from jaxtyping import Int
 
-from jswa.plan import SAMPLING, Constraint, ExtrasEntry, Request
+from jswa.plan import SAMPLING, ExtrasEntry, RowMask
+from jswa.sched.constraint import banned_at
 from jswa.sched.sequence import Sequence
+
+_REAL = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+_REAL_COLUMNS = [SAMPLING.index(name) for name in _REAL]
+_KEY_COLUMNS = [SAMPLING.index("key_high"), SAMPLING.index("key_low")]
+_TOP_K, _EXTRAS, _PROMPT_LENGTH = map(SAMPLING.index, ("top_k", "extras", "prompt_length"))
 
 
 class RowTable:
-    """Columns by row id, so that a plan gathers them with one index, and the ids of the extras tables.
+    """Columns by row id, so that a plan gathers them with one index, and the masks that the device has.
 
     Attributes:
         sampling: packed sampling parameters, columns `SAMPLING`.
@@ -18,33 +23,22 @@ class RowTable:
         adapters: index of the LoRA adapter; 0: none.
     """
 
-    def __init__(self, max_rows: int, max_extras: int) -> None:
+    def __init__(self, max_rows: int) -> None:
         self.sampling = np.zeros((max_rows, len(SAMPLING)), np.int32)
         self.cached = np.zeros((max_rows, 2), np.int32)
         self.adapters = np.zeros(max_rows, np.int32)
         self._no_extras = max_rows
-        self._max_extras = max_extras
-        self._free_extras = list(range(max_extras - 1, -1, -1))
-        self._masks: dict[int, Int[np.ndarray, " words"]] = {}  # the device's masks by extras id
-
-    @property
-    def any_extras(self) -> bool:
-        """Whether any running row has extras."""
-        return bool(self._masks)
-
-    def has_room(self, request: Request) -> bool:
-        """Whether there is an extras id for this request, if it needs one."""
-        return request.constraint is None or bool(self._free_extras)
+        # By row id, the tokens that the device's mask bans, for rows whose mask may change; None: no mask is set yet.
+        self._banned: dict[int, tuple[int, ...] | None] = {}
 
     def admit(self, sequence: Sequence) -> ExtrasEntry | None:
         """Fill the columns of the row; return its entry in the extras tables, if it needs one."""
-        request = sequence.request
+        request, row_id = sequence.request, sequence.row_id
         params, constraint = request.params, request.constraint
-        sequence.extras_id = self._no_extras if constraint is None else self._free_extras.pop()
-        columns = self.sampling[sequence.row_id]
+        columns = self.sampling[row_id]
         assert sequence.lease is not None
-        self.cached[sequence.row_id] = sequence.lease.full_write_from, sequence.lease.local_visible_from
-        self.adapters[sequence.row_id] = request.adapter
+        self.cached[row_id] = sequence.lease.full_write_from, sequence.lease.local_visible_from
+        self.adapters[row_id] = request.adapter
         real = (
             params.temperature,
             params.top_p,
@@ -53,55 +47,44 @@ class RowTable:
             params.presence_penalty,
             params.frequency_penalty,
         )
-        names = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-        columns[[SAMPLING.index(name) for name in names]] = np.array(real, np.float32).view(np.int32)
-        columns[SAMPLING.index("top_k")] = max(params.top_k, 0)
-        keys = [SAMPLING.index("key_high"), SAMPLING.index("key_low")]
-        columns[keys] = np.array(request.key, np.uint32).view(np.int32)
-        columns[SAMPLING.index("extras")] = sequence.extras_id
-        columns[SAMPLING.index("prompt_length")] = len(request.prompt)
+        columns[_REAL_COLUMNS] = np.array(real, np.float32).view(np.int32)
+        columns[_KEY_COLUMNS] = np.array(request.key, np.uint32).view(np.int32)
+        columns[_TOP_K] = max(params.top_k, 0)
+        columns[_EXTRAS] = self._no_extras if constraint is None else row_id
+        columns[_PROMPT_LENGTH] = len(request.prompt)
         if constraint is None:
             return None
-        mask = _mask(sequence, constraint, sequence.num_known)
-        self._masks[sequence.extras_id] = mask
-        skipped = sequence.tokens[: sequence.launched].copy()
-        return ExtrasEntry(sequence.extras_id, mask, constraint.bias, skipped, len(request.prompt))
+        if constraint.allowed is not None or constraint.forbidden or constraint.early or constraint.bad_words:
+            self._banned[row_id] = None if constraint.allowed is not None else ()
+        prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
+        counted = sequence.launched if real[3:] != (1.0, 0.0, 0.0) else 0
+        generated = sequence.tokens[len(request.prompt) : counted].copy()
+        return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, prompt, generated)
 
     def release(self, sequence: Sequence) -> None:
-        """Free the row's extras id."""
-        if self._masks.pop(sequence.extras_id, None) is not None:
-            self._free_extras.append(sequence.extras_id)
+        """Forget the mask of a row that ends."""
+        self._banned.pop(sequence.row_id, None)
 
-    def update(self, sequence: Sequence, position: int) -> ExtrasEntry | None:
-        """Return the new mask for sampling the token at `position`, if the mask changes."""
-        constraint = sequence.request.constraint
-        if constraint is None:
-            return None
-        mask = _mask(sequence, constraint, position)
-        if mask is self._masks[sequence.extras_id] or np.array_equal(mask, self._masks[sequence.extras_id]):
-            return None
-        self._masks[sequence.extras_id] = mask
-        return ExtrasEntry(sequence.extras_id, mask)
+    def masks(self, sequences: list[Sequence], counts: list[int]) -> tuple[RowMask, ...]:
+        """Return the masks that change before a step which runs so many tokens of these rows."""
+        if not self._banned:
+            return ()
+        ends = ((s, s.launched + count) for s, count in zip(sequences, counts, strict=True))
+        found = (self._mask(s, end) for s, end in ends if s.row_id in self._banned and end >= s.num_known)
+        return tuple(mask for mask in found if mask is not None)
 
     def check(self, running: Iterable[Sequence]) -> None:
-        """Assert that exactly the constrained rows among `running` have an extras id, and that none leaked."""
-        used = [s.extras_id for s in running if s.request.constraint is not None]
-        assert sorted(used) == sorted(self._masks), "extras ids differ from the rows that have constraints"
-        assert not set(used) & set(self._free_extras), "the extras id of a running row is free"
-        assert len(used) + len(self._free_extras) == self._max_extras, "an extras id leaked"
+        """Assert that only running rows with a constraint have a mask that may change."""
+        rows = {s.row_id for s in running if s.request.constraint is not None}
+        assert set(self._banned) <= rows, "the mask of a row that does not run may change"
 
-
-def _mask(sequence: Sequence, constraint: Constraint, position: int) -> Int[np.ndarray, " words"]:
-    """Return the tokens allowed at `position`: no stop token before min_length, no last token of a bad word begun."""
-    mask = constraint.mask if position >= constraint.min_length else constraint.early_mask
-    text = sequence.tokens[len(sequence.request.prompt) : position]
-    banned = [
-        word[-1]
-        for word in constraint.bad_words
-        if len(word) - 1 <= len(text) and tuple(text[len(text) - len(word) + 1 :].tolist()) == word[:-1]
-    ]
-    if banned:
-        mask = mask.copy()
-        for token in banned:
-            mask[token // 32] &= ~np.int32(np.uint32(1 << token % 32).view(np.int32))
-    return mask
+    def _mask(self, sequence: Sequence, position: int) -> RowMask | None:
+        """Return the mask for sampling the token at `position`, if the device has another."""
+        constraint, row_id = sequence.request.constraint, sequence.row_id
+        assert constraint is not None
+        text = sequence.tokens[len(sequence.request.prompt) : position]
+        banned, before = banned_at(constraint, text, position), self._banned[row_id]
+        self._banned[row_id] = banned
+        if position >= constraint.min_length and not constraint.bad_words:
+            del self._banned[row_id]
+        return None if banned == before else RowMask(row_id, constraint.allowed, banned)

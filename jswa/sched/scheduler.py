@@ -6,8 +6,6 @@ tokens are: `plan` decides length stops; `apply` sees end tokens, one step late,
 """
 
 import bisect
-import heapq
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,20 +14,21 @@ from types import MappingProxyType
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.capacity import peak_slots, row_capacity
+from jswa.cache.capacity import row_capacity
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import NEVER
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.radix import common_prefix
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import NOT_FINITE, Request, StepLogprobs, StepPlan, TokenEvent
+from jswa.sched.admission import admissible, is_passed, match_of, note_admission, prefix_writer
 from jswa.sched.draft import Draft, lease_of, make_plan
 from jswa.sched.outputs import store_prompt_logprobs, with_results
+from jswa.sched.queue import Queue
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
-from jswa.types import FinishReason, MissReason, PrefixHit
+from jswa.types import FinishReason
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,11 @@ class Scheduler:
         self._arrivals = 0
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
+        self._waiting = Queue(limits.long_prompt)
         self._free_row_ids = list(range(limits.max_rows - 1, -1, -1))
         self._logprob_requests = 0
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
-        self._rows = RowTable(limits.max_rows, limits.max_extras)
+        self._rows = RowTable(limits.max_rows)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -94,11 +93,12 @@ class Scheduler:
             )
         if request.request_id in self._sequences:
             raise EngineError(f"request id {request.request_id!r} is already running")
-        sequence = Sequence(request, (request.priority, self._arrivals), limit=min(request.max_length, self.capacity))
+        rank = (request.priority, request.turn, self._arrivals)
+        sequence = Sequence(request, rank, limit=min(request.max_length, self.capacity))
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._logprob_requests += request.params.wants_logprobs
-        heapq.heappush(self._waiting, (sequence.rank, sequence))
+        self._waiting.push(sequence)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request at once and free its pages; return None if it has ended already."""
@@ -106,8 +106,7 @@ class Scheduler:
         if sequence is None:
             return None
         if sequence.status is Status.WAITING:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
-            heapq.heapify(self._waiting)
+            self._waiting.remove(sequence)
         return self._finish(sequence, None, "abort")
 
     def has_work(self) -> bool:
@@ -119,7 +118,10 @@ class Scheduler:
         self.cache.compact()
         draft = Draft(self.limits.max_tokens)
         self._plan_running(draft)
-        self._plan_admissions(draft)
+        passed = self._admit(draft)
+        self._prefill(draft)
+        if passed and draft.budget > 0:
+            self._admit(draft)
         if not draft.sequences:
             return None
         plan = make_plan(draft, self._rows, self.cache.drain_moves(), logprobs=self._logprob_requests > 0)
@@ -200,24 +202,29 @@ class Scheduler:
             assert sequence.launched <= sequence.num_known + sequence.in_flight
 
     def _plan_running(self, draft: Draft) -> None:
-        """Add running rows, oldest first. The budget reserves a token for each decode row before any prefill chunk."""
-        draft.budget -= sum(s.num_known <= s.launched < s.limit - 1 for s in self._running)
-        visited = 0
+        """Add the running rows that need one token, and a share of the oldest prompt, oldest first.
+
+        The budget has a token for each of these rows.
+        """
+        singles = sum(s.num_known - 1 <= s.launched < s.limit - 1 for s in self._running)
+        share, visited = min(self.limits.long_prompt, draft.budget - singles), 0
         while visited < len(self._running):
             sequence = self._running[visited]
             visited += 1
-            known = sequence.num_known - sequence.launched
-            count = min(known, draft.budget) if known > 0 else 1
-            if count <= 0 or sequence.launched >= sequence.limit - 1:
+            launched, count = sequence.launched, 1
+            if launched >= sequence.limit - 1 or (sequence.waits_for_tokens and sequence.in_flight):
                 continue
-            if sequence.in_flight and sequence.waits_for_tokens:
-                continue
-            length = sequence.launched + count
-            if length > lease_of(sequence).covered:
-                if not self._grow(sequence, length, visited):
+            if sequence.num_known > launched + 1:
+                draft.prompts[sequence] = None
+                if len(draft.prompts) > 1 or share <= 0:
+                    continue
+                count = min(sequence.num_known - launched, share)
+            if launched + count > lease_of(sequence).covered:
+                if not self._grow(sequence, launched + count, visited):
+                    draft.prompts.pop(sequence, None)
                     continue
                 draft.extended.append(sequence)
-            draft.add(sequence, count, spend=known > 0)
+            draft.add(sequence, count)
 
     def _grow(self, sequence: Sequence, length: int, visited: int) -> bool:
         """Get pages up to `length`, preempting the youngest rows not yet visited; False: the row skips this step."""
@@ -233,90 +240,76 @@ class Scheduler:
                 raise EngineError(f"a row of {length} tokens alone does not fit the arena")
         return True
 
-    def _plan_admissions(self, draft: Draft) -> None:
-        if not self._waiting or not self._free_row_ids:
-            return
+    def _prefill(self, draft: Draft, *, priority: int | None = None, long: int = 0) -> None:
+        """Give running prompts what is left of the budget: by priority, then those with least left. Preempts no row.
+
+        `priority`: of a request that waits. Then only prompts of higher priority get tokens, and those of the same that
+        have at most `long` left.
+        """
+        order = []
+        for sequence in draft.prompts:
+            left, own = draft.left(sequence), sequence.request.priority
+            if left and (priority is None or own < priority or (own == priority and left <= long)):
+                order.append((own, left, sequence.rank, sequence))
+        for _, left, _, sequence in sorted(order):
+            count = min(left, draft.budget)
+            length = sequence.launched + draft.given(sequence) + count
+            if count and self.cache.grow(lease_of(sequence), length):
+                draft.extended.append(sequence)
+                draft.add(sequence, count)
+
+    def _admit(self, draft: Draft) -> bool:
+        """Admit waiting requests by rank; return whether long prompts were passed by others."""
         # A row that was preempted with a token in flight is not in the queue yet; no later request may overtake it.
         in_flight = (s for _, sequences in self._in_flight for s in sequences)
         returning = min((s.rank for s in in_flight if s.status is Status.PREEMPTED), default=None)
-        while self._waiting and self._free_row_ids and draft.budget > 0:
-            sequence = self._waiting[0][1]
-            if returning is not None and sequence.rank > returning:
-                return
-            match = self._match(sequence)
-            if self._prefix_is_coming(sequence, match):
-                return
-            if not self._rows.has_room(sequence.request) or not self._admissible(sequence, match):
-                return
-            lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
-            if lease is None:  # a partial page and its copy do not both fit: start at the page before
-                whole = match.resume.full_to // self.layout.page_size * self.layout.page_size
-                match = self._match(sequence, whole)
-                lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
-            if lease is None:
-                return
-            start = match.resume.start
-            count = min(sequence.num_known - start, draft.budget)
-            if not self.cache.grow(lease, start + count):
-                self.cache.close(lease)
-                return
-            heapq.heappop(self._waiting)
-            sequence.lease, sequence.row_id, sequence.status = lease, self._free_row_ids.pop(), Status.RUNNING
-            sequence.launched, sequence.computed_from = start, min(sequence.computed_from, start)
-            self._note_admission(sequence, match)
-            draft.resumed += [sequence] if len(match.full) or len(match.local) else []
-            entry = self._rows.admit(sequence)
-            draft.extras += [] if entry is None else [entry]
-            bisect.insort(self._running, sequence, key=lambda s: s.rank)
-            draft.extended.append(sequence)
-            draft.add(sequence, count, spend=True)
+        # If there is enough for all that run, none of them is held back.
+        enough, longs = sum(map(draft.left, draft.prompts)) <= draft.budget, True
+        long = draft.budget if enough else self.limits.long_prompt
+        while draft.budget > 0 and self._free_row_ids:
+            head = self._waiting.head(longs=longs)
+            if head is None or (returning is not None and head.rank > returning):
+                break
+            self._prefill(draft, priority=head.request.priority, long=long)
+            if draft.budget <= 0:
+                break
+            match = match_of(self.cache, head)
+            writer = prefix_writer(self._running, head, match, self.layout.page_size)
+            if longs and is_passed(draft, head, match, writer, self.limits.long_prompt):
+                longs = False
+            elif writer is not None or not self._begin(draft, head, match):
+                break
+        return not longs
 
-    def _match(self, sequence: Sequence, most: int = NEVER) -> Match:
-        """Match at most `most` tokens of a waiting row.
-
-        Its last token must run, and so must a prompt whose log probabilities were requested.
-        """
-        limit = 0 if sequence.request.params.prompt_logprobs is not None else min(most, sequence.num_known - 1)
-        return self.cache.match(sequence.request.cache_salt, sequence.tokens[: sequence.num_known], limit)
-
-    def _prefix_is_coming(self, sequence: Sequence, match: Match) -> bool:
-        """Return whether a running row is about to publish more of this text than the cache has now."""
-        if sequence.request.params.prompt_logprobs is not None:
+    def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
+        """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
+        if not admissible(self.cache, self.limits, self._running, sequence, match):
             return False
-        tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
-        for other in self._running:
-            lease = lease_of(other)
-            if lease.window_ends and not lease.cursor.detached and lease.salt == sequence.request.cache_salt:
-                common = common_prefix(tokens, other.tokens[: lease.window_ends[-1]])
-                if common - common % self.layout.page_size > found:
-                    return True
-        return False
-
-    def _note_admission(self, sequence: Sequence, match: Match) -> None:
-        """Record when the row was first scheduled and its prefix cache hit, for the first token's event."""
-        length, at = len(sequence.request.prompt), match.resume
-        if sequence.prefix is not None or sequence.num_known > length:
-            return
-        sequence.first_scheduled_time = time.monotonic()
-        skipped = sequence.request.params.prompt_logprobs is not None and self.limits.prefix_cache
-        reason: MissReason = "prompt logprobs" if skipped else match.reason
-        sequence.prefix = PrefixHit(
-            length, at.start, at.full_to, at.full_to - at.start, reason, revived=0 < at.start < at.exact_from
-        )
-        self.cache.hits.count(sequence.prefix)
-
-    def _admissible(self, sequence: Sequence, match: Match) -> bool:
-        """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3)."""
-        layout = self.layout
-        claimed = prefill_rows = 0
-        for other in self._running:
-            held = self.cache.held_slots(lease_of(other))
-            claimed += max(0, layout.resident_slots(max(other.launched, other.num_known + 1)) - held)
-            prefill_rows += other.launched < other.num_known
-        reserve = layout.step_reserve_slots(self.limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
-        need = layout.resident_slots(sequence.num_known + 1)
-        alone = peak_slots(layout, self.limits.max_tokens, sequence.num_known + 1)
-        return max(need + reserve, alone) - self.cache.leased_slots(match) + claimed <= self.cache.available_slots
+        lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
+        if lease is None:  # a partial page and its copy do not both fit: start at the page before
+            whole = match.resume.full_to // self.layout.page_size * self.layout.page_size
+            match = match_of(self.cache, sequence, whole)
+            lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
+        if lease is None:
+            return False
+        start = match.resume.start
+        need = sequence.num_known - start
+        count = need if need <= draft.budget else min(self.limits.long_prompt, draft.budget)
+        if not self.cache.grow(lease, start + count):
+            self.cache.close(lease)
+            return False
+        self._waiting.pop(sequence)
+        sequence.lease, sequence.row_id, sequence.status = lease, self._free_row_ids.pop(), Status.RUNNING
+        sequence.launched, sequence.computed_from = start, min(sequence.computed_from, start)
+        note_admission(self.cache, self.limits, sequence, match)
+        draft.resumed += [sequence] if len(match.full) or len(match.local) else []
+        entry = self._rows.admit(sequence)
+        draft.extras += [] if entry is None else [entry]
+        bisect.insort(self._running, sequence, key=lambda s: s.rank)
+        draft.extended.append(sequence)
+        draft.prompts[sequence] = None
+        draft.add(sequence, count)
+        return True
 
     def _apply_token(self, sequence: Sequence, token: int) -> TokenEvent:
         if token == NOT_FINITE:
@@ -374,7 +367,7 @@ class Scheduler:
 
     def _requeue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        heapq.heappush(self._waiting, (sequence.rank, sequence))
+        self._waiting.push(sequence)
 
     def _release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Free a row's pages and row id. `keep`: publish the KV that it has computed."""
@@ -384,4 +377,4 @@ class Scheduler:
             self._rows.release(sequence)
             self._free_row_ids.append(sequence.row_id)
             self._running.remove(sequence)
-            sequence.lease, sequence.row_id, sequence.extras_id = None, -1, -1
+            sequence.lease, sequence.row_id = None, -1

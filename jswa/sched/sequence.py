@@ -18,6 +18,8 @@ from jswa.cache.lease import NEVER, Lease
 from jswa.plan import ChoiceLogprobs, Request
 from jswa.types import PrefixHit
 
+Rank = tuple[int, int, int]  # priority, turn and arrival
+
 
 class Status(enum.Enum):
     """Where a sequence is in its life."""
@@ -33,10 +35,9 @@ class Sequence:
     """One request in the scheduler.
 
     Attributes:
-        rank: its turn, by priority and arrival; preemption does not change it.
+        rank: its place, by priority, turn and arrival; preemption does not change it.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
         row_id: index in the device's tables while it runs; -1 otherwise.
-        extras_id: index in the extras tables, if it has penalties or masks.
         in_flight: steps on the device that run this row.
         discard: the tokens of this many steps in flight are ignored, because the row was restarted.
         computed_from: first position that the row has ever computed itself.
@@ -44,11 +45,10 @@ class Sequence:
     """
 
     request: Request
-    rank: tuple[int, int]
+    rank: Rank
     limit: int
     status: Status = Status.WAITING
     row_id: int = -1
-    extras_id: int = -1
     lease: Lease | None = None
     launched: int = 0
     in_flight: int = 0

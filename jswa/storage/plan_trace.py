@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError
-from jswa.plan import ExtrasEntry, StepPlan, TableRow
+from jswa.plan import ExtrasEntry, RowMask, StepPlan, TableRow
 
 
 def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[StepPlan, Int[np.nd
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and value and hasattr(value[0], "_asdict"):
         return [{k: _plain(v) for k, v in entry._asdict().items()} for entry in value]
     return value
 
@@ -48,20 +48,28 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     arrays = {
         name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
         for name, value in fields.items()
-        if name not in ("extras", "logprobs", "table_rows")
+        if name not in ("extras", "masks", "logprobs", "table_rows")
     }
     extras = tuple(
         ExtrasEntry(
-            entry["extras_id"],
-            np.array(entry["mask"], np.int32),
-            None if entry["bias"] is None else np.array(entry["bias"], np.float32),
-            np.array(entry["skipped"], np.int32),
-            entry["prompt_length"],
+            entry["row_id"],
+            np.array(entry["bias_ids"], np.int32),
+            np.array(entry["bias"], np.float32),
+            np.array(entry["prompt"], np.int32),
+            np.array(entry["generated"], np.int32),
         )
         for entry in fields["extras"]
+    )
+    masks = tuple(
+        RowMask(
+            entry["row_id"],
+            None if entry["allowed"] is None else np.array(entry["allowed"], np.int32),
+            tuple(entry["banned"]),
+        )
+        for entry in fields["masks"]
     )
     rows = tuple(
         TableRow(row["row_id"], np.array(row["full"], np.int32), row["first_local"], np.array(row["local"], np.int32))
         for row in fields["table_rows"]
     )
-    return StepPlan(**arrays, table_rows=rows, extras=extras, logprobs=fields["logprobs"])
+    return StepPlan(**arrays, table_rows=rows, extras=extras, masks=masks, logprobs=fields["logprobs"])

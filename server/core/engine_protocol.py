@@ -55,6 +55,7 @@ class EngineLike(Protocol):
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
+        turn: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
     ) -> Request:

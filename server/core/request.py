@@ -23,7 +23,6 @@ from .engine_protocol import EngineLike
 from .fairness import Admission, Key, Turns
 
 _numbers = itertools.count()
-_TURN_BITS = 80  # of virtual time below the priority
 
 
 @dataclass(eq=False)
@@ -120,7 +119,8 @@ def build(
                 prompt.ids,
                 own,
                 bad_words=words,
-                priority=(order.priority << _TURN_BITS) + start,
+                priority=order.priority,
+                turn=start,
                 cache_salt=order.cache_salt,
                 lora=order.lora,
             )
@@ -131,12 +131,11 @@ def build(
 
 
 def _sharing(request: Request, first: Request) -> Request:
-    """The request with the tables of the first text, which differ in nothing: each is as long as the vocabulary."""
+    """The request with the mask of the first text, which is the same: it has a bit for each token of the vocabulary."""
     own, other = request.constraint, first.constraint
     if own is None or other is None:
         return request
-    tables = own._replace(bias=other.bias, mask=other.mask, early_mask=other.early_mask)
-    return dataclasses.replace(request, constraint=tables)
+    return dataclasses.replace(request, constraint=own._replace(allowed=other.allowed))
 
 
 class Job:
@@ -175,7 +174,7 @@ class Job:
         self._between_tokens = between_tokens
         for index, request in enumerate(requests):
             text = _text(index, prompts[index // params.n], params, tokenizer)
-            text.start = request.priority - (order.priority << _TURN_BITS)
+            text.start = request.turn
             self._texts[request.request_id] = text
         self._firsts = {request.request_id for request in requests[:: params.n]}
         try:

@@ -345,7 +345,15 @@ class Loop:
         return self.scheduler.apply(before.plan, before.tokens()) if before is not None else []
 
 
-def make_request(name: str, prompt: Sequence[int], *, length: int, stop_ids: Collection[int] = ()) -> Request:
+def make_request(
+    name: str,
+    prompt: Sequence[int],
+    *,
+    length: int,
+    stop_ids: Collection[int] = (),
+    priority: int = 0,
+    turn: int = 0,
+) -> Request:
     """Return a request of at most `length` tokens with its prompt."""
-    params = SamplingParams(stop_token_ids=tuple(stop_ids))
-    return Request(name, np.array(prompt, np.int32), params, frozenset(stop_ids), key=(0, 0), max_length=length)
+    params, ids = SamplingParams(stop_token_ids=tuple(stop_ids)), np.array(prompt, np.int32)
+    return Request(name, ids, params, frozenset(stop_ids), (0, 0), length, priority, turn=turn)

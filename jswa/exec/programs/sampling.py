@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jswa.exec.programs.extras import Extras
+from jswa.exec.programs.extras import MOST, Extras, allowed_tokens
 from jswa.model.collectives import (
     AXIS,
     argmax_columns,
@@ -86,7 +86,7 @@ def sample(
             of what is left.
     """
     finite = true_on_all(jnp.isfinite(logits).all(axis=-1), devices)
-    constrained = rows.extras < len(extras["counts"])
+    constrained = rows.extras < len(extras["seen"])
     logits = lax.cond(
         constrained.any(), lambda: apply_constraints(logits, rows, extras, constrained, devices), lambda: logits
     )
@@ -130,16 +130,27 @@ def apply_constraints(
     logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"], devices: int = 1
 ) -> Float[Array, "R V"]:
     """Apply bias, then penalties (Keskar et al. 2019 for repetition), and the mask, to the rows that have any."""
-    extras_ids, vocab = jnp.minimum(rows.extras, len(extras["counts"]) - 1), logits.shape[1] * devices
-    counts, in_prompt = (shard_columns(extras[name][extras_ids], devices) for name in ("counts", "in_prompt"))
-    repetition = jnp.where((counts > 0) | in_prompt, rows.repetition[:, None], 1.0)
-    biased = logits + shard_columns(extras["bias"][extras_ids], devices)
+    row_ids, vocab = jnp.minimum(rows.extras, len(extras["seen"]) - 1), logits.shape[1] * devices
+    ids, bias = jnp.where(constrained[:, None], extras["bias_ids"][row_ids], vocab), extras["bias"][row_ids]
+    biased = lax.cond((ids < vocab).any(), lambda: _add_bias(logits, ids, bias, devices), lambda: logits)
+    seen = shard_columns(extras["seen"][row_ids], devices)
+    counts = (seen & MOST).astype(jnp.float32)
+    repetition = jnp.where(seen > 0, rows.repetition[:, None], 1.0)
     changed = jnp.where(biased > 0, biased / repetition, biased * repetition)
-    changed -= rows.frequency[:, None] * counts.astype(jnp.float32)
+    changed -= rows.frequency[:, None] * counts
     changed -= rows.presence[:, None] * (counts > 0).astype(jnp.float32)
-    words = jnp.repeat(extras["mask"][extras_ids], 32, axis=1)[:, :vocab]
-    allowed = shard_columns((words >> (jnp.arange(vocab, dtype=jnp.int32) % 32)[None]) & 1, devices)
-    return jnp.where(constrained[:, None], jnp.where(allowed == 1, changed, -jnp.inf), logits)
+    allowed = shard_columns(allowed_tokens(extras["mask"][row_ids], vocab), devices)
+    return jnp.where(constrained[:, None], jnp.where(allowed, changed, -jnp.inf), logits)
+
+
+def _add_bias(
+    logits: Float[Array, "R V"], ids: Int[Array, "R B"], bias: Float[Array, "R B"], devices: int
+) -> Float[Array, "R V"]:
+    """Add biases to the logits of this device's share of the vocabulary; ids past the vocabulary are dropped."""
+    rows, size = logits.shape
+    columns = ids - shard_start(size, devices)
+    columns = jnp.where(columns < 0, size, columns)  # a negative index would count from the end
+    return logits.at[jnp.arange(rows)[:, None], columns].add(bias, mode="drop")
 
 
 def _draw(

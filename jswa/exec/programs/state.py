@@ -40,7 +40,7 @@ def init_state(layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype) -
         full_table=jnp.zeros(table, jnp.int32),
         local_table=jnp.zeros(table, jnp.int32),
         last_token=jnp.zeros(limits.max_rows, jnp.int32),
-        extras=init_extras(limits.max_extras, vocab),
+        extras=init_extras(limits.max_rows, vocab),
     )
 
 

@@ -89,8 +89,8 @@ def forward(
         tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
     with named_scope("extras"):
         generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
-        extras_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
-        extras = count_tokens(state["extras"], tokens, extras_ids, generated)
+        row_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
+        extras = count_tokens(state["extras"], tokens, row_ids, generated)
     lanes = list(state["lanes"])
     in_8_bits = lanes[0].dtype.itemsize == 1
 

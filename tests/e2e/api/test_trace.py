@@ -70,7 +70,7 @@ def assert_equal_plans(found: StepPlan, expected: StepPlan) -> None:
         if isinstance(second, np.ndarray):
             assert (first.dtype, first.shape) == (second.dtype, second.shape), field.name
             np.testing.assert_array_equal(first, second, err_msg=field.name)
-        elif field.name in ("extras", "table_rows"):
+        elif field.name in ("extras", "masks", "table_rows"):
             for one, other in zip(first, second, strict=True):
                 for name, value in other._asdict().items():
                     assert type(getattr(one, name)) is type(value)
@@ -106,7 +106,8 @@ def test_a_trace_has_every_plan_and_replays_to_the_same_tokens(
     for (plan, tokens), original in zip(found, launched, strict=True):
         assert_equal_plans(plan, original)
         assert len(tokens) == plan.num_rows
-    assert any(entry.bias is not None for plan in launched for entry in plan.extras)
+    assert any(len(entry.bias) and len(entry.prompt) for plan in launched for entry in plan.extras)
+    assert any(plan.masks for plan in launched)
     assert {plan.logprobs for plan in launched} == {"none", "sampled", "prompt"}
     assert replay(path) == 0
 

@@ -148,6 +148,9 @@ def assert_in_place(program: jax.stages.Compiled, runner: Runner) -> None:
     assert memory.alias_size_in_bytes == state_bytes(runner.state)
     assert largest_copy(program.as_text() or "") < lane
     assert memory.temp_size_in_bytes < lane
+    seen = "u16[{},{}]".format(*runner.state["extras"]["seen"].shape)
+    assert seen in (program.as_text() or "")
+    assert not re.search(rf"= {re.escape(seen)}\S* copy\(", program.as_text() or ""), "the table of counts is copied"
 
 
 def test_every_bucket_updates_the_kv_in_place() -> None:

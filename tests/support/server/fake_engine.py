@@ -64,6 +64,7 @@ class FakeEngine:
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
+        turn: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
     ) -> Request:
@@ -83,6 +84,7 @@ class FakeEngine:
             key=(0, 0),
             max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
             priority=priority,
+            turn=turn,
             constraint=make_constraint(params, self.model.vocab_size, len(prompt), stops, bad_words),
             cache_salt=cache_salt,
             adapter=0 if lora is None else 1 + list(self.adapters).index(lora),
@@ -97,7 +99,7 @@ class FakeEngine:
         self.seen.append(request)
         self._requests[request.request_id] = request
         self.waiting.append(request)
-        self.waiting.sort(key=lambda r: r.priority)
+        self.waiting.sort(key=lambda r: (r.priority, r.turn))
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request; None if it has ended before."""

@@ -11,8 +11,8 @@ import pytest
 from jswa.cache.capacity import useful_blocks
 from jswa.config import EngineConfig, Limits
 from jswa.exec.backends import PORTABLE
-from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena
-from tests.support.fakes import make_layout
+from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena, table_bytes
+from tests.support.fakes import make_layer, make_layout, make_model
 from tests.support.oracles import small_engine_parts
 
 
@@ -61,6 +61,17 @@ def test_the_fullest_gpu_decides_how_large_the_arena_is(monkeypatch: pytest.Monk
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
     found: Any = [FakeDevice("gpu", 100_000, 30_000), FakeDevice("gpu", 100_000, 40_000)]
     assert free_bytes(found) == 58_000
+
+
+@pytest.mark.parametrize(("rows", "megabytes"), [(256, 149), (1400, 814)])
+def test_tables_of_all_rows_are_counted(rows: int, megabytes: int) -> None:
+    """For a vocabulary of 262,144: counts of 2 bytes, masks of a bit, 1,024 biases; page tables of 131,072 tokens."""
+    layout = make_layout(64, 1024, num_full=1, num_local=1)
+    model = make_model(make_layer(None, (1, 2, 2)), vocab=262_144)
+    each = 262_144 * 2 + 262_144 // 8 + 1_024 * 8 + 2 * 4 * 2_048 + 4
+    found = table_bytes(model, layout, Limits(131_072, rows, 8_192, 64))
+    assert found == rows * each
+    assert round(found / 1e6) == megabytes
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from jswa.errors import InvalidSampling
-from jswa.plan import Constraint
-from jswa.sched.constraint import make_constraint
+from jswa.plan import Constraint, bits_of
+from jswa.sched.constraint import banned_at, make_constraint
 from jswa.types import SamplingParams
 
 PROMPT = 5
@@ -25,13 +25,18 @@ def constraint_of(
     return found
 
 
-def allowed_in(mask: Int[np.ndarray, " words"], vocab: int) -> Bool[np.ndarray, " V"]:
-    """Return the tokens of a mask, read bit by bit; assert that no bit past the vocabulary is set."""
-    assert mask.dtype == np.int32
-    assert len(mask) == -(-vocab // 32)
-    bits = [bool(int(mask[token // 32]) & 0xFFFFFFFF & (1 << (token % 32))) for token in range(32 * len(mask))]
-    assert not any(bits[vocab:])
-    return np.array(bits[:vocab])
+def allowed_by(found: Constraint, position: int, vocab: int) -> Bool[np.ndarray, " V"]:
+    """Return the tokens that a constraint allows at a position, its bits read one by one."""
+    banned, bits = banned_at(found, np.zeros(0, np.int32), position), found.allowed
+    if bits is not None:
+        assert bits.dtype == np.int32
+        assert len(bits) == -(-vocab // 32)
+    return np.array(
+        [
+            token not in banned and (bits is None or bool(int(bits[token // 32]) & 0xFFFFFFFF & (1 << (token % 32))))
+            for token in range(vocab)
+        ]
+    )
 
 
 def test_a_request_without_extras_has_no_constraint() -> None:
@@ -46,11 +51,31 @@ def test_a_request_without_extras_has_no_constraint() -> None:
     [{"repetition_penalty": 1.1}, {"presence_penalty": -0.5}, {"frequency_penalty": 0.5}, {"logit_bias": {3: 1.0}}],
 )
 def test_a_penalty_or_a_bias_alone_allows_every_token(params: dict[str, Any]) -> None:
-    """The request has a constraint, whose masks are full."""
+    """The request has a constraint without a mask."""
     found = constraint_of(33, stop_ids=frozenset({2}), **params)
-    assert allowed_in(found.mask, 33).all()
-    assert allowed_in(found.early_mask, 33).all()
-    assert found.bias.nonzero()[0].tolist() == list(params.get("logit_bias", ()))
+    assert (found.allowed, found.forbidden, found.early, found.bad_words) == (None, (), (), ())
+    assert found.bias_ids.tolist() == list(params.get("logit_bias", ()))
+
+
+def test_a_waiting_request_holds_at_most_64_kb_beside_its_prompt() -> None:
+    """With a vocabulary of 262,144 tokens: bits for allowed_token_ids only, and biases by token."""
+    bias = dict.fromkeys(range(1_024), 1.0)
+    params: dict[str, Any] = {"repetition_penalty": 1.1, "min_tokens": 3, "logit_bias": bias}
+    for more in ({}, {"allowed_token_ids": range(100_000)}):
+        found = constraint_of(262_144, stop_ids=frozenset({2}), bad_words=((3,), (4, 5)), **params, **more)
+        assert sum(part.nbytes for part in found if isinstance(part, np.ndarray)) <= 2**16
+        assert (found.allowed is None) == (not more)
+
+
+@pytest.mark.parametrize("count", [0, 1, 999, 1_000, 40_000])
+def test_bits_are_those_of_the_tokens(count: int) -> None:
+    """For few and for many ids, with repetitions."""
+    ids = np.random.default_rng(count).integers(0, 20_001, count).astype(np.int32)
+    bits = bits_of(ids, 20_001)
+    assert bits.dtype == np.int32
+    assert len(bits) == 626
+    found = np.unpackbits(bits.view(np.uint8), bitorder="little")
+    assert np.flatnonzero(found).tolist() == np.unique(ids).tolist()
 
 
 @given(st.data())
@@ -76,12 +101,13 @@ def test_masks_contain_allowed_tokens_without_bad_words_and_early_stop_tokens(da
         return
     found = make_constraint(params, vocab, PROMPT, stops, words)
     assert found is not None
-    assert set(np.flatnonzero(allowed_in(found.mask, vocab)).tolist()) == late
-    assert set(np.flatnonzero(allowed_in(found.early_mask, vocab)).tolist()) == early
+    assert set(np.flatnonzero(allowed_by(found, PROMPT + minimum, vocab)).tolist()) == late
+    assert set(np.flatnonzero(allowed_by(found, PROMPT + minimum - 1, vocab)).tolist()) == early
     assert found.min_length == PROMPT + minimum
     assert found.bad_words == tuple(word for word in words if len(word) > 1)
+    assert found.bias_ids.dtype == np.int32
     assert found.bias.dtype == np.float32
-    assert found.bias.tolist() == [bias.get(token, 0.0) for token in range(vocab)]
+    assert dict(zip(found.bias_ids.tolist(), found.bias.tolist(), strict=True)) == bias
 
 
 @pytest.mark.parametrize("vocab", [31, 32, 33])
@@ -113,6 +139,6 @@ def test_a_request_that_allows_no_token_is_refused_by_name() -> None:
 def test_bad_words_outside_the_vocabulary_are_ignored() -> None:
     """A tokenizer may have more ids than the model; the other bad words still count."""
     found = constraint_of(40, bad_words=((3,), (40,), (5, 41), (5, 6)))
-    assert np.flatnonzero(~allowed_in(found.mask, 40)).tolist() == [3]
+    assert np.flatnonzero(~allowed_by(found, PROMPT, 40)).tolist() == [3]
     assert found.bad_words == ((5, 6),)
     assert make_constraint(SamplingParams(), 40, PROMPT, frozenset(), ((99,),)) is None

@@ -1,4 +1,4 @@
-"""Sampling columns, extras ids and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
+"""Sampling columns, extras and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jswa.cache.lease import Lease
 from jswa.config import Limits
-from jswa.plan import SAMPLING, ExtrasEntry, Request, StepPlan
+from jswa.plan import SAMPLING, Request, RowMask, StepPlan
 from jswa.sched.constraint import make_constraint
 from jswa.sched.rows import RowTable
 from jswa.sched.scheduler import Scheduler
@@ -39,18 +39,26 @@ def make_request(
 
 def make_sequence(request: Request, slot: int = 0) -> Sequence:
     """Return a sequence in a slot."""
-    return Sequence(request, (0, 0), limit=30, row_id=slot, lease=Lease(8))
+    return Sequence(request, (0, 0, 0), limit=30, row_id=slot, lease=Lease(8))
 
 
-def allowed(entry: ExtrasEntry | None) -> set[int]:
-    """Return the tokens that an entry's mask allows."""
-    assert entry is not None
-    return {token for token in range(VOCAB) if int(entry.mask[token // 32]) >> (token % 32) & 1}
+def allowed(mask: RowMask | None) -> set[int]:
+    """Return the tokens that a mask allows; without one, all of them."""
+    if mask is None:
+        return set(range(VOCAB))
+    bits = [-1, -1] if mask.allowed is None else mask.allowed.tolist()
+    return {token for token in range(VOCAB) if bits[token // 32] >> (token % 32) & 1} - set(mask.banned)
+
+
+def mask_at(table: RowTable, sequence: Sequence, position: int) -> RowMask | None:
+    """Return the new mask for sampling the token at a position, if it changes."""
+    masks = table.masks([sequence], [position - sequence.launched])
+    return masks[0] if masks else None
 
 
 def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None:
-    """Floats and keys as their bits; top_k -1 becomes 0; the extras id of a row without extras is past all others."""
-    table = RowTable(max_rows=3, max_extras=2)
+    """Floats and keys as their bits; top_k -1 becomes 0; a row without extras names a row past all others."""
+    table = RowTable(max_rows=3)
     params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
     assert table.admit(make_sequence(make_request("a", [1, 2, 3], **params), slot=2)) is None
     columns = dict(zip(SAMPLING, table.sampling[2], strict=True))
@@ -58,53 +66,51 @@ def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None
     assert [columns[name].view(np.float32) for name in names] == [0.5, 0.25, 0.125, 1.0, 0.0, 0.0]
     assert (columns["top_k"], columns["prompt_length"]) == (0, 3)
     assert (columns["key_high"], columns["key_low"].view(np.uint32)) == (7, 2**32 - 1)
-    assert columns["extras"] >= 2
-    assert not table.any_extras
+    assert columns["extras"] >= 3
     penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
     entry = table.admit(make_sequence(make_request("b", [1], **penalties), slot=2))
     columns = dict(zip(SAMPLING, table.sampling[2], strict=True))
     assert [columns[name].view(np.float32) for name in names[3:]] == [1.5, -0.5, 0.75]
     assert entry is not None
-    assert columns["extras"] == entry.extras_id < 2
-    assert table.any_extras
+    assert columns["extras"] == entry.row_id == 2
 
 
-def test_extras_ids_are_distinct_and_are_freed() -> None:
-    """A row without a constraint needs none; an id is freed only once."""
-    table = RowTable(max_rows=4, max_extras=2)
-    constrained, plain = make_request("a", [1], presence_penalty=1.0), make_request("b", [1])
-    rows = [make_sequence(constrained, slot) for slot in range(2)]
-    ids = [table.admit(row) for row in rows]
-    assert {entry.extras_id for entry in ids if entry is not None} == {0, 1}
-    assert not table.has_room(constrained)
-    assert table.has_room(plain)
-    other = make_sequence(plain, 2)
-    table.admit(other)
-    table.release(other)
-    assert not table.has_room(constrained)
-    for _ in range(2):
-        table.release(rows[0])
-    assert table.any_extras
-    third = table.admit(make_sequence(constrained, 3))
-    assert third is not None
-    assert third.extras_id == rows[0].extras_id
-    assert not table.has_room(constrained), "an id was freed twice"
+@pytest.mark.parametrize(
+    ("params", "prompt", "generated"),
+    [
+        ({"repetition_penalty": 1.5}, [33, 1, 3, 1], [7, 8]),
+        ({"presence_penalty": 0.5}, [], [7, 8]),
+        ({"frequency_penalty": -0.5}, [], [7, 8]),
+        ({"logit_bias": {5: 2.0}}, [], []),
+    ],
+)
+def test_a_row_that_begins_names_only_the_tokens_that_its_penalties_need(
+    params: dict[str, Any], prompt: list[int], generated: list[int]
+) -> None:
+    """The whole prompt for a repetition penalty; of the text the part that the row does not run."""
+    sequence = make_sequence(make_request("a", [33, 1, 3, 1], **params))
+    for token in (7, 8, 9):
+        sequence.append(token)
+    sequence.launched = 6
+    entry = RowTable(1).admit(sequence)
+    assert entry is not None
+    assert entry.generated.tolist() == generated
+    assert entry.bias_ids.tolist() == list(params.get("logit_bias", ()))
+    assert entry.prompt.tolist() == prompt
 
 
 def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
     """The early mask holds for the first min_tokens generated tokens; then one update lifts it."""
-    table = RowTable(1, 1)
+    table = RowTable(1)
     sequence = make_sequence(make_request("a", [1, 2, 3], min_tokens=2, stop_ids=frozenset({2, 39}), logit_bias={5: 1}))
-    entry = table.admit(sequence)
-    assert entry is not None
-    assert entry.bias is not None
-    assert allowed(entry) == set(range(VOCAB)) - {2, 39}
-    assert [table.update(sequence, position) for position in (2, 3, 4)] == [None] * 3
-    late = table.update(sequence, 5)
-    assert allowed(late) == set(range(VOCAB))
+    table.admit(sequence)
+    assert mask_at(table, sequence, 2) is None, "a chunk inside of the prompt samples nothing"
+    assert allowed(mask_at(table, sequence, 3)) == set(range(VOCAB)) - {2, 39}
+    assert mask_at(table, sequence, 4) is None
+    late = mask_at(table, sequence, 5)
     assert late is not None
-    assert late.bias is None, "a new bias would reset the counts"
-    assert table.update(sequence, 6) is None
+    assert allowed(late) == set(range(VOCAB))
+    assert mask_at(table, sequence, 6) is None
 
 
 @given(
@@ -116,12 +122,13 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
     prompt: list[int], text: list[int], words: list[tuple[int, ...]]
 ) -> None:
     """The other tokens must all be generated ones. The mask on the device follows from the updates sent so far."""
-    table = RowTable(1, 1)
+    table = RowTable(1)
     sequence = make_sequence(make_request("a", prompt, bad_words=tuple(words), allowed_token_ids=[0, 1, 2, 31, 39]))
-    known = allowed(table.admit(sequence))
+    table.admit(sequence)
+    known = set(range(VOCAB))
     for length in range(len(text) + 1):
-        entry = table.update(sequence, len(prompt) + length)
-        known = known if entry is None else allowed(entry)
+        mask = mask_at(table, sequence, len(prompt) + length)
+        known = known if mask is None else allowed(mask)
         so_far = text[:length]
         banned = {w[-1] for w in words if tuple(so_far[max(0, length - len(w) + 1) :]) == w[:-1]}
         assert known == {0, 1, 2, 31, 39} - banned
@@ -131,7 +138,7 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
 
 def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     """The mask depends on the tokens known at the restart, not on the position at which the row starts to run."""
-    table = RowTable(1, 1)
+    table = RowTable(1)
     sequence = make_sequence(
         make_request("a", [1, 2], min_tokens=2, stop_ids=frozenset({0}), bad_words=((31, 32, 31),))
     )
@@ -139,7 +146,9 @@ def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     for token in (31, 32):
         sequence.append(token)
     table.release(sequence)
-    assert allowed(table.admit(sequence)) == set(range(VOCAB)) - {31}
+    table.admit(sequence)
+    assert mask_at(table, sequence, 3) is None
+    assert allowed(mask_at(table, sequence, 4)) == set(range(VOCAB)) - {31}
 
 
 @dataclasses.dataclass
@@ -168,28 +177,22 @@ def make_steps(rows: int) -> Steps:
     return Steps(Scheduler(LAYOUT, Limits(30, rows, 64, LAYOUT.page_size, num_blocks=400)))
 
 
-@pytest.mark.parametrize("how", ["finished", "aborted"])
-def test_a_request_waits_for_a_free_extras_id(how: str) -> None:
-    """There are fewer ids than rows; the queue keeps its order, and its head gets the next free id."""
+@pytest.mark.parametrize(
+    "params",
+    [{"repetition_penalty": 1.05}, {"logit_bias": {3: 1.0}}, {"allowed_token_ids": [9, 3]}, {"min_tokens": 2}],
+)
+def test_every_row_can_have_extras(params: dict[str, Any]) -> None:
+    """A checkpoint with a repetition penalty of its own runs at all rows, and holds no other request back."""
     steps = make_steps(rows=40)
-    assert steps.scheduler.limits.max_extras == 32
-    for index in range(32):
-        steps.scheduler.add(make_request(f"a{index}", [1], presence_penalty=1.0))
-    while steps.scheduler.stats().waiting:
-        steps.step()
-    steps.scheduler.add(make_request("late", [1], presence_penalty=1.0))
+    for index in range(39):
+        steps.scheduler.add(make_request(f"a{index}", [1], stop_ids=frozenset({7}), **params))
     steps.scheduler.add(make_request("plain", [1]))
-    for _ in range(3):
-        steps.step()
-    assert steps.status("late") is Status.WAITING
-    assert steps.status("plain") is Status.WAITING, "a request overtook the head of the queue"
-    if how == "aborted":
-        steps.scheduler.abort("a7")
-        steps.step()
-        assert steps.status("late") is Status.RUNNING
+    plan = steps.step()
+    assert plan is not None
+    assert plan.num_rows == 40
+    assert len({entry.row_id for entry in plan.extras}) == 39
     while steps.scheduler.has_work():
         steps.step()
-    steps.scheduler.check()  # all 32 extras ids are free again
 
 
 def test_a_row_with_bad_words_runs_in_every_second_step() -> None:
@@ -203,6 +206,6 @@ def test_a_row_with_bad_words_runs_in_every_second_step() -> None:
         plan = steps.step()
         assert plan is not None
         ran.append(plan.num_rows)
-        banned += [9 not in allowed(entry) for entry in plan.extras]
+        banned += [9 not in allowed(mask) for mask in plan.masks]
     assert ran == [2, 1, 2, 1, 2, 1, 2, 1]
-    assert banned == [False, True], "at the start, and after two of its tokens"
+    assert banned == [True], "after two of its tokens"

@@ -12,16 +12,29 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Int
 
 from jswa.exec.programs import sampling
-from jswa.exec.programs.extras import Extras, count_tokens, init_extras, seen_counts, set_extras, set_mask
+from jswa.exec.programs.extras import (
+    IN_PROMPT,
+    MOST,
+    Extras,
+    bias_line,
+    count_skipped,
+    count_tokens,
+    extras_lines,
+    init_extras,
+    set_bias,
+    set_extras,
+)
 from jswa.exec.programs.sampling import Sampling
+from jswa.plan import RowMask
 from jswa.types import MAX_LOGPROBS
 from tests.support import oracles
 from tests.support.fakes import NO_EXTRAS, sampling_columns, share
 
-VOCAB, ROWS, MAX_EXTRAS = 37, 8, 4  # 37 tokens: the second word of a mask is not full
+VOCAB, ROWS, TABLE = 37, 8, 4  # 37 tokens: the second word of a mask is not full; 4 rows have extras
 WORDS = -(-VOCAB // 32)
 
-_count, _set_extras, _set_mask = jax.jit(count_tokens), jax.jit(set_extras), jax.jit(set_mask)
+_count, _set_extras = jax.jit(count_tokens), jax.jit(set_extras)
+_set_bias, _skip = jax.jit(set_bias), jax.jit(count_skipped)
 _sample = jax.jit(
     lambda logits, positions, columns, extras: sampling.sample(logits, positions, Sampling.of(columns), extras)
 )
@@ -30,13 +43,13 @@ _sample = jax.jit(
 @jax.jit
 def _constrain(logits: Any, columns: Any, extras: Any) -> Any:
     rows = Sampling.of(columns)
-    return sampling.apply_constraints(logits, rows, extras, rows.extras < MAX_EXTRAS)
+    return sampling.apply_constraints(logits, rows, extras, rows.extras < TABLE)
 
 
 _keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
 
 
-def bits_of(allowed: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:
+def words_of(allowed: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:
     """Return a mask: bit t % 32 of word t // 32 for each token t."""
     words = [0] * WORDS
     for token in np.flatnonzero(allowed).tolist():
@@ -69,10 +82,10 @@ class Batch:
     def make(seed: int) -> "Batch":
         """Return a random batch: prompts and texts share some tokens, and every mask allows at least one token."""
         rng = np.random.default_rng(seed)
-        allowed = rng.random((MAX_EXTRAS, VOCAB)) < rng.choice([0.1, 0.5, 0.97], (MAX_EXTRAS, 1))
-        allowed[np.arange(MAX_EXTRAS), rng.integers(0, VOCAB, MAX_EXTRAS)] = True
+        allowed = rng.random((TABLE, VOCAB)) < rng.choice([0.1, 0.5, 0.97], (TABLE, 1))
+        allowed[np.arange(TABLE), rng.integers(0, VOCAB, TABLE)] = True
         extras_id = np.full(ROWS, NO_EXTRAS)
-        extras_id[rng.permutation(ROWS)[:MAX_EXTRAS]] = rng.permutation(MAX_EXTRAS)
+        extras_id[rng.permutation(ROWS)[:TABLE]] = rng.permutation(TABLE)
         return Batch(
             logits=(3 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32),
             extras_id=extras_id,
@@ -80,13 +93,11 @@ class Batch:
             repetition=choice_of([0.5, 1.0, 1.3, 4.0], rng),
             presence=choice_of([-2.0, 0.0, 0.7, 2.0], rng),
             frequency=choice_of([-1.0, 0.0, 0.3, 2.0], rng),
-            bias=np.where(rng.random((MAX_EXTRAS, VOCAB)) < 0.2, rng.uniform(-9, 9, (MAX_EXTRAS, VOCAB)), 0).astype(
-                np.float32
-            ),
+            bias=np.where(rng.random((TABLE, VOCAB)) < 0.2, rng.uniform(-9, 9, (TABLE, VOCAB)), 0).astype(np.float32),
             allowed=allowed,
-            prompts=[rng.integers(0, VOCAB, rng.integers(1, 12)).tolist() for _ in range(MAX_EXTRAS)],
-            texts=[rng.integers(0, VOCAB // 2, rng.integers(0, 12)).tolist() for _ in range(MAX_EXTRAS)],
-            skipped=rng.integers(0, 24, MAX_EXTRAS).tolist(),
+            prompts=[rng.integers(0, VOCAB, rng.integers(1, 12)).tolist() for _ in range(TABLE)],
+            texts=[rng.integers(0, VOCAB // 2, rng.integers(0, 12)).tolist() for _ in range(TABLE)],
+            skipped=rng.integers(0, 24, TABLE).tolist(),
         )
 
     def columns(self, **more: Any) -> Int[np.ndarray, "R C"]:
@@ -96,17 +107,24 @@ class Batch:
 
     def extras(self) -> Extras:
         """Return the tables of these rows."""
-        extras = init_extras(MAX_EXTRAS, VOCAB)
-        for i in range(MAX_EXTRAS):
-            prompt, text = self.prompts[i], self.texts[i]
-            skipped = np.array([*prompt, *text][: self.skipped[i]], np.int32)
-            seen = seen_counts(skipped, len(prompt), VOCAB)
-            extras = _set_extras(extras, jnp.int32(i), bits_of(self.allowed[i]), self.bias[i], seen)
-        parts = []
-        for i in range(MAX_EXTRAS):
-            tokens_of = [(i, t, False) for t in self.prompts[i]] + [(i, t, True) for t in self.texts[i]]
-            parts += tokens_of[self.skipped[i] :]
-        parts += [(MAX_EXTRAS, 0, False)] * (MAX_EXTRAS * 24 - len(parts))  # padding, and one compiled shape
+        extras = init_extras(TABLE, VOCAB)
+        begins = [(i, np.array(prompt, np.int32)) for i, prompt in enumerate(self.prompts)]
+        masks = [
+            RowMask(i, None, tuple(np.flatnonzero(~self.allowed[i])))
+            if i % 2
+            else RowMask(i, words_of(self.allowed[i]), ())
+            for i in range(TABLE)
+        ]
+        extras = _set_extras(extras, extras_lines(begins, masks, VOCAB))
+        parts, skipped = [], [(TABLE, 0)] * 24 * TABLE
+        for i in range(TABLE):
+            ids = np.flatnonzero(self.bias[i]).astype(np.int32)
+            extras = _set_bias(extras, bias_line(i, ids, self.bias[i][ids], VOCAB))
+            prompt, text, cut = self.prompts[i], self.texts[i], max(0, self.skipped[i] - len(self.prompts[i]))
+            skipped = [(i, token) for token in text[:cut]] + skipped
+            parts += [(i, t, False) for t in prompt] + [(i, t, True) for t in text[cut:]]
+        extras = _skip(extras, np.array(skipped[: 24 * TABLE], np.int32).T)
+        parts += [(TABLE, 0, False)] * (TABLE * 24 - len(parts))  # padding, and one compiled shape
         ids, tokens, generated = (np.array(column) for column in zip(*parts, strict=True))
         filled: Extras = _count(extras, tokens.astype(np.int32), ids.astype(np.int32), generated)
         return filled
@@ -153,7 +171,7 @@ def test_tokens_respect_their_rows_constraints_and_no_others(seed: int) -> None:
     positions, keys = np.arange(ROWS, dtype=np.int32), np.arange(ROWS) + seed % 1000
     tokens = np.asarray(_sample(batch.logits, positions, batch.columns(key_low=keys), batch.extras()))
     plain_columns = sampling_columns(ROWS, temperature=batch.temperature, key_low=keys)
-    alone = np.asarray(_sample(batch.logits, positions, plain_columns, init_extras(MAX_EXTRAS, VOCAB)))
+    alone = np.asarray(_sample(batch.logits, positions, plain_columns, init_extras(TABLE, VOCAB)))
     for row, token in enumerate(tokens.tolist()):
         expected = batch.expected(row)
         if batch.extras_id[row] == NO_EXTRAS:
@@ -198,40 +216,50 @@ def test_draws_stay_within_min_p_after_temperature(min_p: float) -> None:
     logits = np.zeros((64, VOCAB), np.float32) - 20
     logits[:, 30:34] = [2.0, 2.0, 1.0, -2.0]  # after temperature 2: shares 1, 1, 0.61, 0.14
     columns = sampling_columns(64, temperature=2.0, min_p=min_p, key_low=7)
-    tokens = _sample(logits, np.arange(64, dtype=np.int32), columns, init_extras(MAX_EXTRAS, VOCAB))
+    tokens = _sample(logits, np.arange(64, dtype=np.int32), columns, init_extras(TABLE, VOCAB))
     assert set(np.asarray(tokens).tolist()) == ({30, 31, 32} if min_p < 1 else {30, 31})
 
 
 def test_counts_ignore_padding_and_tokens_of_the_prompt() -> None:
-    """Extras ids past the end are dropped; tokens of the prompt are only marked; repetitions in one step add up."""
+    """Row ids past the end are dropped; tokens of the prompt do not count; repetitions in one step add up."""
     extras = init_extras(2, VOCAB)
-    ids = np.array([0, 0, 0, 1, 1, 1, 2, 2, NO_EXTRAS], np.int32)
+    row_ids = np.array([0, 0, 0, 1, 1, 1, 2, 2, NO_EXTRAS], np.int32)
     tokens = np.array([3, 3, 5, 3, 36, 36, 7, 8, 9], np.int32)
     generated = np.array([False, False, True, False, True, True, True, False, True])
-    extras = _count(_count(extras, tokens, ids, generated), tokens, ids, generated)
-    counts, in_prompt = np.zeros((2, VOCAB), int), np.zeros((2, VOCAB), bool)
+    extras = _count(_count(extras, tokens, row_ids, generated), tokens, row_ids, generated)
+    counts = np.zeros((2, VOCAB), int)
     counts[0, 5], counts[1, 36] = 2, 4
-    in_prompt[:, 3] = True
-    assert (np.asarray(extras["counts"]) == counts).all()
-    assert (np.asarray(extras["in_prompt"]) == in_prompt).all()
+    assert (np.asarray(extras["seen"]) == counts).all()
+
+
+def test_counts_stop_before_they_overflow_into_the_mark_of_the_prompt() -> None:
+    """Also if all tokens of a large step are the same; the mark stays, and other tokens count on."""
+    extras = _set_extras(init_extras(1, VOCAB), extras_lines([(0, np.array([3], np.int32))], (), VOCAB))
+    tokens, row = np.full(10_000, 3, np.int32), np.zeros(10_000, np.int32)
+    for _ in range(5):
+        extras = _count(extras, tokens, row, np.ones(10_000, bool))
+    extras = _count(extras, tokens + 1, row, np.ones(10_000, bool))
+    seen = np.asarray(extras["seen"])[0]
+    assert MOST - 10_000 < seen[3] - IN_PROMPT <= MOST
+    assert (seen[4], seen.max()) == (10_000, seen[3])
 
 
 def test_a_new_row_starts_without_counts_and_a_new_mask_keeps_them() -> None:
-    """set_extras resets the counts of one id; set_mask changes only the mask."""
-    batch = Batch.make(0)
-    before = batch.extras()
-    bias, mask = np.full(VOCAB, 2.5, np.float32), np.array([5, 1], np.int32)
-    after = _set_extras(before, jnp.int32(1), mask, bias, np.zeros(VOCAB, np.int32))
-    others = np.arange(MAX_EXTRAS) != 1
-    assert not np.asarray(after["counts"])[1].any()
-    assert not np.asarray(after["in_prompt"])[1].any()
-    assert (np.asarray(after["bias"])[1] == bias).all()
-    assert (np.asarray(after["mask"])[1] == mask).all()
-    for name in ("counts", "in_prompt", "bias", "mask"):
-        assert (np.asarray(after[name])[others] == np.asarray(before[name])[others]).all()
-    changed = np.asarray(_set_mask(before["mask"], jnp.int32(2), mask))
-    assert (changed[2] == mask).all()
-    assert (np.delete(changed, 2, 0) == np.delete(np.asarray(before["mask"]), 2, 0)).all()
+    """Beginning a row resets its counts, bias and mask; a new mask changes nothing else; other rows stay."""
+    before = Batch.make(0).extras()
+    prompt, mask, none = np.array([2, 0, 32, 2], np.int32), np.array([9, 2], np.int32), np.zeros(0, np.int32)
+    lines = extras_lines([(1, prompt), (3, none)], [RowMask(2, mask, ()), RowMask(3, None, (0, 36))], VOCAB)
+    assert len(lines) == 3, "a row without prompt takes one line for beginning and mask"
+    after = {name: np.asarray(table) for name, table in _set_extras(before, lines).items()}
+    assert (after["seen"][1] == np.isin(np.arange(VOCAB), prompt) * IN_PROMPT).all()
+    assert not after["seen"][3].any()
+    assert (after["bias_ids"][[1, 3]] == VOCAB).all()
+    assert (after["mask"][1] == -1).all()
+    assert (after["mask"][2] == mask).all()
+    assert after["mask"][3].tolist() == [-2, ~(1 << 4)]
+    changed = {"seen": [1, 3], "bias_ids": [1, 3], "bias": [], "mask": [1, 2, 3]}
+    for name, table in before.items():
+        assert (np.delete(after[name], changed[name], 0) == np.delete(np.asarray(table), changed[name], 0)).all()
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, MAX_LOGPROBS - 3])

@@ -164,7 +164,7 @@ def test_salt_priority_and_truncation(client: Client) -> None:
     client.complete(prompt=[5, 6, 7, 8], truncate_prompt_tokens=2, priority=-3, cache_salt="mine")
     request = client.engine.seen[-1]
     assert request.prompt.tolist() == [7, 8]
-    assert (request.priority >> 80, request.cache_salt) == (-3, "/mine")  # the low bits are the key's turn
+    assert (request.priority, request.cache_salt) == (-3, "/mine")
 
 
 def test_request_ids(client: Client) -> None:
@@ -292,9 +292,11 @@ def test_only_served_model_names_are_accepted(client: Client) -> None:
 
 
 def test_the_sequences_of_a_prompt_share_their_constraint_tables(client: Client) -> None:
-    client.complete(prompt=["a", "abc"], n=3, max_tokens=4, min_tokens=2, logit_bias={"5": 1}, presence_penalty=0.5)
+    client.complete(
+        prompt=["a", "abc"], n=3, max_tokens=4, min_tokens=2, allowed_token_ids=[5, 9], presence_penalty=0.5
+    )
     constraints = [request.constraint for request in client.engine.seen[-6:]]
-    assert len({id(one.bias) for one in constraints if one is not None}) == 1
+    assert len({id(one.allowed) for one in constraints if one is not None}) == 1
     assert [one.min_length for one in constraints if one is not None] == [4] * 3 + [6] * 3
 
 

@@ -1,0 +1,106 @@
+"""Host time and memory of a request with penalties, biases or masks, beyond that of a plain request.
+
+    python -m benchmarks.speed.extras_overhead [--vocab 262144] [--prompt 50] [--json FILE]
+
+Each request is made, queued, admitted in a step with others, and turned into launches; nothing runs on a device. Prints
+the median of the µs per request with the 10th and 90th percentile, the bytes that it holds while it waits (beside its
+prompt), and the bytes and launches of its admission. The baseline of the same run is a plain request.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import result_file
+from benchmarks.speed.host_overhead import gemma3_27b
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.exec.launches import Launch, extras_launches
+from jswa.plan import Constraint, Request, StepPlan
+from jswa.sched.constraint import make_constraint
+from jswa.sched.scheduler import Scheduler
+from jswa.types import SamplingParams
+
+ROUNDS, ROWS = 60, 8
+STOPS = frozenset([1, 106])
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "repetition": {"repetition_penalty": 1.05},
+    "frequency": {"frequency_penalty": 0.5},
+    "min_tokens": {"min_tokens": 16},
+    "logit_bias, 10": {"logit_bias": dict.fromkeys(range(10), -1.0)},
+    "logit_bias, 1024": {"logit_bias": dict.fromkeys(range(1024), -1.0)},
+    "allowed ids, 100": {"allowed_token_ids": list(range(100))},
+    "repetition + allowed": {"repetition_penalty": 1.05, "allowed_token_ids": list(range(100))},
+}
+
+
+def launches_of(plan: StepPlan, vocab: int) -> list[Launch]:
+    """Return the launches of a plan's extras."""
+    return list(extras_launches(plan, ROWS, vocab))
+
+
+def held(constraint: Constraint | None) -> int:
+    """Return the bytes of a waiting request's arrays."""
+    return sum(part.nbytes for part in constraint or () if isinstance(part, np.ndarray))
+
+
+def measure(
+    params: dict[str, Any],
+    vocab: int,
+    prompt: int,
+    launches: Callable[[StepPlan, int], list[Launch]] = launches_of,
+) -> dict[str, float]:
+    """Return µs per request of `ROWS` that are admitted together, and the bytes of one of them."""
+    layout, limits = KVLayout.of(gemma3_27b(), 64), Limits(2**12, ROWS, 8192, 64, num_blocks=5_000, prefix_cache=False)
+    given, times, sent, waiting = SamplingParams(**params), [], list[Launch](), 0
+    for number in range(ROUNDS):
+        scheduler = Scheduler(layout, limits)
+        prompts = np.random.default_rng(number).integers(0, vocab, (ROWS, prompt)).astype(np.int32)
+        start = time.perf_counter()
+        for row in range(ROWS):
+            constraint = make_constraint(given, vocab, prompt, STOPS, ())
+            scheduler.add(Request(str(row), prompts[row], given, STOPS, (0, row), prompt + 99, constraint=constraint))
+        plan = scheduler.plan()
+        assert plan is not None
+        sent = launches(plan, vocab)
+        times.append(1e6 * (time.perf_counter() - start) / ROWS)
+        assert plan.num_rows == ROWS, "a request was not admitted"
+        waiting = held(constraint)
+    times.sort()
+    return {
+        "us": statistics.median(times),
+        "p10": times[ROUNDS // 10],
+        "p90": times[-ROUNDS // 10],
+        "waiting": waiting,
+        "uploaded": sum(np.asarray(array).nbytes for launch in sent for array in launch.arrays) / ROWS,
+        "launches": len(sent) / ROWS,
+    }
+
+
+def main() -> None:
+    """Print a line per kind of request; write JSON if it is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocab", type=int, default=262_144, help="tokens of the vocabulary")
+    parser.add_argument("--prompt", type=int, default=50, help="tokens of each prompt")
+    parser.add_argument("--json", type=Path, help="result file to write")
+    args = parser.parse_args()
+    print(f"{'request':22} {'µs':>7} {'(p10 to p90)':>16} {'beyond plain':>13} {'waiting':>9} {'uploaded':>9} launches")
+    results: list[dict[str, Any]] = []
+    for kind, params in KINDS.items():
+        r = measure(params, args.vocab, args.prompt)
+        results.append({"request": kind, "vocab": args.vocab, "prompt": args.prompt, **r})
+        spread, beyond = f"({r['p10']:.0f} to {r['p90']:.0f})", r["us"] - results[0]["us"]
+        sizes = f"{r['waiting']:9.0f} {r['uploaded']:9.0f} {r['launches']:8.2f}"
+        print(f"{kind:22} {r['us']:7.1f} {spread:>16} {beyond:13.1f} {sizes}")
+    if args.json:
+        result_file.write(args.json, {"requests": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Whether a waiting request may start: what the cache has of it, who comes first, and whether its pages fit."""
+
+import time
+from collections.abc import Sequence as Rows
+
+from jswa.cache.capacity import peak_slots
+from jswa.cache.lease import NEVER
+from jswa.cache.manager import CacheManager
+from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.radix import common_prefix
+from jswa.config import Limits
+from jswa.sched.draft import Draft, lease_of
+from jswa.sched.sequence import Sequence
+from jswa.types import MissReason, PrefixHit
+
+
+def match_of(cache: CacheManager, sequence: Sequence, most: int = NEVER) -> Match:
+    """Match at most `most` tokens of a waiting row.
+
+    Its last token must run, and so must a prompt whose log probabilities were requested.
+    """
+    limit = 0 if sequence.request.params.prompt_logprobs is not None else min(most, sequence.num_known - 1)
+    return cache.match(sequence.request.cache_salt, sequence.tokens[: sequence.num_known], limit)
+
+
+def prefix_writer(running: Rows[Sequence], sequence: Sequence, match: Match, page_size: int) -> Sequence | None:
+    """Return a running row that is about to publish more of this text than the cache has now."""
+    if sequence.request.params.prompt_logprobs is not None:
+        return None
+    tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
+    for other in running:
+        lease = lease_of(other)
+        if lease.window_ends and not lease.cursor.detached and lease.salt == sequence.request.cache_salt:
+            common = common_prefix(tokens, other.tokens[: lease.window_ends[-1]])
+            if common - common % page_size > found:
+                return other
+    return None
+
+
+def is_passed(draft: Draft, sequence: Sequence, match: Match, writer: Sequence | None, long: int) -> bool:
+    """Return whether short prompts may pass a waiting one: it is long, and so is what one before it has left.
+
+    Before it are running prompts of its priority or a higher one with not more left, and the `writer` of its prefix.
+
+    Args:
+        long: a prompt with more tokens than this to prefill is long.
+    """
+    need = sequence.num_known - match.resume.start
+    if need <= long:
+        return False
+    for other in draft.prompts:
+        first = other is writer or (draft.left(other) <= need and other.request.priority <= sequence.request.priority)
+        if first and draft.left(other) > long:
+            return True
+    return False
+
+
+def admissible(cache: CacheManager, limits: Limits, running: Rows[Sequence], sequence: Sequence, match: Match) -> bool:
+    """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3)."""
+    layout = cache.layout
+    claimed = prefill_rows = 0
+    for other in running:
+        held = cache.held_slots(lease_of(other))
+        claimed += max(0, layout.resident_slots(max(other.launched, other.num_known + 1)) - held)
+        prefill_rows += other.launched < other.num_known
+    reserve = layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
+    need = layout.resident_slots(sequence.num_known + 1)
+    alone = peak_slots(layout, limits.max_tokens, sequence.num_known + 1)
+    return max(need + reserve, alone) - cache.leased_slots(match) + claimed <= cache.available_slots
+
+
+def note_admission(cache: CacheManager, limits: Limits, sequence: Sequence, match: Match) -> None:
+    """Record when a row was first scheduled and its prefix cache hit, for the first token's event."""
+    length, at = len(sequence.request.prompt), match.resume
+    if sequence.prefix is not None or sequence.num_known > length:
+        return
+    sequence.first_scheduled_time = time.monotonic()
+    skipped = sequence.request.params.prompt_logprobs is not None and limits.prefix_cache
+    reason: MissReason = "prompt logprobs" if skipped else match.reason
+    sequence.prefix = PrefixHit(
+        length, at.start, at.full_to, at.full_to - at.start, reason, revived=0 < at.start < at.exact_from
+    )
+    cache.hits.count(sequence.prefix)
