@@ -3,8 +3,8 @@
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jswa.errors import InvalidSampling
-from jswa.plan import Constraint
+from jswa.errors import InvalidSampling, NothingAllowed
+from jswa.plan import Constraint, Request
 from jswa.types import SamplingParams
 
 
@@ -45,6 +45,20 @@ def make_constraint(
         min_length=prompt_length + params.min_tokens,
         bad_words=tuple(word for word in bad_words if len(word) > 1),
     )
+
+
+def nothing_allowed(request: Request, length: int) -> NothingAllowed:
+    """Return the error of a request whose constraint forbids every token behind a text of `length` tokens."""
+    params, constraint = request.params, request.constraint
+    early = constraint is not None and length < constraint.min_length
+    named = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words),
+        f"min_tokens = {params.min_tokens} (no stop token before)": early,
+    }
+    at = length - len(request.prompt)
+    by = " and ".join(name for name, applies in named.items() if applies)
+    return NothingAllowed(f"after {at} generated tokens no token is allowed: {by} forbid all of them")
 
 
 def _known(field: str, token: int, vocab_size: int) -> int:

@@ -1,9 +1,26 @@
 """What comes back from a step besides its tokens: log probabilities, and the timing and cache hit of a first token."""
 
+import time
+
 import numpy as np
 
+from jswa.cache.prefix.cache import Match
 from jswa.plan import LogprobTable, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.sequence import Sequence
+from jswa.types import MissReason, PrefixHit
+
+
+def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> None:
+    """Record when the row was first scheduled and its prefix cache hit, for the first token's event."""
+    length, at = len(sequence.request.prompt), match.resume
+    if sequence.prefix is not None or sequence.num_known > length:
+        return
+    sequence.first_scheduled_time = sequence.first_scheduled_time or time.monotonic()
+    reason: MissReason = match.reason
+    if prefix_cache and not sequence.reads_cache:
+        reason = "not finite" if sequence.failed_to else "prompt logprobs"
+    replayed, revived = at.full_to - at.start, 0 < at.start < at.exact_from
+    sequence.prefix = PrefixHit(length, at.start, at.full_to, replayed, reason, revived=revived)
 
 
 def store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:
@@ -28,6 +45,10 @@ def with_results(event: TokenEvent, sequence: Sequence, row: int, logprobs: Step
         sequence.first_scheduled_time = None
     if logprobs is not None and params.logprobs is not None and event.token is not None:
         event = event._replace(logprobs=logprobs.sampled.row(row, event.token))
-    if params.prompt_logprobs is not None and sequence.num_known <= len(sequence.request.prompt) + 1:
+    if (
+        event.error is None
+        and params.prompt_logprobs is not None
+        and sequence.num_known <= len(sequence.request.prompt) + 1
+    ):
         event = event._replace(prompt_logprobs=sequence.prompt_logprobs)
     return event

@@ -140,7 +140,7 @@ class Device:
         def run(
             params: Params, state: DeviceState, packed: Int[Array, " size"]
         ) -> tuple[DeviceState, Float[Array, "R V"]]:
-            state, hidden, _ = forward(params, state, unpack(packed, config.pack), config=config, every=False)
+            state, hidden, *_ = forward(params, state, unpack(packed, config.pack), config=config, every=False)
             return state, bind(config.model, params).logits(hidden)
 
         packed = np.zeros(config.pack.size, np.int32)
