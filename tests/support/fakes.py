@@ -160,6 +160,7 @@ class FakeRunner:
         self._level = np.zeros((slots, page), np.int32)
         self._full_nan = np.zeros((slots, page), bool)
         self._local_nan = np.zeros((slots, page), bool)
+        self._any_nan = False
         self._full_table = np.zeros((rows, width), np.int32)
         self._local_table = np.zeros((rows, width), np.int32)
         self._last_token = np.full(rows, POISON, np.int64)
@@ -291,6 +292,9 @@ class FakeRunner:
     def _spread(self, slot: int, start: int, own: list[bool], full_write_from: int, local_visible_from: int) -> bool:
         """Let KV that is not finite spread to the tokens that see it; return whether any token has such KV."""
         m, page, reach = self.layout.pages_per_block, self.limits.page_size, self.layout.reach
+        self._any_nan |= any(own)
+        if not self._any_nan:
+            return False
         spoiled = False
         for position, fails in enumerate(own, start=start):
             offset, full, local = position % page, self._full_table[slot], self._local_table[slot] * m
@@ -307,7 +311,7 @@ class FakeRunner:
 
     def spoil(self, page: int, *, full: bool) -> None:
         """Make the KV of a page NaN, as faulty memory does."""
-        m = self.layout.pages_per_block
+        m, self._any_nan = self.layout.pages_per_block, True
         (self._full_nan if full else self._local_nan)[page if full else slice(page * m, page * m + m)] = True
 
     def check_cached(self, tree: RadixTree) -> None:
