@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jswa.errors import InvalidToken as InvalidToken
     from jswa.errors import JswaError as JswaError
     from jswa.errors import ModelError as ModelError
+    from jswa.errors import NothingAllowed as NothingAllowed
     from jswa.errors import PromptTooLong as PromptTooLong
     from jswa.errors import RequestError as RequestError
     from jswa.errors import TaskSetError as TaskSetError
@@ -55,6 +56,7 @@ _HOMES = {
         "InvalidToken",
         "JswaError",
         "ModelError",
+        "NothingAllowed",
         "PromptTooLong",
         "RequestError",
         "TaskSetError",

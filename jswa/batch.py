@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from jswa.engine import Engine
-from jswa.errors import GenerationError, RequestError
+from jswa.errors import RequestError
 from jswa.plan import ChoiceLogprobs, TokenEvent
 from jswa.text.detokenizer import StreamDecoder
 from jswa.text.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
@@ -182,11 +182,7 @@ class Batch:
             del self._choices[event.request_id]
             self._host.abort(event.request_id)
             self._unfinished[choice.prompt] -= 1
-        error = None
-        if reason == "error":
-            error = GenerationError(
-                f"request {event.request_id}: no next token: logits are not finite, or all tokens are forbidden"
-            )
+        error = event.error if reason == "error" else None
         if output.metrics is not None:
             if event.prefix is not None and output.prefix is None:
                 output.prefix, output.num_cached_tokens = event.prefix, event.prefix.cached_tokens

@@ -13,7 +13,8 @@
     │   ├── UnsupportedModel         the config asks for something jswa does not implement
     │   └── CheckpointError          a checkpoint file is missing or corrupt, or contradicts the config
     ├── CacheFileError           a saved prefix cache is missing, incomplete or from another model; the engine runs on
-    ├── GenerationError          one request has no next token: logits not finite, or all tokens forbidden
+    ├── GenerationError          one request has no next token, because its logits are not finite
+    │   └── NothingAllowed           its own constraints forbid every token
     ├── HostLost                 a host that shares the model is lost: the process must exit
     └── EngineError              an invariant of jswa is violated: the engine must stop
 
@@ -121,7 +122,11 @@ class CacheFileError(JswaError):
 
 
 class GenerationError(JswaError):
-    """One request has no next token: its logits are not finite, or all tokens are forbidden. The others continue."""
+    """One request has no next token, because its logits are not finite. The others continue."""
+
+
+class NothingAllowed(GenerationError):
+    """One request has no next token: the constraints that it asked for forbid every token. The others continue."""
 
 
 class HostLost(JswaError):

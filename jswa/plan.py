@@ -10,11 +10,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from jswa.errors import GenerationError
 from jswa.types import FinishReason, PrefixHit, SamplingParams
 
 _FEW = 1_000  # ids up to which bits are set one by one
 FROM_DEVICE = -1  # in StepPlan.tokens: the token that the previous step sampled for this row
-NOT_FINITE = -1  # in the tokens of a step: logits held NaN or infinity, or nothing was allowed
+# In the tokens of a step, of rows that sample a token and of those that do not:
+NOT_FINITE = -1  # KV or logits of the row's tokens held NaN or infinity
+NOTHING_ALLOWED = -2  # the row's constraint forbids every token
 
 
 class Constraint(NamedTuple):
@@ -85,6 +88,7 @@ class TokenEvent(NamedTuple):
 
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
+    `error` says why there is no token if `finish_reason` is "error".
     """
 
     request_id: str
@@ -95,6 +99,7 @@ class TokenEvent(NamedTuple):
     prompt_logprobs: list[ChoiceLogprobs] | None = None
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
+    error: GenerationError | None = None
 
 
 class LogprobTable(NamedTuple):

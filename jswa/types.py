@@ -9,7 +9,9 @@ import numpy as np
 from jswa.errors import GenerationError, InvalidSampling
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-MissReason = Literal["cold", "evicted", "window lost", "salt", "too short", "prompt logprobs", "disabled"]
+MissReason = Literal[
+    "cold", "evicted", "window lost", "salt", "too short", "prompt logprobs", "not finite", "disabled"
+]  # fmt: skip
 
 MAX_LOGPROBS = 20  # most likely tokens with log probabilities, at most
 MAX_LOGIT_BIAS = 1_024  # entries of a logit_bias, at most
@@ -131,8 +133,9 @@ class PrefixHit(NamedTuple):
         replayed_tokens: full_hit_tokens - cached_tokens, computed again because their local KV had been evicted.
         revived: whether the replay rebuilt the window at the end of the hit, instead of starting from a cached window.
         reason: why the other tokens missed: text never seen ("cold"), "evicted", seen under another "salt" only, "too
-            short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), or an engine without
-            prefix cache ("disabled"). "salt" reveals what another tenant has asked: show it to operators, not clients.
+            short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), computed again because
+            logits behind cached tokens were not finite ("not finite"), or an engine without prefix cache ("disabled").
+            "salt" reveals what another tenant has asked: show it to operators, not clients.
     """
 
     prompt_tokens: int

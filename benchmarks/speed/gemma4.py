@@ -113,7 +113,7 @@ def prefill_seconds(model: ModelConfig, params: Params, repeats: int, *, every: 
 
     @partial(jax.jit, donate_argnums=1)
     def program(params: Params, state: Any, packed: Any) -> Any:
-        state, hidden, _ = forward(params, state, unpack(packed, config.pack), config=config, every=every)
+        state, hidden, *_ = forward(params, state, unpack(packed, config.pack), config=config, every=every)
         return state, hidden[-1]
 
     seconds = []

@@ -55,6 +55,7 @@ class CacheManager:
         self.hits = HitCounter()
         self.moves: list[Move] = []
         self.slid_pages = 0
+        self.epoch = 0  # counts `withdraw` and `flush`: what was matched before may have left the cache since
         self._sharing = sharing
         self._interval = interval
         self._width = width
@@ -177,12 +178,14 @@ class CacheManager:
             self.prefix.supersede(lease, (lease.full_write_from, *turn, len(tokens)), self._interval)
         self._release(lease)
 
-    def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> None:
-        """Remove a text from the page of `start` on from the cache, with everything that continues it."""
-        self.prefix.withdraw(salt, tokens, start)
+    def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
+        """Remove a text from the cache, with everything that continues it or a part of it."""
+        self.epoch += 1
+        self.prefix.withdraw(salt, tokens)
 
     def flush(self) -> None:
         """Empty the cache and reset its counters. Rows keep their pages."""
+        self.epoch += 1
         self.prefix.flush()
         self.hits = HitCounter()
 

@@ -15,17 +15,14 @@ from jswa.types import MissReason, PrefixHit
 
 
 def match_of(cache: CacheManager, sequence: Sequence, most: int = NEVER) -> Match:
-    """Match at most `most` tokens of a waiting row.
-
-    Its last token must run, and so must a prompt whose log probabilities were requested.
-    """
-    limit = 0 if sequence.request.params.prompt_logprobs is not None else min(most, sequence.num_known - 1)
+    """Match at most `most` tokens of a waiting row. Its last token must run."""
+    limit = min(most, sequence.num_known - 1) if sequence.reads_cache else 0
     return cache.match(sequence.request.cache_salt, sequence.tokens[: sequence.num_known], limit)
 
 
 def prefix_writer(running: Rows[Sequence], sequence: Sequence, match: Match, page_size: int) -> Sequence | None:
     """Return a running row that is about to publish more of this text than the cache has now."""
-    if sequence.request.params.prompt_logprobs is not None:
+    if not sequence.reads_cache:
         return None
     tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
     for other in running:
@@ -69,15 +66,14 @@ def admissible(cache: CacheManager, limits: Limits, running: Rows[Sequence], seq
     return max(need + reserve, alone) - cache.leased_slots(match) + claimed <= cache.available_slots
 
 
-def note_admission(cache: CacheManager, limits: Limits, sequence: Sequence, match: Match) -> None:
-    """Record when a row was first scheduled and its prefix cache hit, for the first token's event."""
+def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> None:
+    """Record when the row was first scheduled and its prefix cache hit, for the first token's event."""
     length, at = len(sequence.request.prompt), match.resume
     if sequence.prefix is not None or sequence.num_known > length:
         return
-    sequence.first_scheduled_time = time.monotonic()
-    skipped = sequence.request.params.prompt_logprobs is not None and limits.prefix_cache
-    reason: MissReason = "prompt logprobs" if skipped else match.reason
-    sequence.prefix = PrefixHit(
-        length, at.start, at.full_to, at.full_to - at.start, reason, revived=0 < at.start < at.exact_from
-    )
-    cache.hits.count(sequence.prefix)
+    sequence.first_scheduled_time = sequence.first_scheduled_time or time.monotonic()
+    reason: MissReason = match.reason
+    if prefix_cache and not sequence.reads_cache:
+        reason = "not finite" if sequence.failed_to else "prompt logprobs"
+    replayed, revived = at.full_to - at.start, 0 < at.start < at.exact_from
+    sequence.prefix = PrefixHit(length, at.start, at.full_to, replayed, reason, revived=revived)

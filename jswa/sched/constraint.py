@@ -5,8 +5,8 @@ from collections.abc import Collection
 import numpy as np
 from jaxtyping import Int
 
-from jswa.errors import InvalidSampling
-from jswa.plan import Constraint, bits_of
+from jswa.errors import InvalidSampling, NothingAllowed
+from jswa.plan import Constraint, Request, bits_of
 from jswa.types import SamplingParams
 
 
@@ -53,6 +53,20 @@ def banned_at(constraint: Constraint, text: Int[np.ndarray, " n"], position: int
         for word in constraint.bad_words
         if len(word) - 1 <= len(text) and tuple(text[len(text) - len(word) + 1 :].tolist()) == word[:-1]
     )
+
+
+def nothing_allowed(request: Request, length: int) -> NothingAllowed:
+    """Return the error of a request whose constraint forbids every token behind a text of `length` tokens."""
+    params, constraint = request.params, request.constraint
+    early = constraint is not None and length < constraint.min_length
+    named = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words),
+        f"min_tokens = {params.min_tokens} (no stop token before)": early,
+    }
+    at = length - len(request.prompt)
+    by = " and ".join(name for name, applies in named.items() if applies)
+    return NothingAllowed(f"after {at} generated tokens no token is allowed: {by} forbid all of them")
 
 
 def _any_left(allowed: Int[np.ndarray, " words"] | None, banned: tuple[int, ...], vocab_size: int) -> bool:

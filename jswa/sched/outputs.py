@@ -28,6 +28,10 @@ def with_results(event: TokenEvent, sequence: Sequence, row: int, logprobs: Step
         sequence.first_scheduled_time = None
     if logprobs is not None and params.logprobs is not None and event.token is not None:
         event = event._replace(logprobs=logprobs.sampled.row(row, event.token))
-    if params.prompt_logprobs is not None and sequence.num_known <= len(sequence.request.prompt) + 1:
+    if (
+        event.error is None
+        and params.prompt_logprobs is not None
+        and sequence.num_known <= len(sequence.request.prompt) + 1
+    ):
         event = event._replace(prompt_logprobs=sequence.prompt_logprobs)
     return event

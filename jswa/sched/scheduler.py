@@ -20,9 +20,10 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.radix import common_prefix
 from jswa.config import Limits
-from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import NOT_FINITE, Request, StepLogprobs, StepPlan, TokenEvent
+from jswa.errors import EngineError, GenerationError, PromptTooLong
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission import admissible, is_passed, match_of, note_admission, prefix_writer
+from jswa.sched.constraint import nothing_allowed
 from jswa.sched.draft import Draft, lease_of, make_plan
 from jswa.sched.outputs import store_prompt_logprobs, with_results
 from jswa.sched.queue import Queue
@@ -145,21 +146,20 @@ class Scheduler:
         if logprobs is not None and logprobs.prompt is not None:
             store_prompt_logprobs(plan, sequences, logprobs.prompt)
         events = []
-        rows = zip(sequences, plan.samples.tolist(), tokens.tolist(), strict=True)
-        for row, (sequence, sampled, token) in enumerate(rows):
+        rows = zip(sequences, plan.samples.tolist(), tokens.tolist(), (plan.starts + plan.counts).tolist(), strict=True)
+        for row, (sequence, sampled, token, end) in enumerate(rows):
             sequence.in_flight -= 1
-            if sequence.discard:
-                sequence.discard -= 1
-                sampled = 0
-            elif sampled and token == NOT_FINITE:
-                self._withdraw(sequence)
             if sequence.status is Status.FINISHED:
                 continue
-            if sequence.lease is not None and sequence.lease.window_ends and token != NOT_FINITE:
-                computed = int(plan.starts[row] + plan.counts[row])
-                self.cache.publish(sequence.lease, sequence.tokens[: sequence.num_known], computed)
-            if sampled:
-                event = self._apply_token(sequence, token)
+            event = None
+            if sequence.discard:
+                sequence.discard -= 1
+            elif token == NOT_FINITE:
+                event = self._fail(sequence, end)
+            else:
+                self._confirm(sequence, end)
+                event = self._apply_token(sequence, token) if sampled else None
+            if event is not None:
                 events.append(with_results(event, sequence, row, logprobs))
             if sequence.status is Status.PREEMPTED and not sequence.in_flight:
                 self._requeue(sequence)
@@ -300,8 +300,10 @@ class Scheduler:
             return False
         self._waiting.pop(sequence)
         sequence.lease, sequence.row_id, sequence.status = lease, self._free_row_ids.pop(), Status.RUNNING
-        sequence.launched, sequence.computed_from = start, min(sequence.computed_from, start)
-        note_admission(self.cache, self.limits, sequence, match)
+        sequence.launched, sequence.finite_to = start, 0
+        if sequence.reads_cache:
+            sequence.cached_to, sequence.cache_epoch = match.resume.full_to, self.cache.epoch
+        note_admission(sequence, match, prefix_cache=self.limits.prefix_cache)
         draft.resumed += [sequence] if len(match.full) or len(match.local) else []
         entry = self._rows.admit(sequence)
         draft.extras += [] if entry is None else [entry]
@@ -312,8 +314,8 @@ class Scheduler:
         return True
 
     def _apply_token(self, sequence: Sequence, token: int) -> TokenEvent:
-        if token == NOT_FINITE:
-            return self._finish(sequence, None, "error", keep=False)
+        if token == NOTHING_ALLOWED:
+            return self._finish(sequence, None, "error", error=nothing_allowed(sequence.request, sequence.num_known))
         sequence.append(token)
         if token in sequence.request.stop_ids:
             asked = token in sequence.request.params.stop_token_ids
@@ -329,13 +331,13 @@ class Scheduler:
         reason: FinishReason,
         stop_reason: int | None = None,
         *,
-        keep: bool = True,
+        error: GenerationError | None = None,
     ) -> TokenEvent:
-        self._release(sequence, keep=keep)
+        self._release(sequence)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.request.request_id]
         self._logprob_requests -= sequence.request.params.wants_logprobs
-        return TokenEvent(sequence.request.request_id, token, reason, stop_reason)
+        return TokenEvent(sequence.request.request_id, token, reason, stop_reason, error=error)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free a row's pages; the cache may keep them. A token in flight still counts when it comes back."""
@@ -344,19 +346,42 @@ class Scheduler:
         sequence.preemptions += 1
         self._wait_again(sequence)
 
-    def _withdraw(self, sequence: Sequence) -> None:
-        """Remove from the cache what a row with non-finite logits computed, and restart rows that matched it."""
-        tokens, start = sequence.tokens[: sequence.num_known], sequence.computed_from
-        page = start - start % self.layout.page_size
-        self.cache.withdraw(sequence.request.cache_salt, tokens, start)
-        for other in list(self._running):
-            lease = lease_of(other)
-            if other is sequence or lease.salt != sequence.request.cache_salt:
-                continue
-            if common_prefix(tokens, other.tokens[: lease.full_write_from]) > page:
-                self._release(other, keep=False)
-                other.discard = other.in_flight
-                self._wait_again(other)
+    def _confirm(self, sequence: Sequence, end: int) -> None:
+        """Publish what a row has computed up to `end`: the step that ran it was finite."""
+        lease = sequence.lease
+        if lease is None:
+            return  # it was preempted since
+        sequence.finite_to = end
+        if not sequence.hit_counted:
+            self._count_hit(sequence)
+        if sequence.failed_to and end >= sequence.failed_to and sequence.cache_epoch == self.cache.epoch:
+            # What failed behind cached KV is finite without it: the fault is in the cache.
+            self.cache.withdraw(lease.salt, sequence.tokens[: sequence.cached_to])
+        if lease.window_ends:
+            self.cache.publish(lease, sequence.tokens[: sequence.num_known], end)
+
+    def _fail(self, sequence: Sequence, end: int) -> TokenEvent | None:
+        """End a row whose step up to `end` is not finite, unless cached KV may be at fault: then run it without.
+
+        A finite step vouches for all KV that it read: only a row that has not yet read all of its cached KV in finite
+        steps runs again, once. That run shows whether the cache is at fault. Until then nothing is withdrawn: a prompt
+        of which every run fails must not cost others what they share with it.
+        """
+        if sequence.failed_to or sequence.finite_to >= sequence.cached_to:
+            self._count_hit(sequence)
+            why = GenerationError("no next token: the logits are not finite")
+            return self._finish(sequence, None, "error", error=why)
+        sequence.failed_to, sequence.discard = end, sequence.in_flight
+        if sequence.num_known == len(sequence.request.prompt):
+            sequence.prefix = None
+        self._release(sequence)
+        self._wait_again(sequence)
+        return None
+
+    def _count_hit(self, sequence: Sequence) -> None:
+        if sequence.prefix is not None and not sequence.hit_counted:
+            self.cache.hits.count(sequence.prefix)
+        sequence.hit_counted = True
 
     def _wait_again(self, sequence: Sequence) -> None:
         sequence.launched = 0
@@ -369,11 +394,11 @@ class Scheduler:
         sequence.status = Status.WAITING
         self._waiting.push(sequence)
 
-    def _release(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Free a row's pages and row id. `keep`: publish the KV that it has computed."""
+    def _release(self, sequence: Sequence) -> None:
+        """Free a row's pages and row id, and publish the KV that is known to be finite."""
         if sequence.lease is not None:
-            computed = min(sequence.launched, sequence.num_known) if keep else 0
-            self.cache.close(sequence.lease, sequence.tokens[:computed], turn=(len(sequence.request.prompt),))
+            finite = sequence.tokens[: sequence.finite_to]
+            self.cache.close(sequence.lease, finite, turn=(len(sequence.request.prompt),))
             self._rows.release(sequence)
             self._free_row_ids.append(sequence.row_id)
             self._running.remove(sequence)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.lease import NEVER, Lease
+from jswa.cache.lease import Lease
 from jswa.plan import ChoiceLogprobs, Request
 from jswa.types import PrefixHit
 
@@ -40,7 +40,13 @@ class Sequence:
         row_id: index in the device's tables while it runs; -1 otherwise.
         in_flight: steps on the device that run this row.
         discard: the tokens of this many steps in flight are ignored, because the row was restarted.
-        computed_from: first position that the row has ever computed itself.
+        finite_to: end of the positions that the row has run since it started, in steps that came back finite; 0 before
+            the first of them. Earlier KV is known to be finite, and nothing from there on is published.
+        cached_to: end of the full KV that it started from.
+        cache_epoch: `CacheManager.epoch` when it started there.
+        failed_to: end of the step that was not finite and may have read cached KV that is not. The row runs without
+            the cache since then; 0: it may use the cache.
+        hit_counted: whether the cache's counters have its hit.
         first_scheduled_time, prefix: reported with the first token.
     """
 
@@ -54,7 +60,11 @@ class Sequence:
     in_flight: int = 0
     preemptions: int = 0
     discard: int = 0
-    computed_from: int = NEVER
+    finite_to: int = 0
+    cached_to: int = 0
+    cache_epoch: int = 0
+    failed_to: int = 0
+    hit_counted: bool = False
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     prompt_logprobs: list[ChoiceLogprobs] = field(default_factory=list)
@@ -67,6 +77,11 @@ class Sequence:
         self.num_known = len(self.request.prompt)
         self.tokens = np.empty(self.num_known + 64, np.int32)
         self.tokens[: self.num_known] = self.request.prompt
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether the row may start from cached KV."""
+        return not self.failed_to and self.request.params.prompt_logprobs is None
 
     def append(self, token: int) -> None:
         """Append a token that came back from the device."""

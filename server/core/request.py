@@ -215,12 +215,8 @@ class Job:
         self._bridge.abort(self._texts, tell=True)
 
     def _take(self, event: TokenEvent, text: Text) -> Delta:
-        if event.finish_reason == "error":
-            raise ApiError(
-                500,
-                "no next token: logits are not finite, or all tokens are forbidden; other requests are not affected",
-                code="generation_failed",
-            )
+        if event.error is not None:
+            raise ApiError.of(event.error)
         now = time.monotonic()
         if text.waits:
             self._leave_queue(text)

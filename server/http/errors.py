@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jswa.errors import FieldError, GenerationError, JswaError, PromptTooLong, RequestError
+from jswa.errors import FieldError, GenerationError, JswaError, NothingAllowed, PromptTooLong, RequestError
 
 _TYPES = {
     401: "authentication_error",
@@ -54,8 +54,10 @@ class ApiError(Exception):
             return ApiError(400, str(error), param=error.field.split(" ")[0], code="invalid_value")
         if isinstance(error, FieldError):
             return ApiError(400, str(error), param=error.field)
+        if isinstance(error, NothingAllowed):
+            return ApiError(400, str(error), code="nothing_allowed")
         if isinstance(error, GenerationError):
-            return ApiError(500, str(error), code="generation_failed")
+            return ApiError(500, f"{error}; other requests are not affected", code="generation_failed")
         return ApiError(500, "internal error")
 
 

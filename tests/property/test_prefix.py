@@ -37,13 +37,14 @@ SALTS = st.sampled_from(["", "other"])
 
 @dataclass(eq=False)
 class Row:
-    """A running row. `start`: the first position that it computes."""
+    """A running row. `start`: the first position that it computes; `published`: end of what it has published."""
 
     lease: Lease
     salt: str
     tokens: list[int]
     start: int
     launched: int
+    published: int = 0
 
 
 class Memory:
@@ -166,6 +167,7 @@ class PrefixMachine(RuleBasedStateMachine):
         end = min(len(row.tokens), row.launched + chunk)
         if end > row.launched and self._run(row, end) and data.draw(st.booleans()):
             self.manager.publish(row.lease, array(row.tokens), end)
+            row.published = end
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), more=st.lists(st.integers(0, 2), min_size=1, max_size=20))
@@ -178,26 +180,21 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), keep=st.booleans())
     def end(self, data: st.DataObject, keep: bool) -> None:
-        """End a row: it has finished, was aborted or preempted, or has failed."""
-        self._end(data.draw(st.sampled_from(self.rows)), keep=keep)
+        """End a row that has finished, was aborted or preempted, or has failed, perhaps with a step in flight."""
+        row = data.draw(st.sampled_from(self.rows))
+        known = data.draw(st.integers(max(row.start + 1, row.published), row.launched))
+        self._end(row, keep=keep, known=known)
 
     @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def withdraw(self, data: st.DataObject) -> None:
-        """Withdraw a row with logits that are not finite: no row and no match may use what it computed."""
+    @rule(data=st.data(), length=st.integers(1, LONGEST))
+    def withdraw(self, data: st.DataObject, length: int) -> None:
+        """Withdraw a part of a row's text: no match finds a page of it, and rows go on with their own."""
         row = data.draw(st.sampled_from(self.rows))
-        page = row.start // self.layout.page_size * self.layout.page_size
-        self.manager.withdraw(row.salt, array(row.tokens), row.start)
-        for other in list(self.rows):
-            taken = other.tokens[: other.lease.full_write_from]
-            if other is row or (other.salt == row.salt and shared(taken, row.tokens) > page):
-                self._end(other, keep=False)
-        match = self.manager.match(row.salt, array([*row.tokens, 0]), len(row.tokens))
-        assert match.resume.full_to <= page
-        self.texts = [
-            (salt, text[:page] if salt == row.salt and shared(text, row.tokens) > page else text)
-            for salt, text in self.texts
-        ]
+        text = row.tokens[:length]
+        self.manager.withdraw(row.salt, array(text))
+        match = self.manager.match(row.salt, array([*text, 0]), len(text))
+        assert match.resume.full_to < self.layout.page_size
+        self.texts = [(salt, one) for salt, one in self.texts if salt != row.salt or not shared(one, text)]
 
     @rule()
     def flush(self) -> None:
@@ -240,8 +237,8 @@ class PrefixMachine(RuleBasedStateMachine):
         self.manager.slide(row.lease, end)
         return True
 
-    def _end(self, row: Row, *, keep: bool) -> None:
-        tokens = row.tokens[: row.launched] if keep else []
+    def _end(self, row: Row, *, keep: bool, known: int | None = None) -> None:
+        tokens = row.tokens[: row.launched if known is None else known] if keep else []
         self.manager.close(row.lease, array(tokens), turn=(row.start,))
         self.rows.remove(row)
         self.written.append((row.salt, row.tokens[: row.launched]))

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -52,6 +53,22 @@ class Conversation:
         self.model = model
         self.scheduler = loop.scheduler
         self.requests: dict[str, Expected] = {}
+        self.spoiled = False
+
+    def spoil(self, choose: int, *, full: bool) -> None:
+        """Let a page that only the cache owns go bad: requests still get the tokens that they get alone."""
+        pool = self.scheduler.cache.pool
+        cached, owners = (pool.full_cached, pool.full_owners) if full else (pool.local_cached, pool.local_owners)
+        pages = np.flatnonzero(cached & (owners == 1))
+        if len(pages):
+            self.loop.runner.spoil(int(pages[choose % len(pages)]), full=full)
+            self.spoiled = True
+
+    def check(self) -> None:
+        """Assert the laws of the scheduler, and that all KV in the cache is finite, if none went bad there."""
+        self.scheduler.check()
+        if not self.spoiled:
+            self.loop.runner.check_cached(self.scheduler.cache.prefix.tree)
 
     def add(self, prompt: list[int], new: int, stop_ids: set[int]) -> str | None:
         """Add a request and return its id, or None if it is rightly refused."""
@@ -84,17 +101,17 @@ class Conversation:
         scheduler, before = self.scheduler, self.loop.pending
         running = set(scheduler.running)
         plan = self.loop.launch()
-        scheduler.check()
+        self.check()
         if plan is not None:
             self._check_plan(plan)
             self._check_admissions(plan, [s for s in scheduler.running if s not in running])
         self._check_events(self.loop.apply(before))
-        scheduler.check()
+        self.check()
         return plan
 
     def drain(self) -> None:
         """Run to the end: no request starves, each finishes once, and no page stays held."""
-        bound = 10 + 4 * sum(expected.steps_alone for expected in self.requests.values())
+        bound = 10 + 8 * sum(expected.steps_alone for expected in self.requests.values())
         steps = 0
         while self.scheduler.has_work():
             self.step()
@@ -227,6 +244,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.talk.scheduler.cache.flush()
 
+    @rule(choose=st.integers(0, 999), full=st.booleans())
+    def spoil(self, choose: int, full: bool) -> None:
+        self.talk.spoil(choose, full=full)
+
     @rule(steps=st.integers(1, 8))
     def step(self, steps: int) -> None:
         for _ in range(steps):
@@ -245,7 +266,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def laws_hold(self) -> None:
         if hasattr(self, "talk"):
-            self.talk.scheduler.check()
+            self.talk.check()
 
     def teardown(self) -> None:
         if hasattr(self, "talk"):
@@ -254,6 +275,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             event(f"moved: {min(self.talk.loop.runner.moves, 3)}")
             event(f"copied: {min(self.talk.loop.runner.copies, 3)}")
             event(f"cached: {self.talk.hits.cached_tokens > 0}, replayed: {self.talk.hits.replayed_tokens > 0}")
+            event(f"run again without the cache: {'not finite' in self.talk.hits.missed}")
             event(f"evicted: {min(self.talk.hits.evictions, 3)}")
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 from hypothesis import settings
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
+from jswa.cache.prefix.radix import RadixTree
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
@@ -77,7 +78,7 @@ class TextModel:
 
     Attributes:
         vocab: size of the vocabulary.
-        failures: one of this many histories gives logits that are not finite; 0 for none.
+        failures: one of this many histories gives KV and logits that are not finite; 0 for none.
     """
 
     vocab: int
@@ -99,7 +100,11 @@ class TextModel:
     def generate(self, prompt: Sequence[int], stop_ids: Collection[int], length: int) -> tuple[list[int], FinishReason]:
         """Return the tokens of a request that runs alone, `length` tokens with its prompt at most, and why it ends."""
         tokens: list[int] = []
-        state = self.fold(0, prompt)
+        state = 0
+        for token in prompt:
+            state = self.fold(state, [token])
+            if self.next_token(state) == NOT_FINITE:
+                return tokens, "error"
         while len(prompt) + len(tokens) < length:
             token = self.next_token(state)
             if token == NOT_FINITE:
@@ -134,6 +139,8 @@ class FakeRunner:
     Local KV also has a level: how many of its local layers equal those of a cold run. A token's level is one more than
     the lowest that it sees; positions of its window below the row's `local_visible_from` count as level 0. Full KV and
     samples must come from tokens that see exact KV only: the law of revival, for any start that a scheduler chooses.
+
+    KV that is not finite spreads: a token that sees such KV writes such KV, and its row's step is NOT_FINITE.
     """
 
     def __init__(self, layout: KVLayout, limits: Limits, model: TextModel, row_of: Callable[[int], Row]) -> None:
@@ -151,6 +158,9 @@ class FakeRunner:
         self._full = np.full((slots, page), POISON, np.int64)
         self._local = np.full((slots, page), POISON, np.int64)
         self._level = np.zeros((slots, page), np.int32)
+        self._full_nan = np.zeros((slots, page), bool)
+        self._local_nan = np.zeros((slots, page), bool)
+        self._any_nan = False
         self._full_table = np.zeros((rows, width), np.int32)
         self._local_table = np.zeros((rows, width), np.int32)
         self._last_token = np.full(rows, POISON, np.int64)
@@ -160,9 +170,9 @@ class FakeRunner:
         self._text = [0] * rows
 
     @property
-    def memory(self) -> list[Int[np.ndarray, "slots p"]]:
-        """All KV memory by slot: full marks, local marks and local levels."""
-        return [self._full, self._local, self._level]
+    def memory(self) -> list[Shaped[np.ndarray, "slots p"]]:
+        """All KV memory by slot: full marks, local marks and levels, and whether full and local KV is not finite."""
+        return [self._full, self._local, self._level, self._full_nan, self._local_nan]
 
     def launch(self, plan: StepPlan) -> FakePending:
         """Pack, unpack and run a step as the real runner does, and return its tokens."""
@@ -179,18 +189,21 @@ class FakeRunner:
         rows = inputs.rows[inputs.column("row_id") < self.limits.max_rows]
         ends = np.cumsum(rows[:, 2])
         assert ends[-1] == plan.num_tokens, "rows and tokens disagree"
+        finite = []
         for (slot, start, count, full_write_from, local_visible_from, *_), end in zip(
             rows.tolist(), ends.tolist(), strict=True
         ):
-            self._write(slot, start, full_write_from, local_visible_from, inputs.tokens[end - count : end])
+            own = self._write(slot, start, full_write_from, local_visible_from, inputs.tokens[end - count : end])
+            finite.append(not self._spread(slot, start, own, full_write_from, local_visible_from))
         for slot, start, count, _, local_visible_from, samples, *_ in rows.tolist():
             self._read(slot, start, start + count, local_visible_from)
             exact = self._inexact_from(slot, start + count - 1, start + count, local_visible_from) is None
             assert exact or not samples, "a token is sampled from local KV that is not exact"
-        tokens = np.full(len(rows), NOT_FINITE, np.int32)
+        tokens = np.where(finite, 0, NOT_FINITE).astype(np.int32)
         for index, (slot, _, _, _, _, samples, *_) in enumerate(rows.tolist()):
-            if samples:
+            if samples and finite[index]:
                 tokens[index] = self.model.next_token(self._text[slot])
+            if samples:
                 self._last_token[slot] = max(int(tokens[index]), 0)
         self.launches += 1
         return FakePending(plan, tokens)
@@ -242,7 +255,8 @@ class FakeRunner:
 
     def _write(
         self, slot: int, start: int, full_write_from: int, local_visible_from: int, tokens: Int[np.ndarray, " n"]
-    ) -> None:
+    ) -> list[bool]:
+        """Write the KV of a row's tokens; return of each whether its own history gives KV that is not finite."""
         row = self._row_of(slot)
         if start == 0 or start != self._length[slot] or row is not self._rows[slot]:
             self._begin(slot, start, row)
@@ -252,9 +266,11 @@ class FakeRunner:
             run[0] = self._last_token[slot]
         self._last_token[slot] = POISON
         assert np.all(run >= 0), "a token is not known"
+        failed = []
         for position, token in enumerate(run.tolist(), start=start):
             self._text[slot] = self.model.fold(self._text[slot], [token])
             self._marks[slot, position] = self._text[slot] >> 1
+            failed.append(self.model.next_token(self._text[slot]) == NOT_FINITE)
         self._length[slot] += len(run)
         m, end = self.layout.pages_per_block, start + len(run)
         if self.layout.local is not None:
@@ -271,6 +287,41 @@ class FakeRunner:
             self._local[slots] = POISON
             bad = self._inexact_from(slot, first, end, local_visible_from)
             assert bad is None, f"slot {slot} writes full KV at {bad} from local KV that is not exact"
+        return failed
+
+    def _spread(self, slot: int, start: int, own: list[bool], full_write_from: int, local_visible_from: int) -> bool:
+        """Let KV that is not finite spread to the tokens that see it; return whether any token has such KV."""
+        m, page, reach = self.layout.pages_per_block, self.limits.page_size, self.layout.reach
+        self._any_nan |= any(own)
+        if not self._any_nan:
+            return False
+        spoiled = False
+        for position, fails in enumerate(own, start=start):
+            offset, full, local = position % page, self._full_table[slot], self._local_table[slot] * m
+            if self.layout.full is not None:
+                fails |= bool(self._full_nan[full].reshape(-1)[:position].any())
+            if reach is not None:
+                first = max(reach.first_visible(position), local_visible_from)
+                fails |= bool(self._local_nan[local].reshape(-1)[first:position].any())
+                self._local_nan[local[position // page] : local[position // page] + m, offset] = fails
+            if self.layout.full is not None and position >= full_write_from:
+                self._full_nan[full[position // page], offset] = fails
+            spoiled |= fails
+        return spoiled
+
+    def spoil(self, page: int, *, full: bool) -> None:
+        """Make the KV of a page NaN, as faulty memory does."""
+        m, self._any_nan = self.layout.pages_per_block, True
+        (self._full_nan if full else self._local_nan)[page if full else slice(page * m, page * m + m)] = True
+
+    def check_cached(self, tree: RadixTree) -> None:
+        """Assert that all KV in the prefix tree is finite."""
+        m, p = self.layout.pages_per_block, self.limits.page_size
+        for node in tree.nodes():
+            for index, (full, local) in enumerate(zip(node.full.tolist(), node.local.tolist(), strict=True)):
+                filled = min(p, node.end - (node.start // p + index) * p)
+                assert not (full and self._full_nan[full, :filled].any()), "full KV in the cache is not finite"
+                assert not (local and self._local_nan[local * m, :filled].any()), "local KV in the cache is not finite"
 
     def _levels(self, slot: int, first: int, end: int) -> Int[np.ndarray, " n"]:
         pages, offsets = np.divmod(np.arange(first, end), self.limits.page_size)

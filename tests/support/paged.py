@@ -140,7 +140,7 @@ class Device:
         def run(
             params: Params, state: DeviceState, packed: Int[Array, " size"]
         ) -> tuple[DeviceState, Float[Array, "R V"]]:
-            state, hidden, _ = forward(params, state, unpack(packed, config.pack), config=config, every=False)
+            state, hidden, *_ = forward(params, state, unpack(packed, config.pack), config=config, every=False)
             return state, bind(config.model, params).logits(hidden)
 
         packed = np.zeros(config.pack.size, np.int32)
@@ -155,6 +155,7 @@ class Session:
         logits: of the last token of every chunk, by text and position.
         replayed: those of chunks inside a replay, which are not exact.
         spans: positions that the row of each text ran, step by step.
+        failed: texts of which a step was not finite; then they may have run again without the cache.
         moves: number of slots that were copied.
     """
 
@@ -169,6 +170,7 @@ class Session:
         self.logits: dict[str, Logits] = {}
         self.replayed: dict[str, Logits] = {}
         self.spans: dict[str, list[Span]] = {}
+        self.failed: set[str] = set()
         self.moves = 0
         self._texts: dict[str, Text] = {}
         self._state = device.empty_state()
@@ -194,7 +196,7 @@ class Session:
             self.step()
 
     def step(self, edit: Callable[[StepPlan], StepPlan] | None = None) -> None:
-        """Plan a step, launch it as changed by `edit`, then apply the step before."""
+        """Plan a step, launch it as changed by `edit`, then apply the step before. No row of a changed step fails."""
         if not self.scheduler.cache.moves:  # the sources of moves that are not in a plan yet must stay
             self._poison()
         plan = self.scheduler.plan()
@@ -205,6 +207,7 @@ class Session:
             run = plan if edit is None else edit(plan)
             logits = self._launch(run)
             tokens = self._record(run, logits, [self._texts[names[slot]] for slot in plan.row_ids.tolist()])
+            tokens = tokens if edit is None else np.maximum(tokens, 0)
             last = np.asarray(self._state["last_token"]).copy()
             last[plan.row_ids[plan.samples != 0]] = np.maximum(tokens, 0)[plan.samples != 0]
             self._state = DeviceState(**{**self._state, "last_token": jnp.asarray(last)})
@@ -241,8 +244,12 @@ class Session:
         self._taint(ids[page][ids[page] != 0], offset[ids[page] != 0])
 
     def taint_row(self, name: str, position: int) -> None:
-        """Write NaN to a row's local KV of a position."""
+        """Let the step in flight have written NaN to a row's local KV of a position, and report it."""
         block, offset = self._local_place(name, position)
+        assert self._before is not None
+        plan, tokens = self._before
+        tokens[plan.row_ids == self.scheduler.sequences[name].row_id] = NOT_FINITE
+        self.failed.add(name)
         self._taint(np.array([block]), np.array([offset]))
 
     def check_zeros(self) -> None:
@@ -299,6 +306,7 @@ class Session:
             tokens[row] = text.tokens[span.end] if span.end < LENGTH else 0
             if not np.isfinite(logits[row]).all():
                 tokens[row] = NOT_FINITE
+                self.failed.add(text.name)
         return tokens
 
     def _poison(self) -> None:

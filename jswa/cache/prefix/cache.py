@@ -146,16 +146,12 @@ class PrefixCache:
                     self.retention.drop_window(window)
             node = node.parent
 
-    def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> None:
-        """Remove a text from the page of `start` on, with everything that continues it."""
-        cut = start // self._page * self._page
-        path, text = self.tree.walk(salt, tokens)
-        if text <= cut:
-            return
-        node = next(node for node in path if node.end > cut)
-        if node.start < cut:
-            self.tree.split(node, cut)
-        self._remove(node)
+    def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
+        """Remove a text, with everything that continues it or a part of it."""
+        path, _ = self.tree.walk(salt, tokens)
+        if path:
+            # Above the first edge with a whole page there are no pages of this text: each lower edge has its own.
+            self._remove(next((node for node in path if node.end >= self._page), path[-1]))
 
     def flush(self) -> None:
         """Remove everything. Rows keep their pages."""

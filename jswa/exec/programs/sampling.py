@@ -25,7 +25,7 @@ from jswa.model.collectives import (
     true_on_all,
     true_on_any,
 )
-from jswa.plan import NOT_FINITE, SAMPLING
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, SAMPLING
 from jswa.types import MAX_LOGPROBS
 
 _TINY = 2.0**-126  # smallest normal float32
@@ -76,16 +76,18 @@ def sample(
     rows: Sampling,
     extras: Extras,
     devices: int = 1,
+    finite: Bool[Array, " R"] | bool = True,
 ) -> Int[Array, " R"]:
-    """Sample a token per row; NOT_FINITE if a row's logits are not finite, or its constraint forbids every token.
+    """Sample a token per row; NOT_FINITE if it is not `finite`, NOTHING_ALLOWED if its constraint forbids every token.
 
     Args:
         logits: of this device's share of the vocabulary; all devices return the same tokens.
         positions: of the token to be sampled; folded into the row's key (threefry).
         rows: temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. min_p comes first, then top-k, then top-p
             of what is left.
+        finite: whether what this device has computed for the row besides its logits is finite.
     """
-    finite = true_on_all(jnp.isfinite(logits).all(axis=-1), devices)
+    finite = true_on_all(finite & jnp.isfinite(logits).all(axis=-1), devices)
     constrained = rows.extras < len(extras["seen"])
     logits = lax.cond(
         constrained.any(), lambda: apply_constraints(logits, rows, extras, constrained, devices), lambda: logits
@@ -93,8 +95,9 @@ def sample(
     greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
     drawn = lax.cond(random.any(), lambda: _draw(logits, positions, rows, random, devices), lambda: greedy)
-    possible = finite & true_on_any((logits > -jnp.inf).any(axis=-1), devices)
-    return jnp.where(possible, jnp.where(random, drawn, greedy), NOT_FINITE)
+    possible = true_on_any((logits > -jnp.inf).any(axis=-1), devices)
+    failed = jnp.where(finite, NOTHING_ALLOWED, NOT_FINITE)
+    return jnp.where(finite & possible, jnp.where(random, drawn, greedy), failed)
 
 
 def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices: int = 1) -> LogprobRows:

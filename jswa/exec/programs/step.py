@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax, named_scope
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.layout import KVLayout
@@ -41,7 +41,10 @@ class StepConfig:
 
 
 class StepOutputs(NamedTuple):
-    """Outputs for the host: a token per row (garbage for rows that sample none), and requested log probabilities."""
+    """Outputs for the host: a token per row, and requested log probabilities.
+
+    The token is NOT_FINITE if the KV or the logits of any of the row's tokens are not, also for rows that sample none.
+    """
 
     tokens: Int[Array, " R"]
     sampled: LogprobRows | None
@@ -55,13 +58,13 @@ def step(
     inputs = unpack(packed, config.pack)
     # Prompt log probabilities need every token's hidden state, sampling only each row's last.
     every = config.logprobs == "prompt"
-    state, hidden, indices = forward(params, state, inputs, config=config, every=every)
+    state, hidden, indices, finite = forward(params, state, inputs, config=config, every=every)
     rows = Sampling.of(inputs.rows[:, -len(SAMPLING) :])
     with named_scope("logits"):
         logits = bind(config.model, params).logits(hidden[indices.last_tokens] if every else hidden)
     with named_scope("sampling"):
         position = inputs.column("start") + inputs.column("count")
-        tokens = sample(logits, position, rows, state["extras"], config.model.devices)
+        tokens = sample(logits, position, rows, state["extras"], config.model.devices, finite)
     with named_scope("logprobs"):
         sampled = logprob_rows(logits, tokens, config.model.devices) if config.logprobs != "none" else None
         prompt = _prompt_logprobs(params, hidden, inputs, config) if every else None
@@ -72,11 +75,11 @@ def step(
 
 def forward(
     params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig, every: bool
-) -> tuple[DeviceState, Float[Array, "N M"], StepIndices]:
+) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Bool[Array, " R"]]:
     """Set the plan's page-table entries and run its tokens through the model.
 
     Returns a hidden state for `every` token, or for each row's last token; then the layers at the end that store no KV
-    run for the last tokens alone.
+    run for the last tokens alone. The last result says of each row whether this device's KV of its tokens is finite.
     """
     with named_scope("indices"):
         full_table = _enter(state["full_table"], inputs.full_pages)
@@ -91,7 +94,7 @@ def forward(
         generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
         row_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
-    lanes = list(state["lanes"])
+    lanes, finite = list(state["lanes"]), jnp.ones(config.bucket.rows, bool)
     in_8_bits = lanes[0].dtype.itemsize == 1
 
     def attend(
@@ -100,6 +103,9 @@ def forward(
         kv: Float[Array, "T K E"] | None,
         sinks: Float[Array, " H"] | None,
     ) -> Float[Array, "T H V"]:
+        nonlocal finite
+        if layer == config.model.tail - 1 and kv is not None:
+            finite = _finite_rows(kv, indices, config)
         lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
         scales = scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
         lanes[lane], out = attend_layer(config, indices, layer, lanes[lane], q, kv, sinks, scales, last=last)
@@ -109,7 +115,20 @@ def forward(
     decoder = bind(config.model, params, config.backends.experts)
     adapters = None if inputs.adapters is None else inputs.adapters[indices.token_rows]
     hidden = decoder(tokens, indices.positions, attend, select, adapters)
-    return {**state, "lanes": lanes, "extras": extras}, hidden, indices
+    return {**state, "lanes": lanes, "extras": extras}, hidden, indices, finite
+
+
+def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, " R"]:
+    """Return whether the KV of all tokens of a row is finite, given that of the last layer that stores any.
+
+    A token sees its own KV: where that is not finite in one layer, neither is the residual stream behind it, nor the KV
+    of later layers.
+    """
+    bad = indices.real & ~jnp.isfinite(kv).all(axis=(1, 2))
+    if config.bucket.decode:
+        return ~bad  # row i has token i
+    rows = jnp.arange(config.bucket.rows, dtype=jnp.int32)
+    return ~((indices.token_rows[None] == rows[:, None]) & bad[None]).any(axis=1)
 
 
 def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:

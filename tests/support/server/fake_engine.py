@@ -8,14 +8,14 @@ from jaxtyping import Int
 
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.config import Limits
-from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, PromptTooLong
+from jswa.errors import EngineError, GenerationError, InvalidPrompt, InvalidToken, JswaError, PromptTooLong
 from jswa.plan import ChoiceLogprobs, Request, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.scheduler import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import FinishReason, PrefixHit, SamplingParams
 
-Rule = Callable[[list[int], int], int | None]
+Rule = Callable[[list[int], int], int | GenerationError]
 
 
 class FakeModel:
@@ -132,8 +132,9 @@ class FakeEngine:
         token = self.rule(prompt, len(text))
         hit = PrefixHit(len(prompt), len(prompt) // 2, len(prompt) // 2, 0, "salt") if not text else None
         reason: FinishReason | None = None
-        if token is None:
-            reason = "error"
+        error = token if isinstance(token, GenerationError) else None
+        if isinstance(token, GenerationError):
+            token, reason = None, "error"
         else:
             text.append(token)
             if token in request.stop_ids:
@@ -150,7 +151,7 @@ class FakeEngine:
         if params.prompt_logprobs is not None and hit is not None:
             of_prompt = [_logprobs(t, 20) for t in prompt[1:]]
         stop = token if reason == "stop" and token in params.stop_token_ids else None
-        return TokenEvent(request_id, token, reason, stop, logprobs, of_prompt, 0.0 if hit else None, hit)
+        return TokenEvent(request_id, token, reason, stop, logprobs, of_prompt, 0.0 if hit else None, hit, error)
 
     def stats(self) -> SchedulerStats:
         """Return statistics in which every running request has one page."""

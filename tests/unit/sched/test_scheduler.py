@@ -273,10 +273,10 @@ def test_a_miss_names_why_the_cache_was_not_searched(cache: bool, prompt_logprob
     loop = Loop(HYBRID, Limits(40, 4, 16, HYBRID.page_size, num_blocks=40, prefix_cache=cache), MODEL)
     request = make_request("a", [1, 2, 3, 4, 5, 6], length=8)
     loop.scheduler.add(dataclasses.replace(request, params=SamplingParams(prompt_logprobs=prompt_logprobs)))
-    plan = loop.launch()
-    assert plan is not None
+    loop.launch()
     (sequence,) = loop.scheduler.running
     assert sequence.prefix is not None
+    loop.apply(loop.pending)
     expected = "disabled" if not cache else "cold" if prompt_logprobs is None else "prompt logprobs"
     assert sequence.prefix.missed() == {expected: 6}
     assert loop.scheduler.cache.stats().missed == {expected: 6}

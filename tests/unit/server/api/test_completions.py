@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jswa.errors import GenerationError, NothingAllowed
 from server.http import limits
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
@@ -301,14 +302,20 @@ def test_the_sequences_of_a_prompt_share_their_constraint_tables(client: Client)
 
 
 def test_a_request_without_a_next_token_does_not_harm_others() -> None:
-    def rule(prompt: list[int], at: int) -> int | None:
-        return None if prompt[-1] == 3 + ord("!") and at == 2 else 100
+    def rule(prompt: list[int], at: int) -> int | GenerationError:
+        if prompt[-1] == 3 + ord("?"):
+            return NothingAllowed("allowed_token_ids and bad_words forbid all of them")
+        return GenerationError("not finite") if prompt[-1] == 3 + ord("!") and at == 2 else 100
 
     with serving(FakeEngine(rule=rule)) as client:
         assert client.refusal(PATH, {"prompt": "a!", "max_tokens": 5, "n": 2}, 500)["code"] == "generation_failed"
         *chunks, last = client.events(PATH, {"prompt": "a!", "max_tokens": 5})
         assert len(chunks) == 2
         assert last["error"]["type"] == "server_error"
+        refused = client.refusal(PATH, {"prompt": "a?", "max_tokens": 5})
+        assert (refused["code"], refused["message"][:17]) == ("nothing_allowed", "allowed_token_ids")
+        (last,) = client.events(PATH, {"prompt": "a?", "max_tokens": 5})
+        assert last["error"]["type"] == "invalid_request_error"
         assert client.complete()["choices"][0]["text"] == "aaaa"
         assert not client.service.jobs
         assert client.service.admission.texts == 0

@@ -6,6 +6,7 @@ import httpx2
 import openai
 import pytest
 
+from jswa.errors import GenerationError
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
 
@@ -35,7 +36,10 @@ def test_refused_requests_raise_the_right_classes() -> None:
 
 
 def test_failed_requests_raise_the_right_classes() -> None:
-    with serving(FakeEngine(rule=lambda _, at: None if at else 100)) as client, connect(client) as sdk:
+    with (
+        serving(FakeEngine(rule=lambda _, at: GenerationError("no next token") if at else 100)) as client,
+        connect(client) as sdk,
+    ):
         with pytest.raises(openai.InternalServerError) as failed:
             sdk.completions.create(model="fake", prompt="a")
         assert failed.value.code == "generation_failed"
