@@ -18,7 +18,6 @@ from jswa.cache.capacity import row_capacity
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
-from jswa.cache.prefix.radix import common_prefix
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError, PromptTooLong
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, StepLogprobs, StepPlan, TokenEvent
