@@ -17,7 +17,8 @@ from jswa.env import Switches
 from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.plan import Logprobs, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
-from jswa.sched.scheduler import Scheduler, SchedulerStats
+from jswa.sched.outputs import SchedulerStats
+from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepLog, StepStats
 from jswa.storage.plan_trace import write_step
 from jswa.types import SamplingParams

@@ -1,5 +1,6 @@
 """A step while it is being planned, and how it becomes a `StepPlan`."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from jaxtyping import Int
 
 from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import Move
+from jswa.cache.prefix.radix import common_prefix
 from jswa.errors import EngineError
 from jswa.plan import FROM_DEVICE, ExtrasEntry, Logprobs, StepPlan, TableRow
 from jswa.sched.rows import RowTable
@@ -20,6 +22,7 @@ class Draft:
 
     Attributes:
         budget: tokens that the step may still take.
+        left: running rows that have not had their turn, in order; they may be preempted.
         sequences, counts: rows so far, and the tokens that each runs.
         extended: rows with new pages.
         resumed: rows that start on cached pages.
@@ -27,6 +30,7 @@ class Draft:
     """
 
     budget: int
+    left: deque[Sequence] = field(default_factory=deque)
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     extended: list[Sequence] = field(default_factory=list)
@@ -45,6 +49,20 @@ def lease_of(sequence: Sequence) -> Lease:
     if sequence.lease is None:
         raise EngineError(f"request {sequence.request.request_id!r} runs without pages")
     return sequence.lease
+
+
+def prefix_is_coming(sequence: Sequence, found: int, running: Iterable[Sequence], page_size: int) -> bool:
+    """Return whether a running row is about to publish more of a waiting text than the `found` tokens in the cache."""
+    if sequence.request.params.prompt_logprobs is not None:
+        return False
+    tokens = sequence.tokens[: sequence.num_known - 1]
+    for other in running:
+        lease = lease_of(other)
+        if lease.window_ends and not lease.cursor.detached and lease.salt == sequence.request.cache_salt:
+            common = common_prefix(tokens, other.tokens[: lease.window_ends[-1]])
+            if common - common % page_size > found:
+                return True
+    return False
 
 
 def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool) -> StepPlan:

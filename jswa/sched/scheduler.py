@@ -6,11 +6,9 @@ tokens are: `plan` decides length stops; `apply` sees end tokens, one step late,
 """
 
 import bisect
-import heapq
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -25,30 +23,12 @@ from jswa.cache.prefix.radix import common_prefix
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import NOT_FINITE, Request, StepLogprobs, StepPlan, TokenEvent
-from jswa.sched.draft import Draft, lease_of, make_plan
-from jswa.sched.outputs import store_prompt_logprobs, with_results
+from jswa.sched.draft import Draft, lease_of, make_plan, prefix_is_coming
+from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs, with_results
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
+from jswa.sched.turns import Turns
 from jswa.types import FinishReason, MissReason, PrefixHit
-
-
-@dataclass(frozen=True)
-class SchedulerStats:
-    """Rows and memory at one moment.
-
-    Attributes:
-        full_pages, local_pages: pages that rows hold.
-        cached_slots: slots of pages that only the prefix cache holds; they can be evicted.
-    """
-
-    running: int
-    waiting: int
-    full_pages: int
-    local_pages: int
-    cached_slots: int
-    free_slots: int
-    total_slots: int
-    preemptions: int
 
 
 class Scheduler:
@@ -69,7 +49,7 @@ class Scheduler:
         self._arrivals = 0
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
+        self._turns = Turns(limits.max_tokens / limits.max_rows)
         self._free_row_ids = list(range(limits.max_rows - 1, -1, -1))
         self._logprob_requests = 0
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
@@ -98,7 +78,7 @@ class Scheduler:
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._logprob_requests += request.params.wants_logprobs
-        heapq.heappush(self._waiting, (sequence.rank, sequence))
+        self._turns.enter(sequence)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request at once and free its pages; return None if it has ended already."""
@@ -106,8 +86,7 @@ class Scheduler:
         if sequence is None:
             return None
         if sequence.status is Status.WAITING:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
-            heapq.heapify(self._waiting)
+            self._turns.remove(sequence)
         return self._finish(sequence, None, "abort")
 
     def has_work(self) -> bool:
@@ -115,7 +94,7 @@ class Scheduler:
         return bool(self._sequences or self._in_flight)
 
     def plan(self) -> StepPlan | None:
-        """Choose the next step, oldest requests first; None if nothing can run now. Its lengths count as launched."""
+        """Choose the next step by turns (`Turns`); None if nothing can run now. Its lengths count as launched."""
         self.cache.compact()
         draft = Draft(self.limits.max_tokens)
         self._plan_running(draft)
@@ -175,7 +154,7 @@ class Scheduler:
         pool = self.cache.pool
         return SchedulerStats(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._turns),
             full_pages=pool.num_full - pool.evictable_full,
             local_pages=pool.num_local - pool.evictable_local,
             cached_slots=pool.evictable_slots,
@@ -191,6 +170,7 @@ class Scheduler:
         row_ids = [s.row_id for s in self._running]
         assert sorted(row_ids + self._free_row_ids) == list(range(self.limits.max_rows)), "a row id leaked"
         self._rows.check(self._running)
+        self._turns.check(self._sequences.values())
         for sequence in self._sequences.values():
             assert sequence.status is not Status.FINISHED
             assert (sequence.lease is not None) == (sequence.status is Status.RUNNING)
@@ -200,12 +180,20 @@ class Scheduler:
             assert sequence.launched <= sequence.num_known + sequence.in_flight
 
     def _plan_running(self, draft: Draft) -> None:
-        """Add running rows, oldest first. The budget reserves a token for each decode row before any prefill chunk."""
-        draft.budget -= sum(s.num_known <= s.launched < s.limit - 1 for s in self._running)
-        visited = 0
-        while visited < len(self._running):
-            sequence = self._running[visited]
-            visited += 1
+        """Add running rows by turns. The budget reserves a token for each decode row before any prefill chunk.
+
+        Before the rows of a tenant come the waiting sequences of tenants whose turn is earlier.
+        """
+        draft.budget -= sum(s.decodes for s in self._running)
+        draft.left.extend(self._turns.order(self._running))
+        last = None
+        while draft.left:
+            group = draft.left[0].rank[0], draft.left[0].request.tenant
+            if group != last and self._turns.several:
+                last = group
+                self._plan_admissions(draft, before=draft.left[0])
+                continue
+            sequence = draft.left.popleft()
             known = sequence.num_known - sequence.launched
             count = min(known, draft.budget) if known > 0 else 1
             if count <= 0 or sequence.launched >= sequence.limit - 1:
@@ -214,62 +202,94 @@ class Scheduler:
                 continue
             length = sequence.launched + count
             if length > lease_of(sequence).covered:
-                if not self._grow(sequence, length, visited):
+                if not self._grow(sequence, length, draft.left):
                     continue
                 draft.extended.append(sequence)
+            self._turns.charge(sequence, count)
             draft.add(sequence, count, spend=known > 0)
 
-    def _grow(self, sequence: Sequence, length: int, visited: int) -> bool:
-        """Get pages up to `length`, preempting the youngest rows not yet visited; False: the row skips this step."""
+    def _grow(self, sequence: Sequence, length: int, left: deque[Sequence]) -> bool:
+        """Get pages up to `length`, preempting the rows whose turn is last; False: the row skips this step."""
         while not self.cache.grow(lease_of(sequence), length):
             if sequence.in_flight:
                 return False  # the row, or another, may have ended in the step in flight: try again next step
-            if visited < len(self._running):
-                self._preempt(self._running[-1])
-            elif visited > 1:
+            if left:
+                self._preempt(left.pop())
+            elif len(self._running) > 1:
                 self._preempt(sequence)
                 return False
             else:
                 raise EngineError(f"a row of {length} tokens alone does not fit the arena")
         return True
 
-    def _plan_admissions(self, draft: Draft) -> None:
-        if not self._waiting or not self._free_row_ids:
-            return
+    def _plan_admissions(self, draft: Draft, before: Sequence | None = None) -> None:
+        """Admit waiting sequences by turns, with `before` only those that come before this row."""
         # A row that was preempted with a token in flight is not in the queue yet; no later request may overtake it.
         in_flight = (s for _, sequences in self._in_flight for s in sequences)
-        returning = min((s.rank for s in in_flight if s.status is Status.PREEMPTED), default=None)
-        while self._waiting and self._free_row_ids and draft.budget > 0:
-            sequence = self._waiting[0][1]
-            if returning is not None and sequence.rank > returning:
+        returning = min((self._turns.turn(s) for s in in_flight if s.status is Status.PREEMPTED), default=None)
+        passed: set[str] = set()
+        while (sequence := self._turns.first(passed)) is not None:
+            if before is not None and not self._turns.goes_before(sequence, before):
+                return
+            if returning is not None and self._turns.turn(sequence) > returning:
+                return
+            if not self._may_start(sequence, draft):
                 return
             match = self._match(sequence)
-            if self._prefix_is_coming(sequence, match):
+            if prefix_is_coming(sequence, match.resume.full_to, self._running, self.layout.page_size):
+                passed.add(sequence.request.tenant)
+            elif not self._rows.has_room(sequence.request) or not self._start(sequence, match, draft):
                 return
-            if not self._rows.has_room(sequence.request) or not self._admissible(sequence, match):
-                return
+
+    def _may_start(self, sequence: Sequence, draft: Draft) -> bool:
+        """Return whether there are tokens and a row for a waiting sequence, or a row that it may take."""
+        if self._free_row_ids:
+            return draft.budget > 0
+        victim = self._victim(sequence, draft.left)
+        return victim is not None and draft.budget + victim.decodes > 0
+
+    def _start(self, sequence: Sequence, match: Match, draft: Draft) -> bool:
+        """Give a waiting sequence a row and pages, which others may lose; False: it still waits."""
+        while not self._free_row_ids or not self._admissible(sequence, match):
+            victim = self._victim(sequence, draft.left)
+            if victim is None:
+                return False
+            draft.left.remove(victim)
+            draft.budget += victim.decodes
+            self._preempt(victim)
+            match = self._match(sequence)
+        lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
+        if lease is None:  # a partial page and its copy do not both fit: start at the page before
+            whole = match.resume.full_to // self.layout.page_size * self.layout.page_size
+            match = self._match(sequence, whole)
             lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
-            if lease is None:  # a partial page and its copy do not both fit: start at the page before
-                whole = match.resume.full_to // self.layout.page_size * self.layout.page_size
-                match = self._match(sequence, whole)
-                lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
-            if lease is None:
-                return
-            start = match.resume.start
-            count = min(sequence.num_known - start, draft.budget)
-            if not self.cache.grow(lease, start + count):
-                self.cache.close(lease)
-                return
-            heapq.heappop(self._waiting)
-            sequence.lease, sequence.row_id, sequence.status = lease, self._free_row_ids.pop(), Status.RUNNING
-            sequence.launched, sequence.computed_from = start, min(sequence.computed_from, start)
-            self._note_admission(sequence, match)
-            draft.resumed += [sequence] if len(match.full) or len(match.local) else []
-            entry = self._rows.admit(sequence)
-            draft.extras += [] if entry is None else [entry]
-            bisect.insort(self._running, sequence, key=lambda s: s.rank)
-            draft.extended.append(sequence)
-            draft.add(sequence, count, spend=True)
+        if lease is None:
+            return False
+        start = match.resume.start
+        count = min(sequence.num_known - start, draft.budget)
+        if not self.cache.grow(lease, start + count):
+            self.cache.close(lease)
+            return False
+        self._turns.admit(sequence)
+        sequence.lease, sequence.row_id, sequence.status = lease, self._free_row_ids.pop(), Status.RUNNING
+        sequence.launched, sequence.computed_from = start, min(sequence.computed_from, start)
+        self._note_admission(sequence, match)
+        draft.resumed += [sequence] if len(match.full) or len(match.local) else []
+        entry = self._rows.admit(sequence)
+        draft.extras += [] if entry is None else [entry]
+        bisect.insort(self._running, sequence, key=lambda s: s.rank)
+        draft.extended.append(sequence)
+        self._turns.charge(sequence, count)
+        draft.add(sequence, count, spend=True)
+        return True
+
+    def _victim(self, sequence: Sequence, left: deque[Sequence]) -> Sequence | None:
+        """Return the row that a waiting sequence may take from a tenant that holds more than its share."""
+        if not self._turns.several:
+            return None
+        need, total = self.layout.resident_slots(sequence.num_known + 1), self.cache.pool.total_slots
+        held = {row: self.cache.held_slots(lease_of(row)) for row in self._running}
+        return self._turns.victim(sequence, need, held, left, (self.limits.max_rows, total))
 
     def _match(self, sequence: Sequence, most: int = NEVER) -> Match:
         """Match at most `most` tokens of a waiting row.
@@ -278,19 +298,6 @@ class Scheduler:
         """
         limit = 0 if sequence.request.params.prompt_logprobs is not None else min(most, sequence.num_known - 1)
         return self.cache.match(sequence.request.cache_salt, sequence.tokens[: sequence.num_known], limit)
-
-    def _prefix_is_coming(self, sequence: Sequence, match: Match) -> bool:
-        """Return whether a running row is about to publish more of this text than the cache has now."""
-        if sequence.request.params.prompt_logprobs is not None:
-            return False
-        tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
-        for other in self._running:
-            lease = lease_of(other)
-            if lease.window_ends and not lease.cursor.detached and lease.salt == sequence.request.cache_salt:
-                common = common_prefix(tokens, other.tokens[: lease.window_ends[-1]])
-                if common - common % self.layout.page_size > found:
-                    return True
-        return False
 
     def _note_admission(self, sequence: Sequence, match: Match) -> None:
         """Record when the row was first scheduled and its prefix cache hit, for the first token's event."""
@@ -341,6 +348,7 @@ class Scheduler:
         self._release(sequence, keep=keep)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.request.request_id]
+        self._turns.leave(sequence)
         self._logprob_requests -= sequence.request.params.wants_logprobs
         return TokenEvent(sequence.request.request_id, token, reason, stop_reason)
 
@@ -374,7 +382,7 @@ class Scheduler:
 
     def _requeue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        heapq.heappush(self._waiting, (sequence.rank, sequence))
+        self._turns.push(sequence)
 
     def _release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Free a row's pages and row id. `keep`: publish the KV that it has computed."""

@@ -68,6 +68,11 @@ class Sequence:
         self.tokens = np.empty(self.num_known + 64, np.int32)
         self.tokens[: self.num_known] = self.request.prompt
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it runs the token that was sampled last; not so in a prompt, or if it can only end."""
+        return self.num_known <= self.launched < self.limit - 1
+
     def append(self, token: int) -> None:
         """Append a token that came back from the device."""
         if self.num_known == len(self.tokens):

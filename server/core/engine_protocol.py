@@ -10,7 +10,7 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.config import Limits
 from jswa.errors import JswaError
 from jswa.plan import Request, TokenEvent
-from jswa.sched.scheduler import SchedulerStats
+from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
 

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import Limits
-from jswa.sched.scheduler import SchedulerStats
+from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 
 from .request import Job

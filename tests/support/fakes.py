@@ -345,7 +345,16 @@ class Loop:
         return self.scheduler.apply(before.plan, before.tokens()) if before is not None else []
 
 
-def make_request(name: str, prompt: Sequence[int], *, length: int, stop_ids: Collection[int] = ()) -> Request:
-    """Return a request of at most `length` tokens with its prompt."""
+def make_request(
+    name: str,
+    prompt: Sequence[int],
+    *,
+    length: int,
+    stop_ids: Collection[int] = (),
+    tenant: str = "",
+    weight: float = 1.0,
+) -> Request:
+    """Return a request of at most `length` tokens with its prompt. A tenant's prefixes are its own."""
     params = SamplingParams(stop_token_ids=tuple(stop_ids))
-    return Request(name, np.array(prompt, np.int32), params, frozenset(stop_ids), key=(0, 0), max_length=length)
+    ids, stops = np.array(prompt, np.int32), frozenset(stop_ids)
+    return Request(name, ids, params, stops, (0, 0), length, cache_salt=tenant, tenant=tenant, weight=weight)

@@ -11,7 +11,7 @@ from jswa.config import Limits
 from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, PromptTooLong
 from jswa.plan import ChoiceLogprobs, Request, TokenEvent
 from jswa.sched.constraint import make_constraint
-from jswa.sched.scheduler import SchedulerStats
+from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import FinishReason, PrefixHit, SamplingParams
 
