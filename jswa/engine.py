@@ -113,6 +113,8 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request:
         """Validate a prompt and its parameters. `add` checks length limits.
 
@@ -123,6 +125,7 @@ class Engine:
             priority: lower runs first.
             cache_salt: cached prefixes are shared with requests of the same salt only.
             lora: name of the LoRA adapter; cached prefixes are never shared between adapters.
+            tenant, weight: who asks, and its weight; tenants that want more than there is share by weight.
         """
         if len(prompt) == 0:
             raise InvalidPrompt("prompt", "", "must have at least one token")
@@ -149,6 +152,8 @@ class Engine:
             constraint=make_constraint(params, self.model.vocab_size, len(prompt), stop_ids, bad_words),
             cache_salt=root,
             adapter=index,
+            tenant=tenant,
+            weight=weight,
         )
 
     def adapter_root(self, lora: str | None, salt: str) -> tuple[int, str]:

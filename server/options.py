@@ -32,8 +32,11 @@ class ServeConfig:
             the checkpoint's own choice.
         max_body_size: Maximum size of a request body in bytes; a larger one gets status 413.
         max_queued_requests: Maximum number of sequences (prompts x n) that wait for their first token; more get
-            status 429.
-        max_queued_tokens: Maximum number of prompt tokens of all waiting sequences together; more get status 429.
+            status 429. One request may have half as many.
+        max_queued_tokens: Maximum number of prompt tokens of all waiting sequences together; more get status 429. One
+            request may have half as many.
+        allow_priority: Accept a negative `priority`, with which a request goes before others. Without this option
+            requests can only step back.
         request_timeout: End a request with an error after this many seconds; 0 means no limit.
         step_timeout: If one engine step takes longer than this, the engine counts as hung and the process exits; 0
             means no limit.
@@ -63,8 +66,9 @@ class ServeConfig:
     ssl_certfile: Path | None = None
     chat_template: str | None = None
     max_body_size: int = MAX_BODY_BYTES
-    max_queued_requests: int = 1_024
+    max_queued_requests: int = 2_048
     max_queued_tokens: int = 4_000_000
+    allow_priority: bool = False
     request_timeout: float = 0.0
     step_timeout: float = 300.0
     restart_engine: bool = False

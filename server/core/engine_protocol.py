@@ -57,6 +57,8 @@ class EngineLike(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request:
         """Validate a prompt. Of all methods, only this one may be called beside the engine's thread."""
         ...

@@ -20,15 +20,14 @@ from ..http.errors import ApiError, invalid
 from ..text.prompts import Prompt
 from .bridge import Bridge
 from .engine_protocol import EngineLike
-from .fairness import Admission, Key, Turns
+from .fairness import Admission, Key
 
 _numbers = itertools.count()
-_TURN_BITS = 80  # of virtual time below the priority
 
 
 @dataclass(eq=False)
 class Text:
-    """One text that grows. `offset`: characters of it that are decoded, also those held back; `start`: see `Turns`."""
+    """One text that grows. `offset`: characters of it that are decoded, also those held back."""
 
     index: int
     prompt: Prompt
@@ -37,7 +36,6 @@ class Text:
     stops: StopStrings
     tokens: int = 0
     offset: int = 0
-    start: int = 0
     waits: bool = True
     last_token: float = 0.0
 
@@ -84,9 +82,16 @@ class Timing:
 
 @dataclass(frozen=True)
 class Order:
-    """What a request asks for besides its prompts and sampling; `key`: who asks; `lora`: the adapter to run with."""
+    """What a request asks for besides its prompts and sampling; `lora`: the adapter to run with.
+
+    Attributes:
+        key: who asks.
+        tenant, weight: the same for the engine, which knows no keys.
+    """
 
     key: Key = None
+    tenant: str = ""
+    weight: float = 1.0
     cache_salt: str = ""
     lora: str | None = None
     priority: int = 0
@@ -100,29 +105,26 @@ def build(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     order: Order,
-    starts: Sequence[int],
 ) -> list[Request]:
-    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError.
-
-    Args:
-        starts: of the texts, in virtual time (`Turns`): they decide between texts of the same priority.
-    """
+    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError."""
     requests: list[Request] = []
     beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
     if beyond:
         raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
     try:
         words = bad_word_ids(params.bad_words or (), tokenizer)
-        for start, (prompt, choice) in zip(starts, itertools.product(prompts, range(params.n)), strict=True):
+        for prompt, choice in itertools.product(prompts, range(params.n)):
             own = params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
             request = engine.request(
                 str(next(_numbers)),
                 prompt.ids,
                 own,
                 bad_words=words,
-                priority=(order.priority << _TURN_BITS) + start,
+                priority=order.priority,
                 cache_salt=order.cache_salt,
                 lora=order.lora,
+                tenant=order.tenant,
+                weight=order.weight,
             )
             requests.append(_sharing(request, requests[0]) if requests else request)
     except RequestError as error:
@@ -146,7 +148,6 @@ class Job:
         self,
         bridge: Bridge,
         admission: Admission,
-        turns: Turns,
         tokenizer: Tokenizer | None,
         prompts: Sequence[Prompt],
         requests: Sequence[Request],
@@ -154,7 +155,7 @@ class Job:
         order: Order,
         between_tokens: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Queue requests that `build` has made, and that the queue has room for. Raises ApiError.
+        """Queue requests that `build` has made; then the job owns their places in the queue. Raises ApiError.
 
         Args:
             between_tokens: is told the seconds between two tokens of a text.
@@ -167,22 +168,15 @@ class Job:
         self.lora = order.lora
         self._bridge = bridge
         self._admission = admission
-        self._turns = turns
         self._events: asyncio.Queue[TokenEvent | ApiError | None] = asyncio.Queue()
         self._texts: dict[str, Text] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._order = order
         self._between_tokens = between_tokens
         for index, request in enumerate(requests):
-            text = _text(index, prompts[index // params.n], params, tokenizer)
-            text.start = request.priority - (order.priority << _TURN_BITS)
-            self._texts[request.request_id] = text
+            self._texts[request.request_id] = _text(index, prompts[index // params.n], params, tokenizer)
         self._firsts = {request.request_id for request in requests[:: params.n]}
-        try:
-            bridge.submit(requests, self._events.put_nowait)
-        except ApiError:
-            self.close()
-            raise
+        bridge.submit(requests, self._events.put_nowait)
         self._start_timers()
 
     async def deltas(self) -> AsyncIterator[Delta | None]:
@@ -225,7 +219,6 @@ class Job:
         now = time.monotonic()
         if text.waits:
             self._leave_queue(text)
-            self._turns.runs(text.start)
             self.timing.scheduled = self.timing.scheduled or event.first_scheduled_time
             self.timing.first_token = self.timing.first_token or now
         elif event.token is not None:
@@ -236,7 +229,6 @@ class Job:
         offset, before = text.offset, text.tokens
         new = text.push(event)
         self.completion_tokens += text.tokens - before
-        self._turns.charge(self._order.key, text.tokens - before)
         reason = event.finish_reason
         stop_reason: int | str | None = event.stop_reason
         if text.stops.stopped is not None:

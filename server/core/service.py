@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from ..text.prompts import Prompt
 from ..text.templates import Renderer
 from .bridge import Bridge
 from .engine_protocol import EngineLike
-from .fairness import Admission, Turns, weights_of
+from .fairness import Admission, Helpers, weights_of
 from .metrics import Metrics, Snapshot
 from .request import Job, Order, build
 from .tracing import annotate
@@ -63,7 +64,8 @@ class Service:
         self.adapters = tuple(self.bridge.engine.adapters)
         weights = weights_of(config.api_key, config.api_key_weight)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
-        self.turns = Turns(weights)
+        self.helpers = Helpers(_helper_threads(), weights)
+        self._weights = weights
         self.texts = TokenTexts(model.tokenizer)
         self.metrics = Metrics(config.metrics_prefix, config.served_model_name[0])
         self.renderer: Renderer | None = None
@@ -92,13 +94,14 @@ class Service:
         """Begin to serve, on the running event loop."""
         self.bridge.start()
         if self.chat_template is not None and self.tokenizer is not None:
-            self.renderer = Renderer(self.chat_template, self.config.render_timeout)
+            self.renderer = Renderer(self.chat_template, self.config.render_timeout, self._weights)
             await self.renderer.start()
 
     async def shut_down(self) -> None:
         """Stop the engine's thread and the renderers."""
         if self.renderer is not None:
             await self.renderer.close()
+        self.helpers.close()
         await self.bridge.close()
 
     @property
@@ -125,11 +128,13 @@ class Service:
         self, request: Request, body: Generation, prompts: Sequence[Prompt], params: SamplingParams, name: str
     ) -> Job:
         """Queue a request's prompts; `abort` finds them by the request's name. Raises ApiError."""
-        key = request.scope.get("jswa.key")
-        if len(self.config.api_key) > 1 and (body.priority or 0) < 0:
-            raise invalid("priority", "must be at least 0: where several API keys share the server, none goes first")
+        key = key_of(request)
+        if (body.priority or 0) < 0 and not self.config.allow_priority:
+            raise invalid("priority", "must be at least 0: this server was started without --allow-priority")
         order = Order(
             key=key,
+            tenant="" if key is None else str(self.config.api_key.index(key)),
+            weight=self._weights[key],
             cache_salt=_salt(key, body.cache_salt),
             lora=body.model if body.model in self.adapters else None,
             priority=body.priority or 0,
@@ -138,6 +143,7 @@ class Service:
         )
         lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
         texts, tokens = len(lengths), sum(lengths)
+        self.admission.check_size(texts, tokens)
         check_prompt_logprobs(tokens, params)
         self._starting += 1
         try:
@@ -146,17 +152,17 @@ class Service:
             self._starting -= 1
         self.admission.admit(key, texts, tokens)
         try:
-            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.starts(key, lengths))
+            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order)
             # A bias and a mask for each text, as long as the vocabulary: many of them must not hold up the event loop.
             async with self._building:
                 requests = build(*arguments) if texts <= _FEW else await asyncio.to_thread(build, *arguments)
+            job = Job(
+                self.bridge, self.admission, self.tokenizer, prompts, requests, params, order,
+                self.metrics.between_tokens,
+            )  # fmt: skip
         except BaseException:
             self.admission.release(key, texts, tokens)
             raise
-        job = Job(
-            self.bridge, self.admission, self.turns, self.tokenizer, prompts, requests, params, order,
-            self.metrics.between_tokens,
-        )  # fmt: skip
         job.timing.arrival = request.scope["jswa.arrival"]
         self.jobs.setdefault(name, set()).add(job)
         return job
@@ -190,6 +196,17 @@ class Service:
 def service_of(request: Request) -> Service:
     """The server that got a request."""
     return cast(Service, request.app.state.service)
+
+
+def key_of(request: Request) -> str | None:
+    """The API key of a request."""
+    key: str | None = request.scope.get("jswa.key")
+    return key
+
+
+def _helper_threads() -> int:
+    """Half of the processors; the engine and the event loop need theirs."""
+    return max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
 def _for_all(cache: CacheStats) -> CacheStats:
