@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ..core.request import Delta, Job
 from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError
-from ..http.sse import DONE, KEEP_ALIVE, EventStream, JsonResponse, event, unless_gone
+from ..http.sse import DONE, KEEP_ALIVE, EventStream, event, unless_gone
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import chat_prompt
 from ..text.prompts import check_length, truncated
@@ -70,7 +70,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         done = await unless_gone(request.receive, _collect(reply, job))
     finally:
         service.end(job, reply.name)
-    return JsonResponse(done) if done is not None else Response(status_code=499)
+    return service.answer(request, done) if done is not None else Response(status_code=499)
 
 
 async def _collect(reply: Reply, job: Job) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..core.fairness import Key
 from ..core.request import Delta, Job
 from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError, unsupported
-from ..http.sse import DONE, KEEP_ALIVE, EventStream, JsonResponse, event, unless_gone
+from ..http.sse import DONE, KEEP_ALIVE, EventStream, event, unless_gone
 from ..text.logprobs import legacy, of_prompt, prompt_offsets
 from ..text.prompts import Prompt, check_length, encode, split_off_loop, truncated
 from .params import check_texts, refuse_unsupported, sampling_params
@@ -64,7 +64,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         done = await unless_gone(request.receive, _collect(reply, job))
     finally:
         service.end(job, reply.name)
-    return JsonResponse(done) if done is not None else Response(status_code=499)
+    return service.answer(request, done) if done is not None else Response(status_code=499)
 
 
 def usage(job: Job) -> dict[str, Any]:

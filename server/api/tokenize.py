@@ -62,7 +62,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     found: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
     if body.return_token_strs:
         found["token_strs"] = [tokenizer.backend.id_to_token(token) for token in ids]
-    return JsonResponse(found)
+    return service.answer(request, found)
 
 
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:

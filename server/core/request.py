@@ -16,13 +16,17 @@ from jswa.text.stop_strings import StopStrings
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import FinishReason, SamplingParams
 
+from ..http import limits
 from ..http.errors import ApiError, invalid
 from ..text.prompts import Prompt
 from .bridge import Bridge
 from .engine_protocol import EngineLike
-from .fairness import Admission, Key
+from .fairness import Admission, Budget, Key
 
 _numbers = itertools.count()
+# Bytes, about, that an event takes with what is made of it; and each log probability, with its token's id.
+_EVENT_BYTES, _NUMBER_BYTES = 400, 80
+_ALWAYS = 64 * 2**10  # bytes that any request may hold
 
 
 @dataclass(eq=False)
@@ -87,6 +91,7 @@ class Order:
     Attributes:
         key: who asks.
         tenant, weight: the same for the engine, which knows no keys.
+        stream: whether deltas are sent as they come, and not kept until the end.
     """
 
     key: Key = None
@@ -95,6 +100,7 @@ class Order:
     cache_salt: str = ""
     lora: str | None = None
     priority: int = 0
+    stream: bool = False
     deadline: float | None = None
     keep_alive: float | None = None
 
@@ -141,6 +147,14 @@ def _sharing(request: Request, first: Request) -> Request:
     return dataclasses.replace(request, constraint=tables)
 
 
+def size_of(event: TokenEvent) -> int:
+    """Return the bytes, about, that an event takes, with what is made of it for the client."""
+    tables = [] if event.logprobs is None else [event.logprobs]
+    if event.prompt_logprobs is not None:
+        tables = [*tables, *event.prompt_logprobs]
+    return _EVENT_BYTES + _NUMBER_BYTES * (sum(len(at.top_ids) for at in tables) + 4 * len(tables))
+
+
 class Job:
     """All texts of one request. Iterate over `deltas`, and `close` it whatever happens: that frees what it holds."""
 
@@ -148,6 +162,7 @@ class Job:
         self,
         bridge: Bridge,
         admission: Admission,
+        answers: Budget,
         tokenizer: Tokenizer | None,
         prompts: Sequence[Prompt],
         requests: Sequence[Request],
@@ -158,6 +173,7 @@ class Job:
         """Queue requests that `build` has made; then the job owns their places in the queue. Raises ApiError.
 
         Args:
+            answers: what all requests share for events that wait, and for answers that are collected.
             between_tokens: is told the seconds between two tokens of a text.
         """
         self.timing = Timing()
@@ -168,6 +184,8 @@ class Job:
         self.lora = order.lora
         self._bridge = bridge
         self._admission = admission
+        self._answers = answers
+        self._held = 0  # bytes of the budget
         self._events: asyncio.Queue[TokenEvent | ApiError | None] = asyncio.Queue()
         self._texts: dict[str, Text] = {}
         self._timers: list[asyncio.TimerHandle] = []
@@ -176,7 +194,7 @@ class Job:
         for index, request in enumerate(requests):
             self._texts[request.request_id] = _text(index, prompts[index // params.n], params, tokenizer)
         self._firsts = {request.request_id for request in requests[:: params.n]}
-        bridge.submit(requests, self._events.put_nowait)
+        bridge.submit(requests, self._put)
         self._start_timers()
 
     async def deltas(self) -> AsyncIterator[Delta | None]:
@@ -185,6 +203,8 @@ class Job:
             event = await self._events.get()
             if isinstance(event, ApiError):
                 raise event
+            if event is not None and self._order.stream:
+                self._hold(-size_of(event))
             if event is None:
                 yield None
             elif event.request_id in self._texts:
@@ -198,6 +218,7 @@ class Job:
         for text in self._texts.values():
             self._leave_queue(text)
         self._texts = {}
+        self._hold(-self._held)
         self.timing.finished = self.timing.finished or time.monotonic()
 
     @property
@@ -208,6 +229,38 @@ class Job:
     def abort(self) -> None:
         """End it on behalf of someone else: its texts end with the reason "abort"."""
         self._bridge.abort(self._texts, tell=True)
+
+    def _put(self, event: TokenEvent | ApiError) -> None:
+        """Take in what comes from the engine; beyond the budget the request ends."""
+        if isinstance(event, TokenEvent):
+            size = size_of(event)
+            most = limits.MAX_BACKLOG_BYTES if self._order.stream else int(self._answers.most) // 4
+            wanted = self._held + size
+            if wanted > max(most, _ALWAYS) or (wanted > _ALWAYS and not self._answers.fits(self._order.key, size)):
+                event = self._refuse(most if wanted > most else None)
+            else:
+                self._hold(size)
+        self._events.put_nowait(event)
+
+    def _refuse(self, most: int | None) -> ApiError:
+        """End the request because of its size, `most` bytes, or that of all answers together."""
+        self._answers.refused += 1
+        self._bridge.abort(self._texts)
+        while not self._events.empty():
+            self._events.get_nowait()
+        if most is None:
+            message = "the answers that are collected or wait for their clients take all memory that is for them"
+            return ApiError(503, message, code="answer_memory_full", headers={"Retry-After": "5"})
+        if self._order.stream:
+            return ApiError(
+                408, f"the client is too slow: {most} bytes of the stream wait for it", code="client_too_slow"
+            )
+        message = f"the answer takes more than {most} bytes: ask for less, or for a stream"
+        return ApiError(400, message, code="answer_too_large")
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._answers.give_back(self._order.key, -size)
 
     def _take(self, event: TokenEvent, text: Text) -> Delta:
         if event.finish_reason == "error":

@@ -17,17 +17,18 @@ from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
-from ..api.params import check_prompt_logprobs
+from ..api.params import check_generated_logprobs, check_prompt_logprobs
 from ..api.schemas import Generation
 from ..http.errors import ApiError, invalid
+from ..http.sse import JsonResponse
 from ..options import ServeConfig
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
 from ..text.templates import Renderer
 from .bridge import Bridge
 from .engine_protocol import EngineLike
-from .fairness import Admission, Helpers, weights_of
-from .metrics import Metrics, Snapshot
+from .fairness import Admission, Budget, Helpers, weights_of
+from .metrics import Metrics, Shared, Snapshot
 from .request import Job, Order, build
 from .tracing import annotate
 
@@ -64,6 +65,9 @@ class Service:
         self.adapters = tuple(self.bridge.engine.adapters)
         weights = weights_of(config.api_key, config.api_key_weight)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
+        self.bodies = Budget(config.max_body_memory, weights)
+        self.answers = Budget(config.max_answer_memory, weights)
+        self.unread = 0  # connections that were cut because nobody read the answer
         self.helpers = Helpers(_helper_threads(), weights)
         self._weights = weights
         self.texts = TokenTexts(model.tokenizer)
@@ -138,6 +142,7 @@ class Service:
             cache_salt=_salt(key, body.cache_salt),
             lora=body.model if body.model in self.adapters else None,
             priority=body.priority or 0,
+            stream=bool(body.stream),
             deadline=self.config.request_timeout or None,
             keep_alive=self.config.keep_alive if body.stream else None,
         )
@@ -145,6 +150,8 @@ class Service:
         texts, tokens = len(lengths), sum(lengths)
         self.admission.check_size(texts, tokens)
         check_prompt_logprobs(tokens, params)
+        if not body.stream:
+            check_generated_logprobs(lengths, params, self.max_model_len)
         self._starting += 1
         try:
             await self.bridge.prepare(params)
@@ -157,7 +164,7 @@ class Service:
             async with self._building:
                 requests = build(*arguments) if texts <= _FEW else await asyncio.to_thread(build, *arguments)
             job = Job(
-                self.bridge, self.admission, self.tokenizer, prompts, requests, params, order,
+                self.bridge, self.admission, self.answers, self.tokenizer, prompts, requests, params, order,
                 self.metrics.between_tokens,
             )  # fmt: skip
         except BaseException:
@@ -186,11 +193,28 @@ class Service:
         annotate(data)
         _log.info("request: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})
 
+    def answer(self, request: Request, content: Any) -> JsonResponse:
+        """Return the response with some content, which counts as memory of answers until it has been sent."""
+        key = key_of(request)
+        response = JsonResponse(content)
+        self.answers.give_back(key, -len(response.body))
+        response.done = lambda: self.answers.give_back(key, len(response.body))
+        return response
+
     async def snapshot(self) -> Snapshot:
         """The engine's figures between two steps. Raises ApiError where it is dead."""
         rows, cache, steps = await self.bridge.call(lambda e: (e.stats(), e.cache_stats(), e.step_stats()))
         queue, restarts = self.admission, self.bridge.restarts
-        return Snapshot(rows, _for_all(cache), self.limits, steps, queue.texts, queue.refused, restarts)
+        return Snapshot(rows, _for_all(cache), self.limits, steps, queue.texts, queue.refused, restarts, self._shared())
+
+    def _shared(self) -> Shared:
+        threads, renderer = self.helpers.lanes, self.renderer
+        lanes = (0, 0, 0) if renderer is None else (renderer.lanes.waiting, renderer.lanes.refused, renderer.killed)
+        bodies, answers = self.bodies, self.answers
+        return Shared(
+            bodies.used, bodies.refused, answers.used, answers.refused, self.unread, threads.waiting, threads.refused,
+            *lanes,
+        )  # fmt: skip
 
 
 def service_of(request: Request) -> Service:
