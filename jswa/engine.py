@@ -17,7 +17,8 @@ from jswa.env import Switches
 from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.plan import Logprobs, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
-from jswa.sched.scheduler import Scheduler, SchedulerStats
+from jswa.sched.outputs import SchedulerStats
+from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepLog, StepStats
 from jswa.storage.plan_trace import write_step
 from jswa.types import SamplingParams
@@ -110,9 +111,10 @@ class Engine:
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
-        turn: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request:
         """Validate a prompt and its parameters. `add` checks length limits.
 
@@ -121,9 +123,9 @@ class Engine:
         Args:
             bad_words: token sequences that are never generated, in place of the text in `params.bad_words`.
             priority: lower runs first.
-            turn: decides between equal priorities, before arrival.
             cache_salt: cached prefixes are shared with requests of the same salt only.
             lora: name of the LoRA adapter; cached prefixes are never shared between adapters.
+            tenant, weight: who asks, and its weight; tenants that want more than there is share by weight.
         """
         if len(prompt) == 0:
             raise InvalidPrompt("prompt", "", "must have at least one token")
@@ -147,10 +149,11 @@ class Engine:
             key=(high, low),
             max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
             priority=priority,
-            turn=turn,
             constraint=make_constraint(params, self.model.vocab_size, len(prompt), stop_ids, bad_words),
             cache_salt=root,
             adapter=index,
+            tenant=tenant,
+            weight=weight,
         )
 
     def adapter_root(self, lora: str | None, salt: str) -> tuple[int, str]:

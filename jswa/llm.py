@@ -15,7 +15,7 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import CheckpointError, EngineError, InvalidPrompt
-from jswa.sched.scheduler import SchedulerStats
+from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
 from jswa.text.chat_template import ChatTemplate, Message
 from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts

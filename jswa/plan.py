@@ -52,7 +52,7 @@ class Request:
         constraint: None if the logits are used unchanged.
         cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
         adapter: index of the LoRA adapter; 0: none.
-        turn: decides between equal priorities, before arrival.
+        tenant, weight: who asks, and its share of the engine in proportion to the other tenants' weights (`Turns`).
     """
 
     request_id: str
@@ -65,7 +65,8 @@ class Request:
     constraint: Constraint | None = None
     cache_salt: str = ""
     adapter: int = 0
-    turn: int = 0
+    tenant: str = ""
+    weight: float = 1.0
 
     @property
     def waits_for_tokens(self) -> bool:

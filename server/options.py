@@ -31,9 +31,16 @@ class ServeConfig:
         chat_template: Chat template to use: the name of one of the checkpoint's templates, or a jinja2 file. Default:
             the checkpoint's own choice.
         max_body_size: Maximum size of a request body in bytes; a larger one gets status 413.
+        max_body_memory: Maximum bytes of all request bodies together while their requests are under way; more get
+            status 429. Parsed, a body takes several times its size.
+        max_answer_memory: Maximum bytes, about, of all answers together that are collected or wait to be sent. A
+            request that needs more than is left, or than a quarter of it, ends with an error.
         max_queued_requests: Maximum number of sequences (prompts x n) that wait for their first token; more get
-            status 429.
-        max_queued_tokens: Maximum number of prompt tokens of all waiting sequences together; more get status 429.
+            status 429. One request may have half as many.
+        max_queued_tokens: Maximum number of prompt tokens of all waiting sequences together; more get status 429. One
+            request may have half as many.
+        allow_priority: Accept a negative `priority`, with which a request goes before others. Without this option
+            requests can only step back.
         request_timeout: End a request with an error after this many seconds; 0 means no limit.
         step_timeout: If one engine step takes longer than this, the engine counts as hung and the process exits; 0
             means no limit.
@@ -63,8 +70,11 @@ class ServeConfig:
     ssl_certfile: Path | None = None
     chat_template: str | None = None
     max_body_size: int = MAX_BODY_BYTES
-    max_queued_requests: int = 1_024
+    max_body_memory: int = 512 * 2**20
+    max_answer_memory: int = 2 * 2**30
+    max_queued_requests: int = 2_048
     max_queued_tokens: int = 4_000_000
+    allow_priority: bool = False
     request_timeout: float = 0.0
     step_timeout: float = 300.0
     restart_engine: bool = False
@@ -79,6 +89,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         low = {"max_body_size": 1, "max_queued_requests": 1, "max_queued_tokens": 1, "render_timeout": 0.1}
+        low |= {"max_body_memory": 1, "max_answer_memory": 1}
         low |= {"keep_alive": 0.1, "request_timeout": 0, "shutdown_timeout": 0, "step_timeout": 0, "port": 0}
         for name, least in low.items():
             if not getattr(self, name) >= least:

@@ -1,9 +1,30 @@
 """What comes back from a step besides its tokens: log probabilities, and the timing and cache hit of a first token."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from jswa.plan import LogprobTable, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class SchedulerStats:
+    """Rows and memory at one moment.
+
+    Attributes:
+        full_pages, local_pages: pages that rows hold.
+        cached_slots: slots of pages that only the prefix cache holds; they can be evicted.
+    """
+
+    running: int
+    waiting: int
+    full_pages: int
+    local_pages: int
+    cached_slots: int
+    free_slots: int
+    total_slots: int
+    preemptions: int
 
 
 def store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:

@@ -25,13 +25,12 @@ class Queue:
         heads = [heap[0] for heap in (self._short, self._long if longs else []) if heap]
         return min(heads)[1] if heads else None
 
-    def pop(self, head: Sequence) -> None:
-        """Remove the first sequence of its kind."""
-        heapq.heappop(self._heap_of(head))
-
     def remove(self, sequence: Sequence) -> None:
-        """Remove any sequence."""
+        """Remove a sequence."""
         heap = self._heap_of(sequence)
+        if heap[0][1] is sequence:
+            heapq.heappop(heap)
+            return
         heap[:] = [entry for entry in heap if entry[1] is not sequence]
         heapq.heapify(heap)
 

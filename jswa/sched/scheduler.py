@@ -8,7 +8,6 @@ tokens are: `plan` decides length stops; `apply` sees end tokens, one step late,
 import bisect
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -24,30 +23,11 @@ from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, StepLogprobs, StepPl
 from jswa.sched.admission import admissible, is_passed, match_of, note_admission, prefix_writer
 from jswa.sched.constraint import nothing_allowed
 from jswa.sched.draft import Draft, lease_of, make_plan
-from jswa.sched.outputs import store_prompt_logprobs, with_results
-from jswa.sched.queue import Queue
+from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs, with_results
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
+from jswa.sched.turns import Turns
 from jswa.types import FinishReason
-
-
-@dataclass(frozen=True)
-class SchedulerStats:
-    """Rows and memory at one moment.
-
-    Attributes:
-        full_pages, local_pages: pages that rows hold.
-        cached_slots: slots of pages that only the prefix cache holds; they can be evicted.
-    """
-
-    running: int
-    waiting: int
-    full_pages: int
-    local_pages: int
-    cached_slots: int
-    free_slots: int
-    total_slots: int
-    preemptions: int
 
 
 class Scheduler:
@@ -68,7 +48,7 @@ class Scheduler:
         self._arrivals = 0
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
-        self._waiting = Queue(limits.long_prompt)
+        self._turns = Turns(limits.max_tokens / limits.max_rows, limits.long_prompt)
         self._free_row_ids = list(range(limits.max_rows - 1, -1, -1))
         self._logprob_requests = 0
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
@@ -93,12 +73,11 @@ class Scheduler:
             )
         if request.request_id in self._sequences:
             raise EngineError(f"request id {request.request_id!r} is already running")
-        rank = (request.priority, request.turn, self._arrivals)
-        sequence = Sequence(request, rank, limit=min(request.max_length, self.capacity))
+        sequence = Sequence(request, (request.priority, self._arrivals), limit=min(request.max_length, self.capacity))
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._logprob_requests += request.params.wants_logprobs
-        self._waiting.push(sequence)
+        self._turns.enter(sequence)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request at once and free its pages; return None if it has ended already."""
@@ -106,7 +85,7 @@ class Scheduler:
         if sequence is None:
             return None
         if sequence.status is Status.WAITING:
-            self._waiting.remove(sequence)
+            self._turns.remove(sequence)
         return self._finish(sequence, None, "abort")
 
     def has_work(self) -> bool:
@@ -114,9 +93,10 @@ class Scheduler:
         return bool(self._sequences or self._in_flight)
 
     def plan(self) -> StepPlan | None:
-        """Choose the next step, oldest requests first; None if nothing can run now. Its lengths count as launched."""
+        """Choose the next step by turns (`Turns`); None if nothing can run now. Its lengths count as launched."""
         self.cache.compact()
         draft = Draft(self.limits.max_tokens)
+        self._take_rows(draft)
         self._plan_running(draft)
         passed = self._admit(draft)
         self._prefill(draft)
@@ -176,7 +156,7 @@ class Scheduler:
         pool = self.cache.pool
         return SchedulerStats(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._turns),
             full_pages=pool.num_full - pool.evictable_full,
             local_pages=pool.num_local - pool.evictable_local,
             cached_slots=pool.evictable_slots,
@@ -192,6 +172,7 @@ class Scheduler:
         row_ids = [s.row_id for s in self._running]
         assert sorted(row_ids + self._free_row_ids) == list(range(self.limits.max_rows)), "a row id leaked"
         self._rows.check(self._running)
+        self._turns.check(self._sequences.values())
         for sequence in self._sequences.values():
             assert sequence.status is not Status.FINISHED
             assert (sequence.lease is not None) == (sequence.status is Status.RUNNING)
@@ -200,89 +181,134 @@ class Scheduler:
             assert sequence.launched <= sequence.limit - 1
             assert sequence.launched <= sequence.num_known + sequence.in_flight
 
+    def _take_rows(self, draft: Draft) -> None:
+        """Preempt rows of tenants that hold more than their share, for sequences of others that find no room."""
+        passed: set[str] = set()
+        while self._turns.several and (sequence := self._turns.first(passed)) is not None:
+            match = match_of(self.cache, sequence)
+            if prefix_writer(self._running, sequence, match, self.layout.page_size) is not None:
+                passed.add(sequence.request.tenant)
+                continue
+            victims = 0
+            while not self._free_row_ids or not self._admissible(sequence, match):
+                victim = self._victim(sequence, draft)
+                if victim is None:
+                    return
+                self._preempt(victim)
+                match, victims = match_of(self.cache, sequence), victims + 1
+            reserved = self._singles(draft)
+            draft.budget -= reserved
+            begun = victims > 0 and draft.budget > 0 and self._begin(draft, sequence, match)
+            draft.budget += reserved
+            if not begun:
+                return
+
+    def _victim(self, sequence: Sequence, draft: Draft) -> Sequence | None:
+        """Return the row that a waiting sequence may take from a tenant that holds more than its share."""
+        need, total = self.layout.resident_slots(sequence.num_known + 1), self.cache.pool.total_slots
+        held = {row: self.cache.held_slots(lease_of(row)) for row in self._running}
+        left = [row for row in self._running if row not in draft.prompts]
+        return self._turns.victim(sequence, need, held, left, (self.limits.max_rows, total))
+
+    def _singles(self, draft: Draft) -> int:
+        """Return the number of running rows that need one token, without those that the step has admitted."""
+        rows = (s for s in self._running if s not in draft.prompts)
+        return sum(s.num_known - 1 <= s.launched < s.limit - 1 for s in rows)
+
+    def _admissible(self, sequence: Sequence, match: Match) -> bool:
+        return admissible(self.cache, self.limits, self._running, sequence, match)
+
     def _plan_running(self, draft: Draft) -> None:
-        """Add the running rows that need one token, and a share of the oldest prompt, oldest first.
+        """Add the running rows that need one token, and a share of the first prompt, by turns.
 
         The budget has a token for each of these rows.
         """
-        singles = sum(s.num_known - 1 <= s.launched < s.limit - 1 for s in self._running)
-        share, visited = min(self.limits.long_prompt, draft.budget - singles), 0
-        while visited < len(self._running):
-            sequence = self._running[visited]
-            visited += 1
+        share = min(self.limits.long_prompt, draft.budget - self._singles(draft))
+        left = deque(s for s in self._turns.order(self._running) if s not in draft.prompts)
+        while left:
+            sequence = left.popleft()
             launched, count = sequence.launched, 1
             if launched >= sequence.limit - 1 or (sequence.waits_for_tokens and sequence.in_flight):
                 continue
             if sequence.num_known > launched + 1:
                 draft.prompts[sequence] = None
-                if len(draft.prompts) > 1 or share <= 0:
+                count, share = min(sequence.num_known - launched, share), 0
+                if count <= 0:
                     continue
-                count = min(sequence.num_known - launched, share)
             if launched + count > lease_of(sequence).covered:
-                if not self._grow(sequence, launched + count, visited):
+                if not self._grow(sequence, launched + count, left):
                     draft.prompts.pop(sequence, None)
                     continue
                 draft.extended.append(sequence)
-            draft.add(sequence, count)
+            self._add(draft, sequence, count)
 
-    def _grow(self, sequence: Sequence, length: int, visited: int) -> bool:
-        """Get pages up to `length`, preempting the youngest rows not yet visited; False: the row skips this step."""
+    def _add(self, draft: Draft, sequence: Sequence, count: int) -> None:
+        """Add tokens of a row, for which its tenant is charged."""
+        self._turns.charge(sequence, count)
+        draft.add(sequence, count)
+
+    def _grow(self, sequence: Sequence, length: int, left: deque[Sequence]) -> bool:
+        """Get pages up to `length`, preempting the rows whose turn is last; False: the row skips this step."""
         while not self.cache.grow(lease_of(sequence), length):
             if sequence.in_flight:
                 return False  # the row, or another, may have ended in the step in flight: try again next step
-            if visited < len(self._running):
-                self._preempt(self._running[-1])
-            elif visited > 1:
+            if left:
+                self._preempt(left.pop())
+            elif len(self._running) > 1:
                 self._preempt(sequence)
                 return False
             else:
                 raise EngineError(f"a row of {length} tokens alone does not fit the arena")
         return True
 
-    def _prefill(self, draft: Draft, *, priority: int | None = None, long: int = 0) -> None:
-        """Give running prompts what is left of the budget: by priority, then those with least left. Preempts no row.
+    def _prefill(self, draft: Draft, *, before: Sequence | None = None, long: int = 0) -> None:
+        """Give running prompts what is left of the budget: by tenant, then those with least left. Preempts no row.
 
-        `priority`: of a request that waits. Then only prompts of higher priority get tokens, and those of the same that
-        have at most `long` left.
+        `before`: a sequence that waits. Then only prompts of tenants whose turn is earlier get tokens, and those of its
+        own that have at most `long` left.
         """
-        order = []
+        order, limit = [], None if before is None else self._turns.group(before)
         for sequence in draft.prompts:
-            left, own = draft.left(sequence), sequence.request.priority
-            if left and (priority is None or own < priority or (own == priority and left <= long)):
+            left, own = draft.left(sequence), self._turns.group(sequence)
+            if left and (limit is None or own < limit or (own == limit and left <= long)):
                 order.append((own, left, sequence.rank, sequence))
-        for _, left, _, sequence in sorted(order):
+        for _, left, _, sequence in sorted(order, key=lambda entry: entry[:3]):
             count = min(left, draft.budget)
             length = sequence.launched + draft.given(sequence) + count
             if count and self.cache.grow(lease_of(sequence), length):
                 draft.extended.append(sequence)
-                draft.add(sequence, count)
+                self._add(draft, sequence, count)
 
     def _admit(self, draft: Draft) -> bool:
-        """Admit waiting requests by rank; return whether long prompts were passed by others."""
+        """Admit waiting requests by turns; return whether long prompts were passed by others."""
         # A row that was preempted with a token in flight is not in the queue yet; no later request may overtake it.
         in_flight = (s for _, sequences in self._in_flight for s in sequences)
-        returning = min((s.rank for s in in_flight if s.status is Status.PREEMPTED), default=None)
+        returning = min((self._turns.turn(s) for s in in_flight if s.status is Status.PREEMPTED), default=None)
         # If there is enough for all that run, none of them is held back.
-        enough, longs = sum(map(draft.left, draft.prompts)) <= draft.budget, True
+        enough = sum(map(draft.left, draft.prompts)) <= draft.budget
         long = draft.budget if enough else self.limits.long_prompt
+        passed: set[str] = set()  # tenants whose next sequence waits for a prefix
+        short: set[str] = set()  # tenants whose long prompts are passed by their others
         while draft.budget > 0 and self._free_row_ids:
-            head = self._waiting.head(longs=longs)
-            if head is None or (returning is not None and head.rank > returning):
+            head = self._turns.first(passed, short)
+            if head is None or (returning is not None and self._turns.turn(head) > returning):
                 break
-            self._prefill(draft, priority=head.request.priority, long=long)
+            self._prefill(draft, before=head, long=long)
             if draft.budget <= 0:
                 break
-            match = match_of(self.cache, head)
+            tenant, match = head.request.tenant, match_of(self.cache, head)
             writer = prefix_writer(self._running, head, match, self.layout.page_size)
-            if longs and is_passed(draft, head, match, writer, self.limits.long_prompt):
-                longs = False
-            elif writer is not None or not self._begin(draft, head, match):
+            if tenant not in short and is_passed(draft, head, match, writer, self.limits.long_prompt):
+                short.add(tenant)
+            elif writer is not None:
+                passed.add(tenant)
+            elif not self._begin(draft, head, match):
                 break
-        return not longs
+        return bool(short)
 
     def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
         """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
-        if not admissible(self.cache, self.limits, self._running, sequence, match):
+        if not self._admissible(sequence, match):
             return False
         lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
         if lease is None:  # a partial page and its copy do not both fit: start at the page before
@@ -297,7 +323,7 @@ class Scheduler:
         if not self.cache.grow(lease, start + count):
             self.cache.close(lease)
             return False
-        self._waiting.pop(sequence)
+        self._turns.admit(sequence)
         sequence.lease, sequence.row_id, sequence.status = lease, self._free_row_ids.pop(), Status.RUNNING
         sequence.launched, sequence.finite_to = start, 0
         if sequence.reads_cache:
@@ -309,7 +335,7 @@ class Scheduler:
         bisect.insort(self._running, sequence, key=lambda s: s.rank)
         draft.extended.append(sequence)
         draft.prompts[sequence] = None
-        draft.add(sequence, count)
+        self._add(draft, sequence, count)
         return True
 
     def _apply_token(self, sequence: Sequence, token: int) -> TokenEvent:
@@ -335,6 +361,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.request.request_id]
+        self._turns.leave(sequence)
         self._logprob_requests -= sequence.request.params.wants_logprobs
         return TokenEvent(sequence.request.request_id, token, reason, stop_reason, error=error)
 
@@ -391,7 +418,7 @@ class Scheduler:
 
     def _requeue(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        self._waiting.push(sequence)
+        self._turns.push(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         """Free a row's pages and row id, and publish the KV that is known to be finite."""

@@ -18,7 +18,7 @@ from jswa.cache.lease import Lease
 from jswa.plan import ChoiceLogprobs, Request
 from jswa.types import PrefixHit
 
-Rank = tuple[int, int, int]  # priority, turn and arrival
+Rank = tuple[int, int]  # priority and arrival
 
 
 class Status(enum.Enum):
@@ -35,7 +35,7 @@ class Sequence:
     """One request in the scheduler.
 
     Attributes:
-        rank: its place, by priority, turn and arrival; preemption does not change it.
+        rank: its place, by priority and arrival; preemption does not change it.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
         row_id: index in the device's tables while it runs; -1 otherwise.
         in_flight: steps on the device that run this row.
@@ -82,6 +82,11 @@ class Sequence:
     def reads_cache(self) -> bool:
         """Whether the row may start from cached KV."""
         return not self.failed_to and self.request.params.prompt_logprobs is None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it runs the token that was sampled last; not so in a prompt, or if it can only end."""
+        return self.num_known <= self.launched < self.limit - 1
 
     def append(self, token: int) -> None:
         """Append a token that came back from the device."""

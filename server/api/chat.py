@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..core.request import Delta, Job
-from ..core.service import Service, service_of
+from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError
-from ..http.sse import DONE, KEEP_ALIVE, EventStream, JsonResponse, event, unless_gone
+from ..http.sse import DONE, KEEP_ALIVE, EventStream, event, unless_gone
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import chat_prompt
 from ..text.prompts import check_length, truncated
@@ -59,7 +59,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    prompt = truncated(await chat_prompt(service, body), body.truncate_prompt_tokens, service.max_model_len)
+    prompt = truncated(
+        await chat_prompt(service, body, key_of(request)), body.truncate_prompt_tokens, service.max_model_len
+    )
     check_length(prompt, max_tokens, service.max_model_len)
     job = await service.start(request, body, [prompt], params, reply.name)
     if body.stream:
@@ -68,7 +70,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         done = await unless_gone(request.receive, _collect(reply, job))
     finally:
         service.end(job, reply.name)
-    return JsonResponse(done) if done is not None else Response(status_code=499)
+    return service.answer(request, done) if done is not None else Response(status_code=499)
 
 
 async def _collect(reply: Reply, job: Job) -> dict[str, Any]:

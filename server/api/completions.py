@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from jswa.plan import ChoiceLogprobs
 
+from ..core.fairness import Key
 from ..core.request import Delta, Job
-from ..core.service import Service, service_of
+from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError, unsupported
-from ..http.sse import DONE, KEEP_ALIVE, EventStream, JsonResponse, event, unless_gone
+from ..http.sse import DONE, KEEP_ALIVE, EventStream, event, unless_gone
 from ..text.logprobs import legacy, of_prompt, prompt_offsets
 from ..text.prompts import Prompt, check_length, encode, split_off_loop, truncated
 from .params import check_texts, refuse_unsupported, sampling_params
@@ -55,7 +56,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         raise unsupported("suffix", "is not supported")
     if reply.scores_only and not body.echo:
         raise ApiError(400, "max_tokens: must be at least 1 without echo", param="max_tokens", code="invalid_value")
-    prompts = await _prompts(service, body)
+    prompts = await _prompts(service, body, key_of(request))
     job = await service.start(request, body, prompts, _params(service, body, prompts), reply.name)
     if body.stream:
         return EventStream(_stream(reply, job), lambda: service.end(job, reply.name))
@@ -63,7 +64,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         done = await unless_gone(request.receive, _collect(reply, job))
     finally:
         service.end(job, reply.name)
-    return JsonResponse(done) if done is not None else Response(status_code=499)
+    return service.answer(request, done) if done is not None else Response(status_code=499)
 
 
 def usage(job: Job) -> dict[str, Any]:
@@ -84,12 +85,14 @@ def usage_of(body: Generation, job: Job) -> dict[str, Any]:
     return {"usage": usage(job) if options.continuous_usage_stats else None}
 
 
-async def _prompts(service: Service, body: CompletionRequest) -> list[Prompt]:
-    parts = await split_off_loop(body.prompt)
+async def _prompts(service: Service, body: CompletionRequest, key: Key) -> list[Prompt]:
+    parts = await split_off_loop(body.prompt, service.helpers, key)
     check_texts(len(parts), body.n or 1)
     texts = [part for part in parts if isinstance(part, str)]
     if texts:
-        prompts = await encode(texts, service.tokenizer, special=body.add_special_tokens is not False)
+        prompts = await encode(
+            texts, service.tokenizer, service.helpers, key, special=body.add_special_tokens is not False
+        )
     else:
         prompts = [Prompt(None, part) for part in parts if not isinstance(part, str)]
     prompts = [truncated(prompt, body.truncate_prompt_tokens, service.max_model_len) for prompt in prompts]

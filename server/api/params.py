@@ -1,6 +1,6 @@
 """From the fields of a request to what the engine takes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jswa.errors import InvalidSampling
@@ -69,6 +69,26 @@ def check_prompt_logprobs(tokens: int, params: SamplingParams) -> None:
         most = limits.MAX_PROMPT_LOGPROBS // (wanted + 4)
         raise invalid(
             "logprobs", f"{wanted} of each of {tokens} prompt tokens: send at most {most} tokens in one request"
+        )
+
+
+def check_generated_logprobs(lengths: Sequence[int], params: SamplingParams, longest: int) -> None:
+    """Refuse more log probabilities of generated tokens than memory should hold until the end. Raises ApiError.
+
+    Args:
+        lengths: prompt tokens of each text.
+        longest: tokens of prompt and generated text at most.
+    """
+    if params.logprobs is None:
+        return
+    most_each = longest if params.max_tokens is None else params.max_tokens
+    tokens = sum(min(most_each, longest - length) for length in lengths)
+    most = limits.MAX_GENERATED_LOGPROBS // (params.logprobs + 4)
+    if tokens > most:
+        raise invalid(
+            "logprobs",
+            f"{params.logprobs} of each of up to {tokens} generated tokens: ask for at most {most} tokens"
+            " (max_tokens x texts) in one request, or for a stream",
         )
 
 

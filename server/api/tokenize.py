@@ -1,6 +1,5 @@
 """POST /tokenize and /detokenize, GET /tokenizer_info: vLLM's, which evaluation tools use."""
 
-import asyncio
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -9,7 +8,7 @@ from starlette.responses import Response
 
 from jswa.text.tokenizer import Tokenizer
 
-from ..core.service import Service, service_of
+from ..core.service import Service, key_of, service_of
 from ..http import limits
 from ..http.errors import ApiError, from_validation, invalid
 from ..http.sse import JsonResponse
@@ -49,19 +48,21 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "give prompt or messages, one of them")
     if body.prompt is not None:
-        (prompt,) = await encode([body.prompt], tokenizer, special=body.add_special_tokens is not False)
+        (prompt,) = await encode(
+            [body.prompt], tokenizer, service.helpers, key_of(request), special=body.add_special_tokens is not False
+        )
     else:
         shared = body.model_dump(exclude={"prompt", "return_token_strs"})
         try:
             chat = ChatRequest(**shared)
         except ValidationError as error:
             raise from_validation([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
-        prompt = await chat_prompt(service, chat)
+        prompt = await chat_prompt(service, chat, key_of(request))
     ids = prompt.ids.tolist()
     found: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
     if body.return_token_strs:
         found["token_strs"] = [tokenizer.backend.id_to_token(token) for token in ids]
-    return JsonResponse(found)
+    return service.answer(request, found)
 
 
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
@@ -77,7 +78,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         return tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     few = len(body.tokens) <= _FEW
-    return JsonResponse({"prompt": work() if few else await asyncio.to_thread(work)})
+    return JsonResponse({"prompt": work() if few else await service.helpers.run(key_of(request), work)})
 
 
 async def tokenizer_info(request: Request) -> Response:

@@ -10,7 +10,7 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.config import Limits
 from jswa.errors import JswaError
 from jswa.plan import Request, TokenEvent
-from jswa.sched.scheduler import SchedulerStats
+from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
 
@@ -55,9 +55,10 @@ class EngineLike(Protocol):
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
-        turn: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request:
         """Validate a prompt. Of all methods, only this one may be called beside the engine's thread."""
         ...

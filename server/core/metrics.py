@@ -10,13 +10,28 @@ from prometheus_client.registry import Collector
 
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import Limits
-from jswa.sched.scheduler import SchedulerStats
+from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 
 from .request import Job
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
+
+
+class Shared(NamedTuple):
+    """What requests share besides the engine: bytes that are held, requests that wait, and counts since the start."""
+
+    body_bytes: int
+    bodies_refused: int
+    answer_bytes: int
+    answers_refused: int
+    unread_connections: int
+    helper_waiting: int
+    helper_refused: int
+    template_waiting: int
+    template_refused: int
+    template_killed: int
 
 
 class Snapshot(NamedTuple):
@@ -29,6 +44,7 @@ class Snapshot(NamedTuple):
     waiting: int
     refused: int
     restarts: int
+    shared: Shared
 
 
 class Metrics:
@@ -138,6 +154,7 @@ class _OfEngine(Collector):
             slots.add_metric([self._model, state], count)
         yield slots
         yield from self._counters(self.now)
+        yield from self._of_shared(self.now.shared)
         info = InfoMetricFamily(self._full("cache_config"), "Sizes of the KV cache.", labels=["model_name"])
         limits = self.now.limits
         sizes = {"block_size": limits.page_size, "num_gpu_blocks": limits.num_blocks}
@@ -164,6 +181,23 @@ class _OfEngine(Collector):
         for reason, tokens in cache.missed.items():
             missed.add_metric([self._model, reason], tokens)
         yield missed
+
+    def _of_shared(self, now: Shared) -> Iterator[Metric]:
+        yield self._gauge("request_body_bytes", "Bodies of requests under way, of --max-body-memory.", now.body_bytes)
+        yield self._counter("request_body_rejections", "Requests without memory for their body.", now.bodies_refused)
+        yield self._gauge("answer_bytes", "Answers not sent yet, about, of --max-answer-memory.", now.answer_bytes)
+        yield self._counter("answer_rejections", "Requests ended: no memory, or a slow client.", now.answers_refused)
+        yield self._counter("unread_connections", "Connections cut: nobody read the answer.", now.unread_connections)
+        waiting = GaugeMetricFamily(
+            self._full("num_requests_preparing"), "Requests that wait to be tokenized or rendered.",
+            labels=["model_name", "helper"],
+        )  # fmt: skip
+        waiting.add_metric([self._model, "thread"], now.helper_waiting)
+        waiting.add_metric([self._model, "template"], now.template_waiting)
+        yield waiting
+        refused = now.helper_refused + now.template_refused
+        yield self._counter("preparing_rejections", "Requests refused because too many of these waited.", refused)
+        yield self._counter("templates_killed", "Renderings that took more than --render-timeout.", now.template_killed)
 
     def _of_steps(self, steps: StepStats) -> Iterator[Metric]:
         yield self._counter("engine_steps", "Steps of the engine.", steps.steps)

@@ -16,18 +16,22 @@ from jswa.text.stop_strings import StopStrings
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import FinishReason, SamplingParams
 
+from ..http import limits
 from ..http.errors import ApiError, invalid
 from ..text.prompts import Prompt
 from .bridge import Bridge
 from .engine_protocol import EngineLike
-from .fairness import Admission, Key, Turns
+from .fairness import Admission, Budget, Key
 
 _numbers = itertools.count()
+# Bytes, about, that an event takes with what is made of it; and each log probability, with its token's id.
+_EVENT_BYTES, _NUMBER_BYTES = 400, 80
+_ALWAYS = 64 * 2**10  # bytes that any request may hold
 
 
 @dataclass(eq=False)
 class Text:
-    """One text that grows. `offset`: characters of it that are decoded, also those held back; `start`: see `Turns`."""
+    """One text that grows. `offset`: characters of it that are decoded, also those held back."""
 
     index: int
     prompt: Prompt
@@ -36,7 +40,6 @@ class Text:
     stops: StopStrings
     tokens: int = 0
     offset: int = 0
-    start: int = 0
     waits: bool = True
     last_token: float = 0.0
 
@@ -83,12 +86,21 @@ class Timing:
 
 @dataclass(frozen=True)
 class Order:
-    """What a request asks for besides its prompts and sampling; `key`: who asks; `lora`: the adapter to run with."""
+    """What a request asks for besides its prompts and sampling; `lora`: the adapter to run with.
+
+    Attributes:
+        key: who asks.
+        tenant, weight: the same for the engine, which knows no keys.
+        stream: whether deltas are sent as they come, and not kept until the end.
+    """
 
     key: Key = None
+    tenant: str = ""
+    weight: float = 1.0
     cache_salt: str = ""
     lora: str | None = None
     priority: int = 0
+    stream: bool = False
     deadline: float | None = None
     keep_alive: float | None = None
 
@@ -99,20 +111,15 @@ def build(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     order: Order,
-    starts: Sequence[int],
 ) -> list[Request]:
-    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError.
-
-    Args:
-        starts: of the texts, in virtual time (`Turns`): they decide between texts of the same priority.
-    """
+    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError."""
     requests: list[Request] = []
     beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
     if beyond:
         raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
     try:
         words = bad_word_ids(params.bad_words or (), tokenizer)
-        for start, (prompt, choice) in zip(starts, itertools.product(prompts, range(params.n)), strict=True):
+        for prompt, choice in itertools.product(prompts, range(params.n)):
             own = params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
             request = engine.request(
                 str(next(_numbers)),
@@ -120,9 +127,10 @@ def build(
                 own,
                 bad_words=words,
                 priority=order.priority,
-                turn=start,
                 cache_salt=order.cache_salt,
                 lora=order.lora,
+                tenant=order.tenant,
+                weight=order.weight,
             )
             requests.append(_sharing(request, requests[0]) if requests else request)
     except RequestError as error:
@@ -138,6 +146,14 @@ def _sharing(request: Request, first: Request) -> Request:
     return dataclasses.replace(request, constraint=own._replace(allowed=other.allowed))
 
 
+def size_of(event: TokenEvent) -> int:
+    """Return the bytes, about, that an event takes, with what is made of it for the client."""
+    tables = [] if event.logprobs is None else [event.logprobs]
+    if event.prompt_logprobs is not None:
+        tables = [*tables, *event.prompt_logprobs]
+    return _EVENT_BYTES + _NUMBER_BYTES * (sum(len(at.top_ids) for at in tables) + 4 * len(tables))
+
+
 class Job:
     """All texts of one request. Iterate over `deltas`, and `close` it whatever happens: that frees what it holds."""
 
@@ -145,7 +161,7 @@ class Job:
         self,
         bridge: Bridge,
         admission: Admission,
-        turns: Turns,
+        answers: Budget,
         tokenizer: Tokenizer | None,
         prompts: Sequence[Prompt],
         requests: Sequence[Request],
@@ -153,9 +169,10 @@ class Job:
         order: Order,
         between_tokens: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Queue requests that `build` has made, and that the queue has room for. Raises ApiError.
+        """Queue requests that `build` has made; then the job owns their places in the queue. Raises ApiError.
 
         Args:
+            answers: what all requests share for events that wait, and for answers that are collected.
             between_tokens: is told the seconds between two tokens of a text.
         """
         self.timing = Timing()
@@ -166,22 +183,17 @@ class Job:
         self.lora = order.lora
         self._bridge = bridge
         self._admission = admission
-        self._turns = turns
+        self._answers = answers
+        self._held = 0  # bytes of the budget
         self._events: asyncio.Queue[TokenEvent | ApiError | None] = asyncio.Queue()
         self._texts: dict[str, Text] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._order = order
         self._between_tokens = between_tokens
         for index, request in enumerate(requests):
-            text = _text(index, prompts[index // params.n], params, tokenizer)
-            text.start = request.turn
-            self._texts[request.request_id] = text
+            self._texts[request.request_id] = _text(index, prompts[index // params.n], params, tokenizer)
         self._firsts = {request.request_id for request in requests[:: params.n]}
-        try:
-            bridge.submit(requests, self._events.put_nowait)
-        except ApiError:
-            self.close()
-            raise
+        bridge.submit(requests, self._put)
         self._start_timers()
 
     async def deltas(self) -> AsyncIterator[Delta | None]:
@@ -190,6 +202,8 @@ class Job:
             event = await self._events.get()
             if isinstance(event, ApiError):
                 raise event
+            if event is not None and self._order.stream:
+                self._hold(-size_of(event))
             if event is None:
                 yield None
             elif event.request_id in self._texts:
@@ -203,6 +217,7 @@ class Job:
         for text in self._texts.values():
             self._leave_queue(text)
         self._texts = {}
+        self._hold(-self._held)
         self.timing.finished = self.timing.finished or time.monotonic()
 
     @property
@@ -214,13 +229,44 @@ class Job:
         """End it on behalf of someone else: its texts end with the reason "abort"."""
         self._bridge.abort(self._texts, tell=True)
 
+    def _put(self, event: TokenEvent | ApiError) -> None:
+        """Take in what comes from the engine; beyond the budget the request ends."""
+        if isinstance(event, TokenEvent):
+            size = size_of(event)
+            most = limits.MAX_BACKLOG_BYTES if self._order.stream else int(self._answers.most) // 4
+            wanted = self._held + size
+            if wanted > max(most, _ALWAYS) or (wanted > _ALWAYS and not self._answers.fits(self._order.key, size)):
+                event = self._refuse(most if wanted > most else None)
+            else:
+                self._hold(size)
+        self._events.put_nowait(event)
+
+    def _refuse(self, most: int | None) -> ApiError:
+        """End the request because of its size, `most` bytes, or that of all answers together."""
+        self._answers.refused += 1
+        self._bridge.abort(self._texts)
+        while not self._events.empty():
+            self._events.get_nowait()
+        if most is None:
+            message = "the answers that are collected or wait for their clients take all memory that is for them"
+            return ApiError(503, message, code="answer_memory_full", headers={"Retry-After": "5"})
+        if self._order.stream:
+            return ApiError(
+                408, f"the client is too slow: {most} bytes of the stream wait for it", code="client_too_slow"
+            )
+        message = f"the answer takes more than {most} bytes: ask for less, or for a stream"
+        return ApiError(400, message, code="answer_too_large")
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._answers.give_back(self._order.key, -size)
+
     def _take(self, event: TokenEvent, text: Text) -> Delta:
         if event.error is not None:
             raise ApiError.of(event.error)
         now = time.monotonic()
         if text.waits:
             self._leave_queue(text)
-            self._turns.runs(text.start)
             self.timing.scheduled = self.timing.scheduled or event.first_scheduled_time
             self.timing.first_token = self.timing.first_token or now
         elif event.token is not None:
@@ -231,7 +277,6 @@ class Job:
         offset, before = text.offset, text.tokens
         new = text.push(event)
         self.completion_tokens += text.tokens - before
-        self._turns.charge(self._order.key, text.tokens - before)
         reason = event.finish_reason
         stop_reason: int | str | None = event.stop_reason
         if text.stops.stopped is not None:

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +17,18 @@ from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
-from ..api.params import check_prompt_logprobs
+from ..api.params import check_generated_logprobs, check_prompt_logprobs
 from ..api.schemas import Generation
 from ..http.errors import ApiError, invalid
+from ..http.sse import JsonResponse
 from ..options import ServeConfig
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
 from ..text.templates import Renderer
 from .bridge import Bridge
 from .engine_protocol import EngineLike
-from .fairness import Admission, Turns, weights_of
-from .metrics import Metrics, Snapshot
+from .fairness import Admission, Budget, Helpers, weights_of
+from .metrics import Metrics, Shared, Snapshot
 from .request import Job, Order, build
 from .tracing import annotate
 
@@ -63,7 +65,11 @@ class Service:
         self.adapters = tuple(self.bridge.engine.adapters)
         weights = weights_of(config.api_key, config.api_key_weight)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
-        self.turns = Turns(weights)
+        self.bodies = Budget(config.max_body_memory, weights)
+        self.answers = Budget(config.max_answer_memory, weights)
+        self.unread = 0  # connections that were cut because nobody read the answer
+        self.helpers = Helpers(_helper_threads(), weights)
+        self._weights = weights
         self.texts = TokenTexts(model.tokenizer)
         self.metrics = Metrics(config.metrics_prefix, config.served_model_name[0])
         self.renderer: Renderer | None = None
@@ -92,13 +98,14 @@ class Service:
         """Begin to serve, on the running event loop."""
         self.bridge.start()
         if self.chat_template is not None and self.tokenizer is not None:
-            self.renderer = Renderer(self.chat_template, self.config.render_timeout)
+            self.renderer = Renderer(self.chat_template, self.config.render_timeout, self._weights)
             await self.renderer.start()
 
     async def shut_down(self) -> None:
         """Stop the engine's thread and the renderers."""
         if self.renderer is not None:
             await self.renderer.close()
+        self.helpers.close()
         await self.bridge.close()
 
     @property
@@ -125,20 +132,26 @@ class Service:
         self, request: Request, body: Generation, prompts: Sequence[Prompt], params: SamplingParams, name: str
     ) -> Job:
         """Queue a request's prompts; `abort` finds them by the request's name. Raises ApiError."""
-        key = request.scope.get("jswa.key")
-        if len(self.config.api_key) > 1 and (body.priority or 0) < 0:
-            raise invalid("priority", "must be at least 0: where several API keys share the server, none goes first")
+        key = key_of(request)
+        if (body.priority or 0) < 0 and not self.config.allow_priority:
+            raise invalid("priority", "must be at least 0: this server was started without --allow-priority")
         order = Order(
             key=key,
+            tenant="" if key is None else str(self.config.api_key.index(key)),
+            weight=self._weights[key],
             cache_salt=_salt(key, body.cache_salt),
             lora=body.model if body.model in self.adapters else None,
             priority=body.priority or 0,
+            stream=bool(body.stream),
             deadline=self.config.request_timeout or None,
             keep_alive=self.config.keep_alive if body.stream else None,
         )
         lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
         texts, tokens = len(lengths), sum(lengths)
+        self.admission.check_size(texts, tokens)
         check_prompt_logprobs(tokens, params)
+        if not body.stream:
+            check_generated_logprobs(lengths, params, self.max_model_len)
         self._starting += 1
         try:
             await self.bridge.prepare(params)
@@ -146,17 +159,17 @@ class Service:
             self._starting -= 1
         self.admission.admit(key, texts, tokens)
         try:
-            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.starts(key, lengths))
+            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order)
             # A bias and a mask for each text, as long as the vocabulary: many of them must not hold up the event loop.
             async with self._building:
                 requests = build(*arguments) if texts <= _FEW else await asyncio.to_thread(build, *arguments)
+            job = Job(
+                self.bridge, self.admission, self.answers, self.tokenizer, prompts, requests, params, order,
+                self.metrics.between_tokens,
+            )  # fmt: skip
         except BaseException:
             self.admission.release(key, texts, tokens)
             raise
-        job = Job(
-            self.bridge, self.admission, self.turns, self.tokenizer, prompts, requests, params, order,
-            self.metrics.between_tokens,
-        )  # fmt: skip
         job.timing.arrival = request.scope["jswa.arrival"]
         self.jobs.setdefault(name, set()).add(job)
         return job
@@ -180,16 +193,44 @@ class Service:
         annotate(data)
         _log.info("request: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})
 
+    def answer(self, request: Request, content: Any) -> JsonResponse:
+        """Return the response with some content, which counts as memory of answers until it has been sent."""
+        key = key_of(request)
+        response = JsonResponse(content)
+        self.answers.give_back(key, -len(response.body))
+        response.done = lambda: self.answers.give_back(key, len(response.body))
+        return response
+
     async def snapshot(self) -> Snapshot:
         """The engine's figures between two steps. Raises ApiError where it is dead."""
         rows, cache, steps = await self.bridge.call(lambda e: (e.stats(), e.cache_stats(), e.step_stats()))
         queue, restarts = self.admission, self.bridge.restarts
-        return Snapshot(rows, _for_all(cache), self.limits, steps, queue.texts, queue.refused, restarts)
+        return Snapshot(rows, _for_all(cache), self.limits, steps, queue.texts, queue.refused, restarts, self._shared())
+
+    def _shared(self) -> Shared:
+        threads, renderer = self.helpers.lanes, self.renderer
+        lanes = (0, 0, 0) if renderer is None else (renderer.lanes.waiting, renderer.lanes.refused, renderer.killed)
+        bodies, answers = self.bodies, self.answers
+        return Shared(
+            bodies.used, bodies.refused, answers.used, answers.refused, self.unread, threads.waiting, threads.refused,
+            *lanes,
+        )  # fmt: skip
 
 
 def service_of(request: Request) -> Service:
     """The server that got a request."""
     return cast(Service, request.app.state.service)
+
+
+def key_of(request: Request) -> str | None:
+    """The API key of a request."""
+    key: str | None = request.scope.get("jswa.key")
+    return key
+
+
+def _helper_threads() -> int:
+    """Half of the processors; the engine and the event loop need theirs."""
+    return max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
 def _for_all(cache: CacheStats) -> CacheStats:

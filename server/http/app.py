@@ -47,9 +47,9 @@ def create_app(service: Service) -> FastAPI:
     traced = telemetry(service.config.otlp_traces_endpoint)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+    async def lifespan(_: FastAPI) -> AsyncGenerator[dict[str, Service]]:
         await service.start_up()
-        yield
+        yield {"service": service}  # for connections, which know no requests
         await service.shut_down()
         await asyncio.to_thread(finish, traced)
 
@@ -172,7 +172,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 429: "body_memory_full"}
     return error_response(
         ApiError(error.status_code, str(error.detail), code=codes.get(error.status_code), headers=error.headers)
     )

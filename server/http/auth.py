@@ -4,7 +4,7 @@ import hashlib
 import secrets
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -49,10 +49,34 @@ class Gate:
         except ApiError as error:
             await error_response(error)(scope, receive, send_with_id)
             return
-        await self._app(scope, self._bounded(receive), send_with_id)
+        if scope["path"].removeprefix(scope.get("root_path", "")) in OPEN + ADMIN:
+            await self._app(scope, self._bounded(receive, lambda size: True), send_with_id)
+            return
+        await self._with_budget(scope, receive, send_with_id, int(headers.get("content-length", "0")))
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """Count a body whose length was not announced."""
+    async def _with_budget(self, scope: Scope, receive: Receive, send: Send, announced: int) -> None:
+        """Let a request through if there is memory for its body, which counts until the response has ended."""
+        budget, key, taken = self._service.bodies, scope["jswa.key"], 0
+
+        def take(size: int) -> bool:
+            nonlocal taken
+            more = size - taken
+            if more <= 0:
+                return True
+            fits = budget.take(key, more)
+            taken += more if fits else 0
+            return fits
+
+        try:
+            if take(announced):
+                await self._app(scope, self._bounded(receive, take), send)
+            else:
+                await error_response(_no_memory())(scope, receive, send)
+        finally:
+            budget.give_back(key, taken)
+
+    def _bounded(self, receive: Receive, take: Callable[[int], bool]) -> Receive:
+        """Count a body whose length was not announced; `take` is asked whether there is memory for so much."""
         most, size = self._service.config.max_body_size, 0
 
         async def bounded() -> Message:
@@ -61,6 +85,9 @@ class Gate:
             size += len(message.get("body", b""))
             if size > most:
                 raise HTTPException(413, _too_large().message)
+            if not take(size):
+                error = _no_memory()
+                raise HTTPException(error.status, error.message, error.headers)
             return message
 
         return bounded
@@ -101,6 +128,13 @@ def error_response(error: ApiError) -> JsonResponse:
 
 def _too_large() -> ApiError:
     return ApiError(413, "the body is too large", code="request_too_large")
+
+
+def _no_memory() -> ApiError:
+    return ApiError(
+        429, "the bodies of other requests take all memory that is for bodies; try again later",
+        code="body_memory_full", headers={"Retry-After": "1"},
+    )  # fmt: skip
 
 
 def _digest(key: str) -> bytes:

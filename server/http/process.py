@@ -28,11 +28,14 @@ _DEATH_GRACE = 1.0  # seconds in which a dead engine's server still answers, wit
 class HeaderLimit(HttpToolsProtocol):
     """HTTP/1.1 whose headers are bounded: a request with more is answered with 400, and the connection closed.
 
-    So is, without an answer, a connection on which a request has not come to its end after `READ_SECONDS`.
+    So is, without an answer, a connection on which a request has not come to its end after `READ_SECONDS`, and one on
+    which nobody has read anything of an answer for `WRITE_SECONDS`.
     """
 
     _header_bytes = 0
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _paused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connects."""
@@ -42,6 +45,8 @@ class HeaderLimit(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
         self._expect_nothing()
+        self._paused = False
+        self._watch(0)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -64,6 +69,42 @@ class HeaderLimit(HttpToolsProtocol):
         """One header field."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
+
+    def pause_writing(self) -> None:
+        """More waits to be read than the connection should hold; until `resume_writing` nothing is added."""
+        super().pause_writing()
+        self._paused = True
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Most of it has been read."""
+        super().resume_writing()
+        self._paused = False
+        self._watch(self.transport.get_write_buffer_size())
+
+    def on_response_complete(self) -> None:
+        """All of an answer has been written; the end of it may lie here."""
+        super().on_response_complete()
+        if not self._paused:
+            self._watch(self.transport.get_write_buffer_size())
+
+    def _watch(self, size: int) -> None:
+        """Look again later, unless there is nothing to be read."""
+        if self._unread is not None:
+            self._unread.cancel()
+        self._unread = self.loop.call_later(limits.WRITE_SECONDS, self._check_read, size) if size else None
+
+    def _check_read(self, before: int) -> None:
+        self._unread = None
+        size = self.transport.get_write_buffer_size()
+        if size < before:
+            self._watch(size)
+            return
+        _log.warning("a connection is cut: nobody has read from it for %g s", limits.WRITE_SECONDS)
+        service: Service | None = self.app_state.get("service")
+        if service is not None:
+            service.unread += 1
+        self.transport.abort()
 
     def _expect(self) -> None:
         self._expect_nothing()

@@ -43,7 +43,7 @@ class EventStream(Response):
 
     def _stalled(self) -> bool:
         """Whether the client does not take in what is sent."""
-        return self._sending is not None and time.monotonic() - self._sending > limits.WRITE_SECONDS
+        return _late(self._sending)
 
     def _finish(self) -> None:
         done, self._done = self._done, None
@@ -64,13 +64,42 @@ class EventStream(Response):
 
 
 class JsonResponse(Response):
-    """JSON by msgspec."""
+    """JSON by msgspec. A large one is sent in pieces, each when the client has taken in those before it.
+
+    `done` is called when the client has all of it, or does not take it in.
+    """
 
     media_type = "application/json"
+    done: Callable[[], None] | None = None
+    _sending: float | None = None  # since when
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            if len(self.body) <= limits.PIECE_BYTES:
+                await super().__call__(scope, receive, send)
+            else:
+                await unless_gone(receive, self._send(send), lambda: _late(self._sending))
+        finally:
+            if self.done is not None:
+                self.done()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), limits.PIECE_BYTES):
+            piece = bytes(self.body[start : start + limits.PIECE_BYTES])
+            self._sending = time.monotonic()
+            more = start + limits.PIECE_BYTES < len(self.body)
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+        self._sending = None
 
     def render(self, content: Any) -> bytes:
         """The body."""
         return encode(content)
+
+
+def _late(since: float | None) -> bool:
+    return since is not None and time.monotonic() - since > limits.WRITE_SECONDS
 
 
 async def unless_gone[T](

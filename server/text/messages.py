@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from ..api.schemas import ROLES, ChatRequest
+from ..core.fairness import Key
 from ..core.service import Service
 from ..http import limits
 from ..http.errors import invalid, unsupported
@@ -27,7 +28,7 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 )
 
 
-async def chat_prompt(service: Service, body: ChatRequest) -> Prompt:
+async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
     """The prompt of a conversation. Raises ApiError."""
     refuse_unsupported_chat(body)
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
@@ -43,9 +44,9 @@ async def chat_prompt(service: Service, body: ChatRequest) -> Prompt:
         variables["tools"] = body.tools
     if service.renderer is None:
         raise unsupported("messages", "the model has no chat template; the server can get one by --chat-template")
-    text = await service.renderer.render(messages, variables)
+    text = await service.renderer.render(messages, variables, key)
     # The template has written all special tokens itself, unless told otherwise.
-    (prompt,) = await encode([text], service.tokenizer, special=bool(body.add_special_tokens))
+    (prompt,) = await encode([text], service.tokenizer, service.helpers, key, special=bool(body.add_special_tokens))
     return prompt
 
 

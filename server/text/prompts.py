@@ -1,6 +1,5 @@
 """Prompts: what a body's `prompt` may be, and its tokens. Long texts are tokenized off the event loop."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from jaxtyping import Int
 from jswa.errors import RequestError
 from jswa.text.tokenizer import Tokenizer
 
+from ..core.fairness import Helpers, Key
 from ..http import limits
 from ..http.errors import ApiError, invalid
 
@@ -55,14 +55,16 @@ def token_ids(value: Any, param: str) -> Int[np.ndarray, " P"]:
     return np.array(value, np.int32)
 
 
-async def split_off_loop(prompt: Any) -> list[str] | list[Int[np.ndarray, " P"]]:
+async def split_off_loop(prompt: Any, helpers: Helpers, key: Key) -> list[str] | list[Int[np.ndarray, " P"]]:
     """`split`, in a thread where there is much to look at. Raises ApiError."""
     if isinstance(prompt, list) and sum(len(one) if isinstance(one, list) else 1 for one in prompt) > _SHORT:
-        return await asyncio.to_thread(split, prompt)
+        return await helpers.run(key, lambda: split(prompt))
     return split(prompt)
 
 
-async def encode(texts: list[str], tokenizer: Tokenizer | None, *, special: bool) -> list[Prompt]:
+async def encode(
+    texts: list[str], tokenizer: Tokenizer | None, helpers: Helpers, key: Key, *, special: bool
+) -> list[Prompt]:
     """Tokens of texts. Raises ApiError."""
     if tokenizer is None:
         raise invalid("prompt", NO_TOKENIZER)
@@ -73,7 +75,7 @@ async def encode(texts: list[str], tokenizer: Tokenizer | None, *, special: bool
     try:
         if sum(map(len, texts)) <= _SHORT:
             return work()
-        return await asyncio.to_thread(work)
+        return await helpers.run(key, work)
     except RequestError as error:
         raise ApiError.of(error) from error
 

@@ -1,76 +1,82 @@
 """Chat templates, rendered in processes that are killed when they take too long.
 
-jinja2's sandbox bounds neither time nor memory, and a template is code of whoever made the checkpoint.
+jinja2's sandbox bounds neither time nor memory, and a template is code of whoever made the checkpoint. Keys take turns
+at the processes. A new process takes seconds to start: with several keys one more than can be busy is kept, and a key
+whose conversation has cost more than that one waits itself until there are enough again.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jswa
 from jswa.text.chat_template import ChatTemplate
 
+from ..core.fairness import Key, Lanes, Weights
 from ..http.errors import ApiError, invalid
 
 _log = logging.getLogger("jswa.server")
-_WORKERS = 2
+_WORKERS = 2  # that render at the same time
 _MOST_WAITING = 256
 _START_TIMEOUT = 60.0
+_SLOW = 0.5  # seconds of rendering after which a spare process is started: this one may have to be killed
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 
 
 class Renderer:
-    """Workers for one set of templates; they start when they are needed."""
+    """Processes for one set of templates, and turns at them. With one key most are started when they are needed.
 
-    def __init__(self, template: ChatTemplate, timeout: float) -> None:
+    `killed` counts processes that took too long.
+    """
+
+    def __init__(self, template: ChatTemplate, timeout: float, weights: Weights) -> None:
+        self.killed = 0
+        self.lanes = Lanes(_WORKERS, weights, _MOST_WAITING)
         self._timeout = timeout
-        self._workers = [_Worker(template) for _ in range(_WORKERS)]
-        self._waiting = 0
-        # The last one put is the first one taken, so that the second starts only when the first is busy.
-        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
-        for worker in self._workers:
-            self._free.put_nowait(worker)
+        self._several = len(weights) > 1
+        self._first = {"sources": dict(template.sources), "special_tokens": dict(template.special_tokens)}
+        self._workers: list[_Worker] = []  # that run or start
+        self._idle: list[_Worker] = []  # the last one is taken first
+        self._starting: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()  # a worker is idle, or has not started
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that have been started."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
+        return [worker.pid for worker in self._workers]
 
     async def start(self) -> None:
-        """Start one worker, so that the first request need not wait. Raises ApiError where it does not start."""
-        worker = await self._free.get()
-        try:
-            await worker.start()
-        finally:
-            self._free.put_nowait(worker)
+        """Start one worker, so that the first request need not wait. Raises ApiError if it does not start."""
+        await self._start_one()
+        if self._several:
+            self._start_spare()
 
     async def close(self) -> None:
         """End the processes."""
-        for worker in self._workers:
-            await worker.end()
+        if self._starting is not None:
+            self._starting.cancel()
+        for worker in list(self._workers):
+            await self._end(worker)
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """The prompt of a conversation. Raises ApiError where the template refuses, or takes too long."""
-        if self._waiting >= _MOST_WAITING:
-            raise ApiError(429, "too many chats wait", code="queue_full", headers={"Retry-After": "1"})
-        self._waiting += 1
+    async def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], key: Key = None) -> str:
+        """Return the prompt of a conversation. Raises ApiError if the template refuses, or takes too long."""
+        await self.lanes.enter(key)
         try:
-            worker = await self._free.get()
+            answer = await self._render({"messages": messages, "variables": variables})
         finally:
-            self._waiting -= 1
-        try:
-            answer = await worker.ask({"messages": messages, "variables": variables}, self._timeout)
-        except TimeoutError:
-            raise invalid("messages", f"the chat template took more than {self._timeout:g} s") from None
-        finally:
-            self._free.put_nowait(worker)
+            if self._several and self._starting is not None and len(self._workers) <= _WORKERS:
+                self._starting.add_done_callback(lambda _: self.lanes.leave(key))
+            else:
+                self.lanes.leave(key)
         if "text" in answer:
             return str(answer["text"])
         if "refused" in answer:
@@ -78,27 +84,82 @@ class Renderer:
         _log.error("the chat template failed: %s", answer["failed"])
         raise ApiError(500, "the chat template failed")
 
+    async def _render(self, conversation: dict[str, Any]) -> dict[str, Any]:
+        worker = await self._take()
+        slow = asyncio.get_running_loop().call_later(_SLOW, self._start_spare)
+        try:
+            return await worker.ask(conversation, self._timeout)
+        except TimeoutError:
+            self.killed += 1
+            raise invalid("messages", f"the chat template took more than {self._timeout:g} s") from None
+        finally:
+            slow.cancel()
+            if worker.alive:
+                self._put(worker)
+            else:
+                await self._end(worker)
+                if self._several:
+                    self._start_spare()
+
+    async def _take(self) -> "_Worker":
+        """Wait for an idle process, which may have to be started. Raises ApiError if it does not start."""
+        starting = None
+        while True:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive:
+                    return worker
+                await self._end(worker)
+            if starting is not None and starting.done():
+                starting.result()
+            self._start_spare()
+            starting = self._starting
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _put(self, worker: "_Worker") -> None:
+        self._idle.append(worker)
+        self._changed.set()
+
+    def _start_spare(self) -> None:
+        """Start a process in the background, unless there are enough or one starts already."""
+        enough = len(self._workers) > _WORKERS if self._several else self._idle
+        if not enough and self._starting is None and len(self._workers) <= _WORKERS:
+            self._starting = asyncio.ensure_future(self._start_one())
+            self._starting.add_done_callback(self._started)
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        self._starting = None
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a process for chat templates did not start: %s", error)
+        elif self._several and not task.cancelled():
+            self._start_spare()
+
+    async def _start_one(self) -> None:
+        worker = _Worker()
+        self._workers.append(worker)
+        try:
+            await worker.ask(self._first, _START_TIMEOUT)
+        except BaseException:
+            await self._end(worker)
+            raise
+        self._put(worker)
+
+    async def _end(self, worker: "_Worker") -> None:
+        if worker in self._workers:
+            self._workers.remove(worker)
+            await worker.end()
+
 
 class _Worker:
-    """One process, or none while it is not needed. A thread waits for its answers; killing it ends the wait."""
+    """One process. A thread of its own waits for its answers; killing the process ends the wait."""
 
-    def __init__(self, template: ChatTemplate) -> None:
-        self._first = {"sources": dict(template.sources), "special_tokens": dict(template.special_tokens)}
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id; None before the process is started."""
-        return None if self._process is None else self._process.pid
-
-    async def start(self) -> None:
-        """Start the process, unless it runs."""
-        if self._process is not None and self._process.poll() is None:
-            return
-        await self.end()
+    def __init__(self) -> None:
         environ = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "USE_TORCH": "0", "HF_HUB_OFFLINE": "1"}
         root = str(Path(jswa.__file__).parent.parent)
-        self._process = subprocess.Popen(  # noqa: ASYNC220 - uvloop's forks, which jax's threads do not bear
+        self._thread = ThreadPoolExecutor(1, "template")
+        self._process = subprocess.Popen(  # not asyncio's: uvloop forks, and jax's threads do not bear that
             # -P: the script's folder, this one, is not put before the libraries.
             [sys.executable, "-P", str(_SCRIPT), root],
             stdin=subprocess.PIPE,
@@ -106,24 +167,33 @@ class _Worker:
             env=environ,
             start_new_session=True,  # a Ctrl-C is for the server
         )
-        await self._exchange(self._process, self._first, _START_TIMEOUT)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked again."""
+        return self._process.poll() is None
 
     async def ask(self, value: Any, timeout: float) -> dict[str, Any]:
-        """One question. Raises TimeoutError, and ends the process then."""
-        await self.start()
-        assert self._process is not None
-        return await self._exchange(self._process, value, timeout)
+        """Ask one question; it has `timeout` seconds from when it has been written.
 
-    async def end(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            await asyncio.to_thread(process.communicate)
-
-    async def _exchange(self, process: subprocess.Popen[bytes], value: Any, timeout: float) -> dict[str, Any]:
-        talk = asyncio.ensure_future(asyncio.to_thread(_talk, process, value))
+        Raises TimeoutError, and ApiError if the process ends. The process is killed then, also when nobody waits.
+        """
+        loop = asyncio.get_running_loop()
+        written = asyncio.Event()
+        talk = asyncio.ensure_future(
+            loop.run_in_executor(
+                self._thread, _talk, self._process, value, lambda: loop.call_soon_threadsafe(written.set)
+            )
+        )
+        writing = asyncio.ensure_future(written.wait())
         try:
+            # A process that takes questions at all takes them at once.
+            await asyncio.wait((talk, writing), timeout=_START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(talk)
         except (OSError, struct.error) as error:
@@ -131,20 +201,30 @@ class _Worker:
                 raise
             raise ApiError(500, "the chat template could not be rendered") from error
         finally:
+            writing.cancel()
             # One that answers late must not answer the next question.
             if not talk.done() or talk.exception() is not None:
-                process.kill()
+                self._process.kill()
                 await asyncio.wait((talk,))
+                talk.exception()  # nobody else asks
                 await self.end()
 
+    async def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        with contextlib.suppress(RuntimeError):  # the thread has ended
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._process.communicate)
+        self._thread.shutdown(wait=False)
 
-def _talk(process: subprocess.Popen[bytes], value: Any) -> dict[str, Any]:
-    """Send a frame and wait for one. Raises OSError or struct.error where the process has ended."""
+
+def _talk(process: subprocess.Popen[bytes], value: Any, written: Callable[[], object]) -> dict[str, Any]:
+    """Send a frame and wait for one. Raises OSError or struct.error if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     data = json.dumps(value).encode()
     process.stdin.write(struct.pack("<I", len(data)) + data)
     process.stdin.flush()
+    written()
     (length,) = struct.unpack("<I", process.stdout.read(4))
     data = process.stdout.read(length)
     if len(data) < length:

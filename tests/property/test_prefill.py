@@ -20,9 +20,9 @@ def make_loop() -> Loop:
     return Loop(LAYOUT, limits, TextModel(1_000))
 
 
-def add(loop: Loop, name: str, length: int, *, priority: int = 0, turn: int = 0) -> None:
+def add(loop: Loop, name: str, length: int, *, priority: int = 0) -> None:
     """Queue a prompt that gets two tokens."""
-    request = make_request(name, [ord(name[-1])] * length, length=length + 2, priority=priority, turn=turn)
+    request = make_request(name, [ord(name[-1])] * length, length=length + 2, priority=priority)
     loop.scheduler.add(request)
 
 
@@ -72,7 +72,7 @@ def test_a_step_leaves_no_budget_that_a_row_could_use(arrivals: list[tuple[int, 
 def test_a_short_prompt_beside_any_long_ones_gets_its_first_token_at_once(
     before: list[tuple[int, int]], wait: int, length: int
 ) -> None:
-    """In the second step at the latest, however many long ones are prefilled or wait before it, with earlier turns."""
+    """In the second step at the latest, however many long ones are prefilled or wait before it."""
     loop = make_loop()
     for number, (steps, long) in enumerate(before):
         for _ in range(steps):
@@ -80,7 +80,7 @@ def test_a_short_prompt_beside_any_long_ones_gets_its_first_token_at_once(
         add(loop, f"long {number}", long)
     for _ in range(wait):
         step(loop)
-    add(loop, "short", length, turn=5)
+    add(loop, "short", length)
     sampled = []
     for _ in range(2):
         plan = step(loop)

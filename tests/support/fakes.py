@@ -403,8 +403,10 @@ def make_request(
     length: int,
     stop_ids: Collection[int] = (),
     priority: int = 0,
-    turn: int = 0,
+    tenant: str = "",
+    weight: float = 1.0,
 ) -> Request:
-    """Return a request of at most `length` tokens with its prompt."""
+    """Return a request of at most `length` tokens with its prompt. A tenant's prefixes are its own."""
     params, ids = SamplingParams(stop_token_ids=tuple(stop_ids)), np.array(prompt, np.int32)
-    return Request(name, ids, params, frozenset(stop_ids), (0, 0), length, priority, turn=turn)
+    stops = frozenset(stop_ids)
+    return Request(name, ids, params, stops, (0, 0), length, priority, cache_salt=tenant, tenant=tenant, weight=weight)

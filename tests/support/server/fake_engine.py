@@ -1,6 +1,7 @@
 """An engine without a model, for tests of the server: generated token k is a function of the prompt and k."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -11,7 +12,7 @@ from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError, InvalidPrompt, InvalidToken, JswaError, PromptTooLong
 from jswa.plan import ChoiceLogprobs, Request, TokenEvent
 from jswa.sched.constraint import make_constraint
-from jswa.sched.scheduler import SchedulerStats
+from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import FinishReason, PrefixHit, SamplingParams
 
@@ -64,9 +65,10 @@ class FakeEngine:
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
         priority: int = 0,
-        turn: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request:
         """Validate a request like the real engine."""
         if not len(prompt):
@@ -84,10 +86,11 @@ class FakeEngine:
             key=(0, 0),
             max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
             priority=priority,
-            turn=turn,
             constraint=make_constraint(params, self.model.vocab_size, len(prompt), stops, bad_words),
             cache_salt=cache_salt,
             adapter=0 if lora is None else 1 + list(self.adapters).index(lora),
+            tenant=tenant,
+            weight=weight,
         )
 
     def add(self, request: Request) -> None:
@@ -99,7 +102,7 @@ class FakeEngine:
         self.seen.append(request)
         self._requests[request.request_id] = request
         self.waiting.append(request)
-        self.waiting.sort(key=lambda r: (r.priority, r.turn))
+        self.waiting.sort(key=lambda r: r.priority)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request; None if it has ended before."""
@@ -115,7 +118,7 @@ class FakeEngine:
         return bool(self._requests)
 
     def step(self) -> list[TokenEvent]:
-        """Sleep for `delay`, admit waiting requests, and return a token for each running one."""
+        """Sleep for `delay`, admit waiting requests, of tenants with few rows first, and return each row's token."""
         time.sleep(self.delay)
         self.steps += 1
         if self.steps_left is not None:
@@ -123,7 +126,10 @@ class FakeEngine:
             if self.steps_left < 0:
                 raise EngineError("killed by a test")
         while self.waiting and len(self.running) < self.limits.max_rows:
-            self.running[self.waiting.pop(0).request_id] = []
+            rows = Counter(self._requests[name].tenant for name in self.running)
+            request = min(self.waiting, key=lambda r: (r.priority, rows[r.tenant]))
+            self.waiting.remove(request)
+            self.running[request.request_id] = []
         return [self._next(request_id) for request_id in list(self.running)]
 
     def _next(self, request_id: str) -> TokenEvent:

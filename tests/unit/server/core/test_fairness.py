@@ -1,68 +1,32 @@
-"""Fair queueing between API keys: the order of sequences, and shares of the queue."""
+"""Fairness between API keys: shares of budgets and of the queue, and turns at helpers."""
 
+import asyncio
 import threading
-from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.core.fairness import Admission, Turns
-from server.http.errors import ApiError
+from server.core.fairness import Admission, Budget, Helpers, Lanes
+from server.http.errors import ApiError, engine_dead
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import serving, until
 
-
-def serve_all(turns: Turns, waiting: list[tuple[int, str]], count: int) -> list[str]:
-    """Run `count` sequences one after the other and return their keys in order."""
-    served = []
-    for _ in range(count):
-        start, key = min(waiting)
-        waiting.remove((start, key))
-        turns.runs(start)
-        served.append(key)
-    return served
+KEYS = {"hog": 1.0, "a": 1.0, "b": 1.0, "c": 1.0}
 
 
-def test_with_one_tenant_sequences_run_in_order_of_arrival() -> None:
-    turns = Turns({None: 1.0})
-    assert turns.starts(None, [5, 6, 7]) == [0, 0, 0]
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a test on an event loop."""
+
+    async def whole() -> None:
+        await asyncio.wait_for(test(), 20)
+
+    asyncio.run(whole())
 
 
-def test_a_key_that_floods_the_queue_delays_only_itself() -> None:
-    turns = Turns({"hog": 1.0, "other": 1.0})
-    waiting = [(start, "hog") for start in turns.starts("hog", [10] * 100)]
-    assert serve_all(turns, waiting, 50) == ["hog"] * 50
-    waiting += [(start, "other") for start in turns.starts("other", [10] * 20)]
-    served = Counter(serve_all(turns, waiting, 20))
-    assert abs(served["hog"] - served["other"]) <= 1
-
-
-def test_keys_are_served_by_weight_and_tokens() -> None:
-    turns = Turns({"a": 3.0, "b": 1.0})
-    waiting = [(start, key) for key in ("a", "b") for start in turns.starts(key, [10] * 400)]
-    served = Counter(serve_all(turns, waiting, 200))
-    assert served["a"] == pytest.approx(3 * served["b"], rel=0.05)
-    turns = Turns({"long": 1.0, "short": 1.0})
-    waiting = [(start, "long") for start in turns.starts("long", [100] * 400)]
-    waiting += [(start, "short") for start in turns.starts("short", [10] * 400)]
-    served = Counter(serve_all(turns, waiting, 220))
-    assert served["short"] == pytest.approx(10 * served["long"], rel=0.1)
-
-
-def test_an_idle_key_saves_up_nothing() -> None:
-    turns = Turns({"a": 1.0, "b": 1.0})
-    waiting = [(start, "a") for start in turns.starts("a", [10] * 200)]
-    serve_all(turns, waiting, 100)
-    waiting += [(start, "b") for start in turns.starts("b", [10] * 100)]
-    served = Counter(serve_all(turns, waiting, 40))
-    assert served["b"] <= 21, "the idle key must not get the turns that it did not use"
-
-
-def test_generated_tokens_count_against_a_key() -> None:
-    turns = Turns({"a": 1.0, "b": 1.0})
-    turns.starts("a", [10])
-    turns.starts("b", [10])
-    turns.charge("a", 500)
-    assert turns.starts("a", [1])[0] > turns.starts("b", [1])[0]
+async def settle() -> None:
+    """Let all tasks go on as far as they can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def test_half_of_the_queue_is_reserved_by_weight() -> None:
@@ -93,14 +57,177 @@ def test_a_single_tenant_has_the_whole_queue() -> None:
     with pytest.raises(ApiError):
         queue.admit(None, 1, 1)
     queue.release(None, 1, 100)
-    queue.admit(None, 11, 1_000)  # an empty queue accepts one request of any size
-    assert (queue.texts, queue.tokens, queue.refused) == (11, 1_000, 2)
+    assert (queue.texts, queue.tokens, queue.refused) == (0, 0, 2)
+
+
+def test_one_request_has_at_most_half_of_the_queue() -> None:
+    """A larger one would never fit beside others, or shut them out: that is no matter of waiting."""
+    queue = Admission(10, 100)
+    queue.check_size(5, 50)
+    for texts, tokens, param in ((6, 6, "n"), (1, 51, "prompt")):
+        with pytest.raises(ApiError) as refused:
+            queue.check_size(texts, tokens)
+        assert (refused.value.status, refused.value.param) == (400, param)
+    Admission(1, 100).check_size(1, 1)
+
+
+def test_a_budget_keeps_a_share_for_each_key() -> None:
+    budget = Budget(800, KEYS)
+    assert budget.take("hog", 500)
+    assert not budget.take("hog", 1)
+    for key in ("a", "b", "c"):
+        assert budget.take(key, 100)
+    assert (budget.used, budget.refused) == (800, 1)
+    budget.give_back("hog", 500)
+    assert budget.take("a", 400)
+
+
+def test_an_empty_budget_takes_what_is_larger_than_itself() -> None:
+    """Else such a request could never be served."""
+    budget = Budget(10, KEYS)
+    assert budget.take("hog", 50)
+    assert not budget.take("a", 1)
+    budget.give_back("hog", 50)
+    assert budget.take("a", 1)
+
+
+def test_one_key_never_has_all_places() -> None:
+    async def test() -> None:
+        lanes, done = Lanes(2, KEYS, 100), list[str]()
+
+        async def work(key: str, go: asyncio.Event) -> None:
+            async with lanes.turn(key):
+                await go.wait()
+                done.append(key)
+
+        held, free = asyncio.Event(), asyncio.Event()
+        free.set()
+        hogs = [asyncio.ensure_future(work("hog", held)) for _ in range(5)]
+        await settle()
+        assert lanes.waiting == 4
+        for key in ("a", "b", "c"):
+            await work(key, free)
+        assert done == ["a", "b", "c"], "their place was free"
+        held.set()
+        await asyncio.gather(*hogs)
+        assert lanes.waiting == 0
+
+    run(test)
+
+
+def test_keys_that_wait_are_called_in_turn() -> None:
+    async def test() -> None:
+        lanes, done = Lanes(1, KEYS, 100), list[str]()
+
+        async def work(key: str) -> None:
+            async with lanes.turn(key):
+                await asyncio.sleep(0)
+                done.append(key)
+
+        waiting = ["hog"] * 6 + ["a", "a", "b"]
+        await asyncio.gather(*map(work, waiting))
+        assert done == ["hog", "hog", "a", "b", "hog", "a", "hog", "hog", "hog"]
+
+    run(test)
+
+
+def test_a_place_is_free_again_however_its_owner_ends() -> None:
+    async def test() -> None:
+        lanes = Lanes(1, {None: 1.0}, 100)
+
+        async def work() -> None:
+            async with lanes.turn(None):
+                await asyncio.sleep(10)
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(4)]
+        await settle()
+        tasks[1].cancel()  # waits
+        tasks[0].cancel()  # has it, and the next is called
+        await settle()
+        tasks[2].cancel()
+        await settle()
+        assert lanes.waiting == 0
+        tasks[3].cancel()
+        await settle()
+        await lanes.enter(None)
+
+    run(test)
+
+
+def test_who_waits_is_bounded_for_each_key() -> None:
+    async def test() -> None:
+        lanes = Lanes(1, KEYS, 16)
+        await lanes.enter("hog")
+        waiting = [asyncio.ensure_future(lanes.enter("hog")) for _ in range(40)]
+        await settle()
+        full = [task for task in waiting if task.done()]
+        assert len(full) == 30, "half of the places, and an eighth of its own"
+        error = full[0].exception()
+        assert isinstance(error, ApiError)
+        assert error.status == 429
+        assert lanes.refused == 30
+        quiet = asyncio.ensure_future(lanes.enter("a"))
+        await settle()
+        assert not quiet.done()
+        for task in (*waiting, quiet):
+            task.cancel()
+
+    run(test)
+
+
+def test_a_thread_is_taken_until_its_work_ends() -> None:
+    """Also if nobody waits for it any more: else the pool would queue up behind work that nobody wants."""
+
+    async def test() -> None:
+        helpers, go = Helpers(1, {None: 1.0}), threading.Event()
+        first = asyncio.ensure_future(helpers.run(None, go.wait))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        second = asyncio.ensure_future(helpers.run(None, lambda: 7))
+        await asyncio.sleep(0.02)
+        assert helpers.lanes.waiting == 1
+        go.set()
+        assert await second == 7
+        with pytest.raises(ZeroDivisionError):
+            await helpers.run(None, lambda: 1 // 0)
+        helpers.close()
+
+    run(test)
+
+
+def test_large_prompts_of_one_key_hold_up_no_other() -> None:
+    """Over HTTP: threads that tokenize are shared like everything else."""
+    go = threading.Event()
+    with serving(api_key=("hog", "other")) as client:
+        tokenizer = client.service.tokenizer
+        assert tokenizer is not None
+        encode = tokenizer.encode
+
+        def slow(text: str, *, add_special_tokens: bool = True) -> object:
+            if text.startswith("slow"):
+                go.wait(10)
+            return encode(text, add_special_tokens=add_special_tokens)
+
+        tokenizer.encode = slow  # type: ignore[method-assign,assignment]
+        as_hog = {"headers": {"Authorization": "Bearer hog"}}
+        floods = [
+            threading.Thread(target=client.post, args=("/tokenize", {"prompt": "slow" * 2_000}), kwargs=as_hog)
+            for _ in range(20)
+        ]
+        for flood in floods:
+            flood.start()
+        until(lambda: client.service.helpers.lanes.waiting > 10)
+        answer = client.post("/tokenize", {"prompt": "quick" * 2_000}, headers={"Authorization": "Bearer other"})
+        assert answer.json()["count"] == 10_001
+        go.set()
+        for flood in floods:
+            flood.join()
 
 
 def test_over_http_a_flood_of_one_key_does_not_block_another() -> None:
     engine = FakeEngine(max_rows=2)
     engine.delay = 0.002
-    with serving(engine, api_key=("hog", "other")) as client:
+    with serving(engine, api_key=("hog", "other"), api_key_weight=(1.0, 2.0)) as client:
         body = {"prompt": "abc", "max_tokens": 20, "n": 100}
         flood = threading.Thread(
             target=client.post, args=("/v1/completions", body), kwargs={"headers": {"Authorization": "Bearer hog"}}
@@ -110,15 +237,34 @@ def test_over_http_a_flood_of_one_key_does_not_block_another() -> None:
         for _ in range(3):
             client.post("/v1/completions", {**body, "n": 1}, headers={"Authorization": "Bearer other"})
         assert len(engine.waiting) > 70, "the other key must wait for a few turns only"
+        assert {(request.tenant, request.weight) for request in engine.seen} == {("0", 1.0), ("1", 2.0)}
         flood.join()
         assert client.service.admission.texts == 0
 
 
-def test_with_several_keys_a_raised_priority_is_refused() -> None:
-    with serving(api_key=("a", "b"), headers={"Authorization": "Bearer a"}) as client:
-        assert client.refusal("/v1/completions", {"prompt": "a", "priority": -1})["param"] == "priority"
-        client.complete(priority=3)
-        assert client.engine.seen[-1].priority == 3
-    with serving(api_key=("a",), headers={"Authorization": "Bearer a"}) as client:
-        client.complete(priority=-1)
-        assert client.engine.seen[-1].priority == -1
+def test_going_before_others_must_be_allowed() -> None:
+    for keys in ((), ("a",), ("a", "b")):
+        with serving(api_key=keys, headers={"Authorization": "Bearer a"}) as client:
+            error = client.refusal("/v1/completions", {"prompt": "a", "priority": -1})
+            assert error["param"] == "priority"
+            assert "--allow-priority" in error["message"]
+            client.complete(priority=3)
+            assert client.engine.seen[-1].priority == 3
+    with serving(allow_priority=True) as client:
+        client.complete(priority=-(2**31))
+        assert client.engine.seen[-1].priority == -(2**31)
+
+
+def test_a_request_that_cannot_be_begun_gives_its_places_back() -> None:
+    """Whatever fails between the queue and the engine."""
+    with serving() as client:
+        submit = client.service.bridge.submit
+
+        def fail(*_: object) -> None:
+            raise engine_dead()
+
+        client.service.bridge.submit = fail  # type: ignore[method-assign]
+        assert client.post("/v1/completions", {"prompt": "abc"}).status_code == 500
+        assert (client.service.admission.texts, client.service.admission.tokens) == (0, 0)
+        client.service.bridge.submit = submit  # type: ignore[method-assign]
+        client.complete()

@@ -250,13 +250,15 @@ def test_connections_without_a_complete_request_are_closed(sent: bytes, monkeypa
 def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     engine = FakeEngine(max_rows=1)
     engine.delay = 0.005
-    with serving(engine, max_queued_requests=3, max_queued_tokens=100, admin_api_key="root") as client:
+    with serving(engine, max_queued_requests=4, max_queued_tokens=100, admin_api_key="root") as client:
         body = {"prompt": "abc", "max_tokens": 100, "stream": True}
-        threads = [threading.Thread(target=client.post, args=(PATH, {**body, "n": n})) for n in (1, 3)]
+        threads = [threading.Thread(target=client.post, args=(PATH, {**body, "n": n})) for n in (1, 2, 2)]
         threads[0].start()
         until(lambda: bool(engine.running) and client.service.admission.texts == 0)
         threads[1].start()
-        until(lambda: client.service.admission.texts == 3)
+        threads[2].start()
+        until(lambda: client.service.admission.texts == 4)
+        assert client.refusal(PATH, {**BODY, "n": 3})["param"] == "n", "more than half of the queue"
         response = client.post(PATH, BODY)
         assert response.status_code == 429
         assert response.headers["retry-after"] == "1"

@@ -1,0 +1,143 @@
+"""The queue of waiting sequences, and whose turn it is: equal shares for tenants, by weight.
+
+A tenant is an API key of the server; a program that uses the engine has one tenant, and arrival decides. With several,
+each has a counter of the tokens that its rows have run, divided by its weight (start-time fair queueing of Goyal, Vin
+and Cheng, 1996, with the virtual token counter of Sheng et al., OSDI 2024). Of two tenants the one with the lower
+counter goes first: its waiting sequence is admitted and its prompt gets tokens of the step before the other's. Virtual
+time is the highest counter of a tenant when a sequence of it was admitted; a tenant that had nothing waiting goes on
+from there, so idleness earns no credit.
+
+Counters decide between those who wait. What a tenant holds is bounded by its share: of rows or of KV memory, whichever
+is larger (dominant resource fairness, Ghodsi et al., NSDI 2011). A sequence that finds no room takes the youngest row
+of the tenant that holds most, if that tenant holds more than its share and will still hold at least as much as the
+sequence's tenant then: so no two tenants can take the same row from each other in turn.
+"""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from collections.abc import Sequence as Items
+
+from jswa.sched.queue import Queue
+from jswa.sched.sequence import Sequence
+
+Turn = tuple[int, float, int, int]
+
+
+class Turns:
+    """Owns the waiting sequences, a queue for each tenant, and the tenants' counters.
+
+    Args:
+        decode_cost: cost of a generated token, in tokens of prompts: a step has room for so many times more of these.
+        long_prompt: prompts with more tokens than this are long, for `Queue`.
+    """
+
+    def __init__(self, decode_cost: float, long_prompt: int) -> None:
+        self._decode_cost = decode_cost
+        self._long_prompt = long_prompt
+        self._now = 0.0
+        self._waiting: dict[str, Queue] = {}
+        self._unfinished: Counter[str] = Counter()
+        self._weights: dict[str, float] = {}
+        self._spent: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        """Return the number of waiting sequences."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one tenant has unfinished sequences."""
+        return len(self._unfinished) > 1
+
+    def enter(self, sequence: Sequence) -> None:
+        """Let a new sequence wait."""
+        tenant = sequence.request.tenant
+        if tenant not in self._waiting:
+            self._spent[tenant] = max(self._spent.get(tenant, 0.0), self._now)
+        self._unfinished[tenant] += 1
+        self._weights[tenant] = sequence.request.weight
+        self.push(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Forget a sequence that has finished."""
+        tenant = sequence.request.tenant
+        self._unfinished[tenant] -= 1
+        if not self._unfinished[tenant]:
+            del self._unfinished[tenant]
+
+    def charge(self, sequence: Sequence, tokens: int) -> None:
+        """Charge the tenant for tokens that a step runs; call it before they count as launched."""
+        if not self.several:
+            return  # nobody waits for it
+        tenant = sequence.request.tenant
+        cost = tokens if sequence.launched < sequence.num_known else self._decode_cost
+        self._spent[tenant] += cost / self._weights[tenant]
+
+    def turn(self, sequence: Sequence) -> Turn:
+        """Return a sequence's sort key: priority, its tenant's counter, how much that one asks for, and arrival."""
+        (priority, arrival), tenant = sequence.rank, sequence.request.tenant
+        return priority, self._spent[tenant], self._unfinished[tenant], arrival
+
+    def group(self, sequence: Sequence) -> tuple[int, float, int]:
+        """Return a sort key that sequences of one tenant and priority share: the turn without the arrival."""
+        return self.turn(sequence)[:3]
+
+    def order(self, sequences: Items[Sequence]) -> list[Sequence]:
+        """Return sequences, which are sorted by rank, in the order of their turns."""
+        return sorted(sequences, key=self.turn) if self.several else list(sequences)
+
+    def push(self, sequence: Sequence) -> None:
+        """Let a sequence wait."""
+        tenant = sequence.request.tenant
+        if tenant not in self._waiting:
+            self._waiting[tenant] = Queue(self._long_prompt)
+        self._waiting[tenant].push(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a waiting sequence."""
+        tenant = sequence.request.tenant
+        self._waiting[tenant].remove(sequence)
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+
+    def first(self, passed: Container[str] = (), short: Container[str] = ()) -> Sequence | None:
+        """Return the waiting sequence whose turn it is, but for tenants in `passed` and long prompts of `short`."""
+        heads = (queue.head(longs=name not in short) for name, queue in self._waiting.items() if name not in passed)
+        return min((head for head in heads if head is not None), key=self.turn, default=None)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Remove a sequence that will run."""
+        self.remove(sequence)
+        self._now = max(self._now, self._spent[sequence.request.tenant])
+
+    def victim(
+        self, sequence: Sequence, need: int, held: Mapping[Sequence, int], left: Items[Sequence], total: tuple[int, int]
+    ) -> Sequence | None:
+        """Return the row that a waiting sequence may take; None if its tenant has no right to more.
+
+        Args:
+            need: slots of KV memory that the sequence needs.
+            held: slots of KV memory that each running row holds.
+            left: rows of which one may be taken.
+            total: rows and slots that there are.
+        """
+        own = sequence.request.tenant
+        rows = Counter(row.request.tenant for row in held)
+        if rows[own] and (rows[own] + 1) / total[0] > self._share(own):
+            return None
+        slots = Counter({own: need})
+        for row, count in held.items():
+            slots[row.request.tenant] += count
+        rows[own] += 1
+        load = {t: max(rows[t] / total[0], slots[t] / total[1]) / self._share(t) for t in rows}
+        least = max(1.0, load[own])
+        takeable = [r for r in left if load[r.request.tenant] > least and r.rank[0] >= sequence.rank[0]]
+        return max(takeable, key=lambda r: (load[r.request.tenant], r.rank), default=None)
+
+    def check(self, unfinished: Iterable[Sequence]) -> None:
+        """Assert that exactly these sequences are counted."""
+        assert Counter(s.request.tenant for s in unfinished) == self._unfinished, "a tenant's count is wrong"
+        assert all(self._waiting.values()), "a tenant without waiting sequences has a heap"
+
+    def _share(self, tenant: str) -> float:
+        return self._weights[tenant] / sum(self._weights[other] for other in self._unfinished)

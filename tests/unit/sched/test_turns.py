@@ -1,0 +1,155 @@
+"""Turns of tenants: rows, tokens of a step, and the queue (jswa/sched/turns.py)."""
+
+from collections import Counter
+
+from jswa.config import Limits
+from jswa.sched.sequence import Status
+from tests.support.fakes import Loop, TextModel, make_layout, make_request
+
+HYBRID = make_layout(4, 6, num_full=1, num_local=2)
+MODEL = TextModel(1000)
+
+
+def make_loop(*, blocks: int = 400, rows: int = 4, tokens: int = 16, length: int = 400) -> Loop:
+    """Return a loop on an arena of `blocks` usable blocks."""
+    return Loop(HYBRID, Limits(length, rows, tokens, 4, num_blocks=1 + blocks), MODEL)
+
+
+def add(
+    loop: Loop, tenant: str, count: int, *, prompt: int = 5, new: int = 300, weight: float = 1.0, start: int = 0
+) -> list[str]:
+    """Queue requests of a tenant with different prompts; return their names."""
+    names = [f"{tenant}-{start + i}" for i in range(count)]
+    for i, name in enumerate(names):
+        tokens = [(start + i) * 7 % 900, *range(prompt - 1)]
+        loop.scheduler.add(make_request(name, tokens, length=prompt + new, tenant=tenant, weight=weight))
+    return names
+
+
+def step(loop: Loop, count: int) -> Counter[str]:
+    """Run steps; return the tokens of each tenant."""
+    found: Counter[str] = Counter()
+    for _ in range(count):
+        found.update(event.request_id.partition("-")[0] for event in loop.step())
+        loop.scheduler.check()
+    return found
+
+
+def rows(loop: Loop) -> Counter[str]:
+    """Count the rows of each tenant."""
+    return Counter(s.request.tenant for s in loop.scheduler.running)
+
+
+def test_a_tenant_gets_its_share_of_the_rows_at_once() -> None:
+    """Long generations of another one hold all rows: the youngest of them wait again, and go on later."""
+    loop = make_loop()
+    add(loop, "hog", 8)
+    step(loop, 6)
+    assert rows(loop) == {"hog": 4}
+    held = [s.request.request_id for s in loop.scheduler.running]
+    add(loop, "quiet", 3)
+    step(loop, 2)
+    assert rows(loop) == {"hog": 2, "quiet": 2}
+    assert [s.request.request_id for s in loop.scheduler.running if s.request.tenant == "hog"] == held[:2]
+    assert step(loop, 2)["quiet"] >= 2, "both have their first token four steps after they came"
+    assert loop.scheduler.preemptions == 2
+    step(loop, 50)
+    assert loop.scheduler.preemptions == 2, "nobody takes a row back"
+
+
+def test_a_preempted_row_loses_little() -> None:
+    loop = make_loop()
+    names = add(loop, "hog", 4)
+    step(loop, 40)
+    (quiet,) = add(loop, "quiet", 1, new=2)
+    step(loop, 6)
+    assert quiet not in loop.scheduler.sequences
+    youngest = loop.scheduler.sequences[names[-1]]
+    assert (youngest.status, youngest.preemptions) == (Status.RUNNING, 1)
+    assert youngest.launched > 40, "what it had computed was in the prefix cache"
+
+
+def test_rows_do_not_change_hands_between_equals() -> None:
+    """More tenants than rows: one that has none takes none from another that has one."""
+    loop = make_loop(rows=2)
+    for tenant in "abcd":
+        add(loop, tenant, 3)
+    step(loop, 60)
+    assert loop.scheduler.preemptions == 0
+    assert max(rows(loop).values()) == 1
+
+
+def test_rows_are_shared_by_weight() -> None:
+    loop = make_loop(rows=8, tokens=32)
+    add(loop, "hog", 12)
+    step(loop, 5)
+    add(loop, "light", 12, weight=1.0)
+    add(loop, "heavy", 12, weight=2.0)
+    step(loop, 5)
+    assert rows(loop) == {"hog": 2, "light": 2, "heavy": 4}
+
+
+def test_a_tenant_gets_its_share_of_memory() -> None:
+    """Two rows hold all pages: a prompt that fits the other half of the arena does not wait for their end."""
+    loop = make_loop(blocks=60, rows=8, tokens=64)
+    add(loop, "hog", 8, prompt=30, new=60)
+    step(loop, 30)
+    before = rows(loop)["hog"]
+    assert before < 8
+    assert loop.scheduler.stats().waiting
+    (name,) = add(loop, "quiet", 1, prompt=30, new=5)
+    step(loop, 1)
+    assert loop.scheduler.sequences[name].status is Status.RUNNING
+    while loop.scheduler.has_work():
+        step(loop, 1)
+
+
+def test_a_short_prompt_goes_before_the_rest_of_long_ones_of_another_tenant() -> None:
+    loop = make_loop(length=2000, blocks=4000)
+    add(loop, "hog", 4, prompt=800, new=2)
+    step(loop, 10)
+    (name,) = add(loop, "quiet", 1, prompt=10, new=2)
+    loop.step()
+    assert loop.scheduler.sequences[name].launched == 10
+
+
+def test_tokens_of_prompts_are_shared() -> None:
+    """Both always have more prompts than fit a step."""
+    loop = make_loop(rows=64, tokens=64, length=100, blocks=4000)
+    add(loop, "a", 200, prompt=60, new=1)
+    add(loop, "b", 600, prompt=20, new=1)
+    found = step(loop, 100)
+    assert abs(3 * found["a"] - found["b"]) <= 10
+
+
+def test_idleness_earns_no_credit() -> None:
+    loop = make_loop(rows=64, tokens=64, length=100, blocks=4000)
+    add(loop, "a", 200, prompt=60, new=1)
+    add(loop, "b", 1, prompt=20, new=1)
+    step(loop, 100)
+    add(loop, "b", 100, prompt=60, new=1, start=1)
+    found = step(loop, 40)
+    assert abs(found["a"] - found["b"]) <= 4
+
+
+def test_a_tenant_that_waits_for_its_own_prefix_holds_up_no_other() -> None:
+    loop = make_loop(length=2000, blocks=4000)
+    prompt = list(range(600))
+    for i in range(2):
+        loop.scheduler.add(make_request(f"hog-{i}", [*prompt, i], length=700, tenant="hog"))
+    step(loop, 3)
+    (name,) = add(loop, "quiet", 1, new=2)
+    step(loop, 3)
+    assert name not in loop.scheduler.sequences or loop.scheduler.sequences[name].num_known > 5
+
+
+def test_priority_comes_before_turns() -> None:
+    """A request that steps back takes no row from one that does not."""
+    loop = make_loop()
+    add(loop, "hog", 6)
+    step(loop, 5)
+    request = make_request("quiet-0", [1, 2, 3], length=20, tenant="quiet")
+    object.__setattr__(request, "priority", 1)
+    loop.scheduler.add(request)
+    step(loop, 5)
+    assert rows(loop) == {"hog": 4}
