@@ -28,9 +28,9 @@ class EngineConfig:
         max_num_seqs: Maximum number of sequences that run at the same time. Default: 16 on CPU, 256 on GPU.
         max_num_batched_tokens: Maximum tokens per step, of prefill chunks and decoding sequences together. Default:
             512 on CPU, 2048 on GPU, but at least max_num_seqs.
-        long_prefill_token_threshold: Prompts with more tokens than this to prefill are long: while several prompts need
-            more than a step, the oldest gets this many tokens per step, the others come shortest first, and those
-            that are not long pass long ones in the queue. Default: a quarter of max_num_batched_tokens.
+        long_prefill_token_threshold: A prompt with more tokens than this left to prefill is long. While prompts need
+            more than one step, the oldest gets this many tokens of each step, the rest goes to shorter prompts first,
+            and short prompts pass long ones in the queue. Default: a quarter of max_num_batched_tokens.
         block_size: Tokens per KV page. Default: 16 on CPU, 64 on GPU.
         gpu_memory_utilization: Fraction of the GPU's memory for weights, temporary buffers and KV cache.
         kv_cache_memory_bytes: Size of the KV cache on each device in bytes. Default: what weights and temporary buffers
