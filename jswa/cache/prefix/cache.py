@@ -18,7 +18,7 @@ from jswa.cache.prefix.resume import COLD, Resume, resume
 from jswa.cache.prefix.retention import Retention
 from jswa.types import MissReason
 
-_SALTS_SEARCHED = 64
+_FIRST_PAGES = 65_536  # texts whose salt is remembered
 
 
 class Match(NamedTuple):
@@ -55,6 +55,7 @@ class PrefixCache:
         self._page = layout.page_size
         # Copying a page costs more than computing a few tokens.
         self._least_copy = max(1, self._page // 8)
+        self._salt_of: dict[bytes, str | None] = {}  # by first page of text; None: seen under several
 
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
@@ -77,9 +78,17 @@ class PrefixCache:
             found,
             full[: -(-found.full_to // p) if self.layout.full is not None else 0],
             local[window],
-            branch=bool(path) and (text < path[-1].end or bool(path[-1].children)),
+            branch=bool(path) and self._parts(path[-1], text, tokens),
             reason=self._reason(salt, tokens, text),
         )
+
+    def _parts(self, node: Node, at: int, tokens: Int[np.ndarray, " T"]) -> bool:
+        """Return whether an edge that agrees with a text up to `at` goes on there, and not as the text does.
+
+        A text that is cached as a whole does not part from itself where its match ends, one token before its end.
+        """
+        following = [int(node.tokens[at - node.start])] if at < node.end else list(node.children)
+        return at < len(tokens) and bool(following) and int(tokens[at]) not in following
 
     def start(self, lease: Lease, match: Match) -> None:
         """Count the use of a match by a new row, and place the row's cursor."""
@@ -106,6 +115,8 @@ class PrefixCache:
         """
         node, at = lease.cursor.node, lease.cursor.published
         assert node is not None
+        if at < self._page <= upto:
+            self._note_salt(lease.salt, tokens)
         while at < upto:
             agree = common_prefix(node.tokens[at - node.start :], tokens[at:upto])
             if agree:
@@ -249,10 +260,13 @@ class PrefixCache:
             return "too short"
         if self.retention.was_evicted(salt, tokens, text):
             return "evicted"
-        if text < self._page and any(
-            self.tree.walk(other, tokens[: self._page])[1] > max(text, self._least_copy)
-            for other in list(self.tree.roots)[:_SALTS_SEARCHED]
-            if other != salt
-        ):
+        if text < self._page and self._salt_of.get(tokens[: self._page].tobytes(), salt) != salt:
             return "salt"
         return "cold"
+
+    def _note_salt(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
+        """Remember under which salt a text was seen, by its first page: a search of all trees would cost O(tenants)."""
+        first = tokens[: self._page].tobytes()
+        self._salt_of[first] = salt if self._salt_of.get(first, salt) == salt else None
+        if len(self._salt_of) > _FIRST_PAGES:
+            del self._salt_of[next(iter(self._salt_of))]

@@ -61,7 +61,10 @@ class Cursor:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """An edge of the tree, or the root of one (no tokens). `last`, `hits`, `index` and `value` as in `Window`."""
+    """An edge of the tree, or the root of one (no tokens). `last`, `hits`, `index` and `value` as in `Window`.
+
+    `buffers`: arrays with room to grow, of which tokens, full and local are the first part; None: there is no room.
+    """
 
     start: int
     tokens: Int[np.ndarray, " n"]
@@ -76,6 +79,7 @@ class Node:
     children: dict[int, "Node"] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     cursors: set[Cursor] = field(default_factory=set)
+    buffers: list[Int[np.ndarray, " room"]] | None = None
 
     @property
     def end(self) -> int:
@@ -193,7 +197,7 @@ class RadixTree:
         node.parent.children[int(upper.tokens[0])] = upper
         node.tokens = node.tokens[at - node.start :]
         node.full, node.local = node.full[at // p - first :], node.local[at // p - first :]
-        node.start, node.parent, node.value = at, upper, -1.0
+        node.start, node.parent, node.value, node.buffers = at, upper, -1.0, None
         for end in [end for end in node.windows if end <= at]:
             window = upper.windows[end] = node.windows.pop(end)
             window.node = upper
@@ -222,9 +226,7 @@ class RadixTree:
             self.candidates.discard(node)
         else:
             child, shared = node, first - node.start // self.page_size
-            node.tokens = np.concatenate([node.tokens, tokens])
-            node.full = np.concatenate([node.full[:shared], full])
-            node.local = np.concatenate([node.local[:shared], local])
+            _extend(node, shared, tokens, full, local)
         child.value = -1.0
         new_full, new_local = full[full != NONE], local[local != NONE]
         self.pool.cache_full(new_full[~self.pool.full_cached[new_full]])
@@ -260,6 +262,10 @@ class RadixTree:
         """Shorten a leaf. The caller has dropped the pages behind `end`, and no window or cursor is there."""
         count, node.value = max(0, -(-end // self.page_size) - node.start // self.page_size), -1.0
         node.tokens, node.full, node.local = node.tokens[: end - node.start], node.full[:count], node.local[:count]
+        whole = node.tokens.base
+        if whole is not None and 4 * len(node.tokens) < len(whole):  # do not keep the memory of what is gone
+            node.tokens, node.full, node.local = node.tokens.copy(), node.full.copy(), node.local.copy()
+            node.buffers = None
 
     def remove(self, node: Node) -> None:
         """Remove a leaf or a root that has no pages left."""
@@ -344,6 +350,28 @@ class RadixTree:
     def _own(self, node: Node) -> None:
         self.full_node[node.full[node.full != NONE]] = node
         self.local_node[node.local[node.local != NONE]] = node
+
+
+def _extend(
+    node: Node,
+    shared: int,
+    tokens: Int[np.ndarray, " n"],
+    full: Int[np.ndarray, " pages"],
+    local: Int[np.ndarray, " pages"],
+) -> None:
+    """Append to the arrays of a leaf, of whose pages the first `shared` stay.
+
+    Room doubles when it is short: a text that is published chunk by chunk is copied twice in all, not once per chunk.
+    """
+    parts = [(node.tokens, len(node.tokens), tokens), (node.full, shared, full), (node.local, shared, local)]
+    sizes = [kept + len(new) for _, kept, new in parts]
+    if node.buffers is None or any(size > len(room) for size, room in zip(sizes, node.buffers, strict=True)):
+        node.buffers = [np.empty(2 * size, np.int32) for size in sizes]
+        for room, (old, kept, _) in zip(node.buffers, parts, strict=True):
+            room[:kept] = old[:kept]
+    for room, (_, kept, new) in zip(node.buffers, parts, strict=True):
+        room[kept : kept + len(new)] = new
+    node.tokens, node.full, node.local = (room[:size] for room, size in zip(node.buffers, sizes, strict=True))
 
 
 def root_key(salt: str, digest: str | None) -> str:

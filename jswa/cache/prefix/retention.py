@@ -30,6 +30,7 @@ from jswa.errors import EngineError
 _SAMPLE = 64
 _GHOSTS = 65_536
 _GHOST_TOKENS = 8
+_WINDOWS = 64  # of an edge, or as many as it has pages: more help nobody, and each use of the edge passes all of them
 
 
 class Retention:
@@ -82,6 +83,9 @@ class Retention:
             self._forget(block)
         window = node.windows[end] = Window(end, node, blocks, branch, last_use, hits)
         self.tree.candidates.add(window)
+        if len(node.windows) > max(_WINDOWS, len(node.local)):
+            others = (w for w in node.windows.values() if w is not window)
+            self.drop_window(min(others, key=lambda w: (w.branch, w.hits > 1, w.last)))
         self._changed(node)
 
     def drop_window(self, window: Window) -> Int[np.ndarray, " n"]:

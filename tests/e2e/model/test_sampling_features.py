@@ -326,7 +326,9 @@ def test_a_row_without_an_allowed_token_fails_alone(llm: LLM) -> None:
     plain = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     failed, fine = llm.generate([PROMPT, PROMPT], [forbidden, plain], use_tqdm=False)
     assert (failed.outputs[0].token_ids, failed.outputs[0].finish_reason) == ([nine], "error")
-    assert isinstance(failed.error, jswa.GenerationError)
+    assert isinstance(failed.error, jswa.NothingAllowed)
+    assert "after 1 generated tokens no token is allowed: allowed_token_ids and bad_words" in str(failed.error)
+    assert run(llm).prefix.cached_tokens > 0, "the prompt of both was taken out of the cache"  # type: ignore[union-attr]
     assert (len(fine.outputs[0].token_ids), fine.error) == (6, None)
 
 

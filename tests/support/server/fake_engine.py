@@ -135,12 +135,12 @@ class FakeEngine:
     def _next(self, request_id: str) -> TokenEvent:
         request, text = self._requests[request_id], self.running[request_id]
         prompt = request.prompt.tolist()
-        token = self.rule(prompt, len(text))
+        found = self.rule(prompt, len(text))
         hit = PrefixHit(len(prompt), len(prompt) // 2, len(prompt) // 2, 0, "salt") if not text else None
         reason: FinishReason | None = None
-        error = token if isinstance(token, GenerationError) else None
-        if isinstance(token, GenerationError):
-            token, reason = None, "error"
+        token, error = (None, found) if isinstance(found, GenerationError) else (found, None)
+        if token is None:
+            reason = "error"
         else:
             text.append(token)
             if token in request.stop_ids:

@@ -1,0 +1,99 @@
+"""Work of the prefix cache where it could grow: long texts, many tenants, many prompts of one text."""
+
+import numpy as np
+import pytest
+
+from jswa.cache.lease import Lease
+from jswa.cache.manager import CacheManager
+from tests.support.fakes import make_layout
+
+PAGE = 4
+LAYOUT = make_layout(PAGE, 6, num_full=1, num_local=2)
+
+
+def make_manager(blocks: int = 4000, width: int = 2000) -> CacheManager:
+    """Return a cache with memory for all texts of a test."""
+    return CacheManager(LAYOUT, blocks, width)
+
+
+def publish(manager: CacheManager, salt: str, tokens: np.ndarray, chunk: int = 64) -> Lease:
+    """Run a row over a text in chunks, and end it."""
+    match = manager.match(salt, tokens, len(tokens) - 1)
+    lease = manager.open_at(match, salt, len(tokens))
+    assert lease is not None
+    launched = match.resume.start
+    while launched < len(tokens):
+        launched = min(len(tokens), launched + chunk)
+        assert manager.grow(lease, launched)
+        manager.slide(lease, launched)
+        manager.publish(lease, tokens, launched)
+    manager.close(lease, tokens)
+    manager.drain_moves()
+    return lease
+
+
+def windows(manager: CacheManager) -> int:
+    """Return the number of windows that the cache keeps."""
+    return manager.stats().windows
+
+
+def test_a_text_that_grows_chunk_by_chunk_is_copied_a_few_times_in_all() -> None:
+    """500 chunks: its arrays move once per doubling of their size. A trimmed text does not keep their room."""
+    manager, text = make_manager(), np.arange(2000, dtype=np.int32)
+    lease = manager.open()
+    places: dict[int, object] = {}
+    lease.window_ends = [len(text)]
+    manager.prefix.start(lease, manager.match("", text, 0))
+    for end in range(PAGE, len(text) + 1, PAGE):
+        assert manager.grow(lease, end)
+        manager.slide(lease, end)
+        manager.publish(lease, text, end)
+        (node,) = manager.prefix.tree.root("").children.values()
+        assert np.array_equal(node.tokens, text[:end])
+        places[id(node.buffers)] = node.buffers
+    assert len(places) <= 12
+    manager.close(lease, text)
+    (node,) = manager.prefix.tree.root("").children.values()
+    manager.prefix.retention.cut(node, len(node.full) - 2)
+    assert np.array_equal(node.tokens, text[: 2 * PAGE])
+    assert node.tokens.base is None
+    manager.check([])
+
+
+def test_a_miss_costs_the_same_for_any_number_of_tenants() -> None:
+    """The reason "salt" is found without a walk over other tenants' trees, for the first and the last of them."""
+    manager = make_manager()
+    for tenant in range(200):
+        publish(manager, f"tenant {tenant}", np.arange(tenant, tenant + 12, dtype=np.int32))
+    before = manager.prefix.tree.visits
+    for first, reason in ((0, "salt"), (199, "salt"), (1000, "cold")):
+        text = np.arange(first, first + 12, dtype=np.int32)
+        assert manager.match("new", text, 11).reason == reason
+    assert manager.match("tenant 0", np.arange(500, 512, dtype=np.int32), 11).reason == "cold"
+    assert manager.prefix.tree.visits == before
+
+
+def test_a_prompt_that_comes_again_is_no_place_where_texts_part() -> None:
+    """Its match ends one token before its end, and goes on as it does."""
+    manager, text = make_manager(), np.arange(40, dtype=np.int32)
+    publish(manager, "", text)
+    count = windows(manager)
+    for _ in range(5):
+        assert not manager.match("", text, len(text) - 1).branch
+        publish(manager, "", text)
+    assert windows(manager) <= count + 1
+    other = np.concatenate([text[:20], text[:20]])
+    assert manager.match("", other, len(other) - 1).branch
+
+
+@pytest.mark.parametrize("order", ["longer", "shorter", "random"])
+def test_prompts_of_every_length_of_a_text_keep_a_bounded_number_of_windows(order: str) -> None:
+    """As loops that score a document token by token do."""
+    manager, text = make_manager(), np.random.default_rng(3).integers(0, 9, 400).astype(np.int32)
+    lengths = np.arange(20, 400)
+    lengths = lengths[::-1] if order == "shorter" else lengths
+    lengths = np.random.default_rng(4).permutation(lengths) if order == "random" else lengths
+    for length in lengths.tolist():
+        publish(manager, "", text[:length])
+    manager.check([])
+    assert windows(manager) <= len(text) // PAGE + 2
