@@ -1,6 +1,7 @@
 """The engine: drives a scheduler and a runner, with one step in flight. It has no policy of its own."""
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, Protocol, runtime_checkable
@@ -97,6 +98,9 @@ class Engine:
         self._switches = switches or Switches()
         self.trace = trace
         self._log = StepLog()
+        # While the prefix cache is saved or loaded, one at a time: told each plan before its launch.
+        self.before_launch: Callable[[StepPlan], None] | None = None
+        self.copying = threading.Lock()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -177,6 +181,8 @@ class Engine:
         begin = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
+        if plan is not None and self.before_launch is not None:
+            self.before_launch(plan)
         launched = self.runner.launch(plan) if plan is not None else None
         self._log.launched(begin, planned, time.perf_counter())
         before, self._pending = self._pending, launched

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -121,21 +121,21 @@ class LLM:
         """Write the prefix cache of a salt and LoRA adapter to a folder; return its tokens.
 
         Another LLM with the same model and options can load it (`load_cache`). A cache at `path` is replaced once the
-        new one is complete; anything else there is left alone. Requests may be running. Takes host memory for one copy.
+        new one is complete; anything else there is left alone. Requests of other threads go on meanwhile; what is saved
+        is the cache at the time of the call. Takes host memory for one copy.
         Raises CacheFileError, and ConfigError if the LLM has no prefix cache.
         """
-        with self._between_steps() as engine:
-            return save_cache(engine, path, cache_salt, lora)
+        return save_cache(self.engine, path, cache_salt, lora, between=self._between)
 
     def load_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
         """Add a saved cache to the prefix cache of this salt and adapter; return the tokens added.
 
-        Nothing is evicted: if memory is short, the texts used longest ago are left out. Raises CacheFileError with the
-        reason, and changes nothing, if the cache is missing, torn, or of another model, weights, dtype, block_size,
-        salt or version; ConfigError if the LLM has no prefix cache. Load only caches that you trust as you trust code.
+        Requests of other threads go on meanwhile. Nothing is evicted: if memory is short, the texts used longest ago
+        are left out. Raises CacheFileError with the reason, and changes nothing, if the cache is missing, torn, or of
+        another model, weights, dtype, block_size, salt or version; ConfigError if the LLM has no prefix cache. Load
+        only caches that you trust as you trust code.
         """
-        with self._between_steps() as engine:
-            return load_cache(engine, path, cache_salt, lora)
+        return load_cache(self.engine, path, cache_salt, lora, between=self._between)
 
     @overload
     def generate(
@@ -301,6 +301,10 @@ class LLM:
                 yield self.engine
         finally:
             self._abort_dropped()
+
+    def _between[T](self, function: Callable[[], T]) -> T:
+        with self._between_steps():
+            return function()
 
     def _abort_dropped(self) -> None:
         """Abort what `abort` was told; if the engine is held, the holder comes here when it lets go."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock, Thread
 from typing import Any, get_args
 
@@ -41,8 +41,7 @@ from jswa.exec.programs.pages import WIDTH, copy_pages, set_row
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import StepConfig, StepOutputs, step
-from jswa.exec.programs.transfer import WIDTH as SLOTS
-from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
+from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.model.lora import has_adapters
 from jswa.model.transformer import Params, run_dtype
 from jswa.plan import Logprobs, LogprobTable, StepLogprobs, StepPlan
@@ -78,7 +77,7 @@ class Runner:
     """Holds the device state alone: each launch donates it to the step and keeps the state that comes back.
 
     Every bucket is compiled at start. The log probability families are compiled by `prepare`, or bucket by bucket when
-    they are first used; so are the programs that copy pages to the host and back.
+    they are first used. The programs that copy pages to the host and back are compiled by `prepare_copies`.
 
     Args:
         model, layout: of one device's part, if the parameters are spread over a mesh.
@@ -115,6 +114,7 @@ class Runner:
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
         self._broadcast = broadcast
+        self._copies: tuple[jax.stages.Compiled, jax.stages.Compiled] | None = None  # to the host, and back
         self.compiled_in_steps = self.compiled_beside = 0
         kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
@@ -178,22 +178,33 @@ class Runner:
         """Move pages outside of a plan, before `write_slots` writes to slots that these moves made free."""
         self._run(list(move_launches(moves, self._num_pages)))
 
-    def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Shaped[np.ndarray, "n elems"]]:
-        """Return the contents of slots, for each lane, as the last launched step leaves them; wait for it.
+    @property
+    def slots_per_copy(self) -> int:
+        """Slots that `read_slots` or `write_slots` takes at most."""
+        return copy_width(self.layout, self.kv_dtype.itemsize)
 
-        With several devices the result is lane by lane, and in each lane device by device.
+    def prepare_copies(self) -> None:
+        """Compile the programs that copy slots, in the calling thread; another thread may launch meanwhile."""
+        with self._preparing:
+            if self._copies is None:
+                read, write = (
+                    compile_read_slots(self.layout, self._shapes),
+                    compile_write_slots(self.layout, self._shapes),
+                )
+                self._copies = read, write
+
+    def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[jax.Array]:
+        """Start to read slots, as the last launched step leaves them; return the lanes, `[slots_per_copy, elems]` each.
+
+        The first n rows count. With several devices the elements of a lane are device by device.
         """
-        program = self._read_slots
-
-        def read(batch: Int[np.ndarray, " width"]) -> list[jax.Array]:
-            with jax.transfer_guard("disallow"), jax.no_tracing(True):
-                lanes: list[jax.Array] = program(self.state, self._put(batch))
-            return lanes
-
-        lanes = gather(read, ids, self._num_pages, slot_shapes(self.layout, self._shapes))
-        if self._mesh is None:
-            return lanes
-        return [np.ascontiguousarray(x) for lane in lanes for x in np.split(lane, self.layout.devices, axis=1)]
+        self.prepare_copies()
+        assert self._copies is not None
+        with jax.transfer_guard("disallow"), jax.no_tracing(True):
+            lanes: list[jax.Array] = self._copies[0](self.state, self._put(self._slot_batch(ids)))
+        for lane in lanes:
+            lane.copy_to_host_async()
+        return lanes
 
     def write_slots(
         self,
@@ -201,28 +212,27 @@ class Runner:
         contents: list[Shaped[np.ndarray, "m elems"]],
         rows: Int[np.ndarray, " n"],
     ) -> None:
-        """Overwrite each slot with a row of `contents`, which `read_slots` returned; the next step sees it."""
-        write = self._write_slots
-        for start in range(0, len(ids), SLOTS):
-            batch = slot_batch(ids[start : start + SLOTS], self._num_pages)
-            # Padding ids are dropped, so any row may stand there.
-            chosen = np.resize(rows[start : start + SLOTS], SLOTS)
-            with jax.transfer_guard("disallow"), jax.no_tracing(True):
-                self.state = write(self.state, self._put(batch), self._put_slots([lane[chosen] for lane in contents]))
+        """Overwrite each slot with a row of `contents`; the next step sees it.
+
+        Args:
+            contents: by lane, and in each lane by device.
+        """
+        self.prepare_copies()
+        assert self._copies is not None
+        # Padding ids are dropped, so any row may stand there.
+        chosen = np.resize(rows, self.slots_per_copy)
+        parts = self._put_slots([lane[chosen] for lane in contents])
+        with jax.transfer_guard("disallow"), jax.no_tracing(True):
+            self.state = self._copies[1](self.state, self._put(self._slot_batch(ids)), parts)
+
+    def _slot_batch(self, ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " width"]:
+        return slot_batch(ids, self._num_pages, self.slots_per_copy)
 
     def _put_slots(self, parts: list[Shaped[np.ndarray, "width elems"]]) -> list[jax.Array]:
         """Put the contents of a batch of slots on the devices that they came from."""
         each = self.layout.devices
         lanes = [np.concatenate(parts[n : n + each], axis=1) for n in range(0, len(parts), each)]
         return list(jax.device_put(lanes, None if self._mesh is None else NamedSharding(self._mesh, COLUMNS)))
-
-    @cached_property
-    def _read_slots(self) -> jax.stages.Compiled:
-        return compile_read_slots(self.layout, self._shapes)
-
-    @cached_property
-    def _write_slots(self) -> jax.stages.Compiled:
-        return compile_write_slots(self.layout, self._shapes)
 
     def _put(self, tree: Any) -> Any:
         return put(tree, self._mesh)
