@@ -148,6 +148,7 @@ class Runner:
             launches = decode(message)
             if launches[0].program == PREPARE:
                 family = _FAMILIES[int(launches[0].arrays[0])]
+                beside = [thread for thread in beside if thread.is_alive()]
                 beside.append(Thread(target=self.prepare, args=(family,), name="prepare", daemon=True))
                 beside[-1].start()
                 continue
