@@ -11,10 +11,11 @@ from jaxtyping import Int, Shaped
 
 from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.extras import seen_counts
-from jswa.exec.programs.pages import move_batches, padded_row
+from jswa.exec.programs.pages import move_batches, row_batches
 from jswa.plan import StepPlan
 
-COPY_PAGES, SET_ROW, SET_EXTRAS, SET_MASK, PREPARE, STEP = range(6)  # STEP + n is the step program n
+# MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
+COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_MASK, PREPARE, STEP = range(7)
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
@@ -26,9 +27,9 @@ class Launch(NamedTuple):
 
 
 def plan_launches(plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pages_per_row: int) -> list[Launch]:
-    """Return the launches of a plan: moves, table rows and extras, then the step of that number."""
+    """Return the launches of a plan: moves, table rows (32 a launch) and extras, then the step of that number."""
     out = list(move_launches(plan.moves, num_pages))
-    out += [Launch(SET_ROW, (padded_row(row, pages_per_row),)) for row in plan.table_rows]
+    out += [Launch(SET_ROWS, (batch,)) for batch in row_batches(plan.table_rows, pages_per_row, spec.max_rows)]
     for entry in plan.extras:
         extras_id = np.int32(entry.extras_id)
         if entry.bias is None:
@@ -42,7 +43,8 @@ def plan_launches(plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pag
 
 def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Launch]:
     """Yield the launches that move pages."""
-    return (Launch(COPY_PAGES, (batch,)) for batch in move_batches(moves, num_pages))
+    for batch in move_batches(moves, num_pages):
+        yield Launch(MOVE_PAGES if (batch[0] != batch[2]).any() else COPY_PAGES, (batch,))
 
 
 def encode(launches: Iterable[Launch]) -> bytes:

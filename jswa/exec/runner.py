@@ -23,10 +23,11 @@ from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.exec.launches import (
     COPY_PAGES,
+    MOVE_PAGES,
     PREPARE,
     SET_EXTRAS,
     SET_MASK,
-    SET_ROW,
+    SET_ROWS,
     STEP,
     Launch,
     decode,
@@ -37,7 +38,7 @@ from jswa.exec.launches import (
 from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.extras import Extras, set_extras, set_mask
-from jswa.exec.programs.pages import WIDTH, copy_pages, set_row
+from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import StepConfig, StepOutputs, step
@@ -123,13 +124,14 @@ class Runner:
         with ThreadPoolExecutor() as pool:
             steps = {n: pool.submit(self._compiled, n) for n in self._family("none")}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
-            self._set_row = pool.submit(compile_set_row, self._shapes).result()
+            self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes).result()
+            self._set_rows = pool.submit(compile_set_rows, self._shapes).result()
             self._set_extras, self._set_mask = pool.submit(compile_set_extras, self._shapes["extras"]).result()
             self.compiled = {n: future.result() for n, future in steps.items()}
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Launch a plan and return at once. Uploads once, and once per batch of moves, table row or extras."""
+        """Launch a plan and return at once. Uploads once, and once per batch of moves, of table rows, or extras."""
         number = self._family(plan.logprobs)[self._numbers[pick_bucket(self.buckets, plan)]]
         spec = self.configs[number].pack
         launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row)
@@ -248,10 +250,15 @@ class Runner:
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
             for program, arrays in launches:
                 placed = self._put(arrays)
-                if program == COPY_PAGES:
-                    self.state = self._copy_pages(self.state, *placed)
-                elif program == SET_ROW:
-                    self.state = self._set_row(self.state, *placed)
+                if program in (COPY_PAGES, MOVE_PAGES):
+                    self.state = {**self.state, "lanes": self._copy_pages(self.state["lanes"], *placed)}
+                    if program == MOVE_PAGES:
+                        table = self._rename_pages(self.state["full_table"], *placed)
+                        self.state = {**self.state, "full_table": table}
+                elif program == SET_ROWS:
+                    tables = self.state["full_table"], self.state["local_table"]
+                    full, local = self._set_rows[len(placed[0])](tables, *placed)
+                    self.state = {**self.state, "full_table": full, "local_table": local}
                 elif program == SET_EXTRAS:
                     self.state = {**self.state, "extras": self._set_extras(self.state["extras"], *placed)}
                 elif program == SET_MASK:
@@ -322,13 +329,22 @@ def _unsupported(backends: Backends) -> Iterator[None]:
 
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
-    """Compile `copy_pages` ahead of time. The state is donated."""
-    return _compile(partial(copy_pages, layout=layout), state, np.zeros((3, WIDTH), np.int32))
+    """Compile `copy_pages` ahead of time. The lanes are donated."""
+    return _compile(partial(copy_pages, layout=layout), state["lanes"], np.zeros((3, WIDTH), np.int32))
 
 
-def compile_set_row(state: DeviceState) -> jax.stages.Compiled:
-    """Compile `set_row` ahead of time. The state is donated."""
-    return _compile(set_row, state, np.zeros(1 + 2 * state["full_table"].shape[1], np.int32))
+def compile_rename_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
+    """Compile `rename_pages` ahead of time. The table is donated."""
+    pages = state["lanes"][0].shape[1] * layout.pages_per_block
+    return _compile(partial(rename_pages, num_pages=pages), state["full_table"], np.zeros((3, WIDTH), np.int32))
+
+
+def compile_set_rows(state: DeviceState) -> dict[int, jax.stages.Compiled]:
+    """Compile `set_rows` ahead of time, for each number of rows that a batch may have. The tables are donated."""
+    tables = state["full_table"], state["local_table"]
+    max_rows, width = tables[0].shape
+    sizes = [1 << n for n in range((min(ROWS, max_rows) - 1).bit_length() + 1)]
+    return {size: _compile(set_rows, tables, np.zeros((size, 1 + 2 * width), np.int32)) for size in sizes}
 
 
 def compile_set_extras(extras: Extras) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
