@@ -185,8 +185,10 @@ def test_a_callback_may_close_the_channel() -> None:
     server = listen()
     host = connect("127.0.0.1", server.getsockname()[1], 1, SECRET, 10.0)
     closed: queue.Queue[BaseException | None] = queue.Queue()
+    begun = threading.Event()  # `lost` knows the sender
 
     def lost(error: HostLost) -> None:
+        begun.wait(5)
         try:
             sender.close()
         except BaseException as raised:
@@ -194,8 +196,7 @@ def test_a_callback_may_close_the_channel() -> None:
         else:
             closed.put(None)
 
-    begun = threading.Event()
-    sender = Sender(accept(server, 2, SECRET, 10.0), lambda error: (begun.wait(5), lost(error)), Losses())
+    sender = Sender(accept(server, 2, SECRET, 10.0), lost, Losses())
     begun.set()
     host.close()
     assert closed.get(timeout=10) is None
