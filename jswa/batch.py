@@ -1,16 +1,21 @@
-"""One `generate` call: its prompts become requests, and the events of their tokens become outputs."""
+"""One `generate` call: its prompts become requests, and the events of their tokens become outputs.
+
+Calls of several threads share an engine by `Turns`: each takes turns of one step, which runs the requests of all.
+"""
 
 import dataclasses
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any, Protocol
 
 from tqdm import tqdm
 
 from jswa.engine import Engine
 from jswa.errors import RequestError
-from jswa.plan import ChoiceLogprobs, TokenEvent
+from jswa.plan import ChoiceLogprobs, Request, TokenEvent
 from jswa.text.detokenizer import StreamDecoder
 from jswa.text.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
 from jswa.text.stop_strings import StopStrings
@@ -32,13 +37,77 @@ class Host(Protocol):
         """Return a new request id whose events go to the batch."""
         ...
 
-    def abort(self, request_id: str) -> None:
-        """Abort a request if it has not ended, and forget it."""
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises PromptTooLong."""
         ...
 
-    def advance(self) -> None:
-        """Run one engine step and distribute its events."""
+    def abort(self, request_id: str) -> None:
+        """Abort a request if it has not ended, and forget it. Never waits: a finalizer may call it."""
         ...
+
+    def advance(self, batch: "Batch") -> None:
+        """Run one engine step and distribute its events, unless another thread has brought the batch some."""
+        ...
+
+
+class Turns:
+    """A lock that threads get in the order in which they ask for it.
+
+    A plain lock would go back to the thread that runs one step after the other; the others would wait for its end.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Number of threads that wait."""
+        return len(self._waiting)
+
+    def take(self) -> bool:
+        """Take the lock if nobody has it; never wait, also where the caller interrupts `acquire` in its thread."""
+        if not self._mutex.acquire(blocking=False):
+            return False
+        taken, self._held = not self._held, True
+        self._mutex.release()
+        return taken
+
+    def acquire(self) -> None:
+        """Wait for the lock. It is not reentrant."""
+        mine = threading.Lock()
+        mine.acquire()
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return
+            self._waiting.append(mine)
+        try:
+            mine.acquire()
+        except BaseException:  # KeyboardInterrupt
+            with self._mutex:
+                given = mine not in self._waiting
+                if not given:
+                    self._waiting.remove(mine)
+            if given:
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Give the lock to the thread that has waited longest."""
+        with self._mutex:
+            self._held = bool(self._waiting)
+            if self._held:
+                self._waiting.popleft().release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
 
 @dataclasses.dataclass
@@ -54,7 +123,7 @@ class _Choice:
 
 
 class Batch:
-    """The requests of one call. The LLM fills `events`, also while another batch drives the engine."""
+    """The requests of one call. The LLM fills `events`, also while another batch, or another thread, runs the steps."""
 
     def __init__(
         self,
@@ -132,7 +201,7 @@ class Batch:
                 request = engine.request(
                     request_ids[-1], ids, own, bad_words=words, priority=self._priority, cache_salt=salt, lora=lora
                 )
-                engine.add(request)
+                self._host.add(request)
                 self._choices[request_ids[-1]] = _Choice(
                     index,
                     choice,
@@ -142,7 +211,7 @@ class Batch:
                     else None,
                     stops=StopStrings(params.stop_strings(), include=params.include_stop_str_in_output),
                 )
-        except RequestError:
+        except BaseException:
             for request_id in request_ids:
                 self._choices.pop(request_id, None)
                 self._host.abort(request_id)
@@ -162,7 +231,7 @@ class Batch:
             self._submit()
             while self._choices:
                 while not self.events:
-                    self._host.advance()
+                    self._host.advance(self)
                 event = self.events.popleft()
                 if event.request_id in self._choices:
                     yield self._piece(event, self._choices[event.request_id])

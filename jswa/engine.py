@@ -1,5 +1,7 @@
 """The engine: drives a scheduler and a runner, with one step in flight. It has no policy of its own."""
 
+import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, Protocol, runtime_checkable
@@ -93,10 +95,13 @@ class Engine:
         self._scheduler = Scheduler(layout, limits)
         self._pending: PendingStep | None = None
         self._seed = seed
-        self._requests = 0
+        self._numbers = itertools.count(1)  # several threads may call `request`
         self._switches = switches or Switches()
         self.trace = trace
         self._log = StepLog()
+        # While the prefix cache is saved or loaded, one at a time: told each plan before its launch.
+        self.before_launch: Callable[[StepPlan], None] | None = None
+        self.copying = threading.Lock()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -116,7 +121,7 @@ class Engine:
         tenant: str = "",
         weight: float = 1.0,
     ) -> Request:
-        """Validate a prompt and its parameters. `add` checks length limits.
+        """Validate a prompt and its parameters; `add` checks length limits. Any thread may call it.
 
         Raises InvalidPrompt, InvalidToken or InvalidSampling, and RequestError for an unknown adapter.
 
@@ -133,10 +138,10 @@ class Engine:
         if len(bad):
             raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
         index, root = self.adapter_root(lora, cache_salt)
-        self._requests += 1
+        number = next(self._numbers)
         seed = params.seed
         if seed is None:
-            high, low = np.random.SeedSequence([self._seed, self._requests]).generate_state(2).tolist()
+            high, low = np.random.SeedSequence([self._seed, number]).generate_state(2).tolist()
         else:
             high, low = seed >> 32, seed & 0xFFFFFFFF
         stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.model.eos_token_ids)
@@ -182,6 +187,8 @@ class Engine:
         begin = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
+        if plan is not None and self.before_launch is not None:
+            self.before_launch(plan)
         launched = self.runner.launch(plan) if plan is not None else None
         self._log.launched(begin, planned, time.perf_counter())
         before, self._pending = self._pending, launched

@@ -2,19 +2,24 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
 from jswa.architecture import ModelConfig
-from jswa.batch import Batch
+from jswa.batch import Batch, Turns
 from jswa.build import build_engine
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import CheckpointError, EngineError, InvalidPrompt
+from jswa.plan import Request
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
 from jswa.text.chat_template import ChatTemplate, Message
@@ -22,6 +27,7 @@ from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, en
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
 
+_LOADING = threading.Lock()
 TINY = Path(__file__).parent / "assets" / "tiny"
 
 
@@ -31,6 +37,9 @@ class LLM:
     Args:
         model: a folder with a Hugging Face checkpoint, or "tiny", the embedded model.
         options: fields of `jswa.EngineConfig`, by name. Raises ConfigError for an unknown name.
+
+    Several threads may call all methods; their requests share the steps. A thread holds the engine for one step at a
+    time, and none while it waits for the reader of a stream.
 
     If several hosts share the model (`nnodes`), each of them makes the same LLM. It returns on the first host only: the
     other hosts run what the first launches, and exit with it (SystemExit).
@@ -47,14 +56,19 @@ class LLM:
         self.default_sampling = default_sampling(folder)
         engine = build_engine(folder, config)
         engine.model = _with_end_token(engine.model, self.tokenizer)
+        self._start(engine)
+
+    def _start(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
-        self._requests = 0
+        self._numbers = itertools.count()
         self._batches: dict[str, Batch] = {}
+        self._turns = Turns()
+        self._dropped: deque[str] = deque()  # requests to abort when the engine is free
 
     def with_engine(self, engine: Engine) -> "LLM":
         """Return an LLM with this one's tokenizer, chat template and defaults on another engine of the same model."""
         other = copy.copy(self)
-        other._engine, other._requests, other._batches = engine, 0, {}
+        other._start(engine)
         return other
 
     @property
@@ -70,11 +84,15 @@ class LLM:
         return self._engine
 
     def close(self) -> None:
-        """Free weights and KV memory. The LLM cannot be used afterwards; closing twice is fine."""
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = None
-        self._batches.clear()
+        """Free weights and KV memory. The LLM cannot be used afterwards; closing twice is fine.
+
+        Calls that other threads are in raise EngineError.
+        """
+        with self._turns:
+            if self._engine is not None:
+                self._engine.close()
+            self._engine = None
+            self._batches.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -86,33 +104,38 @@ class LLM:
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""
-        return self.engine.stats()
+        with self._between_steps() as engine:
+            return engine.stats()
 
     def cache_stats(self) -> CacheStats:
         """Return counters and contents of the prefix cache."""
-        return self.engine.cache_stats()
+        with self._between_steps() as engine:
+            return engine.cache_stats()
 
     def flush_cache(self) -> None:
         """Empty the prefix cache and reset its counters. Running requests keep their pages."""
-        self.engine.flush_cache()
+        with self._between_steps() as engine:
+            engine.flush_cache()
 
     def save_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
         """Write the prefix cache of a salt and LoRA adapter to a folder; return its tokens.
 
         Another LLM with the same model and options can load it (`load_cache`). A cache at `path` is replaced once the
-        new one is complete; anything else there is left alone. Requests may be running. Takes host memory for one copy.
+        new one is complete; anything else there is left alone. Requests of other threads go on meanwhile; what is saved
+        is the cache at the time of the call. Takes host memory for one copy.
         Raises CacheFileError, and ConfigError if the LLM has no prefix cache.
         """
-        return save_cache(self.engine, path, cache_salt, lora)
+        return save_cache(self.engine, path, cache_salt, lora, between=self._between)
 
     def load_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
         """Add a saved cache to the prefix cache of this salt and adapter; return the tokens added.
 
-        Nothing is evicted: if memory is short, the texts used longest ago are left out. Raises CacheFileError with the
-        reason, and changes nothing, if the cache is missing, torn, or of another model, weights, dtype, block_size,
-        salt or version; ConfigError if the LLM has no prefix cache. Load only caches that you trust as you trust code.
+        Requests of other threads go on meanwhile. Nothing is evicted: if memory is short, the texts used longest ago
+        are left out. Raises CacheFileError with the reason, and changes nothing, if the cache is missing, torn, or of
+        another model, weights, dtype, block_size, salt or version; ConfigError if the LLM has no prefix cache. Load
+        only caches that you trust as you trust code.
         """
-        return load_cache(self.engine, path, cache_salt, lora)
+        return load_cache(self.engine, path, cache_salt, lora, between=self._between)
 
     @overload
     def generate(
@@ -240,21 +263,59 @@ class LLM:
 
     def register(self, batch: Batch) -> str:
         """Return an unused request id whose events go to the batch."""
-        request_id = str(self._requests)
-        self._requests += 1
+        request_id = str(next(self._numbers))
         self._batches[request_id] = batch
         return request_id
 
-    def abort(self, request_id: str) -> None:
-        """Abort a request if it has not ended, and forget it."""
-        if self._batches.pop(request_id, None) is not None and self._engine is not None:
-            self._engine.abort(request_id)
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises PromptTooLong."""
+        with self._between_steps() as engine:
+            engine.add(request)
 
-    def advance(self) -> None:
-        """Run one engine step. Several `generate` calls may be running; each gets its own events."""
-        for event in self.engine.step():
-            if event.request_id in self._batches:
-                self._batches[event.request_id].events.append(event)
+    def abort(self, request_id: str) -> None:
+        """Abort a request if it has not ended, and forget it; after the step, if a thread is in one.
+
+        It never waits: Python may end a forgotten stream anywhere, also inside a step.
+        """
+        self._dropped.append(request_id)
+        self._abort_dropped()
+
+    def advance(self, batch: Batch | None = None) -> None:
+        """Run one engine step, unless another thread has run one that brought `batch` events.
+
+        Several `generate` calls may be running; each gets its own events.
+        """
+        with self._between_steps() as engine:
+            if batch is not None and batch.events:
+                return
+            for event in engine.step():
+                receiver = self._batches.get(event.request_id)
+                if receiver is not None:
+                    receiver.events.append(event)
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[Engine]:
+        """Hold the engine alone. Raises EngineError once the LLM is closed."""
+        try:
+            with self._turns:
+                yield self.engine
+        finally:
+            self._abort_dropped()
+
+    def _between[T](self, function: Callable[[], T]) -> T:
+        with self._between_steps():
+            return function()
+
+    def _abort_dropped(self) -> None:
+        """Abort what `abort` was told; if the engine is held, the holder comes here when it lets go."""
+        while self._dropped and self._turns.take():
+            try:
+                while self._dropped:
+                    request_id = self._dropped.popleft()
+                    if self._batches.pop(request_id, None) is not None and self._engine is not None:
+                        self._engine.abort(request_id)
+            finally:
+                self._turns.release()
 
 
 def generate(
@@ -274,7 +335,8 @@ def generate(
     sampling_names = {f.name for f in dataclasses.fields(SamplingParams)} | {"max_new_tokens"}
     engine_options = {name: value for name, value in options.items() if name not in sampling_names}
     sampling = {name: value for name, value in options.items() if name in sampling_names}
-    llm = _loaded(str(model), engine_config(engine_options))
+    with _LOADING:  # the cache would let several threads load the model at once
+        llm = _loaded(str(model), engine_config(engine_options))
     if stream:
         return llm.generate(prompts, sampling_params, stream=True, lora=lora, **sampling)
     return llm.generate(prompts, sampling_params, stream=False, use_tqdm=use_tqdm, lora=lora, **sampling)

@@ -24,7 +24,9 @@ SECRET_BYTES = 32
 SILENCE = 20  # seconds
 _END = b"end"
 _SIZE = struct.Struct("!Q")
+_GREETING = SECRET_BYTES + _SIZE.size
 _RETRY = 0.1
+_STRANGERS = 100  # peers that have not introduced themselves
 
 Lost = Callable[[HostLost], None]
 
@@ -39,28 +41,76 @@ def listen() -> socket.socket:
 def accept(server: socket.socket, nodes: int, secret: bytes, timeout: float) -> list[socket.socket]:
     """Return the connections of hosts 1 to `nodes` - 1, in order. A peer without the secret is refused.
 
-    Raises ConfigError if a host does not connect in time.
+    Peers are heard side by side: one that connects and is silent holds up nobody. Closes the server. Raises ConfigError
+    if a host does not connect in time.
     """
     found: dict[int, socket.socket] = {}
+    greetings: dict[socket.socket, bytes] = {}  # what peers have said so far
     end = time.monotonic() + timeout
-    with server:
-        while len(found) < nodes - 1:
-            try:
-                server.settimeout(max(0.001, end - time.monotonic()))
-                peer, _ = server.accept()
-                peer.settimeout(SILENCE)
-                greeting = _receive(peer, SECRET_BYTES + _SIZE.size)
-            except OSError as error:
+    with server, selectors.DefaultSelector() as selector:
+        server.setblocking(False)
+        selector.register(server, selectors.EVENT_READ)
+        try:
+            while len(found) < nodes - 1:
+                ready = selector.select(max(0.0, end - time.monotonic()))
                 if time.monotonic() >= end:
                     missing = sorted(set(range(1, nodes)) - found.keys())
-                    raise ConfigError("nnodes", nodes, f"hosts {missing} have not come in {timeout:g} s") from error
-                continue
-            (rank,) = _SIZE.unpack(greeting[SECRET_BYTES:])
-            if hmac.compare_digest(greeting[:SECRET_BYTES], secret) and rank not in found and 0 < rank < nodes:
-                found[rank] = _steady(peer)
-            else:
+                    raise ConfigError("nnodes", nodes, f"hosts {missing} have not come in {timeout:g} s")
+                for key, _ in ready:
+                    peer = key.fileobj
+                    assert isinstance(peer, socket.socket)
+                    if peer is server:
+                        _let_in(server, selector, greetings)
+                    elif peer in greetings and _has_spoken(peer, greetings):
+                        selector.unregister(peer)
+                        rank = _rank_of(greetings.pop(peer), secret)
+                        if rank in found or rank not in range(1, nodes):
+                            peer.close()
+                        else:
+                            found[rank] = _steady(peer)
+                            peer.settimeout(SILENCE)
+        except BaseException:
+            for peer in found.values():
+                peer.close()
+            raise
+        finally:
+            for peer in greetings:
                 peer.close()
     return [found[rank] for rank in sorted(found)]
+
+
+def _let_in(server: socket.socket, selector: selectors.BaseSelector, greetings: dict[socket.socket, bytes]) -> None:
+    """Accept a peer; the oldest one that has not introduced itself makes room."""
+    try:
+        peer, _ = server.accept()
+    except OSError:
+        return  # it has gone already
+    peer.setblocking(False)
+    selector.register(peer, selectors.EVENT_READ)
+    greetings[peer] = b""
+    if len(greetings) > _STRANGERS:
+        oldest = next(iter(greetings))
+        selector.unregister(oldest)
+        del greetings[oldest]
+        oldest.close()
+
+
+def _has_spoken(peer: socket.socket, greetings: dict[socket.socket, bytes]) -> bool:
+    """Take in what a peer says; return whether that was all."""
+    try:
+        more = peer.recv(_GREETING - len(greetings[peer]))
+    except OSError:
+        more = b""
+    greetings[peer] += more
+    return not more or len(greetings[peer]) == _GREETING
+
+
+def _rank_of(greeting: bytes, secret: bytes) -> int:
+    """Return the rank in a greeting, 0 if it has not all of it or another secret."""
+    if len(greeting) < _GREETING or not hmac.compare_digest(greeting[:SECRET_BYTES], secret):
+        return 0
+    (rank,) = _SIZE.unpack(greeting[SECRET_BYTES:])
+    return int(rank)
 
 
 def connect(host: str, port: int, rank: int, secret: bytes, timeout: float) -> socket.socket:
@@ -110,12 +160,13 @@ class Sender:
                     raise HostLost(f"{name} cannot be reached: {error}") from error
 
     def close(self, *, end: bool = True) -> None:
-        """Send the end; without `end`, let the other hosts see a loss. Closing twice is fine."""
+        """Send the end; without `end`, let the other hosts see a loss. Closing twice is fine, also from a callback."""
         if self._closed:
             return
         self._closed = True
         os.close(self._wake)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
         if self.lost is None and end:
             try:
                 self.send(_END)
@@ -180,7 +231,11 @@ def messages(peer: socket.socket, on_lost: Lost) -> Iterator[bytes]:
 
 
 def _name(rank: int, peer: socket.socket) -> str:
-    return f"host {rank} ({peer.getpeername()[0].removeprefix('::ffff:')})"
+    try:
+        address = peer.getpeername()[0].removeprefix("::ffff:")
+    except OSError:  # it has gone already; whoever uses the connection notices
+        return f"host {rank}"
+    return f"host {rank} ({address})"
 
 
 def _receive(peer: socket.socket, size: int) -> bytes:

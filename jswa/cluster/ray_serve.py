@@ -224,7 +224,7 @@ def app(arguments: dict[str, Any]) -> Any:
         graceful_shutdown_wait_loop_s=0.2,
         ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": gpus},
     )
-    ingress = serve.deployment(serve.ingress(_relay_of(server.max_body_size, replicas.retries))()).options(
+    ingress = serve.deployment(serve.ingress(_relay_of(server, replicas.retries))()).options(
         name="Ingress",
         num_replicas=replicas.ingress_replicas,
         max_ongoing_requests=_INGRESS_REQUESTS,
@@ -234,12 +234,16 @@ def app(arguments: dict[str, Any]) -> Any:
     return ingress.bind(engines.bind(model, dataclasses.asdict(server), dataclasses.asdict(engine)))
 
 
-def _relay_of(max_body_size: int, retries: int) -> Any:
-    """Build the ingress's application, in its process."""
+def _relay_of(server: Any, retries: int) -> Any:
+    """Build the ingress's application, in its process. `server`: the options of the replicas' server."""
+    # Values, not the options: their class is loaded by path, so another process cannot find it by its name.
+    keys, admin, max_body_size = tuple(server.api_key), server.admin_api_key, server.max_body_size
 
     def relay() -> Any:
         handle = serve.get_deployment_handle("Engine", app_name=serve.get_replica_context().app_name)
-        return load_server("cluster.relay").Relay(_Replicas(handle), max_body_size, retries, [b"x-request-id"])
+        checked = load_server("http.auth").Keys(keys, admin)
+        relay = load_server("cluster.relay").Relay
+        return relay(_Replicas(handle), checked, max_body_size, retries, [b"x-request-id"])
 
     return relay
 

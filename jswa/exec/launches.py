@@ -11,11 +11,11 @@ from jaxtyping import Int, Shaped
 
 from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.extras import bias_line, extras_lines
-from jswa.exec.programs.pages import move_batches, padded_row
+from jswa.exec.programs.pages import move_batches, row_batches
 from jswa.plan import StepPlan
 
-COPY_PAGES, SET_ROW, SET_EXTRAS, SET_MANY_EXTRAS, SET_BIAS, COUNT_SKIPPED, PREPARE, STEP = range(8)
-# STEP + n is the step program n.
+# MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
+COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_MANY_EXTRAS, SET_BIAS, COUNT_SKIPPED, PREPARE, STEP = range(9)
 MANY = 8  # lines of SET_MANY_EXTRAS; SET_EXTRAS has one
 SKIPPED = 1_024  # tokens of COUNT_SKIPPED
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
@@ -31,9 +31,9 @@ class Launch(NamedTuple):
 def plan_launches(
     plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pages_per_row: int, vocab: int
 ) -> list[Launch]:
-    """Return the launches of a plan: moves, table rows and extras, then the step of that number."""
+    """Return the launches of a plan: moves, table rows (32 a launch) and extras, then the step of that number."""
     out = list(move_launches(plan.moves, num_pages))
-    out += [Launch(SET_ROW, (padded_row(row, pages_per_row),)) for row in plan.table_rows]
+    out += [Launch(SET_ROWS, (batch,)) for batch in row_batches(plan.table_rows, pages_per_row, spec.max_rows)]
     out += extras_launches(plan, spec.max_rows, vocab) if plan.extras or plan.masks else []
     out.append(Launch(STEP + step, (pack(plan, spec),)))
     return out
@@ -41,7 +41,8 @@ def plan_launches(
 
 def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Launch]:
     """Yield the launches that move pages."""
-    return (Launch(COPY_PAGES, (batch,)) for batch in move_batches(moves, num_pages))
+    for batch in move_batches(moves, num_pages):
+        yield Launch(MOVE_PAGES if (batch[0] != batch[2]).any() else COPY_PAGES, (batch,))
 
 
 def extras_launches(plan: StepPlan, max_rows: int, vocab: int) -> Iterator[Launch]:

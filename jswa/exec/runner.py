@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock, Thread
 from typing import Any, get_args
 
@@ -25,11 +25,12 @@ from jswa.exec.launches import (
     COPY_PAGES,
     COUNT_SKIPPED,
     MANY,
+    MOVE_PAGES,
     PREPARE,
     SET_BIAS,
     SET_EXTRAS,
     SET_MANY_EXTRAS,
-    SET_ROW,
+    SET_ROWS,
     SKIPPED,
     STEP,
     Launch,
@@ -41,12 +42,11 @@ from jswa.exec.launches import (
 from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.extras import Extras, bias_line, count_skipped, extras_lines, set_bias, set_extras
-from jswa.exec.programs.pages import WIDTH, copy_pages, set_row
+from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import StepConfig, StepOutputs, step
-from jswa.exec.programs.transfer import WIDTH as SLOTS
-from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, gather, slot_batch, slot_shapes
+from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.model.lora import has_adapters
 from jswa.model.transformer import Params, run_dtype
 from jswa.plan import Logprobs, LogprobTable, StepLogprobs, StepPlan
@@ -82,7 +82,7 @@ class Runner:
     """Holds the device state alone: each launch donates it to the step and keeps the state that comes back.
 
     Every bucket is compiled at start. The log probability families are compiled by `prepare`, or bucket by bucket when
-    they are first used; so are the programs that copy pages to the host and back.
+    they are first used. The programs that copy pages to the host and back are compiled by `prepare_copies`.
 
     Args:
         model, layout: of one device's part, if the parameters are spread over a mesh.
@@ -119,6 +119,7 @@ class Runner:
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
         self._broadcast = broadcast
+        self._copies: tuple[jax.stages.Compiled, jax.stages.Compiled] | None = None  # to the host, and back
         self.compiled_in_steps = self.compiled_beside = 0
         kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
@@ -127,13 +128,14 @@ class Runner:
         with ThreadPoolExecutor() as pool:
             steps = {n: pool.submit(self._compiled, n) for n in self._family("none")}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
-            self._set_row = pool.submit(compile_set_row, self._shapes).result()
+            self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes).result()
+            self._set_rows = pool.submit(compile_set_rows, self._shapes).result()
             self._extras = pool.submit(compile_extras, self._shapes["extras"]).result()
             self.compiled = {n: future.result() for n, future in steps.items()}
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Launch a plan and return at once. Uploads once, and once per batch of moves, table row or extras."""
+        """Launch a plan and return at once. Uploads once, and once per batch of moves, of table rows, or extras."""
         number = self._family(plan.logprobs)[self._numbers[pick_bucket(self.buckets, plan)]]
         spec = self.configs[number].pack
         vocab = self._model.vocab_size
@@ -153,6 +155,7 @@ class Runner:
             launches = decode(message)
             if launches[0].program == PREPARE:
                 family = _FAMILIES[int(launches[0].arrays[0])]
+                beside = [thread for thread in beside if thread.is_alive()]
                 beside.append(Thread(target=self.prepare, args=(family,), name="prepare", daemon=True))
                 beside[-1].start()
                 continue
@@ -183,22 +186,33 @@ class Runner:
         """Move pages outside of a plan, before `write_slots` writes to slots that these moves made free."""
         self._run(list(move_launches(moves, self._num_pages)))
 
-    def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Shaped[np.ndarray, "n elems"]]:
-        """Return the contents of slots, for each lane, as the last launched step leaves them; wait for it.
+    @property
+    def slots_per_copy(self) -> int:
+        """Slots that `read_slots` or `write_slots` takes at most."""
+        return copy_width(self.layout, self.kv_dtype.itemsize)
 
-        With several devices the result is lane by lane, and in each lane device by device.
+    def prepare_copies(self) -> None:
+        """Compile the programs that copy slots, in the calling thread; another thread may launch meanwhile."""
+        with self._preparing:
+            if self._copies is None:
+                read, write = (
+                    compile_read_slots(self.layout, self._shapes),
+                    compile_write_slots(self.layout, self._shapes),
+                )
+                self._copies = read, write
+
+    def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[jax.Array]:
+        """Start to read slots, as the last launched step leaves them; return the lanes, `[slots_per_copy, elems]` each.
+
+        The first n rows count. With several devices the elements of a lane are device by device.
         """
-        program = self._read_slots
-
-        def read(batch: Int[np.ndarray, " width"]) -> list[jax.Array]:
-            with jax.transfer_guard("disallow"), jax.no_tracing(True):
-                lanes: list[jax.Array] = program(self.state, self._put(batch))
-            return lanes
-
-        lanes = gather(read, ids, self._num_pages, slot_shapes(self.layout, self._shapes))
-        if self._mesh is None:
-            return lanes
-        return [np.ascontiguousarray(x) for lane in lanes for x in np.split(lane, self.layout.devices, axis=1)]
+        self.prepare_copies()
+        assert self._copies is not None
+        with jax.transfer_guard("disallow"), jax.no_tracing(True):
+            lanes: list[jax.Array] = self._copies[0](self.state, self._put(self._slot_batch(ids)))
+        for lane in lanes:
+            lane.copy_to_host_async()
+        return lanes
 
     def write_slots(
         self,
@@ -206,28 +220,27 @@ class Runner:
         contents: list[Shaped[np.ndarray, "m elems"]],
         rows: Int[np.ndarray, " n"],
     ) -> None:
-        """Overwrite each slot with a row of `contents`, which `read_slots` returned; the next step sees it."""
-        write = self._write_slots
-        for start in range(0, len(ids), SLOTS):
-            batch = slot_batch(ids[start : start + SLOTS], self._num_pages)
-            # Padding ids are dropped, so any row may stand there.
-            chosen = np.resize(rows[start : start + SLOTS], SLOTS)
-            with jax.transfer_guard("disallow"), jax.no_tracing(True):
-                self.state = write(self.state, self._put(batch), self._put_slots([lane[chosen] for lane in contents]))
+        """Overwrite each slot with a row of `contents`; the next step sees it.
+
+        Args:
+            contents: by lane, and in each lane by device.
+        """
+        self.prepare_copies()
+        assert self._copies is not None
+        # Padding ids are dropped, so any row may stand there.
+        chosen = np.resize(rows, self.slots_per_copy)
+        parts = self._put_slots([lane[chosen] for lane in contents])
+        with jax.transfer_guard("disallow"), jax.no_tracing(True):
+            self.state = self._copies[1](self.state, self._put(self._slot_batch(ids)), parts)
+
+    def _slot_batch(self, ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " width"]:
+        return slot_batch(ids, self._num_pages, self.slots_per_copy)
 
     def _put_slots(self, parts: list[Shaped[np.ndarray, "width elems"]]) -> list[jax.Array]:
         """Put the contents of a batch of slots on the devices that they came from."""
         each = self.layout.devices
         lanes = [np.concatenate(parts[n : n + each], axis=1) for n in range(0, len(parts), each)]
         return list(jax.device_put(lanes, None if self._mesh is None else NamedSharding(self._mesh, COLUMNS)))
-
-    @cached_property
-    def _read_slots(self) -> jax.stages.Compiled:
-        return compile_read_slots(self.layout, self._shapes)
-
-    @cached_property
-    def _write_slots(self) -> jax.stages.Compiled:
-        return compile_write_slots(self.layout, self._shapes)
 
     def _put(self, tree: Any) -> Any:
         return put(tree, self._mesh)
@@ -242,10 +255,15 @@ class Runner:
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
             for program, arrays in launches:
                 placed = self._put(arrays)
-                if program == COPY_PAGES:
-                    self.state = self._copy_pages(self.state, *placed)
-                elif program == SET_ROW:
-                    self.state = self._set_row(self.state, *placed)
+                if program in (COPY_PAGES, MOVE_PAGES):
+                    self.state = {**self.state, "lanes": self._copy_pages(self.state["lanes"], *placed)}
+                    if program == MOVE_PAGES:
+                        table = self._rename_pages(self.state["full_table"], *placed)
+                        self.state = {**self.state, "full_table": table}
+                elif program == SET_ROWS:
+                    tables = self.state["full_table"], self.state["local_table"]
+                    full, local = self._set_rows[len(placed[0])](tables, *placed)
+                    self.state = {**self.state, "full_table": full, "local_table": local}
                 elif program in self._extras:
                     self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
                 else:
@@ -313,13 +331,22 @@ def _unsupported(backends: Backends) -> Iterator[None]:
 
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
-    """Compile `copy_pages` ahead of time. The state is donated."""
-    return _compile(partial(copy_pages, layout=layout), state, np.zeros((3, WIDTH), np.int32))
+    """Compile `copy_pages` ahead of time. The lanes are donated."""
+    return _compile(partial(copy_pages, layout=layout), state["lanes"], np.zeros((3, WIDTH), np.int32))
 
 
-def compile_set_row(state: DeviceState) -> jax.stages.Compiled:
-    """Compile `set_row` ahead of time. The state is donated."""
-    return _compile(set_row, state, np.zeros(1 + 2 * state["full_table"].shape[1], np.int32))
+def compile_rename_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
+    """Compile `rename_pages` ahead of time. The table is donated."""
+    pages = state["lanes"][0].shape[1] * layout.pages_per_block
+    return _compile(partial(rename_pages, num_pages=pages), state["full_table"], np.zeros((3, WIDTH), np.int32))
+
+
+def compile_set_rows(state: DeviceState) -> dict[int, jax.stages.Compiled]:
+    """Compile `set_rows` ahead of time, for each number of rows that a batch may have. The tables are donated."""
+    tables = state["full_table"], state["local_table"]
+    max_rows, width = tables[0].shape
+    sizes = [1 << n for n in range((min(ROWS, max_rows) - 1).bit_length() + 1)]
+    return {size: _compile(set_rows, tables, np.zeros((size, 1 + 2 * width), np.int32)) for size in sizes}
 
 
 def compile_extras(extras: Extras) -> dict[int, jax.stages.Compiled]:

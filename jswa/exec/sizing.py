@@ -27,7 +27,8 @@ from jswa.plan import Logprobs
 _log = logging.getLogger("jswa")
 _CPU_ARENA_BYTES = 4 * 2**30
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-_SLACK = 0.02  # of the device's share, for fragmentation and programs
+_ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+_SLACK = 0.02  # of the device's share, for fragmentation, programs and copies of pages
 
 
 def claim_memory(share: float) -> None:
@@ -37,12 +38,23 @@ def claim_memory(share: float) -> None:
 
 
 def free_bytes(devices: Collection[jax.Device]) -> int:
-    """Return the bytes left on each device beside the weights; on CPU a quarter of memory, at most 4 GiB in all."""
+    """Return the bytes left on each device beside the weights; on CPU a quarter of memory, at most 4 GiB in all.
+
+    Raises ConfigError if a device does not tell its memory.
+    """
     if all(device.platform == "cpu" for device in devices):
         return min(_CPU_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4) // len(devices)
 
     def free(device: jax.Device) -> int:
         stats = device.memory_stats() or {}
+        if not {"bytes_limit", "bytes_in_use"} <= stats.keys():
+            allocator = os.environ.get(_ALLOCATOR)
+            cause = f": the allocator that {_ALLOCATOR}={allocator} names has no limit" if allocator else ""
+            raise ConfigError(
+                "kv_cache_memory_bytes",
+                None,
+                f"must be given: {device.platform} does not report its memory{cause}, so jswa cannot tell what is free",
+            )
         return int(stats["bytes_limit"] * (1 - _SLACK)) - int(stats["bytes_in_use"])
 
     return min(map(free, devices))

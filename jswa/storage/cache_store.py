@@ -4,27 +4,41 @@
 """
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 
 from jswa.engine import Engine, StepRunner
 from jswa.errors import ConfigError, EngineError, FieldError
 from jswa.exec.programs.transfer import clear_stale
 from jswa.model.transformer import Params
 from jswa.storage import persist
+from jswa.storage.page_copies import Contents, Reading, SlotRunner, Writing
 from jswa.storage.restore import restore
-from jswa.storage.snapshot import capture, origins
+from jswa.storage.snapshot import Captured, capture, origins
 
 _log = logging.getLogger("jswa")
 
 
+class Between(Protocol):
+    """Runs a function between two steps of the engine, and returns its result.
+
+    A program that has a thread for the steps gives one that hands the function to that thread.
+    """
+
+    def __call__[T](self, function: Callable[[], T]) -> T:
+        """Run a function while no step is planned, launched or applied."""
+        ...
+
+
 @runtime_checkable
-class PageRunner(StepRunner, Protocol):
-    """What saving and loading the cache needs of it, besides. Slots are of 1/m block; contents are by lane."""
+class PageRunner(SlotRunner, StepRunner, Protocol):
+    """What saving and loading the cache needs of a runner, besides."""
 
     params: Params
 
@@ -37,57 +51,107 @@ class PageRunner(StepRunner, Protocol):
         """Carry out moves of pages outside of a plan."""
         ...
 
-    def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Shaped[np.ndarray, "n elems"]]:
-        """The contents of slots, as the last launched step leaves them."""
-        ...
 
-    def write_slots(
-        self, ids: Int[np.ndarray, " n"], contents: list[Shaped[np.ndarray, "m elems"]], rows: Int[np.ndarray, " n"]
-    ) -> None:
-        """Overwrite each slot with a row of the contents, before the next step."""
-        ...
+def at_once[T](function: Callable[[], T]) -> T:
+    """Run a function now: for callers who run no step meanwhile."""
+    return function()
 
 
-def save_cache(engine: Engine, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
+def save_cache(
+    engine: Engine, path: str | Path, cache_salt: str = "", lora: str | None = None, *, between: Between = at_once
+) -> int:
     """Write the cached text of a salt and an adapter, with its KV, to a folder; return its tokens.
 
-    Call it between two steps: of running requests it saves the text that the cache has by then. A cache at `path` is
-    replaced once the new one is complete. Takes host memory for one copy of the saved KV. Raises CacheFileError, and
-    ConfigError if the engine has no prefix cache or shares the model with other hosts.
+    The calling thread waits, hashes and writes; the engine's steps go on. What is saved is the text that the cache has
+    when the call begins. Pages are read between steps, 64 MiB at a time and device at most (or four slots, if these
+    are more); a page that is about to be overwritten is read first. A cache at `path` is replaced once the new one is
+    complete. Takes host memory for one copy of the saved KV. Saves and loads of one engine wait for each other. Raises
+    CacheFileError, and ConfigError if the engine has no prefix cache or shares the model with other hosts.
     """
-    runner = _page_runner(engine, cache_salt)
-    cache, layout = engine.scheduler.cache, engine.layout
-    taken = capture(cache.prefix, engine.adapter_root(lora, cache_salt)[1])
-    contents = runner.read_slots(origins(cache.moves, taken.slots))
+    runner, layout = _page_runner(engine, cache_salt), engine.layout
+    root = engine.adapter_root(lora, cache_salt)[1]
+
+    def begin() -> tuple[Captured, Contents, Reading]:
+        cache = engine.scheduler.cache
+        taken = capture(cache.prefix, root)
+        contents = empty_contents(engine, runner, len(taken.slots))
+        sources, total = origins(cache.moves, taken.slots), cache.pool.num_blocks * layout.pages_per_block
+        reading = Reading(runner, layout, sources, contents, total)
+        engine.before_launch = reading.before_launch
+        return taken, contents, reading
+
+    with _copying(engine):
+        runner.prepare_copies()
+        taken, contents, reading = between(begin)
+        while between(reading.more):
+            reading.store()
+        engine.before_launch = None
+        reading.finish()
     filled, local = taken.snapshot.filled(layout.page_size), taken.snapshot.local
     clear_stale(contents, layout, filled[: len(filled) if layout.full else 0], filled[local])
     persist.save(path, taken.snapshot, contents, cache_identity(engine, runner, cache_salt, lora))
     return taken.tokens
 
 
-def load_cache(engine: Engine, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
+def load_cache(
+    engine: Engine, path: str | Path, cache_salt: str = "", lora: str | None = None, *, between: Between = at_once
+) -> int:
     """Publish a saved cache: the text that the cache of this salt and adapter lacks; return the tokens added.
 
-    Call it between two steps. Nothing is evicted: if memory is short, the texts used longest ago are left out. Raises
-    CacheFileError, and changes nothing, if the saved cache is missing, torn, or of another model, weights, adapter,
-    dtype, block_size, salt or version; ConfigError if the engine has no prefix cache or shares the model with other
-    hosts.
+    The calling thread reads and checks the files; the engine's steps go on. Then the cache gets the text between two
+    steps, and pages are written between steps, a few at a time; a row that hits a page first has it written at once.
+    Nothing is evicted: if memory is short, the texts used longest ago are left out. Raises CacheFileError, and changes
+    nothing, if the saved cache is missing, torn, or of another model, weights, adapter, dtype, block_size, salt or
+    version; ConfigError if the engine has no prefix cache or shares the model with other hosts.
     """
-    runner, cache = _page_runner(engine, cache_salt), engine.scheduler.cache
+    runner = _page_runner(engine, cache_salt)
     root = engine.adapter_root(lora, cache_salt)[1]
     wanted = cache_identity(engine, runner, cache_salt, lora)
     snapshot, contents = persist.load(path, wanted, engine.layout, runner.kv_dtype, engine.model.vocab_size)
     if engine.trace is not None:
         _log.warning("a saved cache was loaded: plans written to JSWA_DUMP_PLANS cannot be replayed")
-    done = restore(cache, root, snapshot)
-    try:
-        # Compaction may have moved pages out of the slots that are written now.
-        runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
-        runner.write_slots(done.slots, contents, done.rows)
-    except BaseException:
-        cache.flush()  # the tree holds pages whose KV was never written
-        raise
-    return done.tokens
+
+    def begin() -> tuple[int, Writing]:
+        cache = engine.scheduler.cache
+        done = restore(cache, root, snapshot)
+        try:
+            # Compaction may have moved pages out of the slots that are written now.
+            runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
+        except BaseException:
+            cache.flush()
+            raise
+        total = cache.pool.num_blocks * engine.layout.pages_per_block
+        writing = Writing(runner, engine.layout, done.slots, contents, done.rows, total)
+        engine.before_launch = writing.before_launch
+        return done.tokens, writing
+
+    with _copying(engine):
+        runner.prepare_copies()
+        tokens, writing = between(begin)
+        try:
+            while between(writing.more):
+                pass
+        except BaseException:
+            between(engine.flush_cache)  # the tree holds pages whose KV was never written
+            raise
+    return tokens
+
+
+def empty_contents(engine: Engine, runner: PageRunner, slots: int) -> Contents:
+    """Return room for the contents of slots."""
+    layout = engine.layout
+    shape = (slots, layout.block_elems // layout.pages_per_block)
+    return [np.empty(shape, runner.kv_dtype) for _ in range(layout.num_lanes * layout.devices)]
+
+
+@contextmanager
+def _copying(engine: Engine) -> Iterator[None]:
+    """Wait until no other save or load copies pages of the engine; afterwards it has no plan to look at."""
+    with engine.copying:
+        try:
+            yield
+        finally:
+            engine.before_launch = None
 
 
 def _page_runner(engine: Engine, salt: str) -> PageRunner:

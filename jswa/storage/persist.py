@@ -1,11 +1,11 @@
 """A prefix cache on disk.
 
-    path/manifest.json   the identity of model, weights, dtype, layout and salt; checksums of every file and array
+    path/manifest.json   the identity of model, weights, dtype, layout and salt; arrays; checksums of every file
     path/arrays/         the arrays, as orbax writes them
 
 A cache is written to a temporary folder and renamed once it is complete. Loading reads and checks all of it before the
-engine changes. Files are checked before orbax reads them, because orbax logs noise when it fails. Checksums detect
-damage, not forgery: load only caches that you trust.
+engine changes. Every byte is hashed once, in its file, before orbax reads it: orbax logs noise when it fails.
+Checksums detect damage, not forgery: load only caches that you trust.
 """
 
 import dataclasses
@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Shaped
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
@@ -27,16 +26,16 @@ from jswa.errors import CacheFileError
 from jswa.model.lora import without_adapters
 from jswa.model.transformer import Params
 from jswa.storage.folders import write_folder
+from jswa.storage.page_copies import Contents
 from jswa.storage.snapshot import Snapshot, check
 
-FORMAT, VERSION = "jswa prefix cache", 1
+FORMAT, VERSION = "jswa prefix cache", 2
 _MANIFEST, _ARRAYS = "manifest.json", "arrays"
 _MANIFEST_BYTES = 2**20
 _SAMPLES = 64
 _TYPES = {"tokens": "int32", "local": "uint8", "window_branch": "uint8"}  # other columns of a snapshot are int64
 
 Identity = dict[str, str]
-Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and in each lane by device
 
 
 def identity(
@@ -239,8 +238,8 @@ def _read_arrays(path: Path, listed: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _describe(array: np.ndarray) -> dict[str, Any]:
-    """Return shape, type and checksum of an array, as in the manifest."""
-    return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": _sha256(np.ascontiguousarray(array).data)}
+    """Return shape and type of an array, as in the manifest."""
+    return {"shape": list(array.shape), "dtype": str(array.dtype)}
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
@@ -293,5 +292,5 @@ def _sample(value: jax.Array) -> jax.Array:
     return jax.lax.slice(flat, [0], [flat.size], [max(1, -(-flat.size // _SAMPLES))])
 
 
-def _sha256(data: bytes | memoryview) -> str:
+def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

@@ -1,5 +1,6 @@
 """Check and convert what callers of `LLM` pass: prompts, sampling parameters and engine options."""
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -167,15 +168,28 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tup
 
 
 def _ids(value: object) -> Int[np.ndarray, " P"]:
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
+        return _in_range(value)
     items = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(items, list | tuple) and set(map(type, items)) <= {int}:
+        with contextlib.suppress(OverflowError):  # the loop names the number
+            return _in_range(np.array(items, np.int64))
     if not isinstance(items, Sequence) or isinstance(items, str | bytes):
         _refuse(value)
     for item in items:
         if not _is_number(item) or isinstance(item, bool | float | np.floating):
             _refuse(value)
         if not 0 <= item < 2**31:
-            raise InvalidToken("prompt token id", item, "must be in the vocabulary")
+            raise InvalidToken("prompt token id", int(item), "must be in the vocabulary")
     return np.array(items, np.int32)
+
+
+def _in_range(ids: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
+    """Return integers as token ids. Raises InvalidToken for one that no vocabulary has."""
+    wrong = np.flatnonzero((ids < 0) | (ids >= 2**31))
+    if len(wrong):
+        raise InvalidToken("prompt token id", int(ids[wrong[0]]), "must be in the vocabulary")
+    return ids.astype(np.int32)
 
 
 def _refuse(prompt: object) -> Never:

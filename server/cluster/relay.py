@@ -15,7 +15,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..http.auth import error_response
+from ..http.auth import Keys, error_response, path_of, request_id_of
 from ..http.errors import ApiError
 from ..http.sse import event, unless_gone
 from .merge import Answer, merged
@@ -24,6 +24,7 @@ _log = logging.getLogger("jswa.server")
 _PIECES = 64  # messages of an answer that may wait to be passed on
 _BLOCK, _BLOCKS = 32, 2_048  # characters of a block, and blocks at most, that decide about a request's replica
 _SEEN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
+_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")  # nothing reads what comes with these
 _HEALTH = ("/health", "/ready")
 _ALL = (*_HEALTH, "/metrics", "/flush_cache", "/abort")  # routes that every replica is asked
 
@@ -95,13 +96,17 @@ class Relay:
     """ASGI application that passes requests on to replicas.
 
     Args:
+        keys: of the replicas. They check again; here a stranger's body is neither read nor hashed.
         max_body_size: as the replicas have it. They refuse what is longer; here no more is read than shows it.
-        retries: how often a request whose replica is lost goes to another one.
+        retries: how often a request whose replica is lost goes to another one: at most once, since it may be the cause.
         hidden: headers of responses that whatever stands before the relay sends itself, in lower case.
     """
 
-    def __init__(self, replicas: Replicas, max_body_size: int, retries: int, hidden: Collection[bytes] = ()) -> None:
+    def __init__(
+        self, replicas: Replicas, keys: Keys, max_body_size: int, retries: int, hidden: Collection[bytes] = ()
+    ) -> None:
         self._replicas = replicas
+        self._keys = keys
         self._max_body_size = max_body_size
         self._retries = retries
         self._hidden = hidden
@@ -112,12 +117,6 @@ class Relay:
             await _lifespan(receive, send)
         if scope["type"] != "http":
             return
-        body = await self._read(scope, receive)
-        if body is None:
-            return
-        seen = {name: scope[name] for name in _SEEN if name in scope}
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        work = self._ask_all if path in _ALL and scope["method"] != "HEAD" else self._ask_one
 
         async def send_shown(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -125,6 +124,18 @@ class Relay:
                 message = {**message, "headers": shown}
             await send(message)
 
+        try:
+            if scope["method"] != "OPTIONS":  # a browser asks without a key whether it may ask
+                self._keys.check(scope, Headers(scope=scope))
+        except ApiError as error:
+            error.headers["x-request-id"] = request_id_of(Headers(scope=scope))
+            await _refuse(error, scope, send_shown)
+            return
+        body = await self._read(scope, receive) if scope["method"] not in _WITHOUT_BODY else b""
+        if body is None:
+            return
+        seen, path = {name: scope[name] for name in _SEEN if name in scope}, path_of(scope)
+        work = self._ask_all if path in _ALL and scope["method"] != "HEAD" else self._ask_one
         await unless_gone(receive, work(path, seen, body, send_shown))
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:

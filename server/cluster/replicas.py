@@ -32,7 +32,7 @@ class ReplicaConfig:
         imbalanced_threshold: a replica that holds a prefix gets its requests, unless it has so many more requests than
             the one with the fewest.
         retries: how often a request whose replica is lost is begun again on another, unless its client has had some of
-            the answer.
+            the answer: 0 or 1. More would let a request that kills its replica take one after the other.
         health_check_period: how often replicas are asked whether their engine lives.
         health_check_timeout: how long they may take to say so.
         num_gpus: GPUs of each replica. Default: tensor_parallel_size where the cluster has GPUs, else 0.
@@ -47,7 +47,7 @@ class ReplicaConfig:
     upscale_delay: float = 30.0
     downscale_delay: float = 600.0
     imbalanced_threshold: float = 16.0
-    retries: int = 2
+    retries: int = 1
     health_check_period: float = 5.0
     health_check_timeout: float = 30.0
     num_gpus: int | None = None
@@ -67,6 +67,8 @@ class ReplicaConfig:
         for name, least in low.items():
             if not getattr(self, name) >= least:
                 raise ConfigError(name, getattr(self, name), f"must be at least {least:g}")
+        if self.retries > 1:
+            raise ConfigError("retries", self.retries, "must be 0 or 1: a request may be why its replica was lost")
         if self.num_gpus is not None and self.num_gpus < 0:
             raise ConfigError("num_gpus", self.num_gpus, "must be at least 0")
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from jswa.errors import JswaError
+from jswa.errors import EngineError, JswaError
 from jswa.plan import Request, TokenEvent
 from jswa.types import SamplingParams
 
@@ -155,8 +155,9 @@ class Bridge:
             try:
                 assert self._engine is not None
                 result = function(self._engine)
-            except JswaError as error:
-                loop.call_soon_threadsafe(_settle, future, None, error)
+            except Exception as error:
+                # Without the frames, which keep the engine.
+                loop.call_soon_threadsafe(_settle, future, None, error.with_traceback(None))
             else:
                 loop.call_soon_threadsafe(_settle, future, result, None)
 
@@ -265,11 +266,22 @@ class Bridge:
         try:
             self._engine.add(request)
         except JswaError as error:
-            self._tell(self._refuse, request.request_id, error)
+            self._tell(self._refuse, request.request_id, ApiError.of(error))
+        except Exception:
+            _log.exception("request %s cannot be queued; the engine goes on", request.request_id)
+            self._engine.abort(request.request_id)  # it may be queued in part
+            self._tell(self._refuse, request.request_id, ApiError(500, "internal error"))
 
     def _abort(self, request_id: str) -> None:
         assert self._engine is not None
-        event = self._engine.abort(request_id)
+        try:
+            event = self._engine.abort(request_id)
+        except EngineError:
+            raise  # a law is broken: the others' pages may be wrong
+        except Exception:
+            _log.exception("request %s cannot be aborted; the engine goes on", request_id)
+            self._tell(self._refuse, request_id, ApiError(500, "internal error"))
+            return
         if event is not None:
             self._tell(self._deliver, [event])
 
@@ -294,10 +306,10 @@ class Bridge:
                 del self._puts[event.request_id]
             put(event)
 
-    def _refuse(self, request_id: str, error: JswaError) -> None:
+    def _refuse(self, request_id: str, error: ApiError) -> None:
         put = self._puts.pop(request_id, None)
         if put is not None:
-            put(ApiError.of(error))
+            put(error)
 
     def _fail(self, state: State, told: threading.Event) -> None:
         """All requests end; with the state "dead" so does everything."""

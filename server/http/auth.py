@@ -4,7 +4,7 @@ import hashlib
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -19,15 +19,49 @@ OPEN = ("/health", "/ready")  # without a key: what probes ask
 ADMIN = ("/flush_cache", "/abort")  # with the admin key only
 
 
+class Keys:
+    """Who may ask for which route: users with an API key, where there are any, and the operator with the admin key."""
+
+    def __init__(self, keys: Collection[str], admin: str | None) -> None:
+        self._keys = [_digest(key) for key in keys]
+        self._admin = [] if admin is None else [_digest(admin)]
+
+    def check(self, scope: Scope, headers: Headers) -> str | None:
+        """Return the API key of a request for a route of users, if one is asked for. Raises ApiError."""
+        path = path_of(scope)
+        if path in OPEN:
+            return None
+        if path in ADMIN:
+            if not self._admin:
+                raise ApiError(403, "admin endpoints are off; start the server with --admin-api-key")
+            self._authorize(headers, self._admin)
+            return None
+        return self._authorize(headers, self._keys) if self._keys else None
+
+    def _authorize(self, headers: Headers, accepted: Iterable[bytes]) -> str:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        digest = _digest(key.strip())
+        # All are compared, each in constant time, so that the time tells nothing.
+        if scheme.lower() == "bearer" and sum([secrets.compare_digest(digest, one) for one in accepted]):
+            return key.strip()
+        raise ApiError(
+            401, "Incorrect or missing API key.", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
+        )
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path of a request as routes see it."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 class Gate:
     """ASGI middleware. Puts the request's id, time of arrival and API key into the scope."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._keys = [_digest(key) for key in service.config.api_key]
-        admin = service.config.admin_api_key
-        self._admin = [] if admin is None else [_digest(admin)]
+        self._keys = Keys(service.config.api_key, service.config.admin_api_key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it through, or answer."""
@@ -35,7 +69,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = _request_id(headers.get("x-request-id"))
+        request_id = request_id_of(headers)
         scope["jswa.request_id"] = request_id
         scope["jswa.arrival"] = time.monotonic()
 
@@ -93,15 +127,10 @@ class Gate:
         return bounded
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # as routes see it
-        if path in OPEN:
+        key = self._keys.check(scope, headers)
+        if path_of(scope) in (*OPEN, *ADMIN):
             return
-        if path in ADMIN:
-            if not self._admin:
-                raise ApiError(403, "admin endpoints are off; start the server with --admin-api-key")
-            self._authorize(headers, self._admin)
-            return
-        scope["jswa.key"] = self._authorize(headers, self._keys) if self._keys else None
+        scope["jswa.key"] = key
         if int(headers.get("content-length", "0")) > self._service.config.max_body_size:
             raise _too_large()
         if scope["method"] == "POST":
@@ -109,16 +138,6 @@ class Gate:
                 raise self._service.bridge.failure
             if self._service.draining:
                 raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
-
-    def _authorize(self, headers: Headers, accepted: Iterable[bytes]) -> str:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        digest = _digest(key.strip())
-        # All are compared, each in constant time, so that the time tells nothing.
-        if scheme.lower() == "bearer" and sum([secrets.compare_digest(digest, one) for one in accepted]):
-            return key.strip()
-        raise ApiError(
-            401, "Incorrect or missing API key.", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
-        )
 
 
 def error_response(error: ApiError) -> JsonResponse:
@@ -141,7 +160,9 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _request_id(given: str | None) -> str:
+def request_id_of(headers: Headers) -> str:
+    """The id that a request brings, or a new one."""
+    given = headers.get("x-request-id")
     if given and len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable() and " " not in given:
         return given
     return uuid.uuid4().hex

@@ -22,6 +22,9 @@ from .app import create_app
 
 _log = logging.getLogger("jswa.server")
 _KEEP_ALIVE = 75  # seconds for an idle connection: longer than clients keep theirs, so that it is they who close it
+# The engine's thread, back from waiting for the device, gets the interpreter from a busy event loop after so long; it
+# is 5 ms by default, as long as a step.
+_SWITCH_SECONDS = 2e-4
 _DEATH_GRACE = 1.0  # seconds in which a dead engine's server still answers, with errors
 
 
@@ -192,6 +195,7 @@ class Shutdown:
 
 def run(model: Served, config: ServeConfig) -> int:
     """Serve until a signal comes or the engine dies; the exit status of the process."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     service = Service(model, config)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file; 1024 are the usual soft limit

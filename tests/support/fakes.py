@@ -220,6 +220,27 @@ class FakeRunner:
             else:
                 self.copies += 1
 
+    @property
+    def slots_per_copy(self) -> int:
+        """Slots that `read_slots` or `write_slots` takes at most: few, so that copies take many batches."""
+        return 3
+
+    def prepare_copies(self) -> None:
+        """Nothing is compiled here."""
+
+    def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, "n p"]]:
+        """Return the contents of slots."""
+        assert 0 < len(ids) <= self.slots_per_copy
+        return [array[ids].copy() for array in self.memory]
+
+    def write_slots(
+        self, ids: Int[np.ndarray, " n"], contents: list[Int[np.ndarray, "m p"]], rows: Int[np.ndarray, " n"]
+    ) -> None:
+        """Overwrite slots."""
+        assert len(ids) <= self.slots_per_copy
+        for array, whole in zip(self.memory, contents, strict=True):
+            array[ids] = whole[rows]
+
     def _set_row(self, row: TableRow, start: int, full_write_from: int, local_visible_from: int) -> None:
         """Write the table entries of a row that starts on cached pages; the pages after them are new."""
         page = self.limits.page_size
@@ -374,6 +395,7 @@ class Loop:
         self.scheduler = Scheduler(layout, limits)
         self.runner = FakeRunner(layout, limits, model, self._row_of)
         self.pending: FakePending | None = None
+        self.before_launch: Callable[[StepPlan], None] | None = None
 
     def _row_of(self, slot: int) -> Row:
         return next(s for s in self.scheduler.running if s.row_id == slot)
@@ -388,6 +410,8 @@ class Loop:
         """Do the first half of a step: plan and launch."""
         plan = self.scheduler.plan()
         assert plan is not None or self.pending is not None or not self.scheduler.has_work(), "stuck"
+        if plan is not None and self.before_launch is not None:
+            self.before_launch(plan)
         self.pending = self.runner.launch(plan) if plan is not None else None
         return plan
 

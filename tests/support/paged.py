@@ -23,7 +23,7 @@ from jswa.config import Limits
 from jswa.env import Switches
 from jswa.exec.buckets import Bucket, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
-from jswa.exec.programs.pages import move_batches, padded_row, set_row
+from jswa.exec.programs.pages import move_batches, rename_pages, row_batches, set_rows
 from jswa.exec.programs.state import DeviceState, init_state
 from jswa.exec.programs.step import StepConfig, forward
 from jswa.exec.runner import compile_copy_pages
@@ -286,10 +286,13 @@ class Session:
 
     def _launch(self, plan: StepPlan) -> Float[np.ndarray, "R V"]:
         device, state = self.device, self._state
-        for moves in move_batches(plan.moves, device.limits.num_blocks * device.layout.pages_per_block):
-            state = device.copy_pages(state, jnp.asarray(moves))
-        for row in plan.table_rows:
-            state = set_row(state, jnp.asarray(padded_row(row, device.limits.pages_per_row)))
+        pages = device.limits.num_blocks * device.layout.pages_per_block
+        for moves in map(jnp.asarray, move_batches(plan.moves, pages)):
+            table = rename_pages(state["full_table"], moves, num_pages=pages)
+            state = {**state, "lanes": device.copy_pages(state["lanes"], moves), "full_table": table}
+        for rows in row_batches(plan.table_rows, device.limits.pages_per_row, ROWS):
+            full, local = set_rows((state["full_table"], state["local_table"]), jnp.asarray(rows))
+            state = {**state, "full_table": full, "local_table": local}
         bucket = pick_bucket(device.buckets, plan)
         packed = jnp.asarray(pack(plan, device.configs[bucket].pack))
         self._state, logits = device.compiled[bucket](device.params, state, packed)

@@ -1,53 +1,71 @@
 """Programs beside the step: copy pages, and set page-table rows of sequences that start on cached pages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jswa.cache.layout import KVLayout
-from jswa.exec.programs.state import DeviceState
 from jswa.plan import TableRow
 
 WIDTH = 32  # moves per launch
+ROWS = 32  # table rows per launch, at most
+Lanes = list[Float[Array, "devices blocks elems"]]
+Tables = tuple[Int[Array, "max_rows N"], Int[Array, "max_rows N"]]  # full and local
 
 
-def copy_pages(state: DeviceState, moves: Int[Array, "3 width"], *, layout: KVLayout) -> DeviceState:
+def copy_pages(lanes: Lanes, moves: Int[Array, "3 width"], *, layout: KVLayout) -> Lanes:
     """Copy slots moves[0] to moves[1] in every lane, all reads before all writes.
 
-    Afterwards the full table names page moves[0] as moves[2]: the target if the page moved, the source if it was
-    copied. Targets must be distinct. Entries ≥ the number of pages are padding. The state is donated.
+    Targets must be distinct. Entries ≥ the number of pages are padding. The lanes are donated.
     """
-    source, target, name = moves
-    num_pages = state["lanes"][0].shape[1] * layout.pages_per_block
-    lanes = []
-    for lane in state["lanes"]:
+    source, target, _ = moves
+    num_pages = lanes[0].shape[1] * layout.pages_per_block
+    copied = []
+    for lane in lanes:
         view = lane.reshape(num_pages, -1)
-        copied = view.at[source].get(mode="clip")
-        lanes.append(view.at[target].set(copied, mode="drop", unique_indices=True).reshape(lane.shape))
+        contents = view.at[source].get(mode="clip")
+        copied.append(view.at[target].set(contents, mode="drop", unique_indices=True).reshape(lane.shape))
+    return copied
+
+
+def rename_pages(
+    full_table: Int[Array, "max_rows N"], moves: Int[Array, "3 width"], *, num_pages: int
+) -> Int[Array, "max_rows N"]:
+    """Name each page moves[0] in the full table as moves[2]: the target if the page moved, the source if it was copied.
+
+    Entries ≥ `num_pages` are padding. The table is donated.
+    """
+    source, _, name = moves
     renamed = jnp.arange(num_pages, dtype=jnp.int32).at[source].set(name, mode="drop")
-    return {**state, "lanes": lanes, "full_table": renamed[state["full_table"]]}
+    return renamed[full_table]
 
 
-def set_row(state: DeviceState, row: Int[Array, " size"]) -> DeviceState:
-    """Set a whole row of both page tables; `row` comes from `padded_row`. The state is donated."""
-    row_id, pages = row[0], row[1:].reshape(2, -1)
-    return {
-        **state,
-        "full_table": state["full_table"].at[row_id].set(pages[0]),
-        "local_table": state["local_table"].at[row_id].set(pages[1]),
-    }
+def set_rows(tables: Tables, rows: Int[Array, "n size"]) -> Tables:
+    """Set whole rows of the full and the local page table; `rows` comes from `row_batches`. The tables are donated."""
+    row_ids, pages = rows[:, 0], rows[:, 1:].reshape(len(rows), 2, -1)
+    full, local = (
+        table.at[row_ids].set(pages[:, kind], mode="drop", unique_indices=True) for kind, table in enumerate(tables)
+    )
+    return full, local
 
 
-def padded_row(row: TableRow, width: int) -> Int[np.ndarray, " size"]:
-    """Return row id, full pages and local pages by absolute page position, in one array."""
-    out = np.zeros(1 + 2 * width, np.int32)
-    out[0] = row.row_id
-    out[1 : 1 + len(row.full)] = row.full
-    first = 1 + width + row.first_local
-    out[first : first + len(row.local)] = row.local
-    return out
+def row_batches(rows: Sequence[TableRow], width: int, max_rows: int) -> Iterator[Int[np.ndarray, "n size"]]:
+    """Cut rows into batches of at most `ROWS`, each padded to a power of two with rows that do not exist.
+
+    A row of a batch has row id, full pages and local pages, by absolute page position.
+    """
+    for start in range(0, len(rows), ROWS):
+        some = rows[start : start + ROWS]
+        out = np.zeros((1 << (len(some) - 1).bit_length(), 1 + 2 * width), np.int32)
+        out[:, 0] = max_rows + np.arange(len(out))
+        for line, row in zip(out, some, strict=False):
+            line[0] = row.row_id
+            line[1 : 1 + len(row.full)] = row.full
+            first = 1 + width + row.first_local
+            line[first : first + len(row.local)] = row.local
+        yield out
 
 
 def move_batches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Int[np.ndarray, "3 width"]]:

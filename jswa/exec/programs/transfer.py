@@ -1,11 +1,10 @@
 """Copies pages to the host and back, in slots: a full page is one slot, a local page m consecutive slots.
 
-Both programs work in batches of one fixed width. They depend on the state alone, so they may be launched between any
-two steps: a read sees what the last launched step wrote, and the next step sees what was written.
+Both programs work in batches of one fixed width, of at most 16 MiB on each device. They depend on the state alone, so
+they may be launched between any two steps: a read sees what the last launched step wrote, and the next step sees what
+was written.
 """
 
-from collections import deque
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -17,8 +16,14 @@ from jswa.cache.layout import KVLayout
 from jswa.exec.mesh import COLUMNS, mesh_of, on_mesh, specs_of
 from jswa.exec.programs.state import DeviceState
 
-WIDTH = 32  # slots per launch
-_READS_AHEAD = 2
+MOST_BYTES = 16 * 2**20  # of a batch on each device, unless one slot is larger
+_MOST_SLOTS = 32
+
+
+def copy_width(layout: KVLayout, itemsize: int) -> int:
+    """Return the slots of a batch, a power of two: batches are the scratch memory of copies."""
+    slot = layout.block_bytes(itemsize) // layout.pages_per_block
+    return 1 << (max(1, min(_MOST_SLOTS, MOST_BYTES // slot)).bit_length() - 1)
 
 
 def read_slots(state: DeviceState, ids: Int[Array, " width"], *, layout: KVLayout) -> list[Float[Array, "width elems"]]:
@@ -42,38 +47,10 @@ def write_slots(
     return {**state, "lanes": lanes}
 
 
-def slot_batch(ids: Int[np.ndarray, " n"], num_slots: int) -> Int[np.ndarray, " width"]:
-    """Pad at most `WIDTH` ids with distinct ids past the end."""
-    out = num_slots + np.arange(WIDTH, dtype=np.int32)
+def slot_batch(ids: Int[np.ndarray, " n"], num_slots: int, width: int) -> Int[np.ndarray, " width"]:
+    """Pad at most `width` ids with distinct ids past the end."""
+    out = num_slots + np.arange(width, dtype=np.int32)
     out[: len(ids)] = ids
-    return out
-
-
-def gather(
-    read: Callable[[Int[np.ndarray, " width"]], list[jax.Array]],
-    ids: Int[np.ndarray, " n"],
-    num_slots: int,
-    like: list[jax.ShapeDtypeStruct],
-) -> list[Shaped[np.ndarray, "n elems"]]:
-    """Read any number of slots, batch by batch, a few batches ahead. `like`: shapes of one batch, for each lane."""
-    out = [np.empty((len(ids), batch.shape[1]), batch.dtype) for batch in like]
-    under_way: deque[tuple[int, list[jax.Array]]] = deque()
-
-    def take() -> None:
-        start, lanes = under_way.popleft()
-        for whole, lane in zip(out, jax.device_get(lanes), strict=True):
-            part = whole[start : start + WIDTH]
-            part[:] = lane[: len(part)]
-
-    for start in range(0, len(ids), WIDTH):
-        lanes = read(slot_batch(ids[start : start + WIDTH], num_slots))
-        for lane in lanes:
-            lane.copy_to_host_async()
-        under_way.append((start, lanes))
-        if len(under_way) > _READS_AHEAD:
-            take()
-    while under_way:
-        take()
     return out
 
 
@@ -106,14 +83,14 @@ def clear_stale(
 
 def compile_read_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
     """Compile `read_slots` ahead of time, from arrays or shapes. Contents of several devices lie side by side."""
-    ids, function = np.zeros(WIDTH, np.int32), partial(read_slots, layout=layout)
+    ids, function = np.zeros(_width(layout, state), np.int32), partial(read_slots, layout=layout)
     run = on_mesh(function, mesh_of(state["lanes"][0]), (state, ids), COLUMNS)
     return jax.jit(run).lower(state, ids).compile()
 
 
 def compile_write_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
     """Compile `write_slots` ahead of time. The state is donated."""
-    arguments = state, np.zeros(WIDTH, np.int32), slot_shapes(layout, state)
+    arguments = state, np.zeros(_width(layout, state), np.int32), slot_shapes(layout, state)
     run = on_mesh(partial(write_slots, layout=layout), mesh_of(state["lanes"][0]), arguments, specs_of(state))
     return jax.jit(run, donate_argnums=0).lower(*arguments).compile()
 
@@ -121,8 +98,12 @@ def compile_write_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Comp
 def slot_shapes(layout: KVLayout, state: DeviceState) -> list[jax.ShapeDtypeStruct]:
     """Return the shape of one batch of slots, for each lane."""
     elems, mesh = layout.devices * layout.block_elems // layout.pages_per_block, mesh_of(state["lanes"][0])
-    spread = None if mesh is None else NamedSharding(mesh, COLUMNS)
+    spread, width = None if mesh is None else NamedSharding(mesh, COLUMNS), _width(layout, state)
     return [
-        jax.ShapeDtypeStruct((WIDTH, elems), lane.dtype, sharding=spread)  # type: ignore[no-untyped-call]
+        jax.ShapeDtypeStruct((width, elems), lane.dtype, sharding=spread)  # type: ignore[no-untyped-call]
         for lane in state["lanes"]
     ]
+
+
+def _width(layout: KVLayout, state: DeviceState) -> int:
+    return copy_width(layout, state["lanes"][0].dtype.itemsize)

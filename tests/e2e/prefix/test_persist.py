@@ -4,7 +4,11 @@ import dataclasses
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ import pytest
 import jswa
 from jswa.cache.layout import KVLayout
 from jswa.llm import LLM
-from jswa.storage import persist
+from jswa.storage import page_copies, persist
 from jswa.storage.cache_store import cache_identity
 from jswa.storage.snapshot import capture
 from tests.support.oracles import small_model
@@ -247,7 +251,7 @@ def _replace_by(file: str, content: bytes) -> Callable[[Path], Any]:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (rewritten(lambda m: m["identity"].update(version="2")), "version of the cache is '2', this engine's is '1'"),
+        (rewritten(lambda m: m["identity"].update(version="1")), "version of the cache is '1', this engine's is '2'"),
         (rewritten(lambda m: m["identity"].pop("weights")), "weights of the cache is None"),
         (rewritten(lambda m: m.update(identity=[1])), "version of the cache is None"),
         (rewritten(lambda m: m.update(arrays=None)), "checksum"),
@@ -259,7 +263,8 @@ def _replace_by(file: str, content: bytes) -> Callable[[Path], Any]:
         (rewritten(lambda m: m["arrays"].update(evil=m["arrays"]["tokens"])), "lists arrays"),
         (rewritten(lambda m: m["arrays"].update(tokens=7)), "torn"),
         (rewritten(lambda m: m["arrays"]["tokens"].update(shape=[10**15])), "not those"),
-        (rewritten(lambda m: m["arrays"]["tokens"].update(sha256="0" * 64)), "'tokens' is torn"),
+        (rewritten(lambda m: m["arrays"]["tokens"].update(dtype="int64")), "'tokens' is torn"),
+        (rewritten(lambda m: m["arrays"]["tokens"].pop("dtype")), "torn"),
         (rewritten(lambda m: m.update(format="something else")), "another's"),
         (_replace_by("manifest.json", b""), "torn"),
         (_replace_by("manifest.json", b"\xff\xfe"), "torn"),
@@ -417,3 +422,78 @@ def test_the_cache_is_flushed_if_pages_cannot_be_written_to_the_device(
     assert later.cache_stats().full_pages == 0
     assert later.load_cache(saved) > 250
     assert jax.tree.leaves(later.engine.runner.state)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def steps_go_on(model: LLM, expected: list[int]) -> Iterator[Callable[[], None]]:
+    """Run a request again and again in another thread; yield a function that waits for ten more steps."""
+    ended, got = threading.Event(), []
+
+    def read() -> None:
+        while not ended.is_set():
+            got.append(list(model.generate(ENDS[0], **GREEDY)[0].outputs[0].token_ids))
+
+    def wait() -> None:
+        wanted, end = model.engine.step_stats().steps + 10, time.monotonic() + 60
+        while model.engine.step_stats().steps < wanted:
+            assert time.monotonic() < end, "the engine stands still"
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        wait()
+        yield wait
+    finally:
+        ended.set()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert got == [expected] * len(got)
+
+
+def test_steps_go_on_while_a_cache_is_saved_and_loaded(
+    llm: LLM, later: LLM, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While files are hashed and written, read and checked, and between any two batches of pages."""
+    expected = list(later.generate(ENDS[0], **GREEDY)[0].outputs[0].token_ids)
+    save, load = persist.save, persist.load
+    done: list[str] = []
+
+    def watched(name: str, function: Callable[..., Any], wait: Callable[[], None]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            wait()
+            done.append(name)
+            return function(*arguments)
+
+        return call
+
+    with steps_go_on(later, expected) as wait, monkeypatch.context() as patch:
+        patch.setattr(persist, "save", watched("save", save, wait))
+        patch.setattr(persist, "load", watched("load", load, wait))
+        patch.setattr(page_copies.Reading, "store", watched("pages", page_copies.Reading.store, wait))
+        patch.setattr(page_copies, "BATCHES", 1)
+        tokens = later.load_cache(saved)
+        assert tokens > 250
+        assert later.save_cache(tmp_path / "cache") >= tokens
+    assert done.count("save") == done.count("load") == 1
+    assert done.count("pages") > 2
+    again = later.generate(STORY, **GREEDY)[0]
+    assert again.prefix == llm.generate(STORY, **GREEDY)[0].prefix
+    later.flush_cache()
+    assert later.load_cache(tmp_path / "cache") >= tokens
+    later.engine.check()
+
+
+def test_two_saves_and_loads_of_one_engine_wait_for_each_other(later: LLM, saved: Path, tmp_path: Path) -> None:
+    """From several threads: each is complete."""
+    with ThreadPoolExecutor(4) as pool:
+        loads = [pool.submit(later.load_cache, saved) for _ in range(3)]
+        saves = [pool.submit(later.save_cache, tmp_path / str(n)) for n in range(2)]
+        added = [load.result(60) for load in loads]
+        written = [save.result(60) for save in saves]
+    assert sorted(added)[:2] == [0, 0]
+    later.flush_cache()
+    assert max(added) == later.load_cache(saved)
+    for number, tokens in enumerate(written):
+        later.flush_cache()
+        assert later.load_cache(tmp_path / str(number)) == tokens

@@ -1,7 +1,9 @@
 """Messages of the first host arrive in order, lost hosts are noticed, and strangers cannot connect."""
 
+import contextlib
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,3 +125,79 @@ def test_hosts_that_do_not_connect_are_named() -> None:
     server.close()
     with pytest.raises(ConfigError, match=rf"dist_init_addr = '127.0.0.1': port {port} of it cannot be reached"):
         connect("127.0.0.1", port, 1, SECRET, 0.05)
+
+
+def test_silent_strangers_hold_up_no_host() -> None:
+    """However many connect and say nothing, or a part of a greeting: the host is found at once, they are closed."""
+    server = listen()
+    port = server.getsockname()[1]
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(120)]
+    silent[-1].sendall(SECRET[:7])
+    host = connect("127.0.0.1", port, 1, SECRET, 10.0)
+    got: list[socket.socket] = []
+    thread = threading.Thread(target=lambda: got.extend(accept(server, 2, SECRET, 600.0)), daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive(), "a stranger holds up the host"
+    assert got[0].getpeername()[1] == host.getsockname()[1]
+    for each in silent:
+        each.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert each.recv(1) == b""
+    for each in (*silent, host, *got):
+        each.close()
+
+
+def test_a_greeting_may_come_in_pieces() -> None:
+    server = listen()
+    host = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
+    got: list[socket.socket] = []
+    thread = threading.Thread(target=lambda: got.extend(accept(server, 2, SECRET, 10.0)), daemon=True)
+    thread.start()
+    for byte in SECRET + (1).to_bytes(8):
+        host.sendall(bytes([byte]))
+    thread.join(5)
+    assert len(got) == 1
+    for each in (host, *got):
+        each.close()
+
+
+def test_a_host_that_goes_before_it_has_a_name_is_lost_like_any_other() -> None:
+    """A connection that was reset has no address any more."""
+    server = listen()
+    host = connect("127.0.0.1", server.getsockname()[1], 1, SECRET, 10.0)
+    (accepted,) = accept(server, 2, SECRET, 10.0)
+    host.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    host.close()  # resets the connection
+    with contextlib.suppress(OSError):
+        while True:
+            accepted.sendall(b"x")
+    with pytest.raises(OSError, match="not connected"):
+        accepted.getpeername()
+    losses = Losses()
+    sender = Sender([accepted], losses, Losses())
+    assert losses.wait().startswith("host 1 is gone")
+    sender.close()
+
+
+def test_a_callback_may_close_the_channel() -> None:
+    """`on_lost` runs in the thread that watches, which cannot wait for itself."""
+    server = listen()
+    host = connect("127.0.0.1", server.getsockname()[1], 1, SECRET, 10.0)
+    closed: queue.Queue[BaseException | None] = queue.Queue()
+    begun = threading.Event()  # `lost` knows the sender
+
+    def lost(error: HostLost) -> None:
+        begun.wait(5)
+        try:
+            sender.close()
+        except BaseException as raised:
+            closed.put(raised)
+        else:
+            closed.put(None)
+
+    sender = Sender(accept(server, 2, SECRET, 10.0), lost, Losses())
+    begun.set()
+    host.close()
+    assert closed.get(timeout=10) is None
+    sender.close()

@@ -10,6 +10,7 @@ import pytest
 
 from jswa.cache.capacity import useful_blocks
 from jswa.config import EngineConfig, Limits
+from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE
 from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena, table_bytes
 from tests.support.fakes import make_layer, make_layout, make_model
@@ -54,6 +55,24 @@ def test_cpu_devices_share_a_quarter_of_the_memory_up_to_4_gib(
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
     found: Any = [FakeDevice("cpu")] * devices
     assert free_bytes(found) == expected * 2**30
+
+
+@pytest.mark.parametrize("stats", [None, {}, {"bytes_in_use": 5}, {"bytes_limit": 5}])
+@pytest.mark.parametrize("allocator", [None, "platform"])
+def test_a_device_that_does_not_tell_its_memory_needs_an_option(
+    stats: dict[str, int] | None, allocator: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under XLA_PYTHON_CLIENT_ALLOCATOR=platform: the error names the option to give, and the cause where known."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_ALLOCATOR", raising=False)
+    if allocator is not None:
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", allocator)
+    silent: Any = FakeDevice("gpu")
+    monkeypatch.setattr(FakeDevice, "memory_stats", lambda self: stats)
+    with pytest.raises(ConfigError, match="kv_cache_memory_bytes = None: must be given: gpu does not report") as caught:
+        free_bytes([silent])
+    assert caught.value.field == "kv_cache_memory_bytes"
+    assert ("XLA_PYTHON_CLIENT_ALLOCATOR=platform" in str(caught.value)) == (allocator is not None)
 
 
 def test_the_fullest_gpu_decides_how_large_the_arena_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
-"""`copy_pages` against NumPy: pages move, full tables follow, everything else is unchanged."""
+"""Moves of pages and rows of page tables against NumPy (jswa/exec/programs/pages.py)."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.programs.pages import WIDTH, copy_pages, move_batches
+from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, move_batches, rename_pages, row_batches, set_rows
 from jswa.exec.programs.state import DeviceState, init_state
+from jswa.plan import TableRow
 from tests.support.fakes import share
 from tests.support.oracles import small_model
 
@@ -26,7 +26,13 @@ def program(pattern: str) -> tuple[KVLayout, Any]:
     """Return the layout and its compiled program."""
     if pattern not in _programs:
         layout = KVLayout.of(small_model(pattern), 2)
-        _programs[pattern] = layout, jax.jit(partial(copy_pages, layout=layout))
+        pages = NUM_BLOCKS * layout.pages_per_block
+
+        def run(state: DeviceState, moves: Any) -> DeviceState:
+            lanes = copy_pages(state["lanes"], moves, layout=layout)
+            return {**state, "lanes": lanes, "full_table": rename_pages(state["full_table"], moves, num_pages=pages)}
+
+        _programs[pattern] = layout, jax.jit(run)
     return _programs[pattern]
 
 
@@ -93,3 +99,28 @@ def test_any_number_of_moves_gives_the_result_of_single_moves(seed: int) -> None
     for moved, wanted in zip(state["lanes"], expected, strict=True):
         np.testing.assert_array_equal(np.asarray(moved).reshape(pages, -1), wanted)
     np.testing.assert_array_equal(state["full_table"], table)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 20, ROWS, ROWS + 5])
+def test_rows_are_set_in_batches(count: int) -> None:
+    """Each batch has a power of two of lines; the row ids of its padding do not exist, so nothing is written there."""
+    max_rows, width, rng = ROWS + 8, 6, np.random.default_rng(count)
+    rows = [
+        TableRow(int(row_id), rng.integers(1, 99, n).astype(np.int32), n - k, rng.integers(1, 99, k).astype(np.int32))
+        for row_id, n, k in zip(
+            rng.permutation(max_rows)[:count], rng.integers(1, 7, count), [0, 1] * ROWS, strict=False
+        )
+    ]
+    before = rng.integers(0, 99, (2, max_rows, width)).astype(np.int32)
+    tables = jnp.asarray(before[0]), jnp.asarray(before[1])
+    batches = list(row_batches(rows, width, max_rows))
+    for batch in batches:
+        tables = set_rows(tables, jnp.asarray(batch))
+    expected = before.copy()
+    for row in rows:
+        expected[:, row.row_id] = 0
+        expected[0, row.row_id, : len(row.full)] = row.full
+        expected[1, row.row_id, row.first_local : row.first_local + len(row.local)] = row.local
+    np.testing.assert_array_equal(np.stack(tables), expected)
+    sizes = [len(batch) for batch in batches]
+    assert sizes == {0: [], 1: [1], 2: [2], 3: [4], 20: [32], ROWS: [32], ROWS + 5: [32, 8]}[count]

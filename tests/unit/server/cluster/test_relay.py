@@ -20,6 +20,7 @@ from jswa.errors import ConfigError
 from server.cluster.merge import Answer, merged, merged_metrics
 from server.cluster.relay import Lost, Relay, Replica, prefix_of
 from server.cluster.replicas import ReplicaConfig, read_options
+from server.http.auth import Keys
 from server.http.errors import ApiError
 from tests.support.server.harness import Client, serving, until
 
@@ -64,7 +65,8 @@ def relayed(**options: Any) -> Iterator[tuple[Client, Way]]:
 
     def wrap(app: ASGIApp) -> ASGIApp:
         ways.append(Way(app))
-        relay = Relay(ways[0], options.get("max_body_size", 10_000), retries=2, hidden=[b"x-hidden"])
+        keys = Keys(options.get("api_key", ()), options.get("admin_api_key"))
+        relay = Relay(ways[0], keys, options.get("max_body_size", 10_000), retries=1, hidden=[b"x-hidden"])
 
         async def both(scope: Scope, receive: Receive, send: Send) -> None:
             await (app if scope["type"] == "lifespan" else relay)(scope, receive, send)
@@ -182,14 +184,60 @@ def test_a_disconnected_client_frees_its_rows() -> None:
 def test_a_request_is_retried_if_its_replica_is_lost_before_the_answer(front: tuple[Client, Way]) -> None:
     client, way = front
     for stream in (False, True):
-        way.lose = [0, 0]
+        way.lose = [0]
         asked = len(way.prefixes)
         found = client.post(PATH, {"prompt": "abc", "max_tokens": 4, "stream": stream})
         assert found.status_code == 200
-        assert len(way.prefixes) == asked + 3
+        assert len(way.prefixes) == asked + 2
     until(lambda: client.service.running == 0)
-    way.lose = [0, 0, 0]
+    way.lose, asked = [0, 0, 0], len(way.prefixes)
     assert client.refusal(PATH, {"prompt": "abc"}, 500)["code"] == "replica_lost"
+    assert len(way.prefixes) == asked + 2, "a request that kills its replica must not take a third"
+    way.lose.clear()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", PATH, [], 401),
+        ("POST", PATH, [(b"authorization", b"Bearer wrong")], 401),
+        ("POST", "/tokenize", [(b"authorization", b"Bearer a")], 401),
+        ("GET", "/metrics", [], 401),
+        ("POST", "/abort", [(b"authorization", b"Bearer k")], 401),
+        ("OPTIONS", PATH, [], 0),
+        ("GET", "/health", [], 0),
+    ],
+)
+def test_nothing_of_a_body_is_read_before_the_key_is_known(
+    method: str, path: str, headers: list[tuple[bytes, bytes]], status: int
+) -> None:
+    """Nor where there is no key to ask for; refusals ask no replica. Status 0: the replica answers."""
+    asked: list[bytes] = []
+    sent: list[Message] = []
+    read: list[None] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def receive() -> Message:
+        assert not status, "the body of a stranger is read"
+        read.append(None)
+        return {"type": "http.request", "body": b"x" * 50, "more_body": True} if len(read) == 1 else await never()
+
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    relay = Relay(Way(app), Keys(("k",), "a"), 100, retries=1)
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
+    asyncio.run(relay(scope, receive, send))
+    assert sent[0]["status"] == (status or 200)
+    assert set(asked) == ({b""} if not status else set())
 
 
 def test_a_stream_ends_with_an_error_if_its_replica_is_lost(front: tuple[Client, Way]) -> None:
@@ -327,6 +375,7 @@ def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     ("wrong", "said"),
     [
         ({"max_replica": 4}, "max-replicas"),
+        ({"retries": 2}, "retries"),
         ({"max_num_seqs": "x"}, "int"),
         ({"max_num_seqs": 0}, "at least 1"),
         ({"max_replicas": 1, "min_replicas": 2}, "min_replicas"),

@@ -355,3 +355,78 @@ def test_the_engine_waits_for_a_slow_event_loop() -> None:
             assert engine.steps >= 200
 
     run(test)
+
+
+def test_an_error_in_a_call_goes_to_its_caller_and_the_engine_goes_on() -> None:
+    """Any exception, also one that nobody expects; other requests get their tokens."""
+
+    async def test() -> None:
+        engine = FakeEngine()
+        async with running(engine) as bridge:
+            inbox: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "good", tokens=50)], inbox.put_nowait)
+            for _ in range(5):
+                with pytest.raises(ZeroDivisionError) as caught:
+                    await bridge.call(lambda e: 1 / 0)
+                assert caught.value.__traceback__ is not None
+            got = [await inbox.get() for _ in range(50)]
+            assert [e.token for e in got if isinstance(e, TokenEvent)] == [count_up([0] * 3, k) for k in range(50)]
+            assert bridge.state == "up"
+
+    run(test)
+
+
+def test_an_error_while_a_request_is_queued_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets an internal error, and nothing of it stays in the engine."""
+
+    async def test() -> None:
+        engine = FakeEngine()
+        add = engine.add
+
+        def fail(request: Request) -> None:
+            add(request)
+            if request.request_id == "bad":
+                raise IndexError("a fault of our own")
+
+        monkeypatch.setattr(engine, "add", fail)
+        async with running(engine) as bridge:
+            good: Inbox = asyncio.Queue()
+            bad: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "good", tokens=20)], good.put_nowait)
+            bridge.submit([ask(engine, "bad", tokens=20)], bad.put_nowait)
+            error = await bad.get()
+            assert isinstance(error, ApiError)
+            assert (error.status, error.message) == (500, "internal error")
+            got = [await good.get() for _ in range(20)]
+            assert all(isinstance(event, TokenEvent) for event in got)
+            assert await bridge.call(lambda e: e.has_work()) is False
+            assert (bridge.active, bridge.state) == (0, "up")
+
+    run(test)
+
+
+def test_an_error_while_a_request_is_aborted_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine goes on with the others, and with requests that come later."""
+
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.delay = 0.001
+
+        def fail(request_id: str) -> None:
+            raise IndexError("a fault of our own")
+
+        monkeypatch.setattr(engine, "abort", fail)
+        async with running(engine) as bridge:
+            good: Inbox = asyncio.Queue()
+            bad: Inbox = asyncio.Queue()
+            bridge.submit([ask(engine, "bad", tokens=200)], bad.put_nowait)
+            bridge.abort(["bad"], tell=True)
+            while not isinstance(event := await bad.get(), ApiError):
+                pass
+            assert event.status == 500
+            bridge.submit([ask(engine, "good", tokens=20)], good.put_nowait)
+            got = [await good.get() for _ in range(20)]
+            assert all(isinstance(event, TokenEvent) for event in got)
+            assert (bridge.active, bridge.state) == (0, "up")
+
+    run(test)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from server.core.service import Served
+from server.http.process import run
+from server.options import ServeConfig
+from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import until
 from tests.support.server.processes import Process, started
 
@@ -151,3 +156,17 @@ def test_a_port_in_use_is_an_error() -> None:
         port = int(server.url.rpartition(":")[2])
         with pytest.raises(AssertionError, match="address already in use"), serving(port=port):
             pass
+
+
+def test_the_engines_thread_gets_the_interpreter_back_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's default, 5 ms, is as long as a step."""
+    asked: list[float] = []
+
+    def build() -> FakeEngine:
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(sys, "setswitchinterval", asked.append)
+    with pytest.raises(RuntimeError, match="far enough"):
+        run(Served(build, None), ServeConfig(served_model_name=("fake",)))
+    assert asked
+    assert asked[0] < 1e-3

@@ -1,0 +1,190 @@
+"""Copies pages between the arena and the host while steps go on, a few slots at a time between two steps.
+
+A page may get another owner, or a reader, before its turn has come. So the engine shows each plan to the copy before
+the launch: what the step will overwrite is read first, and what it will read is written first. A copy therefore keeps
+no page from being evicted, and needs no memory of the arena.
+
+`more` and `before_launch` run where the engine's steps run, one at a time; `store` may run in any thread, beside them.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Int, Shaped
+
+from jswa.cache.layout import KVLayout
+from jswa.plan import StepPlan
+from jswa.storage.snapshot import slots_of
+
+BATCHES = 4  # that may be on their way to the host: scratch memory of the device
+Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and in each lane by device
+
+
+@runtime_checkable
+class SlotRunner(Protocol):
+    """A runner that copies slots (1/m block) to the host and back."""
+
+    @property
+    def slots_per_copy(self) -> int:
+        """Slots that one call of `read_slots` or `write_slots` takes at most."""
+        ...
+
+    def prepare_copies(self) -> None:
+        """Compile what the copies need; steps may go on meanwhile."""
+        ...
+
+    def read_slots(self, ids: Int[np.ndarray, " n"]) -> Sequence[Any]:
+        """Return at least n slots for each lane, as the last launched step leaves them. They may still be coming."""
+        ...
+
+    def write_slots(self, ids: Int[np.ndarray, " n"], contents: Contents, rows: Int[np.ndarray, " n"]) -> None:
+        """Overwrite each slot with a row of `contents`; the next step sees it."""
+        ...
+
+
+class Touched(NamedTuple):
+    """Slots with contents that a step needs, and slots that it overwrites."""
+
+    read: Int[np.ndarray, " n"]
+    written: Int[np.ndarray, " k"]
+
+
+def touched(plan: StepPlan, layout: KVLayout) -> Touched:
+    """Return the slots that a step copies or overwrites, and those of cached pages on which its new rows start."""
+    p, m = layout.page_size, layout.pages_per_block
+    indices = {row_id: index for index, row_id in enumerate(plan.row_ids.tolist())}
+    none = np.zeros(0, np.int32)
+    full, local = [none], [none]
+    new_full, new_local = [plan.full_pages[:, 2]], [plan.local_pages[:, 2]]
+    for row in plan.table_rows:
+        index = indices[row.row_id]
+        full.append(row.full)
+        local.append(row.local)
+        new_full.append(row.full[plan.full_write_from[index] // p :])
+        new_local.append(row.local[max(0, plan.starts[index] // p - row.first_local) :])
+    read = slots_of(np.concatenate(full), np.concatenate(local), m)
+    written = slots_of(np.concatenate(new_full), np.concatenate(new_local), m)
+    return Touched(np.concatenate([plan.moves[:, 0], read]), np.concatenate([plan.moves[:, 1], written]))
+
+
+class Reading:
+    """Reads slots into rows of `contents`, all as they are when this is made.
+
+    Args:
+        sources: the slot of each row.
+        num_slots: slots of the arena.
+    """
+
+    def __init__(
+        self,
+        runner: SlotRunner,
+        layout: KVLayout,
+        sources: Int[np.ndarray, " n"],
+        contents: Contents,
+        num_slots: int,
+    ) -> None:
+        self._runner = runner
+        self._layout = layout
+        self._sources = sources
+        self._contents = contents
+        self._next = 0
+        self._row_of = np.full(num_slots, -1, np.int64)
+        self._row_of[sources] = np.arange(len(sources))
+        # Rows of one slot, of which the last is read: two pages may be there, one of which is to be copied away.
+        self._same = np.flatnonzero(self._row_of[sources] != np.arange(len(sources)))
+        self._first = self._row_of[sources[self._same]]
+        self._wanted: Bool[np.ndarray, " slots"] = self._row_of >= 0
+        self._coming: deque[tuple[Int[np.ndarray, " rows"], Sequence[Any]]] = deque()
+
+    def before_launch(self, plan: StepPlan) -> None:
+        """Read what the step will overwrite."""
+        written = np.unique(touched(plan, self._layout).written)
+        self._launch(written[self._wanted[written]])
+
+    def more(self) -> bool:
+        """Start to read a few more slots; False if there are no more."""
+        width = self._runner.slots_per_copy
+        while len(self._coming) < BATCHES and self._next < len(self._sources):
+            batch = np.unique(self._sources[self._next : self._next + width])
+            self._next += width
+            self._launch(batch[self._wanted[batch]])
+        return self._next < len(self._sources)
+
+    def store(self) -> None:
+        """Wait for all that is coming, and store it."""
+        while self._coming:
+            try:
+                rows, lanes = self._coming.popleft()
+            except IndexError:  # the engine's thread was quicker
+                return
+            each = len(self._contents) // len(lanes)
+            for number, lane in enumerate(lanes):
+                parts = np.split(np.asarray(lane)[: len(rows)], each, axis=1)
+                for whole, part in zip(self._contents[number * each : (number + 1) * each], parts, strict=True):
+                    whole[rows] = part
+
+    def finish(self) -> None:
+        """Complete the contents, once there is no more to read."""
+        self.store()
+        for whole in self._contents:
+            whole[self._same] = whole[self._first]
+
+    def _launch(self, slots: Int[np.ndarray, " n"]) -> None:
+        width = self._runner.slots_per_copy
+        for start in range(0, len(slots), width):
+            if len(self._coming) >= BATCHES:
+                self.store()
+            batch = slots[start : start + width]
+            self._coming.append((self._row_of[batch], self._runner.read_slots(batch)))
+            self._wanted[batch] = False
+
+
+class Writing:
+    """Writes rows of `contents` to slots, a few at a time, and at once those that a step reads.
+
+    Args:
+        rows: the row of each slot.
+        num_slots: slots of the arena.
+    """
+
+    def __init__(
+        self,
+        runner: SlotRunner,
+        layout: KVLayout,
+        slots: Int[np.ndarray, " n"],
+        contents: Contents,
+        rows: Int[np.ndarray, " n"],
+        num_slots: int,
+    ) -> None:
+        self._runner = runner
+        self._layout = layout
+        self._slots = slots
+        self._contents = contents
+        self._next = 0
+        self._row_of = np.full(num_slots, -1, np.int64)
+        self._row_of[slots] = rows
+        self._pending: Bool[np.ndarray, " slots"] = self._row_of >= 0
+
+    def before_launch(self, plan: StepPlan) -> None:
+        """Write what the step will read. What it overwrites has another owner by now, and is not written any more."""
+        use = touched(plan, self._layout)
+        read = np.unique(use.read)
+        self._write(read[self._pending[read]])
+        self._pending[use.written] = False
+
+    def more(self) -> bool:
+        """Write a few more slots; False if there are no more."""
+        width = self._runner.slots_per_copy
+        batch = self._slots[self._next : self._next + width]
+        self._next += width
+        self._write(batch[self._pending[batch]])
+        return self._next < len(self._slots)
+
+    def _write(self, slots: Int[np.ndarray, " n"]) -> None:
+        width = self._runner.slots_per_copy
+        for start in range(0, len(slots), width):
+            batch = slots[start : start + width]
+            self._runner.write_slots(batch, self._contents, self._row_of[batch])
+            self._pending[batch] = False
