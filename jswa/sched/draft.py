@@ -22,6 +22,7 @@ class Draft:
 
     Attributes:
         budget: tokens that the step may still take.
+        kept: tokens of these that a flood leaves to others (`Turns.room`): half of the step, if an eighth is for it.
         left: running rows that have not had their turn, in order; they may be preempted.
         sequences, counts: rows so far, and the tokens that each runs.
         extended: rows with new pages.
@@ -30,6 +31,7 @@ class Draft:
     """
 
     budget: int
+    kept: int = 0
     left: deque[Sequence] = field(default_factory=deque)
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)

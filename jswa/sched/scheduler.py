@@ -49,7 +49,7 @@ class Scheduler:
         self._arrivals = 0
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
-        self._turns = Turns(limits.max_tokens / limits.max_rows)
+        self._turns = Turns(limits.max_tokens, limits.max_rows)
         self._free_row_ids = list(range(limits.max_rows - 1, -1, -1))
         self._logprob_requests = 0
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
@@ -185,6 +185,7 @@ class Scheduler:
         Before the rows of a tenant come the waiting sequences of tenants whose turn is earlier.
         """
         draft.budget -= sum(s.decodes for s in self._running)
+        draft.kept = max(0, min(self.limits.max_tokens // 2, draft.budget - max(1, draft.budget // 8)))
         draft.left.extend(self._turns.order(self._running))
         last = None
         while draft.left:
@@ -195,7 +196,7 @@ class Scheduler:
                 continue
             sequence = draft.left.popleft()
             known = sequence.num_known - sequence.launched
-            count = min(known, draft.budget) if known > 0 else 1
+            count = min(known, self._turns.room(sequence, draft.budget, draft.kept)) if known > 0 else 1
             if count <= 0 or sequence.launched >= sequence.limit - 1:
                 continue
             if sequence.in_flight and sequence.waits_for_tokens:
@@ -234,7 +235,10 @@ class Scheduler:
             if returning is not None and self._turns.turn(sequence) > returning:
                 return
             if not self._may_start(sequence, draft):
-                return
+                if draft.budget <= 0:
+                    return
+                passed.add(sequence.request.tenant)  # others may have a right to a row, or to more tokens
+                continue
             match = self._match(sequence)
             if prefix_is_coming(sequence, match.resume.full_to, self._running, self.layout.page_size):
                 passed.add(sequence.request.tenant)
@@ -244,9 +248,9 @@ class Scheduler:
     def _may_start(self, sequence: Sequence, draft: Draft) -> bool:
         """Return whether there are tokens and a row for a waiting sequence, or a row that it may take."""
         if self._free_row_ids:
-            return draft.budget > 0
+            return self._turns.room(sequence, draft.budget, draft.kept) > 0
         victim = self._victim(sequence, draft.left)
-        return victim is not None and draft.budget + victim.decodes > 0
+        return victim is not None and self._turns.room(sequence, draft.budget, draft.kept) + victim.decodes > 0
 
     def _start(self, sequence: Sequence, match: Match, draft: Draft) -> bool:
         """Give a waiting sequence a row and pages, which others may lose; False: it still waits."""
@@ -266,7 +270,7 @@ class Scheduler:
         if lease is None:
             return False
         start = match.resume.start
-        count = min(sequence.num_known - start, draft.budget)
+        count = min(sequence.num_known - start, self._turns.room(sequence, draft.budget, draft.kept))
         if not self.cache.grow(lease, start + count):
             self.cache.close(lease)
             return False
