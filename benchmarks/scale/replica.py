@@ -33,12 +33,13 @@ _LEAST_SKIPPED = 3
 
 @dataclass(eq=False)
 class Job:
-    """A request and its latencies, in seconds of virtual time. `produced` counts its generated tokens."""
+    """A request of a tenant and its latencies, in seconds of virtual time. `produced` counts its generated tokens."""
 
     name: str
     request: TraceRequest
     arrival: float
     replica: int = -1
+    tenant: str = ""
     first: float = -1.0
     end: float = -1.0
     produced: int = 0
@@ -119,7 +120,11 @@ def submit(replica: Replica, job: Job, now: float) -> None:
     _interrupt(replica, now)
     request = job.request
     length = len(request.prompt) + len(request.output)
-    replica.scheduler.add(Request(job.name, request.prompt, _GREEDY, frozenset(), (0, 0), length))
+    replica.scheduler.add(
+        Request(
+            job.name, request.prompt, _GREEDY, frozenset(), (0, 0), length, cache_salt=job.tenant, tenant=job.tenant
+        )
+    )
     replica.jobs[job.name] = job
     if not replica.flight:
         _launch(replica, now)

@@ -20,6 +20,7 @@ class Draft:
 
     Attributes:
         budget: tokens that the step may still take.
+        kept: tokens of these that a flood leaves to others (`Turns.room`): half of the step, if an eighth is for it.
         sequences, counts: rows so far, and the tokens that each runs.
         prompts: running rows that have a prompt to prefill, with their index among `sequences`, or None.
         extended: rows with new pages.
@@ -28,6 +29,7 @@ class Draft:
     """
 
     budget: int
+    kept: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     prompts: dict[Sequence, int | None] = field(default_factory=dict)

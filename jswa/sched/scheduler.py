@@ -48,7 +48,7 @@ class Scheduler:
         self._arrivals = 0
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
-        self._turns = Turns(limits.max_tokens / limits.max_rows, limits.long_prompt)
+        self._turns = Turns(limits.max_tokens, limits.max_rows, limits.long_prompt)
         self._free_row_ids = list(range(limits.max_rows - 1, -1, -1))
         self._logprob_requests = 0
         self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
@@ -96,6 +96,8 @@ class Scheduler:
         """Choose the next step by turns (`Turns`); None if nothing can run now. Its lengths count as launched."""
         self.cache.compact()
         draft = Draft(self.limits.max_tokens)
+        free = draft.budget - self._singles(draft)
+        draft.kept = max(0, min(self.limits.max_tokens // 2, free - max(1, free // 8)))
         self._take_rows(draft)
         self._plan_running(draft)
         passed = self._admit(draft)
@@ -193,18 +195,20 @@ class Scheduler:
             while not self._free_row_ids or not self._admissible(sequence, match):
                 victim = self._victim(sequence, draft)
                 if victim is None:
-                    return
+                    break
                 self._preempt(victim)
                 match, victims = match_of(self.cache, sequence), victims + 1
             reserved = self._singles(draft)
             draft.budget -= reserved
-            begun = victims > 0 and draft.budget > 0 and self._begin(draft, sequence, match)
+            begun = victims > 0 and self._begin(draft, sequence, match)
             draft.budget += reserved
             if not begun:
-                return
+                passed.add(sequence.request.tenant)
 
     def _victim(self, sequence: Sequence, draft: Draft) -> Sequence | None:
         """Return the row that a waiting sequence may take from a tenant that holds more than its share."""
+        if self._turns.room(sequence, draft.budget - self._singles(draft) + 1, draft.kept) <= 0:
+            return None
         need, total = self.layout.resident_slots(sequence.num_known + 1), self.cache.pool.total_slots
         held = {row: self.cache.held_slots(lease_of(row)) for row in self._running}
         left = [row for row in self._running if row not in draft.prompts]
@@ -223,7 +227,7 @@ class Scheduler:
 
         The budget has a token for each of these rows.
         """
-        share = min(self.limits.long_prompt, draft.budget - self._singles(draft))
+        share, free = self.limits.long_prompt, draft.budget - self._singles(draft)
         left = deque(s for s in self._turns.order(self._running) if s not in draft.prompts)
         while left:
             sequence = left.popleft()
@@ -232,7 +236,8 @@ class Scheduler:
                 continue
             if sequence.num_known > launched + 1:
                 draft.prompts[sequence] = None
-                count, share = min(sequence.num_known - launched, share), 0
+                count = min(sequence.num_known - launched, share, self._turns.room(sequence, free, draft.kept))
+                share = 0
                 if count <= 0:
                     continue
             if launched + count > lease_of(sequence).covered:
@@ -273,7 +278,7 @@ class Scheduler:
             if left and (limit is None or own < limit or (own == limit and left <= long)):
                 order.append((own, left, sequence.rank, sequence))
         for _, left, _, sequence in sorted(order, key=lambda entry: entry[:3]):
-            count = min(left, draft.budget)
+            count = min(left, self._turns.room(sequence, draft.budget, draft.kept))
             length = sequence.launched + draft.given(sequence) + count
             if count and self.cache.grow(lease_of(sequence), length):
                 draft.extended.append(sequence)
@@ -294,9 +299,11 @@ class Scheduler:
             if head is None or (returning is not None and self._turns.turn(head) > returning):
                 break
             self._prefill(draft, before=head, long=long)
-            if draft.budget <= 0:
-                break
-            tenant, match = head.request.tenant, match_of(self.cache, head)
+            tenant = head.request.tenant
+            if self._turns.room(head, draft.budget, draft.kept) <= 0:
+                passed.add(tenant)
+                continue
+            match = match_of(self.cache, head)
             writer = prefix_writer(self._running, head, match, self.layout.page_size)
             if tenant not in short and is_passed(draft, head, match, writer, self.limits.long_prompt):
                 short.add(tenant)
@@ -308,7 +315,8 @@ class Scheduler:
 
     def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
         """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
-        if not self._admissible(sequence, match):
+        room = self._turns.room(sequence, draft.budget, draft.kept)
+        if room <= 0 or not self._free_row_ids or not self._admissible(sequence, match):
             return False
         lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
         if lease is None:  # a partial page and its copy do not both fit: start at the page before
@@ -319,7 +327,7 @@ class Scheduler:
             return False
         start = match.resume.start
         need = sequence.num_known - start
-        count = need if need <= draft.budget else min(self.limits.long_prompt, draft.budget)
+        count = need if need <= room else min(self.limits.long_prompt, room)
         if not self.cache.grow(lease, start + count):
             self.cache.close(lease)
             return False

@@ -4,8 +4,9 @@ A tenant is an API key of the server; a program that uses the engine has one ten
 each has a counter of the tokens that its rows have run, divided by its weight (start-time fair queueing of Goyal, Vin
 and Cheng, 1996, with the virtual token counter of Sheng et al., OSDI 2024). Of two tenants the one with the lower
 counter goes first: its waiting sequence is admitted and its prompt gets tokens of the step before the other's. Virtual
-time is the highest counter of a tenant when a sequence of it was admitted; a tenant that had nothing waiting goes on
-from there, so idleness earns no credit.
+time is the lowest counter of those who wait when a sequence is admitted; a tenant that had nothing waiting goes on from
+there, so idleness earns no credit. Tenants that are ahead of virtual time by less than a few steps count as equal, and
+the one with fewer unfinished prompt tokens goes first: a tenant may use its share in bursts.
 
 Counters decide between those who wait. What a tenant holds is bounded by its share: of rows or of KV memory, whichever
 is larger (dominant resource fairness, Ghodsi et al., NSDI 2011). A sequence that finds no room takes the youngest row
@@ -20,6 +21,8 @@ from collections.abc import Sequence as Items
 from jswa.sched.queue import Queue
 from jswa.sched.sequence import Sequence
 
+_BURST = 8  # steps
+
 Turn = tuple[int, float, int, int]
 
 
@@ -27,16 +30,18 @@ class Turns:
     """Owns the waiting sequences, a queue for each tenant, and the tenants' counters.
 
     Args:
-        decode_cost: cost of a generated token, in tokens of prompts: a step has room for so many times more of these.
+        max_tokens, max_rows: tokens and rows of a step.
         long_prompt: prompts with more tokens than this are long, for `Queue`.
     """
 
-    def __init__(self, decode_cost: float, long_prompt: int) -> None:
-        self._decode_cost = decode_cost
+    def __init__(self, max_tokens: int, max_rows: int, long_prompt: int) -> None:
         self._long_prompt = long_prompt
+        self._decode_cost = max_tokens / max_rows  # of a generated token, in tokens of prompts
+        self._burst = _BURST * max_tokens  # by which a tenant of weight 1 may be ahead without going behind
         self._now = 0.0
         self._waiting: dict[str, Queue] = {}
         self._unfinished: Counter[str] = Counter()
+        self._asked: Counter[str] = Counter()  # their prompt tokens
         self._weights: dict[str, float] = {}
         self._spent: dict[str, float] = {}
 
@@ -55,6 +60,7 @@ class Turns:
         if tenant not in self._waiting:
             self._spent[tenant] = max(self._spent.get(tenant, 0.0), self._now)
         self._unfinished[tenant] += 1
+        self._asked[tenant] += len(sequence.request.prompt)
         self._weights[tenant] = sequence.request.weight
         self.push(sequence)
 
@@ -62,6 +68,7 @@ class Turns:
         """Forget a sequence that has finished."""
         tenant = sequence.request.tenant
         self._unfinished[tenant] -= 1
+        self._asked[tenant] -= len(sequence.request.prompt)
         if not self._unfinished[tenant]:
             del self._unfinished[tenant]
 
@@ -76,7 +83,18 @@ class Turns:
     def turn(self, sequence: Sequence) -> Turn:
         """Return a sequence's sort key: priority, its tenant's counter, how much that one asks for, and arrival."""
         (priority, arrival), tenant = sequence.rank, sequence.request.tenant
-        return priority, self._spent[tenant], self._unfinished[tenant], arrival
+        return priority, max(self._spent[tenant] - self._burst, self._now), self._asked[tenant], arrival
+
+    def room(self, sequence: Sequence, budget: int, kept: int) -> int:
+        """Return the prompt tokens of a step that a row may take, of the `budget` that is left.
+
+        While another tenant asks for little, one that asks for more than a few steps leaves `kept` tokens: steps are
+        short for a request that comes, at about the same throughput.
+        """
+        if self.several and self._asked[sequence.request.tenant] > self._burst:
+            flooded = min(self._asked[tenant] for tenant in self._unfinished) > self._burst
+            budget -= 0 if flooded else kept
+        return max(0, budget)
 
     def group(self, sequence: Sequence) -> tuple[int, float, int]:
         """Return a sort key that sequences of one tenant and priority share: the turn without the arrival."""
@@ -107,8 +125,8 @@ class Turns:
 
     def admit(self, sequence: Sequence) -> None:
         """Remove a sequence that will run."""
+        self._now = max(self._now, min(self._spent[tenant] for tenant in self._waiting))
         self.remove(sequence)
-        self._now = max(self._now, self._spent[sequence.request.tenant])
 
     def victim(
         self, sequence: Sequence, need: int, held: Mapping[Sequence, int], left: Items[Sequence], total: tuple[int, int]

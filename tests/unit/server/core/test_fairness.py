@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.core.fairness import Admission, Budget, Helpers, Lanes
+from server.core.fairness import Admission, Budget, Helpers, Lanes, Weights
 from server.http.errors import ApiError, engine_dead
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import serving, until
 
-KEYS = {"hog": 1.0, "a": 1.0, "b": 1.0, "c": 1.0}
+KEYS: Weights = {"hog": 1.0, "a": 1.0, "b": 1.0, "c": 1.0}
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -263,7 +263,7 @@ def test_a_request_that_cannot_be_begun_gives_its_places_back() -> None:
         def fail(*_: object) -> None:
             raise engine_dead()
 
-        client.service.bridge.submit = fail  # type: ignore[method-assign]
+        client.service.bridge.submit = fail  # type: ignore[method-assign,assignment]
         assert client.post("/v1/completions", {"prompt": "abc"}).status_code == 500
         assert (client.service.admission.texts, client.service.admission.tokens) == (0, 0)
         client.service.bridge.submit = submit  # type: ignore[method-assign]

@@ -47,8 +47,7 @@ def test_a_spare_process_is_ready_when_one_is_killed(client: Client) -> None:
     renderer = client.service.renderer
     assert renderer is not None
     assert chat(client, "other", "a") == 200
-    begun = threading.Event()
-    slow = threading.Thread(target=lambda: (begun.set(), chat(client, "other", "loop")))
+    slow = threading.Thread(target=chat, args=(client, "other", "loop"))
     before = set(renderer.pids)
     slow.start()
     slow.join()

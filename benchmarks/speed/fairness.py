@@ -1,0 +1,117 @@
+"""What three quiet API keys feel of a fourth one that floods `jswa serve tiny`, in real time over HTTP.
+
+    python -m benchmarks.speed.fairness [--seconds 15] [--only templates] [--json FILE]
+
+Each quiet key sends a short chat of one token at a time, then waits; its latency is the time to the first token. The
+fourth key sends one request at a time and then waits as long as it took three times over (a quarter of one place: the
+baseline), or floods: 24 requests at a time. `ratio` is the quiet keys' 99th percentile over that of the baseline.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import result_file
+from benchmarks.speed.load import Address, ask, server
+from jswa.bench.report import percentile
+
+TEMPLATE = """{% for m in messages %}{% if m.content.startswith('heavy') %}{% for a in range(3000) %}{% for b in
+range(300) %}{% endfor %}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"""
+QUIET = ("quiet-1", "quiet-2", "quiet-3")
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+FLOOD = 24
+
+Body = Callable[[int], dict[str, Any]]
+KINDS: dict[str, tuple[str, Body]] = {
+    "short": (COMPLETIONS, lambda i: {"prompt": f"{i} cats and a dog", "max_tokens": 8}),
+    "generations": (COMPLETIONS, lambda i: {"prompt": f"{i} cats", "max_tokens": 1_500, "ignore_eos": True}),
+    "prompts": (COMPLETIONS, lambda i: {"prompt": [3 + i % 200, *range(3, 203)] * 15, "max_tokens": 2}),
+    "templates": (CHATS, lambda i: {"messages": [{"role": "user", "content": f"heavy {i}"}], "max_tokens": 1}),
+    "bodies": ("/tokenize", lambda i: {"prompt": f"{i} cats and dogs. " * 100_000}),
+}
+
+
+async def flood(at: Address, path: str, body: Body, end: float, *, places: int) -> int:
+    """Send the fourth key's requests until `end`; return how many were answered."""
+    done = 0
+
+    async def place(number: int) -> None:
+        nonlocal done
+        while time.monotonic() < end:
+            begin = time.monotonic()
+            answer = await ask(at, json.dumps(body(number)).encode(), path=path, key="fourth")
+            done += answer.status == 200
+            number += FLOOD
+            if places == 1:
+                await asyncio.sleep(3 * (time.monotonic() - begin))
+
+    await asyncio.gather(*map(place, range(places)), return_exceptions=False)
+    return done
+
+
+async def quiet(at: Address, key: str, end: float) -> list[float]:
+    """Send a quiet key's chats; return their seconds."""
+    found: list[float] = []
+    while time.monotonic() < end:
+        begin = time.monotonic()
+        chat = {"messages": [{"role": "user", "content": f"{key} {len(found)}"}], "max_tokens": 1}
+        answer = await ask(at, json.dumps(chat).encode(), path=CHATS, key=key)
+        assert answer.status == 200, answer.raw
+        found.append(time.monotonic() - begin)
+        await asyncio.sleep(0.1)
+    return found
+
+
+async def beside(at: Address, kind: str, *, places: int, seconds: float) -> dict[str, Any]:
+    """Run all four keys; return the quiet ones' latencies."""
+    path, body = KINDS[kind]
+    begin = time.monotonic()
+    flooding = asyncio.ensure_future(flood(at, path, body, begin + seconds, places=places))
+    await asyncio.sleep(seconds / 5)
+    waits = [wait for own in await asyncio.gather(*(quiet(at, key, begin + seconds) for key in QUIET)) for wait in own]
+    answered = await flooding
+    return {
+        "requests": len(waits), "ttft_p50": percentile(waits, 50), "ttft_p99": percentile(waits, 99),
+        "fourth_answered": answered,
+    }  # fmt: skip
+
+
+async def compare(at: Address, kind: str, seconds: float) -> list[dict[str, Any]]:
+    """Return a row for the baseline and one for the flood."""
+    rows = []
+    for name, places in (("within its share", 1), ("floods", FLOOD)):
+        found = await beside(at, kind, places=places, seconds=seconds)
+        base = rows[0]["ttft_p99"] if rows else found["ttft_p99"]
+        rows.append({"kind": kind, "fourth": name, **found, "ratio": found["ttft_p99"] / base})
+        print(result_file.rounded(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    """Print two rows for each kind of flood."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--only", choices=list(KINDS))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        template = Path(folder) / "template.jinja"
+        template.write_text(TEMPLATE)
+        options = ["-m", "jswa", "serve", "tiny", "--port", "0", "--chat-template", str(template)]
+        for key in (*QUIET, "fourth"):
+            options += ["--api-key", key]
+        with server(options) as at:
+            for kind in KINDS if given.only is None else (given.only,):
+                rows += asyncio.run(compare(at, kind, given.seconds))
+    if given.json is not None:
+        result_file.write(given.json, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
