@@ -25,6 +25,9 @@ class ServeConfig:
             order. Default: equal weights.
         admin_api_key: API key of the admin endpoints, /flush_cache and /abort. Default: none, and they are off.
         allowed_origins: Origins of web pages that may call the server (CORS). Default: none.
+        allowed_hosts: Names that the Host header may give the server, besides localhost, 127.0.0.1 and [::1];
+            "*.example.com" is all names below it, "*" is any. Default: none on loopback without API keys, where web
+            pages could reach the server by DNS rebinding; else any.
         root_path: URL path under which a reverse proxy exposes the server.
         ssl_keyfile: File with the private key for TLS.
         ssl_certfile: File with the certificate for TLS.
@@ -58,6 +61,7 @@ class ServeConfig:
     api_key_weight: tuple[float, ...] = ()
     admin_api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     root_path: str = ""
     ssl_keyfile: Path | None = None
     ssl_certfile: Path | None = None
@@ -97,5 +101,9 @@ class ServeConfig:
             raise ConfigError("api_key_weight", self.api_key_weight, "must be between 0.001 and 1000000")
         if len(set(self.api_key)) != len(self.api_key):
             raise ConfigError("api_key", "...", "must not be given twice")
+        for name in self.allowed_hosts:
+            port = name.count(":") == 1 or name.endswith("]")
+            if not name or "/" in name or port or ("*" in name.removeprefix("*.") and name != "*"):
+                raise ConfigError("allowed_hosts", name, 'must be a host name without scheme or port, "*.NAME" or "*"')
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_certfile", self.ssl_certfile, "needs ssl_keyfile, and the other way round")

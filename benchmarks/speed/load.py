@@ -112,7 +112,7 @@ async def ask(
         answer.error = f"connect: {error}"
         return answer
     try:
-        head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
         writer.write(head.encode() + b"\r\n" + body)
         parts: list[bytes] = []

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.service import Service
+from .cross_site import allowed_hosts, check_content_type, check_host, check_page
 from .errors import ApiError
 from .limits import MAX_ID_CHARS
 from .sse import JsonResponse
@@ -28,6 +29,7 @@ class Gate:
         self._keys = [_digest(key) for key in service.config.api_key]
         admin = service.config.admin_api_key
         self._admin = [] if admin is None else [_digest(admin)]
+        self._hosts = allowed_hosts(service.config, keys=bool(self._keys))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it through, or answer."""
@@ -67,14 +69,19 @@ class Gate:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))  # as routes see it
+        check_host(headers, self._hosts)
+        if self._hosts is not None:
+            check_page(scope["method"], headers, self._service.config.allowed_origins)
         if path in OPEN:
             return
         if path in ADMIN:
             if not self._admin:
                 raise ApiError(403, "admin endpoints are off; start the server with --admin-api-key")
             self._authorize(headers, self._admin)
+            check_content_type(scope["method"], headers)
             return
         scope["jswa.key"] = self._authorize(headers, self._keys) if self._keys else None
+        check_content_type(scope["method"], headers)
         if int(headers.get("content-length", "0")) > self._service.config.max_body_size:
             raise _too_large()
         if scope["method"] == "POST":

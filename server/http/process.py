@@ -19,6 +19,7 @@ from ..core.service import Served, Service
 from ..options import ServeConfig
 from . import limits
 from .app import create_app
+from .cross_site import is_loopback
 
 _log = logging.getLogger("jswa.server")
 _KEEP_ALIVE = 75  # seconds for an idle connection: longer than clients keep theirs, so that it is they who close it
@@ -152,6 +153,8 @@ class Shutdown:
 def run(model: Served, config: ServeConfig) -> int:
     """Serve until a signal comes or the engine dies; the exit status of the process."""
     service = Service(model, config)
+    if not config.api_key and config.uds is None and not is_loopback(config.host):
+        _log.warning("no --api-key: whoever reaches %s, port %d, can use this server", config.host, config.port)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file; 1024 are the usual soft limit
     server = Server(
