@@ -15,7 +15,7 @@ from ..options import ServeConfig
 
 _SERVER, _ENGINE = ServeConfig(), EngineConfig()
 # Ray's proxy listens, not we: where and how is said to `serve start` or in the file of `serve deploy`.
-_OF_THE_PROXY = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "root_path")
+_OF_THE_PROXY = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "root_path", "metrics_port", "metrics_host")
 _ANY_HOST = ("*",)  # the proxy may listen anywhere
 
 

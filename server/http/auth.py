@@ -1,27 +1,25 @@
-"""The gate in front of all routes: keys, request ids, and no new work for a server that goes down."""
+"""The gate in front of all routes: keys, hosts, declared bodies, and no new work for a server that goes down."""
 
 import hashlib
 import secrets
-import time
-import uuid
 from collections.abc import Iterable
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.service import Service
 from .cross_site import allowed_hosts, check_content_type, check_host, check_page
 from .errors import ApiError
-from .limits import MAX_ID_CHARS
 from .sse import JsonResponse
 
 OPEN = ("/health", "/ready")  # without a key: what probes ask
 ADMIN = ("/flush_cache", "/abort")  # with the admin key only
+EITHER = ("/metrics",)  # with either kind of key
 
 
 class Gate:
-    """ASGI middleware. Puts the request's id, time of arrival and API key into the scope."""
+    """ASGI middleware. Puts the request's API key into the scope."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -36,22 +34,12 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        request_id = _request_id(headers.get("x-request-id"))
-        scope["jswa.request_id"] = request_id
-        scope["jswa.arrival"] = time.monotonic()
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-
         try:
-            self._check(scope, headers)
+            self._check(scope, Headers(scope=scope))
         except ApiError as error:
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error)(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive), send_with_id)
+        await self._app(scope, self._bounded(receive), send)
 
     def _bounded(self, receive: Receive) -> Receive:
         """Count a body whose length was not announced."""
@@ -80,7 +68,8 @@ class Gate:
             self._authorize(headers, self._admin)
             check_content_type(scope["method"], headers)
             return
-        scope["jswa.key"] = self._authorize(headers, self._keys) if self._keys else None
+        accepted = [*self._keys, *self._admin] if path in EITHER else self._keys
+        scope["jswa.key"] = self._authorize(headers, accepted) if self._keys else None
         check_content_type(scope["method"], headers)
         if int(headers.get("content-length", "0")) > self._service.config.max_body_size:
             raise _too_large()
@@ -112,9 +101,3 @@ def _too_large() -> ApiError:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _request_id(given: str | None) -> str:
-    if given and len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable() and " " not in given:
-        return given
-    return uuid.uuid4().hex

@@ -13,6 +13,7 @@ from tests.support.server.harness import Client, serving
 PATH = "/v1/completions"
 CONTENT = b'{"prompt": "abc", "max_tokens": 4}'
 JSON = {"content-type": "application/json"}
+ANY = "0.0.0.0"  # noqa: S104 - nothing listens there
 
 
 def send(client: Client, headers: dict[str, str], method: str = "POST", path: str = PATH) -> httpx2.Response:
@@ -55,7 +56,7 @@ def test_other_hosts_are_refused_on_loopback_without_keys(method: str) -> None:
     with serving() as client:
         paths = [PATH] if method in ("POST", "OPTIONS") else ["/metrics", "/v1/models", "/server_info", "/health"]
         for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example",
-                     "a@localhost", "0.0.0.0", "[::1].evil.example", "192.168.0.1", "localhost:80:90", ""):  # fmt: skip
+                     "a@localhost", ANY, "[::1].evil.example", "192.168.0.1", "localhost:80:90", ""):  # fmt: skip
             for path in paths:
                 response = send(client, {**JSON, "host": host}, method, path)
                 assert response.status_code == 403, (host, path)
@@ -78,8 +79,8 @@ def test_other_hosts_are_refused_on_loopback_without_keys(method: str) -> None:
         ({"allowed_hosts": ("*.my.lan",)}, "a.my.lan", 200),
         ({"allowed_hosts": ("*.my.lan",)}, "my.lan", 403),
         ({"allowed_hosts": ("*",)}, "evil.example", 200),
-        ({"host": "0.0.0.0"}, "any.example", 200),
-        ({"host": "0.0.0.0", "allowed_hosts": ("my.lan",)}, "any.example", 403),
+        ({"host": ANY}, "any.example", 200),
+        ({"host": ANY, "allowed_hosts": ("my.lan",)}, "any.example", 403),
         ({"uds": "/tmp/jswa-unused.sock"}, "any", 200),
         ({"ssl_keyfile": "k", "ssl_certfile": "c"}, "evil.example", 403),
         ({"admin_api_key": "root"}, "evil.example", 403),
@@ -141,7 +142,7 @@ def test_no_get_route_changes_anything(shared: Client) -> None:
 @pytest.mark.parametrize(
     ("host", "loopback"),
     [
-        ("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
+        ("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), (ANY, False),
         ("::", False), ("", False), ("10.0.0.1", False), ("no-such-host.invalid", False),
     ],
 )  # fmt: skip
