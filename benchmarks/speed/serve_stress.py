@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import json
 import random
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -155,7 +156,9 @@ async def soak(
     found: Counter[str] = Counter()
     chance = random.Random(seed)
     for kind in KINDS * rounds:
+        begin = time.monotonic()
         await _attack(at, kind.__name__, kind(chance, share), found)
+        print(f"{kind.__name__}: {time.monotonic() - begin:.1f} s", file=sys.stderr)
     base = await _at_rest(at)
     found.clear()
     watch, end, texts = Watch(at, "good"), time.monotonic() + seconds, 0
