@@ -2,6 +2,7 @@
 
 import logging
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -71,16 +72,21 @@ def test_a_scrape_waits_for_no_step_and_sees_tokens_of_texts_that_run(held: Held
         assert (found["engine_steps_total"], found["num_requests_running"]) == (client.engine.steps, 0)
 
 
-def test_prompts_that_were_never_run_are_not_counted() -> None:
-    engine = FakeEngine(max_rows=1)
-    engine.delay = 0.01
-    with serving(engine, request_timeout=0.15) as client:
-        first = threading.Thread(target=client.post, args=(PATH, {**BODY, "max_tokens": 200}))
+def test_prompts_that_were_never_run_are_not_counted(held: Held) -> None:
+    with serving(FakeEngine(rule=held, max_rows=1)) as client:
+        first = threading.Thread(target=client.post, args=(PATH, {**BODY, "max_tokens": 9}))
         first.start()
-        until(lambda: bool(engine.running))
-        assert client.post(PATH, {"prompt": "a" * 100}).status_code == 504
+        assert held.reached.wait(10)
+        content = '{"prompt": "a"}'
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", int(client.url.rpartition(":")[2]))) as second:
+            second.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+            until(lambda: len(client.service.jobs) == 2)
+        until(lambda: len(client.service.jobs) == 1)
+        held.go.set()
         first.join()
         assert scrape(client)["prompt_tokens_total"] == 4
+        assert scrape(client)[f"http_requests_total,{PATH},499"] == 1
 
 
 def test_a_dead_engine_can_be_scraped() -> None:
