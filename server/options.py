@@ -1,5 +1,6 @@
 """Options of `jswa serve`. Flags, environment variables and keys of the YAML file all come from this dataclass."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -7,6 +8,8 @@ from typing import Literal
 from jswa.errors import ConfigError
 
 from .http.limits import MAX_BODY_BYTES
+
+_HOST = re.compile(r"\*|(\*\.)?[^][*/:\s]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")  # a name, or an IPv6 address
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,12 @@ class ServeConfig:
         api_key: API keys; every request must carry one of them. Default: none, and requests need no key.
         api_key_weight: Weights by which the API keys share the engine and the queue, one per API key in the same
             order. Default: equal weights.
-        admin_api_key: API key of the admin endpoints, /flush_cache and /abort. Default: none, and they are off.
+        admin_api_key: API key of the admin endpoints, /flush_cache and /abort, which opens /metrics too. Default: none,
+            and they are off.
         allowed_origins: Origins of web pages that may call the server (CORS). Default: none.
+        allowed_hosts: Names that the Host header may give the server, besides localhost, 127.0.0.1 and [::1];
+            "*.example.com" is all names below it, "*" is any. Default: none on loopback without API keys, where web
+            pages could reach the server by DNS rebinding; else any.
         root_path: URL path under which a reverse proxy exposes the server.
         ssl_keyfile: File with the private key for TLS.
         ssl_certfile: File with the certificate for TLS.
@@ -48,8 +55,11 @@ class ServeConfig:
         warm_logprobs: Compile the programs for log probabilities at start instead of at the first request for them.
         render_timeout: Refuse a chat if rendering its template takes longer than this.
         shutdown_timeout: After SIGTERM, abort the requests that still run after this many seconds.
-        keep_alive: Send an SSE comment this often on a stream that waits for its first token, so that proxies keep the
+        keep_alive: Send an SSE comment on a stream on which nothing was sent for this long, so that proxies keep the
             connection.
+        metrics_port: Serve /metrics without an API key on this TCP port too; 0 picks a free port, which the log names.
+            Default: on `port` only.
+        metrics_host: Listen on this IP address or host name for metrics_port. Default: as host.
         metrics_prefix: Prefix of the metric names in /metrics; with "vllm", dashboards made for vLLM work.
         otlp_traces_endpoint: Send one OpenTelemetry span per request to this URL; needs `pip install jswa[otel]`.
             Default: no spans.
@@ -65,6 +75,7 @@ class ServeConfig:
     api_key_weight: tuple[float, ...] = ()
     admin_api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     root_path: str = ""
     ssl_keyfile: Path | None = None
     ssl_certfile: Path | None = None
@@ -82,6 +93,8 @@ class ServeConfig:
     render_timeout: float = 10.0
     shutdown_timeout: float = 30.0
     keep_alive: float = 10.0
+    metrics_port: int | None = None
+    metrics_host: str | None = None
     metrics_prefix: str = "jswa"
     otlp_traces_endpoint: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -91,22 +104,33 @@ class ServeConfig:
         low = {"max_body_size": 1, "max_queued_requests": 1, "max_queued_tokens": 1, "render_timeout": 0.1}
         low |= {"max_body_memory": 1, "max_answer_memory": 1}
         low |= {"keep_alive": 0.1, "request_timeout": 0, "shutdown_timeout": 0, "step_timeout": 0, "port": 0}
+        low |= {} if self.metrics_port is None else {"metrics_port": 0}
         for name, least in low.items():
             if not getattr(self, name) >= least:
                 raise ConfigError(name, getattr(self, name), f"must be at least {least:g}")
-        if self.port > 65535:
-            raise ConfigError("port", self.port, "must be at most 65535")
-        if any(not key for key in (*self.api_key, self.admin_api_key or "-")):
-            raise ConfigError("api_key", "", "must not be empty")
-        if self.admin_api_key in self.api_key:
-            raise ConfigError("admin_api_key", "...", "must not be one of the API keys")
-        if self.api_key_weight and len(self.api_key_weight) != len(self.api_key):
-            raise ConfigError(
-                "api_key_weight", self.api_key_weight, f"must be {len(self.api_key)}: one for each API key"
-            )
-        if not all(0.001 <= weight <= 1_000_000 for weight in self.api_key_weight):
-            raise ConfigError("api_key_weight", self.api_key_weight, "must be between 0.001 and 1000000")
-        if len(set(self.api_key)) != len(self.api_key):
-            raise ConfigError("api_key", "...", "must not be given twice")
+        for name in ("port", "metrics_port"):
+            if (getattr(self, name) or 0) > 65535:
+                raise ConfigError(name, getattr(self, name), "must be at most 65535")
+        for name in self.allowed_hosts:
+            if not _HOST.fullmatch(name):
+                raise ConfigError("allowed_hosts", name, 'must be a host name without scheme or port, "*.NAME" or "*"')
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_certfile", self.ssl_certfile, "needs ssl_keyfile, and the other way round")
+        if self.metrics_host is not None and self.metrics_port is None:
+            raise ConfigError("metrics_host", self.metrics_host, "needs metrics_port")
+        _check_keys(self)
+
+
+def _check_keys(config: ServeConfig) -> None:
+    """Raise ConfigError if the API keys or their weights cannot be right."""
+    keys, weights = config.api_key, config.api_key_weight
+    if any(not key for key in (*keys, config.admin_api_key or "-")):
+        raise ConfigError("api_key", "", "must not be empty")
+    if config.admin_api_key in keys:
+        raise ConfigError("admin_api_key", "...", "must not be one of the API keys")
+    if weights and len(weights) != len(keys):
+        raise ConfigError("api_key_weight", weights, f"must be {len(keys)}: one for each API key")
+    if not all(0.001 <= weight <= 1_000_000 for weight in weights):
+        raise ConfigError("api_key_weight", weights, "must be between 0.001 and 1000000")
+    if len(set(keys)) != len(keys):
+        raise ConfigError("api_key", "...", "must not be given twice")

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,9 +101,18 @@ class _Drain:
         return "".join(self._lines)
 
 
+def head(path: str, method: str, length: int, key: str, headers: Mapping[str, str] | None = None) -> bytes:
+    """Return the head of a request for a connection of its own; an empty header is left out."""
+    fields = {"Host": "localhost", "Connection": "close", "Content-Type": "application/json"}
+    fields |= {"Content-Length": str(length), "Authorization": f"Bearer {key}" if key else "", **(headers or {})}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)
+    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode()
+
+
 async def ask(
-    at: Address, body: bytes, *, path: str = PATH, method: str = "POST", leave_after: int | None = None, key: str = ""
-) -> Answer:
+    at: Address, body: bytes, *, path: str = PATH, method: str = "POST", leave_after: int | None = None, key: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> Answer:  # fmt: skip
     """Send a request on a connection of its own, which is dropped after `leave_after` events."""
     answer = Answer()
     try:
@@ -112,9 +121,7 @@ async def ask(
         answer.error = f"connect: {error}"
         return answer
     try:
-        head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
-        writer.write(head.encode() + b"\r\n" + body)
+        writer.write(head(path, method, len(body), key, headers) + body)
         parts: list[bytes] = []
         while piece := await reader.read(2**16):
             parts.append(piece)
@@ -133,17 +140,29 @@ async def ask(
     return answer
 
 
-async def get_json(at: Address, path: str) -> Any:
+async def hold(at: Address, sent: bytes, seconds: float) -> None:
+    """Send some bytes, read nothing for a while, and drop the connection."""
+    reader, writer = await asyncio.open_connection(at.host, at.port, limit=1)  # so that little is read ahead
+    try:
+        writer.write(sent)
+        await asyncio.sleep(seconds)
+    finally:
+        del reader
+        writer.transport.abort()
+
+
+async def get_json(at: Address, path: str, key: str = "") -> Any:
     """Return the JSON of a route."""
-    answer = await ask(at, b"", path=path, method="GET")
+    answer = await ask(at, b"", path=path, method="GET", key=key)
     return json.loads(answer.raw.partition(b"\r\n\r\n")[2])
 
 
 @dataclass
 class Watch:
-    """Samples of memory, tasks and open files of a server's process."""
+    """Samples of memory, tasks and open files of a server's process. `key`: its API key, where it has one."""
 
     at: Address
+    key: str = ""
     samples: list[dict[str, float]] = field(default_factory=list)
 
     async def run(self, every: float = 0.5) -> None:
@@ -153,16 +172,12 @@ class Watch:
             asked = time.monotonic()
             await get_json(self.at, "/health")
             health = 1000 * (time.monotonic() - asked)
-            load = (await get_json(self.at, "/server_info"))["load"]
-            status = Path(f"/proc/{self.at.pid}/status").read_text()  # noqa: ASYNC240 - /proc is not a disk
-            found = re.search(r"VmRSS:\s+(\d+)", status)
-            assert found is not None
+            load = (await get_json(self.at, "/server_info", self.key))["load"]
             self.samples.append(
                 {
                     "seconds": time.monotonic() - begin,
                     "health_ms": health,
-                    "rss_mib": int(found[1]) / 1024,
-                    "files": len(os.listdir(f"/proc/{self.at.pid}/fd")),
+                    **of_process(self.at.pid),
                     **{name: load[name] for name in ("tasks", "running", "waiting", "requests", "full_pages")},
                 }
             )
@@ -174,6 +189,14 @@ class Watch:
         early = [s["rss_mib"] for s in self.samples if warm_up <= s["seconds"] < warm_up + span]
         late = [s["rss_mib"] for s in self.samples if s["seconds"] >= last - span]
         return statistics.median(late) / statistics.median(early) - 1
+
+
+def of_process(pid: int) -> dict[str, float]:
+    """Return memory, threads and open files of a process."""
+    found = re.search(r"VmRSS:\s+(\d+).*Threads:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.DOTALL)
+    assert found is not None
+    files = len(os.listdir(f"/proc/{pid}/fd"))
+    return {"rss_mib": int(found[1]) / 1024, "threads": int(found[2]), "files": files}
 
 
 def cpu_seconds(pid: int) -> float:

@@ -2,6 +2,7 @@
 
 python -m benchmarks.speed.serve_stress streams   [--seconds 60] [--streams 256]  tiny; clients disconnect and abort
 python -m benchmarks.speed.serve_stress malformed [--bodies 10000] [--good 32]    tiny; bad bodies beside good streams
+python -m benchmarks.speed.serve_stress soak      [--seconds 60] [--share 1]      tiny; hostile requests beside good
 python -m benchmarks.speed.serve_stress contexts  [--seconds 60] [--rows 256]     rows of 32k tokens without a device
 python -m benchmarks.speed.serve_stress sse       [--events 200000]               microseconds to encode an event
     [--json FILE]
@@ -12,31 +13,37 @@ import asyncio
 import itertools
 import json
 import random
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from benchmarks import result_file
-from benchmarks.speed.load import Address, Answer, Watch, ask, cpu_seconds, get_json, server
-from benchmarks.speed.malformed import malformed
+from benchmarks.speed.hostile import KINDS, Attack, attack, malformed
+from benchmarks.speed.load import Address, Answer, Watch, ask, cpu_seconds, get_json, head, hold, of_process, server
 from jswa.bench.report import percentile
 
 TINY = ("-m", "jswa", "serve", "tiny", "--port", "0", "--admin-api-key", "root")
+# Few shapes: each of them is compiled, some at the first request for them.
+SHAPES = ("--max-model-len", "4096", "--max-num-seqs", "16", "--max-num-batched-tokens", "256")
+SOAKED = ("--api-key", "good", "--api-key", "bad", *SHAPES)
 MOST_GROWTH = 0.02  # of memory
+# What a soak may leave behind: of memory a share and an amount, for the heap keeps holes; threads of pools that grow
+# with use; a task for each route that a client still holds.
+SOAK_GROWTH, SOAK_MIB, SOAK_THREADS, SOAK_FILES, SOAK_TASKS = 0.05, 64.0, 8, 4, 2
 GENERATED = 2_000  # tokens per long row: enough steps to prefill all rows while the first ones still decode
 
 
-async def idle(at: Address) -> dict[str, Any]:
+async def idle(at: Address, key: str = "") -> dict[str, Any]:
     """Wait until no request runs; assert that nothing is held, and return the server's load."""
-    for _ in range(200):
-        load: dict[str, Any] = (await get_json(at, "/server_info"))["load"]
-        if not load["requests"] and not load["texts"]:
-            break
+    for _ in range(400):
+        load: dict[str, Any] = (await get_json(at, "/server_info", key))["load"]
+        held = {name: load[name] for name in ("running", "waiting", "requests", "texts", "full_pages", "local_pages")}
+        if not any(held.values()):
+            return load
         await asyncio.sleep(0.05)
-    held = {name: load[name] for name in ("running", "waiting", "requests", "texts", "full_pages", "local_pages")}
-    assert not any(held.values()), held
-    return load
+    raise AssertionError(held)
 
 
 async def streams(at: Address, count: int, seconds: float, warm_up: float) -> dict[str, Any]:
@@ -132,6 +139,103 @@ async def beside_malformed(at: Address, bodies: int, good: int) -> dict[str, Any
     }
 
 
+async def soak(
+    at: Address, seconds: float, good: int, seed: int, share: float, attackers: int = 6, rounds: int = 2
+) -> dict[str, Any]:
+    """Send hostile requests beside good streams, whose texts must be the same as alone; then nothing may be left.
+
+    Every kind of request comes `rounds` times before the state to come back to is noted: programs that are compiled
+    once, pools of threads and memory that the heap keeps are not leaks.
+    """
+    asked = [
+        json.dumps({"prompt": f"{i} little dogs and", "max_tokens": 40, "temperature": 0, "stream": True}).encode()
+        for i in range(good)
+    ]
+    alone = [(await ask(at, body, key="good")).text for body in asked]
+    assert all(alone), "a good stream has no text"
+    found: Counter[str] = Counter()
+    chance = random.Random(seed)
+    for kind in KINDS * rounds:
+        begin = time.monotonic()
+        await _attack(at, kind.__name__, kind(chance, share), found)
+        print(f"{kind.__name__}: {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    base = await _at_rest(at)
+    found.clear()
+    watch, end, texts = Watch(at, "good"), time.monotonic() + seconds, 0
+    watching = asyncio.ensure_future(watch.run())
+
+    async def bad(number: int) -> None:
+        own = random.Random(f"{seed} {number}")
+        while time.monotonic() < end:
+            await _attack(at, *attack(own, share), found)
+
+    async def fine(body: bytes, wanted: str) -> None:
+        nonlocal texts
+        while time.monotonic() < end:
+            answer = await ask(at, body, key="good")
+            assert answer.text == wanted, (answer.status, answer.error, answer.text, wanted)
+            texts += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(attackers):
+            tasks.create_task(bad(number))
+        for body, wanted in zip(asked, alone, strict=True):
+            tasks.create_task(fine(body, wanted))
+    watching.cancel()
+    after = await _at_rest(at)
+    _assert_back(base, after)
+    return {
+        "seconds": seconds, "seed": seed, "share": share, "good_streams": good, "good_texts": texts,
+        "attacks": dict(sorted(found.items())), "before": base, "after": after,
+        "health_ms": [percentile([sample["health_ms"] for sample in watch.samples], p) for p in (50, 90, 100)],
+        "samples": watch.samples,
+    }  # fmt: skip
+
+
+async def _attack(at: Address, name: str, one: Attack, found: Counter[str]) -> None:
+    """Send the requests of an attack and look at their statuses."""
+    if one.how in ("unread", "half"):
+        length = len(one.body) * (2 if one.how == "half" else 1)
+        await hold(at, head(one.path, one.method, length, one.key, one.headers) + one.body, 0.5)
+        found[f"{name} dropped"] += 1
+        return
+    leave = one.events if one.how == "leave" else None
+    answers = await asyncio.gather(
+        *(
+            ask(at, one.body, path=one.path, method=one.method, leave_after=leave, key=one.key, headers=one.headers)
+            for _ in range(one.times)
+        )
+    )
+    for answer in answers:
+        what = (name, answer.status, answer.error, answer.raw[-300:], one.body[:300])
+        assert answer.left or answer.error is not None or answer.status in one.statuses, what
+        # A server may close a connection whose body it refuses, but not without an answer where nothing was refused.
+        assert answer.error is None or 413 in one.statuses or name == "large_headers", what
+        assert answer.status != 500 or b"generation_failed" in answer.raw, what
+        found[f"{name} {'left' if answer.left else answer.status}"] += 1
+
+
+async def _at_rest(at: Address) -> dict[str, float]:
+    """Wait for the end of all requests, empty the prefix cache, and return what the server still holds."""
+    load = await idle(at, "good")
+    assert (await ask(at, b"", path="/flush_cache", key="root")).status == 200
+    await asyncio.sleep(0.5)  # connections are closed
+    load = await idle(at, "good")
+    pages = {"slots": load["total_slots"] - load["free_slots"], "tasks": load["tasks"]}
+    return {**pages, **of_process(at.pid)}
+
+
+def _assert_back(base: dict[str, float], after: dict[str, float]) -> None:
+    """Assert that a server holds no more than before, within the bounds above."""
+    bounds = {
+        "slots": base["slots"], "tasks": base["tasks"] + SOAK_TASKS, "threads": base["threads"] + SOAK_THREADS,
+        "files": base["files"] + SOAK_FILES, "rss_mib": base["rss_mib"] * (1 + SOAK_GROWTH) + SOAK_MIB,
+    }  # fmt: skip
+    over = {name: (base[name], after[name], most) for name, most in bounds.items() if after[name] > most}
+    assert not over, f"before, after, at most: {over}"
+    assert after["slots"] == 0, f"{after['slots']} slots of KV memory are held by nobody"
+
+
 async def contexts(at: Address, rows: int, seconds: float, length: int) -> dict[str, Any]:
     """Fill all rows with long prompts, no two alike, and replace each when it has generated its tokens."""
     numbers, end, warm_up = itertools.count(), time.monotonic() + seconds, seconds / 2
@@ -196,11 +300,13 @@ def sse(events: int) -> dict[str, Any]:
 def main() -> None:
     """Run one part and print its figures; write JSON if it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("streams", "malformed", "contexts", "sse"))
-    parser.add_argument("--seconds", type=float, default=60.0, help="streams, contexts: time of the load")
+    parser.add_argument("part", choices=("streams", "malformed", "soak", "contexts", "sse"))
+    parser.add_argument("--seconds", type=float, default=60.0, help="streams, soak, contexts: time of the load")
     parser.add_argument("--streams", type=int, default=256, help="streams: streams at a time")
     parser.add_argument("--bodies", type=int, default=10_000, help="malformed: bodies to send")
-    parser.add_argument("--good", type=int, default=32, help="malformed: good streams beside them")
+    parser.add_argument("--good", type=int, default=32, help="malformed, soak: good streams beside them")
+    parser.add_argument("--seed", type=int, default=1, help="soak: of the hostile requests")
+    parser.add_argument("--share", type=float, default=1.0, help="soak: of the largest sizes that a request may have")
     parser.add_argument("--rows", type=int, default=256, help="contexts: rows of a step")
     parser.add_argument("--length", type=int, default=32_768, help="contexts: tokens of a row")
     parser.add_argument("--events", type=int, default=200_000, help="sse: events of each kind")
@@ -214,6 +320,9 @@ def main() -> None:
     elif given.part == "malformed":
         with server(TINY) as at:
             found = asyncio.run(beside_malformed(at, given.bodies, given.good))
+    elif given.part == "soak":
+        with server([*TINY, *SOAKED]) as at:
+            found = asyncio.run(soak(at, given.seconds, given.good, given.seed, given.share))
     else:
         with server(
             ["-m", "benchmarks.speed.noop_server", "--rows", str(given.rows), "--length", str(given.length)]

@@ -15,7 +15,10 @@ from ..http.errors import invalid
 from ..http.sse import JsonResponse
 from .schemas import Body, Id
 
-_SECRET = ("api_key", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template", "otlp_traces_endpoint")
+_SECRET = (
+    "api_key", "api_key_weight", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template",
+    "otlp_traces_endpoint",
+)  # fmt: skip
 
 
 class AbortRequest(Body):
@@ -28,16 +31,16 @@ class AbortRequest(Body):
 async def metrics(request: Request) -> Response:
     """Prometheus' scrape."""
     service = service_of(request)
-    body = service.metrics.exposition(await service.snapshot())
+    body = service.metrics.exposition(service.snapshot())
     return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def server_info(request: Request) -> Response:
     """Version, options and present load. No keys, no paths."""
     service = service_of(request)
-    now = await service.snapshot()
+    now = service.snapshot()
     config = {k: v for k, v in dataclasses.asdict(service.config).items() if k not in _SECRET}
-    load: dict[str, Any] = {**dataclasses.asdict(now.rows), "requests": service.running}
+    load: dict[str, Any] = {**dataclasses.asdict(now.figures.rows), "requests": service.running}
     load |= {"tasks": len(asyncio.all_tasks()), "texts": service.bridge.active}
     return JsonResponse(
         {
@@ -46,9 +49,10 @@ async def server_info(request: Request) -> Response:
             "server": config,
             "engine": dataclasses.asdict(now.limits),
             "load": load,
-            "steps": dataclasses.asdict(now.steps),
+            "steps": dataclasses.asdict(now.figures.steps),
+            "state": now.state,
             "restarts": now.restarts,
-            "prefix_cache": dataclasses.asdict(now.cache),
+            "prefix_cache": dataclasses.asdict(now.figures.cache),
             "draining": service.draining,
         }
     )

@@ -11,11 +11,12 @@ from starlette.responses import Response
 from ..core.request import Delta, Job
 from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError
-from ..http.sse import DONE, KEEP_ALIVE, EventStream, event, unless_gone
+from ..http.sse import DONE, EventStream, event, unless_gone
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import chat_prompt
 from ..text.prompts import check_length, truncated
 from .completions import usage, usage_of
+from .foreign import refuse_foreign
 from .params import refuse_unsupported, sampling_params
 from .schemas import ChatRequest
 
@@ -51,6 +52,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     service = service_of(request)
     reply = Reply(service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model))
     refuse_unsupported(body)
+    service.count_unknown(refuse_foreign(body))
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling_params(
         body,
@@ -62,10 +64,11 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     prompt = truncated(
         await chat_prompt(service, body, key_of(request)), body.truncate_prompt_tokens, service.max_model_len
     )
-    check_length(prompt, max_tokens, service.max_model_len)
+    # More tokens than the context has left are cut to what is left, by the engine: clients send a fixed number.
+    check_length(prompt, 1, service.max_model_len)
     job = await service.start(request, body, [prompt], params, reply.name)
     if body.stream:
-        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name))
+        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name), service.config.keep_alive)
     try:
         done = await unless_gone(request.receive, _collect(reply, job))
     finally:
@@ -76,8 +79,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 async def _collect(reply: Reply, job: Job) -> dict[str, Any]:
     texts: dict[int, list[Delta]] = {}
     async for delta in job.deltas():
-        if delta is not None:
-            texts.setdefault(delta.text.index, []).append(delta)
+        texts.setdefault(delta.text.index, []).append(delta)
     choices = [
         {
             "index": index,
@@ -103,9 +105,6 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
             first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
             yield event(reply.whole(kind, [{**first, "finish_reason": None}], **usage_of(body, job)))
         async for delta in job.deltas():
-            if delta is None:
-                yield KEEP_ALIVE
-                continue
             for choice in _chunks(reply, delta):
                 yield event(reply.whole(kind, [choice], **usage_of(body, job)))
         if body.stream_options is not None and body.stream_options.include_usage:

@@ -15,9 +15,10 @@ from ..core.fairness import Key
 from ..core.request import Delta, Job
 from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError, unsupported
-from ..http.sse import DONE, KEEP_ALIVE, EventStream, event, unless_gone
+from ..http.sse import DONE, EventStream, event, unless_gone
 from ..text.logprobs import legacy, of_prompt, prompt_offsets
 from ..text.prompts import Prompt, check_length, encode, split_off_loop, truncated
+from .foreign import refuse_foreign
 from .params import check_texts, refuse_unsupported, sampling_params
 from .schemas import CompletionRequest, Generation
 
@@ -52,6 +53,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     service = service_of(request)
     reply = Reply(service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model))
     refuse_unsupported(body)
+    service.count_unknown(refuse_foreign(body))
     if body.suffix:
         raise unsupported("suffix", "is not supported")
     if reply.scores_only and not body.echo:
@@ -59,7 +61,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     prompts = await _prompts(service, body, key_of(request))
     job = await service.start(request, body, prompts, _params(service, body, prompts), reply.name)
     if body.stream:
-        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name))
+        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name), service.config.keep_alive)
     try:
         done = await unless_gone(request.receive, _collect(reply, job))
     finally:
@@ -117,8 +119,7 @@ def _params(service: Service, body: CompletionRequest, prompts: list[Prompt]) ->
 async def _collect(reply: Reply, job: Job) -> dict[str, Any]:
     texts: dict[int, list[Delta]] = {}
     async for delta in job.deltas():
-        if delta is not None:
-            texts.setdefault(delta.text.index, []).append(delta)
+        texts.setdefault(delta.text.index, []).append(delta)
     parts = [part for _, part in sorted(texts.items())]
     shown = reply.body.logprobs is not None or bool(reply.body.echo)
     long = shown and sum(len(part[0].text.prompt.ids) for part in parts) > 2_000
@@ -170,9 +171,7 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
     try:
         begun: dict[int, tuple[str, list[int]]] = {}
         async for delta in job.deltas():
-            if delta is None:
-                yield KEEP_ALIVE
-            elif (chunk := _chunk(reply, delta, begun)) is not None:
+            if (chunk := _chunk(reply, delta, begun)) is not None:
                 yield event(reply.whole([chunk], **usage_of(reply.body, job)))
         options = reply.body.stream_options
         if options is not None and options.include_usage:

@@ -1,4 +1,4 @@
-"""Bodies of requests. Unknown fields are ignored, null is absent; what a value means is for `params` to say."""
+"""Bodies of requests. null is absent; `params` says what a value means, `foreign` what becomes of other fields."""
 
 from typing import Annotated, Any
 
@@ -47,7 +47,9 @@ class StreamOptions(Body):
 
 
 class Generation(Body):
-    """What completions and chat have in common."""
+    """What completions and chat have in common. Keeps fields that it does not know, for `foreign` to look at."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
 
     model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

@@ -30,6 +30,10 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    documents: Any = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
 

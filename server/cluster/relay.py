@@ -15,7 +15,8 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..http.auth import Keys, error_response, path_of, request_id_of
+from ..http.access import request_id_of
+from ..http.auth import Keys, error_response, path_of
 from ..http.errors import ApiError
 from ..http.sse import event, unless_gone
 from .merge import Answer, merged

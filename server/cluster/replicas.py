@@ -15,7 +15,8 @@ from ..options import ServeConfig
 
 _SERVER, _ENGINE = ServeConfig(), EngineConfig()
 # Ray's proxy listens, not we: where and how is said to `serve start` or in the file of `serve deploy`.
-_OF_THE_PROXY = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "root_path")
+_OF_THE_PROXY = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "root_path", "metrics_port", "metrics_host")
+_ANY_HOST = ("*",)  # the proxy may listen anywhere
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,12 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
             )
     if options.engine.nnodes > 1:
         raise ConfigError("nnodes", options.engine.nnodes, "must be 1: a replica is on one host")
-    if not options.server.served_model_name:
-        server = dataclasses.replace(options.server, served_model_name=(options.model,))
-        options = options._replace(server=server)
-    return options
+    server = dataclasses.replace(
+        options.server,
+        served_model_name=options.server.served_model_name or (options.model,),
+        allowed_hosts=options.server.allowed_hosts or _ANY_HOST,
+    )
+    return options._replace(server=server)
 
 
 def _options(

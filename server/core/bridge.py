@@ -23,7 +23,7 @@ from jswa.plan import Request, TokenEvent
 from jswa.types import SamplingParams
 
 from ..http.errors import ApiError, engine_dead, engine_restarting
-from .engine_protocol import EngineLike
+from .engine_protocol import EngineLike, figures_of
 
 _log = logging.getLogger("jswa.server")
 
@@ -32,6 +32,8 @@ Put = Callable[[TokenEvent | ApiError], None]
 Work = Callable[[], None]
 State = Literal["up", "restarting", "dead"]
 _RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more often than so many times in so many seconds stays dead
+_FRESH = 0.25  # seconds after which a working engine's figures are read anew
+_SHARE = 0.01  # of the engine's thread that this may take
 _AHEAD = 2  # steps that the engine may be ahead of the event loop
 _STUCK = 0.5  # seconds that a thread has to end before the process ends without it
 
@@ -60,6 +62,8 @@ class Bridge:
         self.state: State = "up"
         self.steps = 0
         self.restarts = 0
+        self.figures = figures_of(engine)  # as last read by its thread: nobody has to wait for a step
+        self._read_again = 0.0
         self._engine: EngineLike | None = engine
         self._rebuild = rebuild
         self._step_timeout = step_timeout
@@ -88,6 +92,12 @@ class Bridge:
     def failure(self) -> ApiError | None:
         """Why no request can be served now, if so."""
         return {"up": None, "restarting": engine_restarting(), "dead": engine_dead()}[self.state]
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that the present step takes so far; 0 between steps."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def start(self) -> None:
         """Start the thread, for the running event loop."""
@@ -192,6 +202,9 @@ class Bridge:
                 # As text: a record with the error itself would keep the engine.
                 _log.critical("the engine has died\n%s", traceback.format_exc())
             # Here the error is gone, and with it the frames that hold the engine.
+            if self._engine is not None:
+                with contextlib.suppress(Exception):  # it may be in any state
+                    self.figures = figures_of(self._engine)
             self._busy_since = None
             if not self._revive():
                 return
@@ -205,8 +218,17 @@ class Bridge:
                 events = engine.step()
                 self._busy_since = None
                 self.steps += 1
+                self._read_figures(engine)
                 if events:
                     self._hand_over(events)
+
+    def _read_figures(self, engine: EngineLike) -> None:
+        """Have fresh figures for whoever asks. Before the events of a last step: its client may ask at once."""
+        begin = time.monotonic()
+        if begin >= self._read_again or not engine.has_work():
+            self.figures = figures_of(engine)
+            end = time.monotonic()
+            self._read_again = end + max(_FRESH, (end - begin) / _SHARE)
 
     def _hand_over(self, events: list[TokenEvent]) -> None:
         """Give a step's events to the event loop, and wait where it is too far behind.
@@ -224,8 +246,11 @@ class Bridge:
     def _drain(self, engine: EngineLike) -> bool:
         """Do what is in the inbox; waits for some where the engine has nothing to do. False: stop."""
         while True:
+            idle = not engine.has_work()
+            if idle:
+                self._read_figures(engine)
             try:
-                work = self._inbox.get(block=not engine.has_work())
+                work = self._inbox.get(block=idle)
             except queue.Empty:
                 return True
             if work is None:
@@ -342,8 +367,7 @@ class Bridge:
         """Take an engine whose step does not end for dead."""
         while self.state != "dead":
             await asyncio.sleep(min(1.0, self._step_timeout / 4))
-            since = self._busy_since
-            if since is not None and time.monotonic() - since > self._step_timeout:
+            if self.step_seconds > self._step_timeout:
                 _log.critical("a step has not ended after %g s: the engine is stuck", self._step_timeout)
                 self._fail("dead", threading.Event())
 

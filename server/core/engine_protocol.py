@@ -1,7 +1,7 @@
 """What the server asks of an engine: `jswa.engine.Engine` is one, unit tests have a fake without jax."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Int
@@ -102,3 +102,16 @@ class EngineLike(Protocol):
     def prepare(self, params: SamplingParams) -> None:
         """Compile what such a request needs; may be called beside the engine's thread."""
         ...
+
+
+class Figures(NamedTuple):
+    """What an engine has done and holds, between two steps."""
+
+    rows: SchedulerStats
+    cache: CacheStats
+    steps: StepStats
+
+
+def figures_of(engine: EngineLike) -> Figures:
+    """Read the figures of an engine; only its own thread may."""
+    return Figures(engine.stats(), engine.cache_stats(), engine.step_stats())

@@ -1,18 +1,19 @@
 """What Prometheus gets: vLLM's names under a prefix of our own, and what only a hybrid engine has."""
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections import Counter as Counts
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from jswa.cache.prefix.stats import CacheStats
 from jswa.config import Limits
-from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 
+from .bridge import State
+from .engine_protocol import Figures
 from .request import Job
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -35,29 +36,36 @@ class Shared(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The engine at the moment of a scrape."""
+    """The server at the moment of a scrape. `step_seconds`: of the step that runs; `jobs`: the unfinished ones."""
 
-    rows: SchedulerStats
-    cache: CacheStats
+    figures: Figures
     limits: Limits
-    steps: StepStats
     waiting: int
     refused: int
     restarts: int
     shared: Shared
+    state: State
+    step_seconds: float
+    jobs: Sequence[Job]
 
 
 class Metrics:
-    """Counters of requests; the engine's own come from a snapshot at each scrape."""
+    """Counters of requests; the engine's own come from a snapshot at each scrape.
+
+    Attributes:
+        responses: HTTP responses by route and status, both of a bounded number.
+        unknown_fields: fields of requests that were ignored because nobody knows them.
+    """
 
     def __init__(self, prefix: str, model: str) -> None:
         self._prefix = prefix
         self._model = model
         self._registry = CollectorRegistry()
+        self.unknown_fields = 0
+        self.responses: Counts[tuple[str, int]] = Counts()
+        self._prompt_tokens = self._generation_tokens = 0  # of requests that have ended
         self._snapshot = _OfEngine(prefix, model)
         self._registry.register(self._snapshot)
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have ended.")
-        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
         self._success = Counter(
             self._name("request_success"), "Texts by why they ended.", ["model_name", "finished_reason"],
             registry=self._registry,
@@ -82,8 +90,8 @@ class Metrics:
     def ended(self, job: Job, *, whole: bool) -> None:
         """A request has ended; `whole`: as its client asked."""
         at = job.timing
-        self._prompt_tokens.inc(job.prompt_tokens)
-        self._generation_tokens.inc(job.completion_tokens)
+        self._prompt_tokens += _computed(job)
+        self._generation_tokens += job.completion_tokens
         for reason in job.finish_reasons:
             self._success.labels(self._model, reason).inc()
         if not whole:
@@ -105,6 +113,16 @@ class Metrics:
     def exposition(self, snapshot: Snapshot) -> bytes:
         """Everything, in Prometheus' text format."""
         self._snapshot.now = snapshot
+        self._snapshot.counts = {
+            ("prompt_tokens", "Prompt tokens of requests that have had a first token."): self._prompt_tokens
+            + sum(map(_computed, snapshot.jobs)),
+            ("generation_tokens", "Generated tokens."): self._generation_tokens
+            + sum(job.completion_tokens for job in snapshot.jobs),
+            ("unknown_request_fields", "Fields of requests that nobody knows, and that were ignored."): (
+                self.unknown_fields
+            ),
+        }
+        self._snapshot.responses = self.responses
         return generate_latest(self._registry)
 
     def _name(self, name: str) -> str:
@@ -118,6 +136,11 @@ class Metrics:
         return histogram.labels(self._model)
 
 
+def _computed(job: Job) -> int:
+    """Prompt tokens of a request that steps have run, or found in the cache."""
+    return 0 if job.timing.first_token is None else job.prompt_tokens
+
+
 class _OfEngine(Collector):
     """Gauges and counters from the last snapshot."""
 
@@ -125,12 +148,15 @@ class _OfEngine(Collector):
         self._prefix = prefix
         self._model = model
         self.now: Snapshot | None = None
+        self.counts: dict[tuple[str, str], int] = {}
+        self.responses: Counts[tuple[str, int]] = Counts()
 
     def collect(self) -> Iterator[Metric]:
         """All of them."""
         if self.now is None:
             return
-        rows, cache = self.now.rows, self.now.cache
+        yield from self._of_server(self.now)
+        rows, cache, _ = self.now.figures
         used = rows.total_slots - rows.free_slots - rows.cached_slots
         yield self._gauge("num_requests_running", "Texts that hold a row.", rows.running)
         yield self._gauge("num_requests_waiting", "Texts that wait for a row.", rows.waiting)
@@ -161,10 +187,29 @@ class _OfEngine(Collector):
         info.add_metric([self._model], {name: str(value) for name, value in sizes.items()})
         yield info
 
+    def _of_server(self, now: Snapshot) -> Iterator[Metric]:
+        yield self._gauge("engine_up", "1 where the engine takes requests, else 0.", now.state == "up")
+        states = GaugeMetricFamily(
+            self._full("engine_state"), "1 for the state that the engine is in.", labels=["model_name", "state"]
+        )
+        for state in get_args(State):
+            states.add_metric([self._model, state], now.state == state)
+        yield states
+        yield self._gauge("engine_step_running_seconds", "Time that the present step takes so far.", now.step_seconds)
+        for (name, text), value in self.counts.items():
+            yield self._counter(name, text, value)
+        responses = CounterMetricFamily(
+            self._full("http_requests"), "HTTP responses, also refusals; 499: the client left before one.",
+            labels=["model_name", "route", "status"],
+        )  # fmt: skip
+        for (route, status), count in self.responses.items():
+            responses.add_metric([self._model, route, str(status)], count)
+        yield responses
+
     def _counters(self, now: Snapshot) -> Iterator[Metric]:
-        cache = now.cache
-        yield self._counter("num_preemptions", "Rows that lost their pages to others.", now.rows.preemptions)
-        yield from self._of_steps(now.steps)
+        rows, cache, steps = now.figures
+        yield self._counter("num_preemptions", "Rows that lost their pages to others.", rows.preemptions)
+        yield from self._of_steps(steps)
         yield self._counter("engine_restarts", "Engines that failed and were built anew.", now.restarts)
         yield self._counter("kv_pages_slid", "Local pages that left the windows of running rows.", cache.slid_pages)
         yield self._counter("admission_rejections", "Requests refused because the queue was full.", now.refused)

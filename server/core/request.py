@@ -102,7 +102,6 @@ class Order:
     priority: int = 0
     stream: bool = False
     deadline: float | None = None
-    keep_alive: float | None = None
 
 
 def build(
@@ -185,7 +184,7 @@ class Job:
         self._admission = admission
         self._answers = answers
         self._held = 0  # bytes of the budget
-        self._events: asyncio.Queue[TokenEvent | ApiError | None] = asyncio.Queue()
+        self._events: asyncio.Queue[TokenEvent | ApiError] = asyncio.Queue()
         self._texts: dict[str, Text] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._order = order
@@ -196,17 +195,15 @@ class Job:
         bridge.submit(requests, self._put)
         self._start_timers()
 
-    async def deltas(self) -> AsyncIterator[Delta | None]:
-        """Pieces of all texts as they come; None where nothing has come for a while. Raises ApiError."""
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Pieces of all texts as they come. Raises ApiError."""
         while self._texts:
             event = await self._events.get()
             if isinstance(event, ApiError):
                 raise event
-            if event is not None and self._order.stream:
+            if self._order.stream:
                 self._hold(-size_of(event))
-            if event is None:
-                yield None
-            elif event.request_id in self._texts:
+            if event.request_id in self._texts:
                 yield self._take(event, self._texts[event.request_id])
 
     def close(self) -> None:
@@ -298,14 +295,6 @@ class Job:
         if order.deadline is not None:
             late = ApiError(504, f"not finished within {order.deadline:g} s", code="deadline_exceeded")
             self._timers.append(loop.call_later(order.deadline, self._events.put_nowait, late))
-        if order.keep_alive is not None:
-            self._timers.append(loop.call_later(order.keep_alive, self._beat, order.keep_alive))
-
-    def _beat(self, period: float) -> None:
-        """Keep connections alive that wait for their first token."""
-        if any(text.waits for text in self._texts.values()):
-            self._events.put_nowait(None)
-            self._timers[-1] = asyncio.get_running_loop().call_later(period, self._beat, period)
 
 
 def _text(index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> Text:

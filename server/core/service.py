@@ -33,6 +33,7 @@ from .request import Job, Order, build
 from .tracing import annotate
 
 _log = logging.getLogger("jswa.server")
+_MOST_NAMES = 256  # of unknown fields that are logged
 _FEW = 8  # texts whose requests are built on the event loop
 
 
@@ -77,6 +78,7 @@ class Service:
         self.draining = False
         self._building = asyncio.Lock()
         self._starting = 0
+        self._unknown: set[str] = set()
         self.jobs: dict[str, set[Job]] = {}
 
     @property
@@ -128,6 +130,15 @@ class Service:
             code="model_not_found",
         )  # fmt: skip
 
+    def count_unknown(self, names: Sequence[str]) -> None:
+        """Count fields of a request that are not known, and log each name once."""
+        self.metrics.unknown_fields += len(names)
+        for name in names:
+            if len(self._unknown) < _MOST_NAMES and name[:100] not in self._unknown:
+                self._unknown.add(name[:100])
+                last = "; further names are not logged" if len(self._unknown) == _MOST_NAMES else ""
+                _log.warning("requests have an unknown field, which is ignored: %r%s", name[:100], last)
+
     async def start(
         self, request: Request, body: Generation, prompts: Sequence[Prompt], params: SamplingParams, name: str
     ) -> Job:
@@ -144,7 +155,6 @@ class Service:
             priority=body.priority or 0,
             stream=bool(body.stream),
             deadline=self.config.request_timeout or None,
-            keep_alive=self.config.keep_alive if body.stream else None,
         )
         lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
         texts, tokens = len(lengths), sum(lengths)
@@ -201,11 +211,13 @@ class Service:
         response.done = lambda: self.answers.give_back(key, len(response.body))
         return response
 
-    async def snapshot(self) -> Snapshot:
-        """The engine's figures between two steps. Raises ApiError where it is dead."""
-        rows, cache, steps = await self.bridge.call(lambda e: (e.stats(), e.cache_stats(), e.step_stats()))
-        queue, restarts = self.admission, self.bridge.restarts
-        return Snapshot(rows, _for_all(cache), self.limits, steps, queue.texts, queue.refused, restarts, self._shared())
+    def snapshot(self) -> Snapshot:
+        """The server at this moment, and the engine as it was last seen between two steps: nothing is waited for."""
+        figures, bridge, queue = self.bridge.figures, self.bridge, self.admission
+        return Snapshot(
+            figures._replace(cache=_for_all(figures.cache)), self.limits, queue.texts, queue.refused, bridge.restarts,
+            self._shared(), bridge.state, bridge.step_seconds, [job for jobs in self.jobs.values() for job in jobs],
+        )  # fmt: skip
 
     def _shared(self) -> Shared:
         threads, renderer = self.helpers.lanes, self.renderer

@@ -1,16 +1,21 @@
 """The application: routes, and OpenAI's shape for every error."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jswa import __version__
 
@@ -20,7 +25,9 @@ from ..api.completions import completions
 from ..api.tokenize import detokenize, tokenize, tokenizer_info
 from ..core.service import Service, service_of
 from ..core.tracing import finish, telemetry
+from .access import Access
 from .auth import Gate, error_response
+from .cross_site import allowed_hosts, check_host, is_loopback
 from .errors import ApiError, from_validation
 from .sse import JsonResponse
 
@@ -59,7 +66,6 @@ def create_app(service: Service) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page loads from elsewhere
         redoc_url=None,
-        strict_content_type=False,
         telemetry=traced,
     )
     app.state.service = service
@@ -70,14 +76,35 @@ def create_app(service: Service) -> FastAPI:
             allow_origins=service.config.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            allow_private_network=True,  # a page of the internet, and a server on this machine
         )
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _internal_error)
     _add_routes(app)
     app.openapi_schema = _true_schema(app.openapi())
+    app.add_middleware(Access, service=service, routes=[*app.openapi_schema["paths"], "/openapi.json"])
     return app
+
+
+def create_metrics_app(service: Service) -> ASGIApp:
+    """The application of `--metrics-port`: /metrics without a key, on loopback for the same hosts as without keys."""
+    config = service.config
+    host = config.metrics_host or config.host
+    own = config.allowed_hosts if is_loopback(host) else ("*",)
+    hosts = allowed_hosts(dataclasses.replace(config, host=host, uds=None, allowed_hosts=own), keys=False)
+    app = Starlette(routes=[Route("/metrics", metrics)])
+    app.state.service = service
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            check_host(Headers(scope=scope), hosts)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return checked
 
 
 def _add_routes(app: FastAPI) -> None:
@@ -90,9 +117,9 @@ def _add_routes(app: FastAPI) -> None:
     app.post("/tokenize", responses=generating)(tokenize)
     app.post("/detokenize", responses=generating)(detokenize)
     app.get("/tokenizer_info", responses=_responses(401, 404))(tokenizer_info)
-    app.get("/metrics", responses=_responses(401, 500, 503), response_class=PlainTextResponse)(metrics)
+    app.get("/metrics", responses=_responses(401), response_class=PlainTextResponse)(metrics)
     app.head("/metrics", include_in_schema=False)(metrics)
-    app.get("/server_info", responses=_responses(401, 500, 503))(server_info)
+    app.get("/server_info", responses=_responses(401))(server_info)
     app.post("/flush_cache", responses=_responses(401, 403, 500, 503))(flush_cache)
     app.post("/abort", responses=_responses(400, 401, 403, 413, 500))(abort)
     app.get("/health", responses=_responses(503))(health)
@@ -162,11 +189,8 @@ async def _api_error(_: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-async def _validation_error(request: Request, error: Exception) -> Response:
+async def _validation_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if not kind.endswith("json"):  # form types: what a web page may send to any server without asking
-        return error_response(ApiError(400, "the Content-Type must be application/json", code="invalid_content_type"))
     return error_response(from_validation(error.errors()))
 
 
@@ -176,7 +200,3 @@ async def _http_error(_: Request, error: Exception) -> Response:
     return error_response(
         ApiError(error.status_code, str(error.detail), code=codes.get(error.status_code), headers=error.headers)
     )
-
-
-async def _internal_error(_: Request, error: Exception) -> Response:
-    return error_response(ApiError(500, "internal error"))

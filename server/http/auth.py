@@ -1,22 +1,21 @@
-"""The gate in front of all routes: keys, request ids, and no new work for a server that goes down."""
+"""The gate in front of all routes: keys, hosts, declared bodies, and no new work for a server that goes down."""
 
 import hashlib
 import secrets
-import time
-import uuid
 from collections.abc import Callable, Collection, Iterable
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.service import Service
+from .cross_site import allowed_hosts, check_content_type, check_host, check_page
 from .errors import ApiError
-from .limits import MAX_ID_CHARS
 from .sse import JsonResponse
 
 OPEN = ("/health", "/ready")  # without a key: what probes ask
 ADMIN = ("/flush_cache", "/abort")  # with the admin key only
+EITHER = ("/metrics",)  # with either kind of key
 
 
 class Keys:
@@ -36,7 +35,8 @@ class Keys:
                 raise ApiError(403, "admin endpoints are off; start the server with --admin-api-key")
             self._authorize(headers, self._admin)
             return None
-        return self._authorize(headers, self._keys) if self._keys else None
+        accepted = [*self._keys, *self._admin] if path in EITHER else self._keys
+        return self._authorize(headers, accepted) if self._keys else None
 
     def _authorize(self, headers: Headers, accepted: Iterable[bytes]) -> str:
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -56,12 +56,13 @@ def path_of(scope: Scope) -> str:
 
 
 class Gate:
-    """ASGI middleware. Puts the request's id, time of arrival and API key into the scope."""
+    """ASGI middleware. Puts the request's API key into the scope."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
         self._keys = Keys(service.config.api_key, service.config.admin_api_key)
+        self._hosts = allowed_hosts(service.config, keys=bool(service.config.api_key))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it through, or answer."""
@@ -69,24 +70,15 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = request_id_of(headers)
-        scope["jswa.request_id"] = request_id
-        scope["jswa.arrival"] = time.monotonic()
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error)(scope, receive, send)
             return
-        if scope["path"].removeprefix(scope.get("root_path", "")) in OPEN + ADMIN:
-            await self._app(scope, self._bounded(receive, lambda size: True), send_with_id)
+        if path_of(scope) in (*OPEN, *ADMIN, *EITHER):
+            await self._app(scope, self._bounded(receive, lambda size: True), send)
             return
-        await self._with_budget(scope, receive, send_with_id, int(headers.get("content-length", "0")))
+        await self._with_budget(scope, receive, send, int(headers.get("content-length", "0")))
 
     async def _with_budget(self, scope: Scope, receive: Receive, send: Send, announced: int) -> None:
         """Let a request through if there is memory for its body, which counts until the response has ended."""
@@ -127,8 +119,14 @@ class Gate:
         return bounded
 
     def _check(self, scope: Scope, headers: Headers) -> None:
+        check_host(headers, self._hosts)
+        if self._hosts is not None:
+            check_page(scope["method"], headers, self._service.config.allowed_origins)
         key = self._keys.check(scope, headers)
-        if path_of(scope) in (*OPEN, *ADMIN):
+        if path_of(scope) in OPEN:
+            return
+        check_content_type(scope["method"], headers)
+        if path_of(scope) in ADMIN:
             return
         scope["jswa.key"] = key
         if int(headers.get("content-length", "0")) > self._service.config.max_body_size:
@@ -158,11 +156,3 @@ def _no_memory() -> ApiError:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def request_id_of(headers: Headers) -> str:
-    """The id that a request brings, or a new one."""
-    given = headers.get("x-request-id")
-    if given and len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable() and " " not in given:
-        return given
-    return uuid.uuid4().hex

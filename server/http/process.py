@@ -7,18 +7,21 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..core.service import Served, Service
 from ..options import ServeConfig
 from . import limits
-from .app import create_app
+from .app import create_app, create_metrics_app
+from .cross_site import is_loopback
 
 _log = logging.getLogger("jswa.server")
 _KEEP_ALIVE = 75  # seconds for an idle connection: longer than clients keep theirs, so that it is they who close it
@@ -125,7 +128,11 @@ class HeaderLimit(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but signals are ours."""
+    """uvicorn, but signals are ours. `says`: what the log says of where it listens."""
+
+    def __init__(self, config: uvicorn.Config, says: str = "listening on %s") -> None:
+        super().__init__(config)
+        self._says = says
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -143,7 +150,7 @@ class Server(uvicorn.Server):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if config.is_ssl else "http"
             where = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        _log.info("listening on %s", where)
+        _log.info(self._says, where)
 
 
 class Shutdown:
@@ -197,29 +204,24 @@ def run(model: Served, config: ServeConfig) -> int:
     """Serve until a signal comes or the engine dies; the exit status of the process."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     service = Service(model, config)
+    if not config.api_key and config.uds is None and not is_loopback(config.host):
+        _log.warning("no --api-key: whoever reaches %s, port %d, can use this server", config.host, config.port)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file; 1024 are the usual soft limit
     server = Server(
-        uvicorn.Config(
+        _listening(
             create_app(service),
             host=config.host,
             port=config.port,
             uds=config.uds,
-            http=HeaderLimit,
-            loop="uvloop",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
             root_path=config.root_path,
             ssl_keyfile=None if config.ssl_keyfile is None else str(config.ssl_keyfile),
             ssl_certfile=None if config.ssl_certfile is None else str(config.ssl_certfile),
-            timeout_graceful_shutdown=5,
-            timeout_keep_alive=_KEEP_ALIVE,
         )
     )
+    beside = _beside(service)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        asked = runner.run(_serve(service, server))
+        asked = runner.run(_serve(service, server, beside))
     status = 1 if service.bridge.state == "dead" or not asked else 0
     if not server.started:
         status = 3
@@ -231,7 +233,43 @@ def run(model: Served, config: ServeConfig) -> int:
     return status
 
 
-async def _serve(service: Service, server: Server) -> bool:
+def _listening(app: ASGIApp, **options: Any) -> uvicorn.Config:
+    """The settings of a server of this process."""
+    return uvicorn.Config(
+        app,
+        http=HeaderLimit,
+        loop="uvloop",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=_KEEP_ALIVE,
+        **options,
+    )
+
+
+def _beside(service: Service) -> contextlib.AbstractAsyncContextManager[None]:
+    """Serve /metrics on a port of its own meanwhile, where one is asked for; the port is taken at once."""
+    config = service.config
+    if config.metrics_port is None:
+        return contextlib.nullcontext()
+    host = config.metrics_host or config.host
+    settings = _listening(create_metrics_app(service), host=host, port=config.metrics_port, lifespan="off")
+    return _serving(Server(settings, "metrics are at %s/metrics"), settings.bind_socket())
+
+
+@contextlib.asynccontextmanager
+async def _serving(server: Server, at: socket.socket) -> AsyncGenerator[None]:
+    serving = asyncio.ensure_future(server.serve([at]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _serve(service: Service, server: Server, beside: contextlib.AbstractAsyncContextManager[None]) -> bool:
     """Whether a signal has asked for the end, not only another host."""
     shutdown = Shutdown(service, server)
     service.bridge.on_death, service.bridge.on_leaving = shutdown.engine_died, shutdown.drain
@@ -239,7 +277,8 @@ async def _serve(service: Service, server: Server) -> bool:
     handlers: dict[signal.Signals, Callable[[], None]] = dict.fromkeys((signal.SIGTERM, signal.SIGINT), shutdown.ask)
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
-    await server.serve()
+    async with beside:
+        await server.serve()
     return shutdown.signals > 0
 
 

@@ -23,16 +23,21 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come; `done` is called in the end, also where the client leaves before the first one."""
+    """Sends events as they come; `done` is called in the end, also where the client leaves before the first one.
+
+    A stream on which nothing was sent for `keep_alive` seconds gets a comment, so that proxies keep the connection.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], done: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], done: Callable[[], None], keep_alive: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._done: Callable[[], None] | None = done
         self._sending: float | None = None  # since when
+        self._keep_alive = keep_alive
+        self._sent = 0.0  # when something was sent last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, unless the client leaves."""
@@ -53,14 +58,34 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for chunk in self._events:
-                self._sending = time.monotonic()
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                self._sending = None
+            self._sent = time.monotonic()
+            beat = asyncio.ensure_future(self._beat(send))
+            try:
+                async for chunk in self._events:
+                    await self._piece(send, chunk)
+            finally:
+                beat.cancel()
+                await asyncio.wait((beat,))
             self._finish()  # before the end of the response, which ends its span
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._events.aclose()
+
+    async def _piece(self, send: Send, piece: bytes) -> None:
+        self._sending = self._sent = time.monotonic()
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._sending = None
+
+    async def _beat(self, send: Send) -> None:
+        """Send comments. A piece is written in one go, so that it does not matter who else sends one."""
+        while True:
+            idle = time.monotonic() - self._sent
+            if idle < self._keep_alive:
+                await asyncio.sleep(self._keep_alive - idle)
+            elif self._sending is None:
+                await self._piece(send, KEEP_ALIVE)
+            else:
+                await asyncio.sleep(self._keep_alive)  # the client does not take in what there is
 
 
 class JsonResponse(Response):

@@ -1,12 +1,22 @@
 """The stress test of the server, at the size of a test."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks.speed.load import Address
-from benchmarks.speed.serve_stress import beside_malformed
-from tests.support.server.processes import started
+from benchmarks.speed.serve_stress import SOAKED, TINY, beside_malformed, soak
+from tests.support.server.processes import ROOT, Process, started
+
+FAKE = str(Path(__file__).parents[2] / "support" / "server" / "fake_process.py")
+
+
+def address(server: Process) -> Address:
+    """Where a server process listens."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    return Address(host, int(port), server.process.pid)
 
 
 @pytest.mark.parametrize("bodies", [300, pytest.param(10_000, marks=pytest.mark.nightly)])
@@ -15,7 +25,24 @@ def test_malformed_bodies_do_not_disturb_streams(bodies: int) -> None:
     # Few shapes: each of them is compiled.
     command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
     with started(command, environ={"JSWA_CHECK": "1"}) as server:
-        host, _, port = server.url.removeprefix("http://").partition(":")
-        found = asyncio.run(beside_malformed(Address(host, int(port), server.process.pid), bodies, 32))
+        found = asyncio.run(beside_malformed(address(server), bodies, 32))
+        assert found["good_texts"] >= 32
+        assert server.process.poll() is None
+
+
+def test_hostile_requests_leave_nothing_behind_on_a_server_without_a_model() -> None:
+    """Each kind of hostile request, at a hundredth of its size, beside four good streams."""
+    options = {"api_key": ["good", "bad"], "admin_api_key": "root"}
+    with started([FAKE, "{}", json.dumps(options)], environ={"PYTHONPATH": str(ROOT)}) as server:
+        found = asyncio.run(soak(address(server), 1.0, 4, seed=1, share=0.01, rounds=1))
+        assert found["good_texts"] >= 4
+        assert server.process.poll() is None
+
+
+@pytest.mark.nightly
+def test_hostile_requests_leave_nothing_behind() -> None:
+    """Each of 32 streams gets the text that it gets alone, and nothing is held at the end."""
+    with started([*TINY, *SOAKED], environ={"JSWA_CHECK": "1"}) as server:
+        found = asyncio.run(soak(address(server), 20.0, 32, seed=1, share=0.05))
         assert found["good_texts"] >= 32
         assert server.process.poll() is None

@@ -146,7 +146,7 @@ def test_a_request_without_a_key_gets_401(front: tuple[Client, Way]) -> None:
 
 
 def test_a_chunked_body_over_the_limit_gets_413(front: tuple[Client, Way]) -> None:
-    found = front[0].http.post(PATH, content=iter([b" " * 6_000] * 3))
+    found = front[0].http.post(PATH, content=iter([b" " * 6_000] * 3), headers={"content-type": "application/json"})
     assert (found.status_code, found.json()["error"]["code"]) == (413, "request_too_large")
 
 
@@ -362,6 +362,8 @@ def test_options_are_read_by_name() -> None:
     assert (options.replicas.most, options.engine.prefix_cache) == (4, False)
     assert options.server.api_key == ("a", "b")
     assert read_options({}).replicas == ReplicaConfig()
+    assert read_options({}).server.allowed_hosts == ("*",), "where Ray's proxy listens is not known"
+    assert read_options({"allowed_hosts": ["a", "b"]}).server.allowed_hosts == ("a", "b")
 
 
 def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,10 @@
 """The server process with a fake engine: signals, engine failures, exit statuses, logs."""
 
 import json
+import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -34,9 +37,10 @@ def serving(engine: Mapping[str, Any] | None = None, **options: Any) -> Iterator
 class Stream(threading.Thread):
     """A thread that reads a stream."""
 
-    def __init__(self, url: str, tokens: int) -> None:
+    def __init__(self, url: str, tokens: int, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(daemon=True)
         self.text = ""
+        self._headers = dict(headers or {})
         self._url = url
         self._tokens = tokens
         self.start()
@@ -44,7 +48,7 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         body = {"prompt": "abc", "max_tokens": self._tokens, "stream": True}
-        with httpx2.stream("POST", self._url + PATH, json=body, timeout=20) as response:
+        with httpx2.stream("POST", self._url + PATH, json=body, headers=self._headers, timeout=20) as response:
             for piece in response.iter_text():
                 self.text += piece
 
@@ -170,3 +174,41 @@ def test_the_engines_thread_gets_the_interpreter_back_soon(monkeypatch: pytest.M
         run(Served(build, None), ServeConfig(served_model_name=("fake",)))
     assert asked
     assert asked[0] < 1e-3
+
+
+def test_metrics_have_a_port_of_their_own_without_a_key() -> None:
+    options = {"api_key": ["one"], "metrics_port": 0, "metrics_host": "localhost"}
+    with serving({"delay": 0.01}, **options) as server:
+        until(lambda: "metrics are at" in "".join(server.log))
+        (url,) = re.findall(r"metrics are at (http://.*)/metrics", "".join(server.log))
+        assert url != server.url
+        assert httpx2.get(server.url + "/metrics").status_code == 401
+        found = httpx2.get(url + "/metrics")
+        assert found.status_code == 200
+        assert 'engine_up{model_name="fake"} 1.0' in found.text
+        assert httpx2.head(url + "/metrics").status_code == 200
+        for path in ("/v1/models", "/server_info", "/health", "/openapi.json"):
+            assert httpx2.get(url + path).status_code == 404
+        assert httpx2.post(url + PATH, json={"prompt": "a"}).status_code == 404
+        assert httpx2.get(url + "/metrics", headers={"host": "evil.example"}).status_code == 403
+        assert "no --api-key" not in "".join(server.log)
+        # Another server that wants this port says so and ends; on all addresses without a key it warns first.
+        other = {"metrics_port": int(url.rpartition(":")[2]), "metrics_host": "localhost", "host": "0.0.0.0"}  # noqa: S104
+        done = subprocess.run(
+            [sys.executable, SCRIPT, "{}", json.dumps(other)],
+            env={**os.environ, "PYTHONPATH": ROOT},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 3
+        warning, error = done.stderr.splitlines()
+        assert "no --api-key: whoever reaches 0.0.0.0" in warning
+        assert "ddress already in use" in error
+        stream = Stream(server.url, 100, {"Authorization": "Bearer one"})
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: httpx2.get(server.url + "/ready").status_code == 503)
+        assert "num_requests_running" in httpx2.get(url + "/metrics").text, "also while the server goes down"
+        stream.join(20)
+        assert server.wait() == 0

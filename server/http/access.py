@@ -1,0 +1,83 @@
+"""The outermost layer of the application: request ids, counts of responses, the access log, and the last resort."""
+
+import logging
+import time
+import uuid
+from collections.abc import Collection
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..core.service import Service
+from .auth import error_response
+from .errors import ApiError
+from .limits import MAX_ID_CHARS
+
+_log = logging.getLogger("jswa.server")
+_GONE = 499  # nginx's status for a client that left before its response
+_MODEL = "/v1/models/{model}"
+
+
+class Access:
+    """ASGI middleware. Puts the request's id and time of arrival into the scope.
+
+    Args:
+        routes: paths that are counted by their own name; others are counted together.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, routes: Collection[str]) -> None:
+        self._app = app
+        self._service = service
+        self._routes = frozenset(routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on, and count its response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_of(Headers(scope=scope))
+        scope["jswa.request_id"] = request_id
+        scope["jswa.arrival"] = time.monotonic()
+        status = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+                status = message["status"]
+                self._service.metrics.responses[self._route(scope), status] += 1
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            _log.exception("request %s has failed", request_id, extra={"data": {"request_id": request_id}})
+            if status is not None:
+                raise  # so that the connection is closed: the client has half a response
+            await error_response(ApiError(500, "internal error"))(scope, receive, send_with_id)
+        finally:
+            if status is None:
+                self._service.metrics.responses[self._route(scope), _GONE] += 1
+            if _log.isEnabledFor(logging.DEBUG):
+                _log_access(scope, _GONE if status is None else status)
+
+    def _route(self, scope: Scope) -> str:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # as routes see it
+        return path if path in self._routes else _MODEL if path.startswith("/v1/models/") else "other"
+
+
+def _log_access(scope: Scope, status: int) -> None:
+    client = scope.get("client") or ("-",)
+    seconds = time.monotonic() - scope["jswa.arrival"]
+    data = {"client": client[0], "method": scope["method"], "path": quote(scope["path"][:200]), "status": status}
+    data |= {"seconds": round(seconds, 4), "request_id": scope["jswa.request_id"]}
+    _log.debug("access: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})
+
+
+def request_id_of(headers: Headers) -> str:
+    """Return the id that a request brings, or a new one."""
+    given = headers.get("x-request-id")
+    if given and len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable() and " " not in given:
+        return given
+    return uuid.uuid4().hex
