@@ -1,6 +1,6 @@
 """What three quiet tenants feel of a fourth one that floods the engine. Virtual time; scheduler and cache are real.
 
-    python -m benchmarks.scale.fairness [--seconds 60] [--model gemma-3-27b] [--json FILE]
+    python -m benchmarks.scale.fairness [--seconds 120] [--model gemma-3-27b] [--json FILE]
 
 The quiet tenants send requests at random, a tenth of what the device can do each. The fourth tenant keeps to its share
 (the baseline), or always has 400 requests under way. `ratio` is the quiet tenants' 99th percentile of the time to the
@@ -106,7 +106,7 @@ def main() -> None:
     """Print a row for each kind of flood."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gemma-3-27b")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of virtual time, of which a sixth is warm-up")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of virtual time, of which a sixth is warm-up")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     fleet, rows = fleet_of(given.model, longest=50_000), []

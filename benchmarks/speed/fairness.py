@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[str, Body]] = {
     "generations": (COMPLETIONS, lambda i: {"prompt": f"{i} cats", "max_tokens": 1_500, "ignore_eos": True}),
     "prompts": (COMPLETIONS, lambda i: {"prompt": [3 + i % 200, *range(3, 203)] * 15, "max_tokens": 2}),
     "templates": (CHATS, lambda i: {"messages": [{"role": "user", "content": f"heavy {i}"}], "max_tokens": 1}),
-    "bodies": ("/tokenize", lambda i: {"prompt": f"{i} cats and dogs. " * 100_000}),
+    "bodies": ("/tokenize", lambda i: {"prompt": f"{i} cats and dogs. " * 20_000}),
 }
 
 
@@ -73,7 +73,12 @@ async def beside(at: Address, kind: str, *, places: int, seconds: float) -> dict
     begin = time.monotonic()
     flooding = asyncio.ensure_future(flood(at, path, body, begin + seconds, places=places))
     await asyncio.sleep(seconds / 5)
+<<<<<<< HEAD
     waits = [wait for own in await asyncio.gather(*(quiet(at, key, begin + seconds) for key in QUIET)) for wait in own]
+=======
+    found = await asyncio.gather(*(quiet(at, key, begin + seconds) for key in QUIET))
+    waits = [wait for each in found for wait in each]
+>>>>>>> memory
     answered = await flooding
     return {
         "requests": len(waits), "ttft_p50": percentile(waits, 50), "ttft_p99": percentile(waits, 99),
@@ -83,7 +88,7 @@ async def beside(at: Address, kind: str, *, places: int, seconds: float) -> dict
 
 async def compare(at: Address, kind: str, seconds: float) -> list[dict[str, Any]]:
     """Return a row for the baseline and one for the flood."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, places in (("within its share", 1), ("floods", FLOOD)):
         found = await beside(at, kind, places=places, seconds=seconds)
         base = rows[0]["ttft_p99"] if rows else found["ttft_p99"]

@@ -39,7 +39,7 @@ def make_request(
 
 def make_sequence(request: Request, slot: int = 0) -> Sequence:
     """Return a sequence in a slot."""
-    return Sequence(request, (0, 0, 0), limit=30, row_id=slot, lease=Lease(8))
+    return Sequence(request, (0, 0), limit=30, row_id=slot, lease=Lease(8))
 
 
 def allowed(mask: RowMask | None) -> set[int]:
