@@ -73,12 +73,8 @@ async def beside(at: Address, kind: str, *, places: int, seconds: float) -> dict
     begin = time.monotonic()
     flooding = asyncio.ensure_future(flood(at, path, body, begin + seconds, places=places))
     await asyncio.sleep(seconds / 5)
-<<<<<<< HEAD
-    waits = [wait for own in await asyncio.gather(*(quiet(at, key, begin + seconds) for key in QUIET)) for wait in own]
-=======
     found = await asyncio.gather(*(quiet(at, key, begin + seconds) for key in QUIET))
     waits = [wait for each in found for wait in each]
->>>>>>> memory
     answered = await flooding
     return {
         "requests": len(waits), "ttft_p50": percentile(waits, 50), "ttft_p99": percentile(waits, 99),
