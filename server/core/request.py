@@ -1,18 +1,17 @@
 """One request on its way through the engine: its texts, piece by piece, as they grow."""
 
 import asyncio
-import dataclasses
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jswa.errors import RequestError
-from jswa.plan import ChoiceLogprobs, Request, TokenEvent
+from jswa.plan import ChoiceLogprobs, PromptLogprobs, Request, TokenEvent
 from jswa.text.detokenizer import StreamDecoder
 from jswa.text.inputs import bad_word_ids
-from jswa.text.stop_strings import StopStrings
+from jswa.text.stop_strings import StopStrings, StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import FinishReason, SamplingParams
 
@@ -23,6 +22,7 @@ from .engine_protocol import EngineLike
 from .fairness import Admission, Key, Turns
 
 _numbers = itertools.count()
+_TURN = 32  # events that are handled in one callback of the event loop, at most
 _TURN_BITS = 80  # of virtual time below the priority
 
 
@@ -67,7 +67,7 @@ class Delta(NamedTuple):
     token: int | None
     offset: int
     logprobs: ChoiceLogprobs | None = None
-    prompt_logprobs: list[ChoiceLogprobs] | None = None
+    prompt_logprobs: Collection[ChoiceLogprobs] | PromptLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -101,42 +101,35 @@ def build(
     params: SamplingParams,
     order: Order,
     starts: Sequence[int],
-) -> list[Request]:
-    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError.
+) -> Iterator[Request]:
+    """Make the engine's requests, one for each text: the first n for the first prompt. Raises ApiError.
+
+    Only the first one depends on how many tokens the parameters name, and only the first of a prompt on its length.
 
     Args:
         starts: of the texts, in virtual time (`Turns`): they decide between texts of the same priority.
     """
-    requests: list[Request] = []
     beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
     if beyond:
         raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
     try:
         words = bad_word_ids(params.bad_words or (), tokenizer)
+        first: Request | None = None
         for start, (prompt, choice) in zip(starts, itertools.product(prompts, range(params.n)), strict=True):
-            own = params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
-            request = engine.request(
+            first = engine.request(
                 str(next(_numbers)),
-                prompt.ids,
-                own,
+                first.prompt if first is not None and choice else prompt.ids,
+                params,
                 bad_words=words,
                 priority=(order.priority << _TURN_BITS) + start,
                 cache_salt=order.cache_salt,
                 lora=order.lora,
+                choice=choice,
+                like=first,
             )
-            requests.append(_sharing(request, requests[0]) if requests else request)
+            yield first
     except RequestError as error:
         raise ApiError.of(error) from error
-    return requests
-
-
-def _sharing(request: Request, first: Request) -> Request:
-    """The request with the tables of the first text, which differ in nothing: each is as long as the vocabulary."""
-    own, other = request.constraint, first.constraint
-    if own is None or other is None:
-        return request
-    tables = own._replace(bias=other.bias, mask=other.mask, early_mask=other.early_mask)
-    return dataclasses.replace(request, constraint=tables)
 
 
 class Job:
@@ -152,11 +145,15 @@ class Job:
         requests: Sequence[Request],
         params: SamplingParams,
         order: Order,
+        stops: StopTable,
         between_tokens: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Queue requests that `build` has made, and that the queue has room for. Raises ApiError.
+        """Queue requests that `build` has made, and that the queue has room for.
+
+        Raises ApiError: then nothing is queued, and the room is the caller's to release.
 
         Args:
+            stops: of the parameters' stop strings, shared by all texts.
             between_tokens: is told the seconds between two tokens of a text.
         """
         self.timing = Timing()
@@ -174,20 +171,20 @@ class Job:
         self._order = order
         self._between_tokens = between_tokens
         for index, request in enumerate(requests):
-            text = _text(index, prompts[index // params.n], params, tokenizer)
+            text = _text(index, prompts[index // params.n], params, tokenizer, stops)
             text.start = request.priority - (order.priority << _TURN_BITS)
             self._texts[request.request_id] = text
         self._firsts = {request.request_id for request in requests[:: params.n]}
-        try:
-            bridge.submit(requests, self._events.put_nowait)
-        except ApiError:
-            self.close()
-            raise
+        bridge.submit(requests, self._events.put_nowait)
         self._start_timers()
 
     async def deltas(self) -> AsyncIterator[Delta | None]:
         """Pieces of all texts as they come; None where nothing has come for a while. Raises ApiError."""
-        while self._texts:
+        for number in itertools.count():
+            if not self._texts:
+                return
+            if number % _TURN == _TURN - 1:
+                await asyncio.sleep(0)  # where many wait, the event loop does other things in between
             event = await self._events.get()
             if isinstance(event, ApiError):
                 raise event
@@ -268,9 +265,8 @@ class Job:
             self._timers[-1] = asyncio.get_running_loop().call_later(period, self._beat, period)
 
 
-def _text(index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> Text:
+def _text(index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, stops: StopTable) -> Text:
     decoder = None
     if tokenizer is not None:
         decoder = StreamDecoder(tokenizer, prompt.ids, skip_special_tokens=params.skip_special_tokens)
-    stops = StopStrings(params.stop_strings(), include=params.include_stop_str_in_output)
-    return Text(index, prompt, params, decoder, stops)
+    return Text(index, prompt, params, decoder, StopStrings(stops, include=params.include_stop_str_in_output))

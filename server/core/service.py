@@ -1,22 +1,24 @@
 """What the handlers share: the engine behind its bridge, the texts' side of the model, limits of the queue."""
 
-import asyncio
 import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from starlette.requests import Request
 
 from jswa.cache.prefix.stats import CacheStats
 from jswa.text.chat_template import ChatTemplate
+from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
-from ..api.params import check_prompt_logprobs
+from ..api.params import check_prompt_logprobs, check_token_lists
 from ..api.schemas import Generation
 from ..http.errors import ApiError, invalid
 from ..options import ServeConfig
@@ -27,11 +29,11 @@ from .bridge import Bridge
 from .engine_protocol import EngineLike
 from .fairness import Admission, Turns, weights_of
 from .metrics import Metrics, Snapshot
+from .off_loop import SMALL, gathered, made
 from .request import Job, Order, build
 from .tracing import annotate
 
 _log = logging.getLogger("jswa.server")
-_FEW = 8  # texts whose requests are built on the event loop
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,6 @@ class Service:
         self.renderer: Renderer | None = None
         self.created = int(time.time())
         self.draining = False
-        self._building = asyncio.Lock()
         self._starting = 0
         self.jobs: dict[str, set[Job]] = {}
 
@@ -139,6 +140,7 @@ class Service:
         lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
         texts, tokens = len(lengths), sum(lengths)
         check_prompt_logprobs(tokens, params)
+        check_token_lists(texts, params)
         self._starting += 1
         try:
             await self.bridge.prepare(params)
@@ -146,20 +148,33 @@ class Service:
             self._starting -= 1
         self.admission.admit(key, texts, tokens)
         try:
-            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.starts(key, lengths))
-            # A bias and a mask for each text, as long as the vocabulary: many of them must not hold up the event loop.
-            async with self._building:
-                requests = build(*arguments) if texts <= _FEW else await asyncio.to_thread(build, *arguments)
+            size = _size(prompts, params, texts)
+            made_of = (self.bridge.engine, self.tokenizer, prompts, params, order, self.turns.starts(key, lengths))
+            requests = await gathered(build(*made_of), size)
+            stops = await made(partial(StopTable, params.stop_strings()), size)
+            job = Job(
+                self.bridge, self.admission, self.turns, self.tokenizer, prompts, requests, params, order, stops,
+                self.metrics.between_tokens,
+            )  # fmt: skip
         except BaseException:
             self.admission.release(key, texts, tokens)
             raise
-        job = Job(
-            self.bridge, self.admission, self.turns, self.tokenizer, prompts, requests, params, order,
-            self.metrics.between_tokens,
-        )  # fmt: skip
         job.timing.arrival = request.scope["jswa.arrival"]
         self.jobs.setdefault(name, set()).add(job)
         return job
+
+    @contextmanager
+    def held(self, request: Request, size: int) -> Iterator[None]:
+        """Count work on a long text in the queue while it is done, as a prompt of `size` tokens. Raises ApiError."""
+        if size <= SMALL:
+            yield
+            return
+        key = request.scope.get("jswa.key")
+        self.admission.admit(key, 1, size)
+        try:
+            yield
+        finally:
+            self.admission.release(key, 1, size)
 
     def end(self, job: Job, name: str) -> None:
         """Close a job, and count it."""
@@ -185,6 +200,13 @@ class Service:
         rows, cache, steps = await self.bridge.call(lambda e: (e.stats(), e.cache_stats(), e.step_stats()))
         queue, restarts = self.admission, self.bridge.restarts
         return Snapshot(rows, _for_all(cache), self.limits, steps, queue.texts, queue.refused, restarts)
+
+
+def _size(prompts: Sequence[Prompt], params: SamplingParams, texts: int) -> int:
+    """What there is to look at before a request can be queued, in tokens, characters and entries."""
+    tokens = sum(len(prompt.ids) for prompt in prompts) + len(params.allowed_token_ids or ())
+    strings = (*params.stop_strings(), *(params.bad_words or ()))
+    return tokens + len(params.logit_bias or ()) + sum(map(len, strings)) + 32 * texts
 
 
 def service_of(request: Request) -> Service:

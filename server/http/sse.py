@@ -3,17 +3,17 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from . import limits
+from .pieces import chunks, encode
 
-encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
+_WHOLE = 2**18  # bytes of a response that are sent at once
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -25,10 +25,10 @@ def event(value: Any) -> bytes:
 class EventStream(Response):
     """Sends events as they come; `done` is called in the end, also where the client leaves before the first one."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes], done: Callable[[], None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self, events: AsyncGenerator[bytes], done: Callable[[], None], media_type: str = "text/event-stream"
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
         self._done: Callable[[], None] | None = done
@@ -61,6 +61,22 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._events.aclose()
+
+
+def json_in_pieces(pieces: Sequence[bytes]) -> Response:
+    """A response of JSON in pieces; a long one is sent piece by piece, as the client takes it in."""
+    size = sum(map(len, pieces))
+    if size <= _WHOLE:
+        return Response(b"".join(pieces), media_type=JsonResponse.media_type)
+    response = EventStream(_each(pieces), lambda: None, JsonResponse.media_type)
+    response.headers["content-length"] = str(size)
+    return response
+
+
+async def _each(pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
+    for chunk in chunks(pieces):
+        yield chunk
+        await asyncio.sleep(0)
 
 
 class JsonResponse(Response):

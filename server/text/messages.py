@@ -45,7 +45,8 @@ async def chat_prompt(service: Service, body: ChatRequest) -> Prompt:
         raise unsupported("messages", "the model has no chat template; the server can get one by --chat-template")
     text = await service.renderer.render(messages, variables)
     # The template has written all special tokens itself, unless told otherwise.
-    (prompt,) = await encode([text], service.tokenizer, special=bool(body.add_special_tokens))
+    longest = service.max_model_len if body.truncate_prompt_tokens is None else None
+    (prompt,) = await encode([text], service.tokenizer, special=bool(body.add_special_tokens), longest=longest)
     return prompt
 
 
