@@ -21,6 +21,7 @@ from ..api.tokenize import detokenize, tokenize, tokenizer_info
 from ..core.service import Service, service_of
 from ..core.tracing import finish, telemetry
 from .auth import Gate, error_response
+from .bodies import JsonRoute
 from .errors import ApiError, from_validation
 from .sse import JsonResponse
 
@@ -63,6 +64,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry=traced,
     )
     app.state.service = service
+    app.router.route_class = JsonRoute
     app.add_middleware(Gate, service=service)
     if service.config.allowed_origins:
         app.add_middleware(
