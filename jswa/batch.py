@@ -18,7 +18,7 @@ from jswa.errors import RequestError
 from jswa.plan import ChoiceLogprobs, Request, TokenEvent
 from jswa.text.detokenizer import StreamDecoder
 from jswa.text.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
-from jswa.text.stop_strings import StopStrings
+from jswa.text.stop_strings import StopStrings, StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, SamplingParams
 
@@ -192,15 +192,23 @@ class Batch:
         words = bad_word_ids(params.bad_words or (), tokenizer)
         salt, lora = salt_of(prompt, self._cache_salt), adapter_of(prompt, self._lora)
         request_ids: list[str] = []
+        table = StopTable(params.stop_strings())
+        first: Request | None = None
         try:
             for choice in range(params.n):
-                own = (
-                    params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
-                )
                 request_ids.append(self._host.register(self))
                 request = engine.request(
-                    request_ids[-1], ids, own, bad_words=words, priority=self._priority, cache_salt=salt, lora=lora
+                    request_ids[-1],
+                    ids if first is None else first.prompt,
+                    params,
+                    bad_words=words,
+                    priority=self._priority,
+                    cache_salt=salt,
+                    lora=lora,
+                    choice=choice,
+                    like=first,
                 )
+                first = first or request
                 self._host.add(request)
                 self._choices[request_ids[-1]] = _Choice(
                     index,
@@ -209,7 +217,7 @@ class Batch:
                     decoder=StreamDecoder(tokenizer, request.prompt, skip_special_tokens=params.skip_special_tokens)
                     if tokenizer is not None
                     else None,
-                    stops=StopStrings(params.stop_strings(), include=params.include_stop_str_in_output),
+                    stops=StopStrings(table, include=params.include_stop_str_in_output),
                 )
         except BaseException:
             for request_id in request_ids:

@@ -60,8 +60,8 @@ class CompilingRunner(StepRunner, Protocol):
     compiled_in_steps: int
     compiled_beside: int
 
-    def prepare(self, logprobs: Logprobs) -> None:
-        """Compile a family of programs now."""
+    def prepare(self, logprobs: Logprobs, *, fewest: bool, pause: float, stop: Callable[[], bool]) -> None:
+        """Compile a family of programs."""
         ...
 
 
@@ -120,6 +120,8 @@ class Engine:
         lora: str | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        choice: int = 0,
+        like: Request | None = None,
     ) -> Request:
         """Validate a prompt and its parameters; `add` checks length limits. Any thread may call it.
 
@@ -131,35 +133,53 @@ class Engine:
             cache_salt: cached prefixes are shared with requests of the same salt only.
             lora: name of the LoRA adapter; cached prefixes are never shared between adapters.
             tenant, weight: who asks, and its weight; tenants that want more than there is share by weight.
+            choice: number of the text among those of its prompt; with a seed it is added to the seed.
+            like: a request of the same call, hence with the same parameters, bad words, salt and adapter. Its stop ids
+                and constraint, whose tables may be as long as the vocabulary, are shared. So is its prompt if `prompt`
+                is that very array: then nothing here depends on the prompt's length.
         """
-        if len(prompt) == 0:
-            raise InvalidPrompt("prompt", "", "must have at least one token")
-        bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
-        if len(bad):
-            raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
+        ids = prompt if like is not None and prompt is like.prompt else self._checked(prompt)
         index, root = self.adapter_root(lora, cache_salt)
-        number = next(self._numbers)
-        seed = params.seed
-        if seed is None:
-            high, low = np.random.SeedSequence([self._seed, number]).generate_state(2).tolist()
+        if like is None:
+            ends = () if params.ignore_eos else self.model.eos_token_ids
+            stop_ids = frozenset(params.stop_token_ids) | frozenset(ends)
+            constraint = make_constraint(params, self.model.vocab_size, len(ids), stop_ids, bad_words)
         else:
-            high, low = seed >> 32, seed & 0xFFFFFFFF
-        stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.model.eos_token_ids)
+            stop_ids, constraint = like.stop_ids, like.constraint
+            if constraint is not None:
+                constraint = constraint._replace(min_length=len(ids) + params.min_tokens)
         longest = self.limits.max_model_len
         return Request(
             request_id,
-            prompt.astype(np.int32),
+            ids,
             params,
             stop_ids,
-            key=(high, low),
-            max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
+            key=self._key(params.seed, choice),
+            max_length=longest if params.max_tokens is None else min(longest, len(ids) + params.max_tokens),
             priority=priority,
-            constraint=make_constraint(params, self.model.vocab_size, len(prompt), stop_ids, bad_words),
+            constraint=constraint,
             cache_salt=root,
             adapter=index,
             tenant=tenant,
             weight=weight,
         )
+
+    def _checked(self, prompt: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
+        """Return a copy of a prompt as int32. Raises InvalidPrompt or InvalidToken."""
+        if len(prompt) == 0:
+            raise InvalidPrompt("prompt", "", "must have at least one token")
+        bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
+        if len(bad):
+            raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
+        return prompt.astype(np.int32)
+
+    def _key(self, seed: int | None, choice: int) -> tuple[int, int]:
+        """Return the random key of a new request, the two halves of 64 bits."""
+        number = next(self._numbers)
+        if seed is None:
+            high, low = np.random.SeedSequence([self._seed, number]).generate_state(2).tolist()
+            return high, low
+        return divmod((int(seed) + choice) % 2**64, 2**32)
 
     def adapter_root(self, lora: str | None, salt: str) -> tuple[int, str]:
         """Return the index of a LoRA adapter and the key of its tree in the prefix cache. Raises RequestError."""
@@ -215,17 +235,29 @@ class Engine:
         self._log.log_when_due(self._scheduler)
         return events
 
-    def prepare(self, params: SamplingParams) -> None:
+    def prepare(
+        self,
+        params: SamplingParams,
+        *,
+        fewest: bool = False,
+        pause: float = 0.0,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Compile the log probability programs that a request with these parameters needs, if they are missing.
 
         Another thread than the one that drives the engine may call this; steps go on meanwhile.
+
+        Args:
+            fewest: only as many as suffice, though steps are slower in them than in the others.
+            pause: waits after each program that many times as long as it took, while steps run.
+            stop: whether to end now; asked before each program.
         """
         if not isinstance(self.runner, CompilingRunner):
             return
         if params.logprobs is not None:
-            self.runner.prepare("sampled")
+            self.runner.prepare("sampled", fewest=fewest, pause=pause, stop=stop)
         if params.prompt_logprobs is not None:
-            self.runner.prepare("prompt")
+            self.runner.prepare("prompt", fewest=fewest, pause=pause, stop=stop)
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
         """Register callbacks for the loss of another host; each is called in a thread of its own.

@@ -24,6 +24,9 @@
 from pathlib import Path
 from typing import Any
 
+_SHOWN = 80  # characters of a refused value that a message shows
+_BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}")}
+
 
 class JswaError(Exception):
     """Base class of all errors that jswa raises deliberately."""
@@ -40,10 +43,10 @@ class FieldError(JswaError, ValueError):
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         try:
-            shown = repr(value)
+            shown = _beginning(value, _SHOWN + 1)
         except ValueError:  # Python refuses to print integers of more than 4,300 digits
             shown = f"a {type(value).__name__} too long to print"
-        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
         super().__init__(f"{field} = {shown}: {limit}")
         self.field = field
         self.value = value
@@ -135,3 +138,22 @@ class HostLost(JswaError):
 
 class EngineError(JswaError):
     """An invariant of jswa is violated: the engine must stop."""
+
+
+def _beginning(value: object, room: int) -> str:
+    """Return `repr(value)`, or as much of it as fills `room` characters: a client may send a list of millions."""
+    if room <= 0:
+        return ""
+    if isinstance(value, str | bytes):
+        return repr(value[:room])
+    if type(value) not in _BRACKETS:
+        return repr(value)
+    opening, closing = _BRACKETS[type(value)]
+    shown = opening
+    for item in value:  # type: ignore[attr-defined]
+        shown += ("" if shown == opening else ", ") + _beginning(item, room - len(shown))
+        if isinstance(value, dict):
+            shown += f": {_beginning(value[item], room - len(shown))}"
+        if len(shown) > room:
+            return shown
+    return shown + ("," if isinstance(value, tuple) and len(value) == 1 else "") + closing

@@ -4,6 +4,7 @@ A `Request` goes to the scheduler, a `StepPlan` from the scheduler to the device
 back, and a `TokenEvent` for each of them to the caller.
 """
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -84,6 +85,31 @@ class ChoiceLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
+class PromptLogprobs:
+    """Log probabilities of the prompt's tokens, from the second on, as arrays; iteration makes entries one by one.
+
+    As objects those of a long prompt would be millions: to free them, or to look for cycles in them, takes Python's
+    lock for 0.1 s and more.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Int[np.ndarray, " n"], LogprobTable]] = []
+        self._length = 0
+
+    def add(self, tokens: Int[np.ndarray, " n"], table: "LogprobTable") -> None:
+        """Add positions; `table` has a row for each token."""
+        self._parts.append((tokens, table))
+        self._length += len(tokens)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[ChoiceLogprobs]:
+        for tokens, table in self._parts:
+            for row, token in enumerate(tokens.tolist()):
+                yield table.row(row, token)
+
+
 class TokenEvent(NamedTuple):
     """One token of one request, or its end. `token` is None if the request ended without one.
 
@@ -97,7 +123,7 @@ class TokenEvent(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     logprobs: ChoiceLogprobs | None = None
-    prompt_logprobs: list[ChoiceLogprobs] | None = None
+    prompt_logprobs: Collection[ChoiceLogprobs] | PromptLogprobs | None = None
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
@@ -110,6 +136,10 @@ class LogprobTable(NamedTuple):
     rank: Int[np.ndarray, " N"]
     ids: Int[np.ndarray, "N top"]
     values: Float[np.ndarray, "N top"]
+
+    def rows(self, first: int, end: int) -> "LogprobTable":
+        """Return a copy of some rows."""
+        return LogprobTable(*(array[first:end].copy() for array in self))
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
         """Return the entry of one choice; `token` is the token that was chosen."""

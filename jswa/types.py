@@ -89,9 +89,7 @@ class SamplingParams:
         for name in ("stop_token_ids", "allowed_token_ids"):
             ids = getattr(self, name)
             empty = ids is None and name == "allowed_token_ids"
-            _check(
-                name, ids, empty or _all(ids, lambda t: _is_int(t, 0, _INT32)), "a list of token ids, each at least 0"
-            )
+            _check(name, ids, empty or _are_ids(ids), "a list of token ids, each at least 0")
         _check(
             "allowed_token_ids",
             self.allowed_token_ids,
@@ -230,6 +228,16 @@ _WHOLE_RANGES = (
 
 def _all(values: object, ok: Callable[[Any], bool]) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str | bytes) and all(ok(value) for value in values)
+
+
+def _are_ids(values: object) -> bool:
+    """Whether these are token ids. Loops in C look at them: there may be as many as in a vocabulary."""
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        return False
+    kinds = set(map(type, values))
+    if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
+        return False
+    return not kinds or bool(min(values) >= 0 and max(values) <= _INT32)
 
 
 def _check(name: str, value: object, ok: bool, accepted: str) -> None:

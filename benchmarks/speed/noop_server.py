@@ -17,8 +17,10 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.llm import TINY
-from jswa.plan import StepPlan
+from jswa.plan import LogprobTable, StepLogprobs, StepPlan
+from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
+from jswa.types import MAX_LOGPROBS
 from server.core.service import Served
 from server.http.process import run, set_up_logging
 from server.options import ServeConfig
@@ -32,6 +34,21 @@ class Letters(AnsweredStep):
         """Return tokens that depend on row id and position only."""
         letters: Int[np.ndarray, " R"] = (self.plan.starts + self.plan.counts + self.plan.row_ids) % 26 + 100
         return letters
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Return the same log probabilities for every token, if the plan asks for some."""
+        if self.plan.logprobs == "none":
+            return None
+        prompt = _table(self.plan.num_tokens) if self.plan.logprobs == "prompt" else None
+        return StepLogprobs(_table(self.plan.num_rows), prompt)
+
+
+def _table(count: int) -> LogprobTable:
+    top = np.arange(MAX_LOGPROBS)
+    wide = (count, MAX_LOGPROBS)
+    chosen = np.full(count, -1.234567, np.float32)
+    values = np.broadcast_to((-1.234567 - top).astype(np.float32), wide)
+    return LogprobTable(chosen, np.ones(count, np.int32), np.broadcast_to(top + 100, wide), values)
 
 
 class NoDevice:
@@ -56,7 +73,8 @@ def main() -> int:
     limits = Limits(given.length, given.rows, 8_192, 64, num_blocks=useful_blocks(layout, limits))
     config = ServeConfig(served_model_name=("noop",), port=given.port, max_queued_tokens=2 * given.rows * given.length)
     set_up_logging(config)
-    return run(Served(lambda: Engine(model, limits, layout, NoDevice()), Tokenizer.load(TINY)), config)
+    template = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {})
+    return run(Served(lambda: Engine(model, limits, layout, NoDevice()), Tokenizer.load(TINY), template), config)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
 class Launch(NamedTuple):
-    """A program and its arguments. PREPARE runs no program: it asks the other hosts to compile a family."""
+    """A program and its arguments. PREPARE runs no program: it asks the other hosts to compile one."""
 
     program: int
     arrays: tuple[Shaped[np.ndarray, "..."] | np.int32, ...]

@@ -1,6 +1,7 @@
 """Owns parameters and device state; compiles every bucket at start; launches plans."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -118,6 +119,8 @@ class Runner:
         self._backends = backends
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
+        self._covered: set[Logprobs] = set()
+        self._launched = 0
         self._broadcast = broadcast
         self._copies: tuple[jax.stages.Compiled, jax.stages.Compiled] | None = None  # to the host, and back
         self.compiled_in_steps = self.compiled_beside = 0
@@ -136,7 +139,8 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> Pending:
         """Launch a plan and return at once. Uploads once, and once per batch of moves, of table rows, or extras."""
-        number = self._family(plan.logprobs)[self._numbers[pick_bucket(self.buckets, plan)]]
+        number = self._chosen(plan)
+        self._launched += 1
         spec = self.configs[number].pack
         vocab = self._model.vocab_size
         launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row, vocab)
@@ -150,32 +154,61 @@ class Runner:
 
     def follow(self, messages: Iterable[bytes]) -> None:
         """Run the launches that the first host broadcasts, until it ends."""
-        beside: list[Thread] = []
         for message in messages:
             launches = decode(message)
             if launches[0].program == PREPARE:
-                family = _FAMILIES[int(launches[0].arrays[0])]
-                beside = [thread for thread in beside if thread.is_alive()]
-                beside.append(Thread(target=self.prepare, args=(family,), name="prepare", daemon=True))
-                beside[-1].start()
-                continue
-            if beside and self._late(launches):
-                for thread in beside:
-                    thread.join()
-            self._run(launches)
+                number = int(launches[0].arrays[0])
+                Thread(target=self._compile_once, args=(number,), name="prepare", daemon=True).start()
+            else:
+                self._run(launches)
 
-    def prepare(self, logprobs: Logprobs) -> None:
-        """Compile a family for every bucket in the calling thread; another thread may launch meanwhile.
+    def prepare(
+        self, logprobs: Logprobs, *, fewest: bool = False, pause: float = 0.0, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Compile a family in the calling thread, one program after the other; another thread may launch meanwhile.
 
-        Programs are compiled one after the other: tracing holds the GIL, which the steps need too.
+        Args:
+            fewest: only the largest buckets, which hold every plan; until the others are compiled, plans run in these.
+            pause: waits after each program that many times as long as it took, if steps were launched meanwhile:
+                tracing holds the GIL, which the steps need too.
+            stop: whether to end now; asked before each program.
         """
-        if self._broadcast is not None:
-            self._broadcast(encode([Launch(PREPARE, (np.int32(_FAMILIES.index(logprobs)),))]))
+        numbers = self._largest(logprobs) if fewest else self._family(logprobs)
+        for number in numbers:
+            if stop():
+                return
+            if self._broadcast is not None and number not in self.compiled:
+                self._broadcast(encode([Launch(PREPARE, (np.int32(number),))]))
+            begin, launched = time.monotonic(), self._launched
+            if self._compile_once(number):
+                self.compiled_beside += 1
+                wait = pause * (time.monotonic() - begin) if self._launched > launched else 0.0
+                end = time.monotonic() + wait
+                while time.monotonic() < end and not stop():
+                    time.sleep(0.05)
+        self._covered.add(logprobs)
+
+    def _compile_once(self, number: int) -> bool:
+        """Compile a step program unless another thread has; return whether it was compiled here."""
         with self._preparing:
-            for number in self._family(logprobs):
-                if number not in self.compiled:
-                    self._compile(number)
-                    self.compiled_beside += 1
+            if number in self.compiled:
+                return False
+            self._compile(number)
+            return True
+
+    def _largest(self, logprobs: Logprobs) -> list[int]:
+        """Return the numbers of a family's largest programs, the one for decode steps and the one for all others."""
+        last = {bucket.decode: number for bucket, number in zip(self.buckets, self._family(logprobs), strict=True)}
+        return sorted(last.values())
+
+    def _chosen(self, plan: StepPlan) -> int:
+        """Return the number of the program that a plan runs in."""
+        family = self._family(plan.logprobs)
+        best = family[self._numbers[pick_bucket(self.buckets, plan)]]
+        if best in self.compiled or plan.logprobs not in self._covered:
+            return best
+        compiled = tuple(b for b, number in zip(self.buckets, family, strict=True) if number in self.compiled)
+        return family[self._numbers[pick_bucket(compiled, plan)]]
 
     @property
     def kv_dtype(self) -> np.dtype:
@@ -248,8 +281,7 @@ class Runner:
     def _run(self, launches: Sequence[Launch]) -> StepOutputs | None:
         """Run launches in order; return the outputs of the step among them, if there is one."""
         for number in self._late(launches):
-            self._compile(number)
-            self.compiled_in_steps += 1
+            self.compiled_in_steps += self._compile_once(number)
         outputs = None
         # In steady state nothing is traced, and only explicit puts move data to the device.
         with jax.transfer_guard("disallow"), jax.no_tracing(True):

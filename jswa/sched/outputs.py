@@ -34,8 +34,10 @@ def store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: Logp
         if sequence.request.params.prompt_logprobs is None:
             continue
         prompt, kept = sequence.request.prompt, sequence.prompt_logprobs
-        for position in range(max(start, len(kept)), min(start + count, len(prompt) - 1)):
-            kept.append(table.row(end - count + position - start, int(prompt[position + 1])))
+        first, last = max(start, len(kept)), min(start + count, len(prompt) - 1)
+        if first < last:
+            row = end - count - start
+            kept.add(prompt[first + 1 : last + 1], table.rows(row + first, row + last))
 
 
 def with_results(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs | None) -> TokenEvent:

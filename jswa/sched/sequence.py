@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.lease import Lease
-from jswa.plan import ChoiceLogprobs, Request
+from jswa.plan import PromptLogprobs, Request
 from jswa.types import PrefixHit
 
 Rank = tuple[int, int]  # priority and arrival
@@ -67,7 +67,7 @@ class Sequence:
     hit_counted: bool = False
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
-    prompt_logprobs: list[ChoiceLogprobs] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)
     waits_for_tokens: bool = field(init=False)
     num_known: int = field(init=False)
     tokens: Int[np.ndarray, " capacity"] = field(init=False)

@@ -1,6 +1,7 @@
 """Encode text to token ids and decode ids to text with the checkpoint's tokenizer.json."""
 
 import logging
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,14 @@ class Tokenizer:
         if len(ids) > _LONG:  # other threads can run meanwhile
             return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters of text that one token stands for, special tokens included. At least 1.
+
+        The vocabulary writes a byte as a character or as <0x0A>, and no character has less than a byte.
+        """
+        return max(map(len, self.backend.get_vocab()), default=1)
 
     @property
     def vocab_size(self) -> int:

@@ -1,16 +1,23 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jswa.plan import ChoiceLogprobs, PromptLogprobs
+
+from ..core.off_loop import gathered
 from ..core.request import Delta, Job
 from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError
+from ..http.pieces import JsonList, listed, with_fields
 from ..http.sse import DONE, EventStream, event, unless_gone
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import chat_prompt
@@ -19,6 +26,8 @@ from .completions import usage, usage_of
 from .foreign import refuse_foreign
 from .params import refuse_unsupported, sampling_params
 from .schemas import ChatRequest
+
+_WIDTH = 8  # what a position of log probabilities counts for
 
 
 @dataclass(frozen=True)
@@ -31,20 +40,37 @@ class Reply:
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def whole(self, kind: str, **more: Any) -> dict[str, Any]:
         """A response, or one chunk of it."""
-        return {
-            "id": f"chatcmpl-{self.name}", "object": kind, "created": self.created, "model": self.model,
-            "choices": choices, **more,
-        }  # fmt: skip
+        head = {"id": f"chatcmpl-{self.name}", "object": kind, "created": self.created, "model": self.model}
+        return {**head, **more}
 
-    def logprobs(self, deltas: list[Delta]) -> dict[str, Any] | None:
-        """Of new tokens."""
-        if not self.body.logprobs:
+    def entry(self, delta: Delta) -> bytes | None:
+        """The log probabilities of a new token, in JSON; None where none are wanted."""
+        if not self.body.logprobs or delta.logprobs is None:
             return None
-        top, texts = self.body.top_logprobs or 0, self.service.texts
-        content = [of_chat(delta.logprobs, top, texts) for delta in deltas if delta.logprobs is not None]
-        return {"content": content, "refusal": None}
+        return of_chat(delta.logprobs, self.body.top_logprobs or 0, self.service.texts)
+
+
+@dataclass
+class Choice:
+    """One choice of a response that is not streamed. `logprobs` has entries in JSON, which are made as tokens come."""
+
+    text: StringIO = field(default_factory=StringIO)
+    logprobs: JsonList = field(default_factory=JsonList)
+    last: Delta | None = None
+
+    def pieces(self, index: int, *, scored: bool) -> list[bytes]:
+        """The choice in JSON, in pieces."""
+        assert self.last is not None
+        choice = {
+            "index": index,
+            "message": {"role": "assistant", "content": self.text.getvalue(), "refusal": None},
+            "finish_reason": self.last.finish_reason,
+            "stop_reason": self.last.stop_reason,
+        }
+        logprobs = [b'{"refusal":null,"content":', *self.logprobs.pieces(), b"}"] if scored else [b"null"]
+        return with_fields(choice, {"logprobs": logprobs})
 
 
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -54,7 +80,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     refuse_unsupported(body)
     service.count_unknown(refuse_foreign(body))
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = sampling_params(
+    params = await sampling_params(
         body,
         service.default_sampling,
         max_tokens=max_tokens if max_tokens is not None else service.default_sampling.get("max_tokens"),
@@ -66,7 +92,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     )
     # More tokens than the context has left are cut to what is left, by the engine: clients send a fixed number.
     check_length(prompt, 1, service.max_model_len)
-    job = await service.start(request, body, [prompt], params, reply.name)
+    job = await unless_gone(request.receive, service.start(request, body, [prompt], params, reply.name))
+    if job is None:
+        return Response(status_code=499)
     if body.stream:
         return EventStream(_stream(reply, job), lambda: service.end(job, reply.name), service.config.keep_alive)
     try:
@@ -76,26 +104,23 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     return service.answer(request, done) if done is not None else Response(status_code=499)
 
 
-async def _collect(reply: Reply, job: Job) -> dict[str, Any]:
-    texts: dict[int, list[Delta]] = {}
+async def _collect(reply: Reply, job: Job) -> list[bytes]:
+    body, choices = reply.body, defaultdict[int, Choice](Choice)
+    of_prompts: Collection[ChoiceLogprobs] | PromptLogprobs = ()
     async for delta in job.deltas():
-        texts.setdefault(delta.text.index, []).append(delta)
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": "".join(delta.new for delta in deltas), "refusal": None},
-            "logprobs": reply.logprobs(deltas),
-            "finish_reason": deltas[-1].finish_reason,
-            "stop_reason": deltas[-1].stop_reason,
-        }
-        for index, deltas in sorted(texts.items())
-    ]
-    more: dict[str, Any] = {"usage": usage(job)}
-    wanted = reply.body.prompt_logprobs
-    if wanted is not None:
-        entries = next((d.prompt_logprobs for d in texts[0] if d.prompt_logprobs is not None), [])
-        more["prompt_logprobs"] = of_prompt(entries, wanted, reply.service.texts)
-    return reply.whole("chat.completion", choices, **more)
+        choice = choices[delta.text.index]
+        choice.text.write(delta.new)
+        choice.last = delta._replace(logprobs=None, prompt_logprobs=None)
+        if (entry := reply.entry(delta)) is not None:
+            choice.logprobs.add(entry)
+        if delta.prompt_logprobs is not None and delta.text.index == 0:
+            of_prompts = delta.prompt_logprobs
+    finished = (choice.pieces(index, scored=bool(body.logprobs)) for index, choice in sorted(choices.items()))
+    fields = {"choices": listed(await gathered(finished, job.completion_tokens))}
+    if body.prompt_logprobs is not None:
+        items = of_prompt(of_prompts, body.prompt_logprobs, reply.service.texts)
+        fields["prompt_logprobs"] = listed([item] for item in await gathered(items, _WIDTH * len(of_prompts)))
+    return with_fields(reply.whole("chat.completion", usage=usage(job)), fields)
 
 
 async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
@@ -103,12 +128,12 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
     try:
         for index in range(body.n or 1):
             first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
-            yield event(reply.whole(kind, [{**first, "finish_reason": None}], **usage_of(body, job)))
+            yield event(reply.whole(kind, choices=[{**first, "finish_reason": None}], **usage_of(body, job)))
         async for delta in job.deltas():
             for choice in _chunks(reply, delta):
-                yield event(reply.whole(kind, [choice], **usage_of(body, job)))
+                yield event(reply.whole(kind, choices=[choice], **usage_of(body, job)))
         if body.stream_options is not None and body.stream_options.include_usage:
-            yield event(reply.whole(kind, [], usage=usage(job)))
+            yield event(reply.whole(kind, choices=[], usage=usage(job)))
         yield DONE
     except ApiError as error:
         yield event(error.body())
@@ -118,12 +143,10 @@ def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
     """What one event brings: new text, and the end in a chunk of its own."""
     chunks: list[dict[str, Any]] = []
     index = delta.text.index
-    wants = bool(reply.body.logprobs) and delta.logprobs is not None
-    if delta.new or wants:
-        chunks.append(
-            {"index": index, "delta": {"content": delta.new}, "logprobs": reply.logprobs([delta]) if wants else None,
-             "finish_reason": None}
-        )  # fmt: skip
+    entry = reply.entry(delta)
+    if delta.new or entry is not None:
+        logprobs = None if entry is None else {"content": [msgspec.Raw(entry)], "refusal": None}
+        chunks.append({"index": index, "delta": {"content": delta.new}, "logprobs": logprobs, "finish_reason": None})
     if delta.finish_reason is not None:
         chunks.append(
             {"index": index, "delta": {}, "logprobs": None, "finish_reason": delta.finish_reason,

@@ -1,27 +1,33 @@
 """POST /v1/completions."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from io import StringIO
+from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Int
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jswa.plan import ChoiceLogprobs
+from jswa.plan import ChoiceLogprobs, PromptLogprobs
+from jswa.types import SamplingParams
 
-from ..core.fairness import Key
+from ..core.off_loop import Run, gathered
 from ..core.request import Delta, Job
-from ..core.service import Service, key_of, service_of
+from ..core.service import Service, service_of
 from ..http.errors import ApiError, unsupported
+from ..http.pieces import JsonList, chunks, listed, with_fields
 from ..http.sse import DONE, EventStream, event, unless_gone
-from ..text.logprobs import legacy, of_prompt, prompt_offsets
+from ..text.logprobs import Columns, of_prompt, prompt_offsets
 from ..text.prompts import Prompt, check_length, encode, split_off_loop, truncated
 from .foreign import refuse_foreign
 from .params import check_texts, refuse_unsupported, sampling_params
 from .schemas import CompletionRequest, Generation
 
+Entries = Collection[ChoiceLogprobs] | PromptLogprobs  # log probabilities of a prompt
+_WIDTH = 8  # what a position of log probabilities counts for, compared with a token
 _DEFAULT_TOKENS = 16  # OpenAI's
 
 
@@ -40,12 +46,32 @@ class Reply:
         """Whether nothing is to be generated."""
         return self.body.max_tokens == 0
 
-    def whole(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def whole(self, **more: Any) -> dict[str, Any]:
         """A response, or one chunk of it."""
-        return {
-            "id": f"cmpl-{self.name}", "object": "text_completion", "created": self.created, "model": self.model,
-            "choices": choices, **more,
-        }  # fmt: skip
+        head = {"id": f"cmpl-{self.name}", "object": "text_completion", "created": self.created, "model": self.model}
+        return {**head, **more}
+
+    def columns(self) -> Columns:
+        """Log probabilities of a choice, or of a chunk of it: none so far."""
+        return Columns(self.body.logprobs or 0, self.service.texts)
+
+
+class Echo(NamedTuple):
+    """What is shown of a prompt: its text, and where in it each token begins."""
+
+    text: str = ""
+    offsets: Int[np.ndarray, " P"] = np.zeros(0, np.int32)
+
+
+@dataclass
+class Choice:
+    """One choice of a response that is not streamed. `logprobs` of its tokens are in JSON, made as tokens come."""
+
+    echo: Echo
+    logprobs: Columns
+    text: StringIO = field(default_factory=StringIO)
+    of_prompt: Entries = ()
+    last: Delta | None = None
 
 
 async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -58,15 +84,34 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         raise unsupported("suffix", "is not supported")
     if reply.scores_only and not body.echo:
         raise ApiError(400, "max_tokens: must be at least 1 without echo", param="max_tokens", code="invalid_value")
-    prompts = await _prompts(service, body, key_of(request))
-    job = await service.start(request, body, prompts, _params(service, body, prompts), reply.name)
+    begun = await unless_gone(request.receive, _begin(reply, request))
+    if begun is None:
+        return Response(status_code=499)
+    job, echoes = begun
     if body.stream:
-        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name), service.config.keep_alive)
+        events = _stream(reply, job, echoes)
+        return EventStream(events, lambda: service.end(job, reply.name), service.config.keep_alive)
     try:
-        done = await unless_gone(request.receive, _collect(reply, job))
+        done = await unless_gone(request.receive, _collect(reply, job, echoes))
     finally:
         service.end(job, reply.name)
     return service.answer(request, done) if done is not None else Response(status_code=499)
+
+
+async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
+    """Queue the prompts. Returns what is shown of each text's prompt too."""
+    service, body = reply.service, reply.body
+    prompts = await _prompts(service, body, service.run_for(request))
+    params = await _params(service, body, prompts)
+    echoes = [Echo()] * len(prompts)
+    if body.echo:
+        shown = (
+            Echo(*prompt_offsets(prompt, service.tokenizer, skip_special_tokens=params.skip_special_tokens))
+            for prompt in prompts
+        )
+        echoes = await gathered(shown, sum(len(prompt.ids) for prompt in prompts))
+    job = await service.start(request, body, prompts, params, reply.name)
+    return job, [echo for echo in echoes for _ in range(params.n)]
 
 
 def usage(job: Job) -> dict[str, Any]:
@@ -87,14 +132,14 @@ def usage_of(body: Generation, job: Job) -> dict[str, Any]:
     return {"usage": usage(job) if options.continuous_usage_stats else None}
 
 
-async def _prompts(service: Service, body: CompletionRequest, key: Key) -> list[Prompt]:
-    parts = await split_off_loop(body.prompt, service.helpers, key)
+async def _prompts(service: Service, body: CompletionRequest, run: Run) -> list[Prompt]:
+    parts = await split_off_loop(body.prompt, run)
     check_texts(len(parts), body.n or 1)
     texts = [part for part in parts if isinstance(part, str)]
     if texts:
-        prompts = await encode(
-            texts, service.tokenizer, service.helpers, key, special=body.add_special_tokens is not False
-        )
+        special = body.add_special_tokens is not False
+        longest = service.max_model_len if body.truncate_prompt_tokens is None else None
+        prompts = await encode(texts, service.tokenizer, run, special=special, longest=longest)
     else:
         prompts = [Prompt(None, part) for part in parts if not isinstance(part, str)]
     prompts = [truncated(prompt, body.truncate_prompt_tokens, service.max_model_len) for prompt in prompts]
@@ -103,11 +148,11 @@ async def _prompts(service: Service, body: CompletionRequest, key: Key) -> list[
     return prompts
 
 
-def _params(service: Service, body: CompletionRequest, prompts: list[Prompt]) -> Any:
+async def _params(service: Service, body: CompletionRequest, prompts: list[Prompt]) -> SamplingParams:
     default = max(min(_DEFAULT_TOKENS, *(service.max_model_len - len(prompt.ids) for prompt in prompts)), 1)
     echoed = body.logprobs if body.echo else None
     wanted = [value for value in (body.prompt_logprobs, echoed) if value is not None]
-    return sampling_params(
+    return await sampling_params(
         body,
         service.default_sampling,
         max_tokens=default if body.max_tokens is None else max(body.max_tokens, 1),
@@ -116,87 +161,94 @@ def _params(service: Service, body: CompletionRequest, prompts: list[Prompt]) ->
     )
 
 
-async def _collect(reply: Reply, job: Job) -> dict[str, Any]:
-    texts: dict[int, list[Delta]] = {}
+async def _collect(reply: Reply, job: Job, echoes: list[Echo]) -> list[bytes]:
+    choices = [Choice(echo, reply.columns()) for echo in echoes]
     async for delta in job.deltas():
-        texts.setdefault(delta.text.index, []).append(delta)
-    parts = [part for _, part in sorted(texts.items())]
-    shown = reply.body.logprobs is not None or bool(reply.body.echo)
-    long = shown and sum(len(part[0].text.prompt.ids) for part in parts) > 2_000
-
-    def make() -> list[dict[str, Any]]:
-        return [_choice(reply, part) for part in parts]
-
-    choices = await asyncio.to_thread(make) if long else make()
-    return reply.whole(choices, usage=usage(job))
-
-
-def _choice(reply: Reply, deltas: list[Delta]) -> dict[str, Any]:
-    """One choice of a response that is not streamed."""
-    body, text = reply.body, deltas[0].text
-    shown = "" if reply.scores_only else "".join(delta.new for delta in deltas)
-    logprobs = None
-    prompt_text, offsets = "", [0]
-    if body.echo:
-        prompt_text, offsets = prompt_offsets(
-            text.prompt, reply.service.tokenizer, skip_special_tokens=text.params.skip_special_tokens
-        )
-    if body.logprobs is not None:
-        logprobs = _logprobs(reply, deltas, offsets, len(prompt_text))
-    choice = {
-        "index": text.index, "text": prompt_text + shown, "logprobs": logprobs,
-        "finish_reason": "length" if reply.scores_only else deltas[-1].finish_reason,
-        "stop_reason": None if reply.scores_only else deltas[-1].stop_reason,
-    }  # fmt: skip
-    if body.prompt_logprobs is not None:
-        entries = next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), [])
-        choice["prompt_logprobs"] = of_prompt(entries, body.prompt_logprobs, reply.service.texts)
-    return choice
+        choice = choices[delta.text.index]
+        choice.last = delta._replace(logprobs=None, prompt_logprobs=None)
+        if delta.prompt_logprobs is not None:
+            choice.of_prompt = delta.prompt_logprobs
+        if reply.scores_only:
+            continue
+        choice.text.write(delta.new)
+        if reply.body.logprobs is not None and delta.logprobs is not None:
+            choice.logprobs.add(delta.logprobs, len(choice.echo.text) + delta.offset)
+    size = job.completion_tokens + _WIDTH * sum(len(choice.of_prompt) for choice in choices)
+    finished = await gathered(_finished(reply, choices), size)
+    return with_fields(reply.whole(usage=usage(job)), {"choices": listed(one for one in finished if one)})
 
 
-def _logprobs(reply: Reply, deltas: list[Delta], offsets: list[int], base: int) -> dict[str, Any]:
-    """Of one choice, or of one chunk of it: its new tokens, and with echo the prompt's."""
-    entries: list[tuple[ChoiceLogprobs | int, int]] = []
-    prompt = deltas[0].text.prompt
-    for delta in deltas:
-        if reply.body.echo and delta.prompt_logprobs is not None:
-            first: list[ChoiceLogprobs | int] = [int(prompt.ids[0])]
-            entries += zip([*first, *delta.prompt_logprobs], offsets, strict=True)
-        if delta.logprobs is not None and not reply.scores_only:
-            entries.append((delta.logprobs, base + delta.offset))
-    return legacy(entries, reply.body.logprobs or 0, reply.service.texts)
+def _finished(reply: Reply, choices: list[Choice]) -> Iterator[list[bytes]]:
+    """The choices of a response in JSON, each in pieces; in between empty lists, so that others have their turn."""
+    body = reply.body
+    for index, choice in enumerate(choices):
+        assert choice.last is not None
+        fields = {"logprobs": [b"null"]}
+        if body.logprobs is not None:
+            before = reply.columns()
+            if body.echo:
+                yield from _add_prompt(before, choice.last.text.prompt, choice.of_prompt, choice.echo)
+            fields["logprobs"] = choice.logprobs.pieces(before)
+        if body.prompt_logprobs is not None:
+            items = JsonList()
+            for item in of_prompt(choice.of_prompt, body.prompt_logprobs, reply.service.texts):
+                items.add(item)
+                yield []
+            fields["prompt_logprobs"] = items.pieces()
+        value = {
+            "index": index, "text": choice.echo.text + choice.text.getvalue(),
+            "finish_reason": "length" if reply.scores_only else choice.last.finish_reason,
+            "stop_reason": None if reply.scores_only else choice.last.stop_reason,
+        }  # fmt: skip
+        yield with_fields(value, fields)
 
 
-async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
+def _add_prompt(columns: Columns, prompt: Prompt, entries: Entries, echo: Echo) -> Iterator[list[bytes]]:
+    """Add the positions of a prompt; yield nothing after each, so that others have their turn."""
+    columns.add(int(prompt.ids[0]), 0)
+    for at, offset in zip(entries, echo.offsets[1:], strict=True):
+        columns.add(at, int(offset))
+        yield []
+
+
+async def _stream(reply: Reply, job: Job, echoes: list[Echo]) -> AsyncGenerator[bytes]:
     try:
-        begun: dict[int, tuple[str, list[int]]] = {}
+        begun: set[int] = set()
         async for delta in job.deltas():
-            if (chunk := _chunk(reply, delta, begun)) is not None:
-                yield event(reply.whole([chunk], **usage_of(reply.body, job)))
+            if (choice := await _chunk(reply, delta, echoes[delta.text.index], begun)) is not None:
+                pieces = with_fields(reply.whole(**usage_of(reply.body, job)), {"choices": listed([choice])})
+                for chunk in chunks((b"data: ", *pieces, b"\n\n")):
+                    yield chunk
         options = reply.body.stream_options
         if options is not None and options.include_usage:
-            yield event(reply.whole([], usage=usage(job)))
+            yield event(reply.whole(choices=[], usage=usage(job)))
         yield DONE
     except ApiError as error:
         yield event(error.body())
 
 
-def _chunk(reply: Reply, delta: Delta, begun: dict[int, tuple[str, list[int]]]) -> dict[str, Any] | None:
-    """What one event brings, None where it is nothing that a client can see. `begun`: echoed prompts by choice."""
+async def _chunk(reply: Reply, delta: Delta, echo: Echo, begun: set[int]) -> list[bytes] | None:
+    """What one event brings, in pieces; None where it is nothing that a client can see. `begun`: choices with text."""
     body, text = reply.body, delta.text
     new = "" if reply.scores_only else delta.new
-    prompt_text, offsets = begun.get(text.index, ("", [0]))
-    if body.echo and text.index not in begun:
-        prompt_text, offsets = begun[text.index] = prompt_offsets(
-            text.prompt, reply.service.tokenizer, skip_special_tokens=text.params.skip_special_tokens
-        )
-        new = prompt_text + new
+    if text.index not in begun:
+        new = echo.text + new
+        begun.add(text.index)
     wants = body.logprobs is not None and (delta.logprobs is not None or delta.prompt_logprobs is not None)
     if not new and not wants and delta.finish_reason is None:
         return None
-    return {
+    logprobs = [b"null"]
+    if wants:
+        columns = reply.columns()
+        if body.echo and delta.prompt_logprobs is not None:
+            added = _add_prompt(columns, text.prompt, delta.prompt_logprobs, echo)
+            await gathered(added, _WIDTH * len(delta.prompt_logprobs))
+        if delta.logprobs is not None and not reply.scores_only:
+            columns.add(delta.logprobs, len(echo.text) + delta.offset)
+        logprobs = columns.pieces()
+    value = {
         "index": text.index, "text": new,
-        "logprobs": _logprobs(reply, [delta], offsets, len(prompt_text)) if wants else None,
         "finish_reason": "length" if reply.scores_only else delta.finish_reason,
         "stop_reason": None if reply.scores_only else delta.stop_reason,
     }  # fmt: skip
+    return with_fields(value, {"logprobs": logprobs})

@@ -3,21 +3,25 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jswa.errors import InvalidSampling
 from jswa.types import SamplingParams
 
+from ..core.off_loop import made
 from ..http import limits
 from ..http.errors import ApiError, invalid, unsupported
+from ..text.prompts import token_ids
 from .schemas import Generation
 
 _SAME = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "allowed_token_ids", "bad_words", "n", "min_tokens", "stop", "include_stop_str_in_output", "stop_token_ids",
+    "bad_words", "n", "min_tokens", "stop", "include_stop_str_in_output", "stop_token_ids",
     "ignore_eos", "skip_special_tokens",
 )  # fmt: skip
 
 
-def sampling_params(
+async def sampling_params(
     body: Generation,
     defaults: Mapping[str, Any],
     *,
@@ -26,15 +30,21 @@ def sampling_params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """The request's sampling; behind what it leaves out stand the checkpoint's defaults. Raises ApiError."""
-    given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    if body.logit_bias is not None:
-        given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
-    if body.seed is not None:
-        given["seed"] = body.seed % 2**64
-    behind = {name: value for name, value in defaults.items() if name != "max_tokens"}
     own = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    try:
+
+    def work() -> SamplingParams:
+        given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+        if body.allowed_token_ids is not None:
+            given["allowed_token_ids"] = _allowed(body.allowed_token_ids)
+        if body.logit_bias is not None:
+            given["logit_bias"] = _biases(body.logit_bias)
+        if body.seed is not None:
+            given["seed"] = body.seed % 2**64
+        behind = {name: value for name, value in defaults.items() if name != "max_tokens"}
         return SamplingParams(**{**behind, **given, **own})
+
+    try:
+        return await made(work, len(body.allowed_token_ids) if _sized(body.allowed_token_ids) else 0)
     except InvalidSampling as error:
         raise ApiError.of(error) from error
 
@@ -92,7 +102,41 @@ def check_generated_logprobs(lengths: Sequence[int], params: SamplingParams, lon
         )
 
 
-def _token_id(key: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        raise invalid("logit_bias", f"{key[:20]!r} must be a token id")
-    return int(key)
+def check_token_lists(texts: int, params: SamplingParams) -> None:
+    """Refuse long lists of tokens for many texts. Raises ApiError."""
+    sizes = {"allowed_token_ids": len(params.allowed_token_ids or ()), "logit_bias": len(params.logit_bias or ())}
+    listed = sum(sizes.values())
+    if listed * texts > limits.MAX_LISTED:
+        raise invalid(
+            max(sizes, key=sizes.__getitem__),
+            f"{listed} tokens (allowed_token_ids and logit_bias) for each of {texts} texts: tokens x texts must be at "
+            f"most {limits.MAX_LISTED} in one request",
+        )
+
+
+def _allowed(value: Any) -> list[int]:
+    if _sized(value) and not 1 <= len(value) <= limits.MAX_ALLOWED_IDS:
+        raise invalid("allowed_token_ids", f"has {len(value)} token ids, must have 1 to {limits.MAX_ALLOWED_IDS}")
+    ids: list[int] = token_ids(value, "allowed_token_ids").tolist()
+    return ids
+
+
+def _biases(value: Any) -> dict[int, float]:
+    """`logit_bias` by token id. The number of entries comes first, and the first wrong entry is the last one seen."""
+    if not isinstance(value, dict):
+        raise invalid("logit_bias", "must be an object of numbers by token id")
+    if len(value) > limits.MAX_BIASES:
+        raise invalid("logit_bias", f"has {len(value)} entries, at most {limits.MAX_BIASES} are allowed")
+    found = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise invalid("logit_bias", f"{key[:20]!r} must be a token id")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise invalid(f"logit_bias.{key}", "must be a number in [-100, 100]")
+        found[int(key)] = bias
+    return found
+
+
+def _sized(value: Any) -> bool:
+    """Whether this is a list of token ids, or an array where the body was large."""
+    return isinstance(value, list | np.ndarray)

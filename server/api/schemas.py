@@ -25,6 +25,28 @@ PromptField = Annotated[
         }
     ),
 ]
+# By hand too: a long list of ids comes as an array where the body is large, and pydantic looks at every wrong entry of
+# an object before it counts them.
+IdsField = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{**_IDS, "minItems": 1, "maxItems": limits.MAX_ALLOWED_IDS}, {"type": "null"}]}),
+]
+TokensField = Annotated[Any, WithJsonSchema({**_IDS, "maxItems": limits.MAX_DETOKENIZED})]
+BiasField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                    "maxProperties": limits.MAX_BIASES,
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
 ROLES = ["system", "developer", "user", "assistant", "tool"]
 # What it holds is checked in `messages`, which says more than a union's complaints.
 Message = Annotated[
@@ -59,18 +81,16 @@ class Generation(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=limits.MAX_BIASES)] | None
-    ) = None
-    allowed_token_ids: Annotated[list[Whole], Field(min_length=1, max_length=limits.MAX_ALLOWED_IDS)] | None = None
-    bad_words: Annotated[list[Text], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
+    logit_bias: BiasField = None
+    allowed_token_ids: IdsField = None
+    bad_words: Annotated[list[Text], Field(max_length=limits.MAX_BAD_WORDS, fail_fast=True)] | None = None
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
     best_of: int | None = None
     min_tokens: Whole | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=limits.MAX_STOPS)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=limits.MAX_STOPS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
-    stop_token_ids: Annotated[list[Whole], Field(max_length=limits.MAX_STOP_IDS)] | None = None
+    stop_token_ids: Annotated[list[Whole], Field(max_length=limits.MAX_STOP_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: Logprobs | None = None
@@ -99,16 +119,16 @@ class CompletionRequest(Generation):
 class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_TOOLS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], Field(max_length=8, fail_fast=True)] | None = None
     audio: Any = None
     web_search_options: Any = None
     reasoning_effort: str | None = None

@@ -1,22 +1,29 @@
 """POST /tokenize and /detokenize, GET /tokenizer_info: vLLM's, which evaluation tools use."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
+import numpy as np
+from jaxtyping import Int
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from jswa.text.tokenizer import Tokenizer
 
+from ..core.off_loop import gathered, made
 from ..core.service import Service, key_of, service_of
 from ..http import limits
 from ..http.errors import ApiError, from_validation, invalid
-from ..http.sse import JsonResponse
+from ..http.pieces import encode as encode_json
+from ..http.pieces import listed, with_fields
+from ..http.sse import JsonResponse, unless_gone
 from ..text.messages import chat_prompt
 from ..text.prompts import NO_TOKENIZER, encode, token_ids
-from .schemas import Body, ChatRequest, Message
+from .schemas import Body, ChatRequest, Message, TokensField
 
-_FEW = 4_096  # tokens that are decoded on the event loop
+_CHARACTERS = 4  # that a token of usual text has
+_PIECE = 4_096  # tokens that are encoded to JSON at a time
 
 
 class TokenizeRequest(Body):
@@ -24,7 +31,7 @@ class TokenizeRequest(Body):
 
     model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(max_length=limits.MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(max_length=limits.MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -41,7 +48,7 @@ class DetokenizeRequest(Body):
     """POST /detokenize."""
 
     model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
-    tokens: Annotated[list[Any], Field(max_length=limits.MAX_DETOKENIZED)]
+    tokens: TokensField
 
 
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
@@ -52,21 +59,37 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "give prompt or messages, one of them")
     if body.prompt is not None:
-        (prompt,) = await encode(
-            [body.prompt], tokenizer, service.helpers, key_of(request), special=body.add_special_tokens is not False
-        )
+        special = body.add_special_tokens is not False
+        with service.held(request, len(body.prompt) // _CHARACTERS):
+            run = service.run_for(request)
+            work = encode([body.prompt], tokenizer, run, special=special, longest=service.max_model_len)
+            prompts = await unless_gone(request.receive, work)
     else:
         shared = body.model_dump(exclude={"prompt", "return_token_strs"})
         try:
             chat = ChatRequest(**shared)
         except ValidationError as error:
             raise from_validation([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
-        prompt = await chat_prompt(service, chat, key_of(request))
-    ids = prompt.ids.tolist()
-    found: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
+        prompts = [await chat_prompt(service, chat, key_of(request))]
+    if prompts is None:
+        return Response(status_code=499)
+    ids = prompts[0].ids
+    fields = {"tokens": listed(await gathered(([part] for part in _numbers(ids)), len(ids)))}
     if body.return_token_strs:
-        found["token_strs"] = [tokenizer.backend.id_to_token(token) for token in ids]
-    return service.answer(request, found)
+        fields["token_strs"] = listed(await gathered(([part] for part in _strings(ids, tokenizer)), len(ids)))
+    found = {"count": len(ids), "max_model_len": service.max_model_len}
+    return service.answer(request, with_fields(found, fields))
+
+
+def _numbers(ids: Int[np.ndarray, " T"]) -> Iterator[bytes]:
+    for start in range(0, len(ids), _PIECE):
+        yield encode_json(ids[start : start + _PIECE].tolist())[1:-1]
+
+
+def _strings(ids: Int[np.ndarray, " T"], tokenizer: Tokenizer) -> Iterator[bytes]:
+    for start in range(0, len(ids), _PIECE):
+        part = ids[start : start + _PIECE].tolist()
+        yield encode_json([tokenizer.backend.id_to_token(token) for token in part])[1:-1]
 
 
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
@@ -74,6 +97,8 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     tokenizer = _tokenizer(service, "tokens")
+    if not isinstance(body.tokens, list | np.ndarray) or len(body.tokens) > limits.MAX_DETOKENIZED:
+        raise invalid("tokens", f"must be a list of at most {limits.MAX_DETOKENIZED} token ids")
 
     def work() -> str:
         ids = token_ids(body.tokens, "tokens")
@@ -81,8 +106,8 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
             raise invalid("tokens", f"must be in [0, {tokenizer.vocab_size})")
         return tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
-    few = len(body.tokens) <= _FEW
-    return JsonResponse({"prompt": work() if few else await service.helpers.run(key_of(request), work)})
+    with service.held(request, len(body.tokens)):
+        return JsonResponse({"prompt": await made(work, len(body.tokens), service.run_for(request))})
 
 
 async def tokenizer_info(request: Request) -> Response:

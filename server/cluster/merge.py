@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from ..http.errors import ApiError
-from ..http.sse import encode
+from ..http.pieces import encode
 
 
 class Answer(NamedTuple):

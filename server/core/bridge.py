@@ -35,6 +35,7 @@ _RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more often than so many ti
 _FRESH = 0.25  # seconds after which a working engine's figures are read anew
 _SHARE = 0.01  # of the engine's thread that this may take
 _AHEAD = 2  # steps that the engine may be ahead of the event loop
+_PAUSE = 3.0  # programs that are not urgent take a quarter of the time of a busy engine
 _STUCK = 0.5  # seconds that a thread has to end before the process ends without it
 
 
@@ -79,6 +80,7 @@ class Bridge:
         self._prepared: set[str] = set()
         self._preparing = asyncio.Lock()
         self._helper: threading.Thread | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -112,9 +114,13 @@ class Bridge:
         """Stop the thread after the step it is in."""
         if self._watch is not None:
             self._watch.cancel()
+        self._closed = True
         self._inbox.put(None)
         end = time.monotonic() + (timeout if self.state != "dead" else _STUCK)
         while self._thread.is_alive() and time.monotonic() < end:
+            await asyncio.sleep(0.005)
+        end = time.monotonic() + _STUCK  # the helper may be between two programs
+        while self.stuck and time.monotonic() < end:
             await asyncio.sleep(0.005)
 
     @property
@@ -143,13 +149,16 @@ class Bridge:
                 self._inbox.put(lambda request_id=request_id: self._abort(request_id))  # type: ignore[misc]
 
     async def prepare(self, params: SamplingParams) -> None:
-        """Compile what a request with these parameters needs, while the engine goes on with the others."""
+        """Compile what a request with these parameters needs, while the engine goes on with the others.
+
+        It waits for as many programs as suffice. The others are compiled in what time the steps leave.
+        """
         wanted = {name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None}
         if wanted <= self._prepared:
             return
         async with self._preparing:
             if not wanted <= self._prepared:
-                await self._beside(self.engine.prepare, params)
+                await asyncio.shield(self._beside(self.engine, params))
                 self._prepared |= wanted
 
     async def call[T](self, function: Callable[[EngineLike], T]) -> T:
@@ -174,22 +183,28 @@ class Bridge:
         self._inbox.put(work)
         return await future
 
-    def _beside(self, function: Callable[[SamplingParams], None], params: SamplingParams) -> asyncio.Future[None]:
-        """Run something long in a thread that holds up neither the pool that others use nor the end of the process.
+    def _beside(self, engine: EngineLike, params: SamplingParams) -> asyncio.Future[None]:
+        """Compile in a thread that holds up neither the pool that others use nor the end of the process.
 
         Whoever awaits it holds nothing of the engine.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        before = self._helper
 
-        def run() -> None:
+        def run(engine: EngineLike | None) -> None:
+            assert engine is not None
             error: BaseException | None = None
             try:
-                function(params)
+                engine.prepare(params, fewest=True)
             except BaseException as raised:
                 error = raised.with_traceback(None)
             self._tell(_settle, done, None, error)
+            if before is not None:
+                before.join()  # one thread at a time fills in what is missing
+            if error is None:
+                engine.prepare(params, pause=_PAUSE, stop=lambda: self._closed or self.state != "up")
 
-        self._helper = threading.Thread(target=run, name="prepare", daemon=True)
+        self._helper = threading.Thread(target=run, args=(engine,), name="prepare", daemon=True)
         self._helper.start()
         return done
 

@@ -59,8 +59,13 @@ class EngineLike(Protocol):
         lora: str | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        choice: int = 0,
+        like: Request | None = None,
     ) -> Request:
-        """Validate a prompt. Of all methods, only this one may be called beside the engine's thread."""
+        """Validate a prompt; text `choice` of it. What depends on the parameters alone is shared with `like`.
+
+        Of all methods, only this one and `prepare` may be called beside the engine's thread, also by several threads.
+        """
         ...
 
     def add(self, request: Request) -> None:
@@ -99,8 +104,16 @@ class EngineLike(Protocol):
         """Have these called, in a thread of their own, when a host that shares the model is gone, or is to end."""
         ...
 
-    def prepare(self, params: SamplingParams) -> None:
-        """Compile what such a request needs; may be called beside the engine's thread."""
+    def prepare(
+        self, params: SamplingParams, *, fewest: bool = False, pause: float = 0.0, stop: Callable[[], bool] = ...
+    ) -> None:
+        """Compile what such a request needs; may be called beside the engine's thread.
+
+        Args:
+            fewest: only as many programs as suffice.
+            pause: waits after each program that many times as long as it took, while steps run.
+            stop: whether to end now.
+        """
         ...
 
 

@@ -1,18 +1,17 @@
 """One request on its way through the engine: its texts, piece by piece, as they grow."""
 
 import asyncio
-import dataclasses
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jswa.errors import RequestError
-from jswa.plan import ChoiceLogprobs, Request, TokenEvent
+from jswa.plan import ChoiceLogprobs, PromptLogprobs, Request, TokenEvent
 from jswa.text.detokenizer import StreamDecoder
 from jswa.text.inputs import bad_word_ids
-from jswa.text.stop_strings import StopStrings
+from jswa.text.stop_strings import StopStrings, StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import FinishReason, SamplingParams
 
@@ -27,6 +26,7 @@ _numbers = itertools.count()
 # Bytes, about, that an event takes with what is made of it; and each log probability, with its token's id.
 _EVENT_BYTES, _NUMBER_BYTES = 400, 80
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
+_TURN = 32  # events that are handled in one callback of the event loop, at most
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ class Delta(NamedTuple):
     token: int | None
     offset: int
     logprobs: ChoiceLogprobs | None = None
-    prompt_logprobs: list[ChoiceLogprobs] | None = None
+    prompt_logprobs: Collection[ChoiceLogprobs] | PromptLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -110,47 +110,42 @@ def build(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     order: Order,
-) -> list[Request]:
-    """The engine's requests, one for each text: the first n for the first prompt. Raises ApiError."""
-    requests: list[Request] = []
+) -> Iterator[Request]:
+    """Make the engine's requests, one for each text: the first n for the first prompt. Raises ApiError.
+
+    Only the first one depends on how many tokens the parameters name, and only the first of a prompt on its length.
+    """
     beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
     if beyond:
         raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
     try:
         words = bad_word_ids(params.bad_words or (), tokenizer)
+        first: Request | None = None
         for prompt, choice in itertools.product(prompts, range(params.n)):
-            own = params if params.seed is None else dataclasses.replace(params, seed=(params.seed + choice) % 2**64)
-            request = engine.request(
+            first = engine.request(
                 str(next(_numbers)),
-                prompt.ids,
-                own,
+                first.prompt if first is not None and choice else prompt.ids,
+                params,
                 bad_words=words,
                 priority=order.priority,
                 cache_salt=order.cache_salt,
                 lora=order.lora,
                 tenant=order.tenant,
                 weight=order.weight,
+                choice=choice,
+                like=first,
             )
-            requests.append(_sharing(request, requests[0]) if requests else request)
+            yield first
     except RequestError as error:
         raise ApiError.of(error) from error
-    return requests
-
-
-def _sharing(request: Request, first: Request) -> Request:
-    """The request with the mask of the first text, which is the same: it has a bit for each token of the vocabulary."""
-    own, other = request.constraint, first.constraint
-    if own is None or other is None:
-        return request
-    return dataclasses.replace(request, constraint=own._replace(allowed=other.allowed))
 
 
 def size_of(event: TokenEvent) -> int:
     """Return the bytes, about, that an event takes, with what is made of it for the client."""
-    tables = [] if event.logprobs is None else [event.logprobs]
-    if event.prompt_logprobs is not None:
-        tables = [*tables, *event.prompt_logprobs]
-    return _EVENT_BYTES + _NUMBER_BYTES * (sum(len(at.top_ids) for at in tables) + 4 * len(tables))
+    numbers = 0 if event.logprobs is None else 4 + len(event.logprobs.top_ids)
+    if event.prompt_logprobs:
+        numbers += len(event.prompt_logprobs) * (4 + len(next(iter(event.prompt_logprobs)).top_ids))
+    return _EVENT_BYTES + _NUMBER_BYTES * numbers
 
 
 class Job:
@@ -166,12 +161,16 @@ class Job:
         requests: Sequence[Request],
         params: SamplingParams,
         order: Order,
+        stops: StopTable,
         between_tokens: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Queue requests that `build` has made; then the job owns their places in the queue. Raises ApiError.
+        """Queue requests that `build` has made, and that the queue has room for.
+
+        Raises ApiError: then nothing is queued, and the room is the caller's to release.
 
         Args:
             answers: what all requests share for events that wait, and for answers that are collected.
+            stops: of the parameters' stop strings, shared by all texts.
             between_tokens: is told the seconds between two tokens of a text.
         """
         self.timing = Timing()
@@ -190,14 +189,18 @@ class Job:
         self._order = order
         self._between_tokens = between_tokens
         for index, request in enumerate(requests):
-            self._texts[request.request_id] = _text(index, prompts[index // params.n], params, tokenizer)
+            self._texts[request.request_id] = _text(index, prompts[index // params.n], params, tokenizer, stops)
         self._firsts = {request.request_id for request in requests[:: params.n]}
         bridge.submit(requests, self._put)
         self._start_timers()
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Pieces of all texts as they come. Raises ApiError."""
-        while self._texts:
+        for number in itertools.count():
+            if not self._texts:
+                return
+            if number % _TURN == _TURN - 1:
+                await asyncio.sleep(0)  # where many wait, the event loop does other things in between
             event = await self._events.get()
             if isinstance(event, ApiError):
                 raise event
@@ -297,9 +300,8 @@ class Job:
             self._timers.append(loop.call_later(order.deadline, self._events.put_nowait, late))
 
 
-def _text(index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None) -> Text:
+def _text(index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, stops: StopTable) -> Text:
     decoder = None
     if tokenizer is not None:
         decoder = StreamDecoder(tokenizer, prompt.ids, skip_special_tokens=params.skip_special_tokens)
-    stops = StopStrings(params.stop_strings(), include=params.include_stop_str_in_output)
-    return Text(index, prompt, params, decoder, stops)
+    return Text(index, prompt, params, decoder, StopStrings(stops, include=params.include_stop_str_in_output))

@@ -1,23 +1,25 @@
 """What the handlers share: the engine behind its bridge, the texts' side of the model, limits of the queue."""
 
-import asyncio
 import dataclasses
 import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from starlette.requests import Request
 
 from jswa.cache.prefix.stats import CacheStats
 from jswa.text.chat_template import ChatTemplate
+from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
-from ..api.params import check_generated_logprobs, check_prompt_logprobs
+from ..api.params import check_generated_logprobs, check_prompt_logprobs, check_token_lists
 from ..api.schemas import Generation
 from ..http.errors import ApiError, invalid
 from ..http.sse import JsonResponse
@@ -29,12 +31,12 @@ from .bridge import Bridge
 from .engine_protocol import EngineLike
 from .fairness import Admission, Budget, Helpers, weights_of
 from .metrics import Metrics, Shared, Snapshot
+from .off_loop import SMALL, Run, gathered, made
 from .request import Job, Order, build
 from .tracing import annotate
 
 _log = logging.getLogger("jswa.server")
 _MOST_NAMES = 256  # of unknown fields that are logged
-_FEW = 8  # texts whose requests are built on the event loop
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,6 @@ class Service:
         self.renderer: Renderer | None = None
         self.created = int(time.time())
         self.draining = False
-        self._building = asyncio.Lock()
         self._starting = 0
         self._unknown: set[str] = set()
         self.jobs: dict[str, set[Job]] = {}
@@ -162,6 +163,7 @@ class Service:
         check_prompt_logprobs(tokens, params)
         if not body.stream:
             check_generated_logprobs(lengths, params, self.max_model_len)
+        check_token_lists(texts, params)
         self._starting += 1
         try:
             await self.bridge.prepare(params)
@@ -169,12 +171,11 @@ class Service:
             self._starting -= 1
         self.admission.admit(key, texts, tokens)
         try:
-            arguments = (self.bridge.engine, self.tokenizer, prompts, params, order)
-            # A bias and a mask for each text, as long as the vocabulary: many of them must not hold up the event loop.
-            async with self._building:
-                requests = build(*arguments) if texts <= _FEW else await asyncio.to_thread(build, *arguments)
+            size = _size(prompts, params, texts)
+            requests = await gathered(build(self.bridge.engine, self.tokenizer, prompts, params, order), size)
+            stops = await made(partial(StopTable, params.stop_strings()), size)
             job = Job(
-                self.bridge, self.admission, self.answers, self.tokenizer, prompts, requests, params, order,
+                self.bridge, self.admission, self.answers, self.tokenizer, prompts, requests, params, order, stops,
                 self.metrics.between_tokens,
             )  # fmt: skip
         except BaseException:
@@ -183,6 +184,19 @@ class Service:
         job.timing.arrival = request.scope["jswa.arrival"]
         self.jobs.setdefault(name, set()).add(job)
         return job
+
+    @contextmanager
+    def held(self, request: Request, size: int) -> Iterator[None]:
+        """Count work on a long text in the queue while it is done, as a prompt of `size` tokens. Raises ApiError."""
+        if size <= SMALL:
+            yield
+            return
+        key = key_of(request)
+        self.admission.admit(key, 1, size)
+        try:
+            yield
+        finally:
+            self.admission.release(key, 1, size)
 
     def end(self, job: Job, name: str) -> None:
         """Close a job, and count it."""
@@ -203,13 +217,17 @@ class Service:
         annotate(data)
         _log.info("request: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})
 
-    def answer(self, request: Request, content: Any) -> JsonResponse:
-        """Return the response with some content, which counts as memory of answers until it has been sent."""
+    def answer(self, request: Request, pieces: Sequence[bytes]) -> JsonResponse:
+        """Return the response with JSON in pieces, which counts as memory of answers until it has been sent."""
         key = key_of(request)
-        response = JsonResponse(content)
-        self.answers.give_back(key, -len(response.body))
-        response.done = lambda: self.answers.give_back(key, len(response.body))
+        response = JsonResponse(pieces=pieces)
+        self.answers.give_back(key, -response.size)
+        response.done = lambda: self.answers.give_back(key, response.size)
         return response
+
+    def run_for(self, request: Request) -> Run:
+        """Return what runs long work of a request in a thread, in turns with other keys' work."""
+        return partial(self.helpers.run, key_of(request))
 
     def snapshot(self) -> Snapshot:
         """The server at this moment, and the engine as it was last seen between two steps: nothing is waited for."""
@@ -227,6 +245,13 @@ class Service:
             bodies.used, bodies.refused, answers.used, answers.refused, self.unread, threads.waiting, threads.refused,
             *lanes,
         )  # fmt: skip
+
+
+def _size(prompts: Sequence[Prompt], params: SamplingParams, texts: int) -> int:
+    """What there is to look at before a request can be queued, in tokens, characters and entries."""
+    tokens = sum(len(prompt.ids) for prompt in prompts) + len(params.allowed_token_ids or ())
+    strings = (*params.stop_strings(), *(params.bad_words or ()))
+    return tokens + len(params.logit_bias or ()) + sum(map(len, strings)) + 32 * texts
 
 
 def service_of(request: Request) -> Service:

@@ -27,6 +27,7 @@ from ..core.service import Service, service_of
 from ..core.tracing import finish, telemetry
 from .access import Access
 from .auth import Gate, error_response
+from .bodies import JsonRoute
 from .cross_site import allowed_hosts, check_host, is_loopback
 from .errors import ApiError, from_validation
 from .sse import JsonResponse
@@ -69,6 +70,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry=traced,
     )
     app.state.service = service
+    app.router.route_class = JsonRoute
     app.add_middleware(Gate, service=service)
     if service.config.allowed_origins:
         app.add_middleware(

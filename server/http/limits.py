@@ -4,6 +4,7 @@ Whatever is longer, more or larger is refused with status 400 (a body: 413) befo
 """
 
 MAX_BODY_BYTES = 16 * 2**20  # default of --max-body-size
+MAX_VALUES = 50_000  # strings, numbers, objects and lists of a large body, besides token ids
 MAX_HEADER_BYTES = 64 * 2**10  # all header fields and the request line
 READ_SECONDS = 60.0  # for a request to come, from its connection or its first byte to its end
 WRITE_SECONDS = 60.0  # for a client to take in a piece of an answer
@@ -16,6 +17,7 @@ MAX_STOP_CHARS = 1_024  # of one stop string, or one bad word
 MAX_STOP_IDS = 1_024  # stop_token_ids
 MAX_BIASES = 1_024  # entries of logit_bias
 MAX_ALLOWED_IDS = 300_000  # allowed_token_ids
+MAX_LISTED = 38_400_000  # (allowed_token_ids + entries of logit_bias) x texts of a request
 MAX_BAD_WORDS = 128
 MAX_LOGPROBS = 20  # logprobs, top_logprobs, prompt_logprobs
 MAX_PROMPT_LOGPROBS = 4_194_304  # tokens of a request's prompts x n x (log probabilities asked for + 4)

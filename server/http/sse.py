@@ -3,16 +3,15 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from . import limits
+from .pieces import chunks, encode
 
-encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -89,19 +88,34 @@ class EventStream(Response):
 
 
 class JsonResponse(Response):
-    """JSON by msgspec. A large one is sent in pieces, each when the client has taken in those before it.
+    """JSON by msgspec: a value, or the text in `pieces`.
 
-    `done` is called when the client has all of it, or does not take it in.
+    A large one is sent in pieces, each when the client has taken in those before it. `done` is called when the client
+    has all of it, or does not take it in. `size`: bytes of the body.
     """
 
     media_type = "application/json"
-    done: Callable[[], None] | None = None
-    _sending: float | None = None  # since when
+
+    def __init__(
+        self,
+        content: Any = None,
+        status_code: int = 200,
+        headers: Mapping[str, str] | None = None,
+        *,
+        pieces: Sequence[bytes] | None = None,
+    ) -> None:
+        self._pieces = [encode(content)] if pieces is None else pieces
+        self.size = sum(map(len, self._pieces))
+        self.done: Callable[[], None] | None = None
+        self._sending: float | None = None  # since when
+        whole = self.size <= limits.PIECE_BYTES
+        super().__init__(b"".join(self._pieces) if whole else b"", status_code, headers)
+        self.headers["content-length"] = str(self.size)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         try:
-            if len(self.body) <= limits.PIECE_BYTES:
+            if self.size <= limits.PIECE_BYTES:
                 await super().__call__(scope, receive, send)
             else:
                 await unless_gone(receive, self._send(send), lambda: _late(self._sending))
@@ -111,16 +125,17 @@ class JsonResponse(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for start in range(0, len(self.body), limits.PIECE_BYTES):
-            piece = bytes(self.body[start : start + limits.PIECE_BYTES])
+        for piece in self._parts():
             self._sending = time.monotonic()
-            more = start + limits.PIECE_BYTES < len(self.body)
-            await send({"type": "http.response.body", "body": piece, "more_body": more})
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
         self._sending = None
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def render(self, content: Any) -> bytes:
-        """The body."""
-        return encode(content)
+    def _parts(self) -> Iterator[bytes]:
+        for chunk in chunks(self._pieces):
+            for start in range(0, len(chunk), limits.PIECE_BYTES):
+                yield chunk[start : start + limits.PIECE_BYTES]
 
 
 def _late(since: float | None) -> bool:

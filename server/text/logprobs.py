@@ -2,14 +2,18 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
+from jaxtyping import Int
 
 from jswa.plan import ChoiceLogprobs
 from jswa.text.detokenizer import StreamDecoder
 from jswa.text.tokenizer import Tokenizer
 
+from ..http.pieces import JsonList, encode
 from .prompts import Prompt
 
 _LOWEST = -9999.0  # what JSON has for minus infinity, as in vLLM
@@ -31,11 +35,17 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self.text = lru_cache(maxsize=1 << 16)(self._text)
         self.raw = lru_cache(maxsize=1 << 16)(self._raw)
+        self.around = lru_cache(maxsize=1 << 16)(self._around)
 
     def label(self, token: int) -> str:
         r"""The token's text; a part of a character as OpenAI writes it, `bytes:\xe4`."""
         text = self.text(token)
         return text if "�" not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw(token))
+
+    def _around(self, token: int) -> tuple[str, str]:
+        """What stands before and behind the number in a chat's entry of the token, in JSON."""
+        label, raw = encode(self.label(token)).decode(), encode(list(self.raw(token))).decode()
+        return f'{{"token":{label},"logprob":', f',"bytes":{raw}'
 
     def _text(self, token: int) -> str:
         if self._tokenizer is None:
@@ -58,61 +68,78 @@ def number(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LOWEST
 
 
-def legacy(entries: Iterable[tuple[ChoiceLogprobs | int, int]], top: int, texts: TokenTexts) -> dict[str, Any]:
-    """`logprobs` of a completion, from (log probabilities or a token without, offset in the text) by position.
+class Columns:
+    """`logprobs` of a completion: four arrays with an item for each position, encoded when it comes.
 
     Of two tokens with the same text the second is listed as `token_id:7`, so none is lost. The token that stands there
     is always listed, with the same number as in `token_logprobs`.
     """
-    tokens: list[str] = []
-    values: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
-    for at, offset in entries:
-        offsets.append(offset)
+
+    _NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+    def __init__(self, top: int, texts: TokenTexts) -> None:
+        self._top = top
+        self._texts = texts
+        self._columns = tuple(JsonList() for _ in self._NAMES)
+
+    def add(self, at: ChoiceLogprobs | int, offset: int) -> None:
+        """Add a position: its log probabilities, or a token without, and where in the text it begins."""
         if isinstance(at, int):
-            tokens.append(texts.label(at))
-            values.append(None)
-            tops.append(None)
-            continue
-        tokens.append(texts.label(at.token))
-        values.append(number(at.logprob))
-        listed = {tokens[-1]: number(at.logprob)}
-        for token, logprob in zip(at.top_ids[:top], at.top_logprobs[:top], strict=True):
+            self._row(encode(self._texts.label(at)), b"null", b"null", offset)
+            return
+        label = self._texts.label(at.token)
+        listed = {label: number(at.logprob)}
+        for token, logprob in zip(at.top_ids[: self._top], at.top_logprobs[: self._top], strict=True):
             if token != at.token:
-                label = texts.label(token)
-                listed[label if label not in listed else f"token_id:{token}"] = number(logprob)
-        tops.append(listed)
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+                other = self._texts.label(token)
+                listed[other if other not in listed else f"token_id:{token}"] = number(logprob)
+        self._row(encode(label), encode(number(at.logprob)), encode(listed), offset)
+
+    def pieces(self, before: "Columns | None" = None) -> list[bytes]:
+        """Return the object in pieces; the positions of `before` come first."""
+        pieces: list[bytes] = []
+        for name, column, first in zip(
+            self._NAMES, self._columns, before.columns if before else [None] * 4, strict=True
+        ):
+            pieces += [b'%c"%b":' % (b"," if pieces else b"{", name.encode()), *column.pieces(first)]
+        return [*pieces, b"}"]
+
+    @property
+    def columns(self) -> tuple[JsonList, ...]:
+        """The four arrays."""
+        return self._columns
+
+    def _row(self, *items: Any) -> None:
+        *encoded, offset = items
+        for column, item in zip(self._columns, (*encoded, b"%d" % offset), strict=True):
+            column.add(item)
 
 
-def of_chat(at: ChoiceLogprobs, top: int, texts: TokenTexts) -> dict[str, Any]:
-    """One entry of a chat choice's `logprobs.content`."""
-    return {
-        **_entry(at.token, at.logprob, texts),
-        "top_logprobs": [
-            _entry(token, logprob, texts)
-            for token, logprob in zip(at.top_ids[:top], at.top_logprobs[:top], strict=True)
-        ],
-    }
+def of_chat(at: ChoiceLogprobs, top: int, texts: TokenTexts) -> bytes:
+    """One entry of a chat choice's `logprobs.content`, in JSON."""
+    others = (
+        _entry(token, logprob, texts) for token, logprob in zip(at.top_ids[:top], at.top_logprobs[:top], strict=True)
+    )
+    return f'{_entry(at.token, at.logprob, texts)[:-1]},"top_logprobs":[{",".join(others)}]}}'.encode()
 
 
-def of_prompt(entries: Sequence[ChoiceLogprobs], top: int, texts: TokenTexts) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: by position, None for the first; there by token id."""
-    found: list[dict[str, Any] | None] = [None]
+def of_prompt(entries: Iterable[ChoiceLogprobs], top: int, texts: TokenTexts) -> Iterator[bytes]:
+    """vLLM's `prompt_logprobs`: an item of JSON by position, null for the first; there by token id."""
+    yield b"null"
     for at in entries:
         table = {str(at.token): _ranked(at.token, at.logprob, at.rank, texts)}
         pairs = zip(at.top_ids[:top], at.top_logprobs[:top], strict=True)
         for rank, (token, logprob) in enumerate(pairs, start=1):
             table.setdefault(str(token), _ranked(token, logprob, rank, texts))
-        found.append(table)
-    return found
+        yield encode(table)
 
 
-def prompt_offsets(prompt: Prompt, tokenizer: Tokenizer | None, *, skip_special_tokens: bool) -> tuple[str, list[int]]:
+def prompt_offsets(
+    prompt: Prompt, tokenizer: Tokenizer | None, *, skip_special_tokens: bool
+) -> tuple[str, Int[np.ndarray, " P"]]:
     """The prompt's text, and where in it each token begins."""
     if tokenizer is None:
-        return "", [0] * len(prompt.ids)
+        return "", np.zeros(len(prompt.ids), np.int32)
     decoder = StreamDecoder(tokenizer, prompt.ids[:0], skip_special_tokens=skip_special_tokens)
     pieces, offsets, length = [], [], 0
     for token in prompt.ids.tolist():
@@ -120,11 +147,12 @@ def prompt_offsets(prompt: Prompt, tokenizer: Tokenizer | None, *, skip_special_
         pieces.append(decoder.push(token))
         length += len(pieces[-1])
     text = "".join(pieces) + decoder.finish()
-    return prompt.text if prompt.text is not None else text, offsets
+    return prompt.text if prompt.text is not None else text, np.array(offsets, np.int32)
 
 
-def _entry(token: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
-    return {"token": texts.label(token), "logprob": number(logprob), "bytes": list(texts.raw(token))}
+def _entry(token: int, logprob: float, texts: TokenTexts) -> str:
+    before, behind = texts.around(token)
+    return f"{before}{number(logprob)!r}{behind}}}"
 
 
 def _ranked(token: int, logprob: float, rank: int, texts: TokenTexts) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Conversations: what messages may hold, and their prompt by the checkpoint's template."""
 
 import json
+from functools import partial
 from typing import Any
 
 from ..api.schemas import ROLES, ChatRequest
@@ -46,7 +47,9 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
         raise unsupported("messages", "the model has no chat template; the server can get one by --chat-template")
     text = await service.renderer.render(messages, variables, key)
     # The template has written all special tokens itself, unless told otherwise.
-    (prompt,) = await encode([text], service.tokenizer, service.helpers, key, special=bool(body.add_special_tokens))
+    longest = service.max_model_len if body.truncate_prompt_tokens is None else None
+    run = partial(service.helpers.run, key)
+    (prompt,) = await encode([text], service.tokenizer, run, special=bool(body.add_special_tokens), longest=longest)
     return prompt
 
 

@@ -1,6 +1,7 @@
 """Prompts: what a body's `prompt` may be, and its tokens. Long texts are tokenized off the event loop."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,10 @@ from jaxtyping import Int
 from jswa.errors import RequestError
 from jswa.text.tokenizer import Tokenizer
 
-from ..core.fairness import Helpers, Key
+from ..core.off_loop import Run, gathered, made
 from ..http import limits
 from ..http.errors import ApiError, invalid
 
-_SHORT = 4_096  # characters or tokens that are looked at on the event loop: under a millisecond
 NO_TOKENIZER = "the model has no tokenizer: give token ids"
 
 
@@ -29,55 +29,91 @@ def split(prompt: Any) -> list[str] | list[Int[np.ndarray, " P"]]:
     """A body's prompt, as a list of texts or of token ids. Raises ApiError."""
     if isinstance(prompt, str):
         return [prompt]
+    if isinstance(prompt, np.ndarray):
+        return [token_ids(prompt, "prompt")]
     if prompt is None:
         raise ApiError(400, "prompt: is missing", param="prompt", code="missing_required_parameter")
     if not isinstance(prompt, list) or not prompt:
         raise invalid("prompt", "must be a string, a list of strings, a list of token ids, or a list of such lists")
-    if isinstance(prompt[0], str | list) and len(prompt) > limits.MAX_PROMPTS:
+    if isinstance(prompt[0], str | list | np.ndarray) and len(prompt) > limits.MAX_PROMPTS:
         raise invalid("prompt", f"has {len(prompt)} prompts, at most {limits.MAX_PROMPTS} are allowed")
     if isinstance(prompt[0], str):
         for index, one in enumerate(prompt):
             if not isinstance(one, str):
                 raise invalid(f"prompt[{index}]", "must be a string, as the first one is")
         return prompt
-    if isinstance(prompt[0], list):
+    if isinstance(prompt[0], list | np.ndarray):
         return [token_ids(one, f"prompt[{index}]") for index, one in enumerate(prompt)]
     return [token_ids(prompt, "prompt")]
 
 
 def token_ids(value: Any, param: str) -> Int[np.ndarray, " P"]:
-    """A list of token ids as an array; whether they are in the vocabulary is the engine's to say. Raises ApiError."""
+    """Token ids as an array; whether they are in the vocabulary is the engine's to say. Raises ApiError.
+
+    Args:
+        value: a list, or the array [P] int64 that `bodies.parse` makes of a long one.
+    """
+    if isinstance(value, np.ndarray):
+        wrong = np.flatnonzero((value < 0) | (value >= 2**31))
+        if len(wrong):
+            raise invalid(f"{param}[{wrong[0]}]", "must be a token id")
+        return value.astype(np.int32)
     if not isinstance(value, list):
         raise invalid(param, "must be a list of token ids")
-    for index, item in enumerate(value):
-        if type(item) is not int or not 0 <= item < 2**31:
-            raise invalid(f"{param}[{index}]", "must be a token id")
+    if not value:
+        return np.zeros(0, np.int32)
+    if set(map(type, value)) != {int} or min(value) < 0 or max(value) >= 2**31:
+        first = next(n for n, item in enumerate(value) if type(item) is not int or not 0 <= item < 2**31)
+        raise invalid(f"{param}[{first}]", "must be a token id")
     return np.array(value, np.int32)
 
 
-async def split_off_loop(prompt: Any, helpers: Helpers, key: Key) -> list[str] | list[Int[np.ndarray, " P"]]:
+async def split_off_loop(prompt: Any, run: Run) -> list[str] | list[Int[np.ndarray, " P"]]:
     """`split`, in a thread where there is much to look at. Raises ApiError."""
-    if isinstance(prompt, list) and sum(len(one) if isinstance(one, list) else 1 for one in prompt) > _SHORT:
-        return await helpers.run(key, lambda: split(prompt))
-    return split(prompt)
+    many = isinstance(prompt, list | np.ndarray)
+    size = (
+        sum(len(one) if isinstance(one, list | np.ndarray) else 1 for one in prompt[: limits.MAX_PROMPTS])
+        if many
+        else 0
+    )
+    return await made(partial(split, prompt), max(size, len(prompt)) if many else 0, run)
 
 
 async def encode(
-    texts: list[str], tokenizer: Tokenizer | None, helpers: Helpers, key: Key, *, special: bool
+    texts: list[str], tokenizer: Tokenizer | None, run: Run, *, special: bool, longest: int | None
 ) -> list[Prompt]:
-    """Tokens of texts. Raises ApiError."""
+    """Tokens of texts. Raises ApiError.
+
+    Args:
+        run: runs long work in a thread.
+        longest: tokens that the model takes: a text with more characters than so many tokens can have is refused
+            before it is tokenized. None: whatever is longer will be cut.
+    """
     if tokenizer is None:
         raise invalid("prompt", NO_TOKENIZER)
-
-    def work() -> list[Prompt]:
-        return [Prompt(text, tokenizer.encode(text, add_special_tokens=special)) for text in texts]
-
+    size = sum(map(len, texts))
+    if longest is not None and max(map(len, texts)) > longest:
+        await made(lambda: tokenizer.longest_token, size, run)  # looks at the whole vocabulary, once
+        check_characters(texts, tokenizer, longest)
+    work = (Prompt(text, tokenizer.encode(text, add_special_tokens=special)) for text in texts)
     try:
-        if sum(map(len, texts)) <= _SHORT:
-            return work()
-        return await helpers.run(key, work)
+        return await gathered(work, size, run)
     except RequestError as error:
         raise ApiError.of(error) from error
+
+
+def check_characters(texts: list[str], tokenizer: Tokenizer, longest: int) -> None:
+    """Refuse texts that have more than `longest` tokens whatever these are. Raises ApiError."""
+    most = longest * tokenizer.longest_token
+    for text in texts:
+        if len(text) > most:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {longest} tokens, at most {most} characters. However, the "
+                f"prompt has {len(text)} characters.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
 
 
 def truncated(prompt: Prompt, keep: int | None, longest: int) -> Prompt:

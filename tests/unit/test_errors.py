@@ -1,6 +1,7 @@
 """The hierarchy of errors (jswa/errors.py)."""
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 
@@ -32,3 +33,30 @@ def test_request_errors_do_not_share_their_lists() -> None:
     first.outputs.append(None)
     first.errors[0] = second
     assert (second.index, second.outputs, second.errors) == (None, [], {})
+
+
+@pytest.mark.parametrize(
+    "value", [[], (1,), (1, "a"), {"a": [1, (2.5,)], 3: {}}, {}, "x", None, b"ab", [[[]]], {1, 2}], ids=repr
+)
+def test_a_short_value_is_shown_as_python_writes_it(value: object) -> None:
+    """With nothing left out."""
+    assert str(errors.ConfigError("field", value, "is wrong")) == f"field = {value!r}: is wrong"
+
+
+class Printed:
+    """A value that counts how often it is printed."""
+
+    times = 0
+
+    def __repr__(self) -> str:
+        Printed.times += 1
+        return "x"
+
+
+@pytest.mark.parametrize("wrap", [list, tuple, lambda items: [[items]], lambda items: dict(enumerate(items))])
+def test_only_the_beginning_of_a_long_value_is_looked_at(wrap: Callable[[list[Printed]], object]) -> None:
+    """A client may send a list of millions of items; an error about it must not take long."""
+    Printed.times = 0
+    error = errors.ConfigError("field", wrap([Printed()] * 100_000), "is too long")
+    assert str(error).endswith("...: is too long")
+    assert Printed.times <= 100

@@ -38,3 +38,20 @@ def test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step(capl
         assert "full tokens: " in line
         assert "local tokens: " in line
         assert "tokens/s generated" in line
+
+
+def test_steps_run_in_the_largest_programs_until_the_others_are_compiled() -> None:
+    """Then nothing is compiled in a step, and the text is the same as with all programs."""
+    with jswa.LLM("tiny", max_num_seqs=2, max_num_batched_tokens=64, max_model_len=256) as llm:
+        engine = llm.engine
+        params = SamplingParams(logprobs=1, temperature=0, max_tokens=4)
+        engine.prepare(params, fewest=True)
+        assert engine.step_stats().compiled_beside == 2  # for decode steps and for all others
+        (few,) = llm.generate("The cat", params, use_tqdm=False)
+        engine.prepare(params, stop=lambda: True)
+        assert engine.step_stats().compiled_beside == 2
+        engine.prepare(params)
+        assert engine.step_stats().compiled_beside == 3
+        (all_there,) = llm.generate("The cat", params, use_tqdm=False)
+        assert engine.step_stats().compiled_in_steps == 0
+        assert few.outputs[0].token_ids == all_there.outputs[0].token_ids

@@ -81,9 +81,9 @@ def test_other_requests_go_on_while_programs_are_compiled(client: Client, monkey
             with httpx2.stream("POST", client.url + PATH, json=body, timeout=60) as response:
                 lines.extend(response.iter_lines())
 
-    def prepare_until_others_went_on(params: SamplingParams) -> None:
+    def prepare_until_others_went_on(params: SamplingParams, **options: Any) -> None:
         before = len(lines)
-        prepare(params)
+        prepare(params, **options)
         until(lambda: len(lines) > before + 40, 60)  # an empty line follows each token's
 
     monkeypatch.setattr(engine, "prepare", prepare_until_others_went_on)

@@ -35,7 +35,8 @@ class FakeEngine:
     """Runs up to `max_rows` requests at a time and gives each a token per step.
 
     Attributes that tests set: `delay` is the seconds of a step, `prepare_delay` those of `prepare`; after `steps_left`
-    steps the engine fails. Attributes that tests read: `seen` has all requests, `steps` and `flushed` count.
+    steps the engine fails. Attributes that tests read: `seen` has all requests, `steps`, `flushed` and `constraints`
+    (built) count.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class FakeEngine:
         self.rule = rule
         self.steps = 0
         self.steps_left: int | None = None
-        self.flushed = 0
+        self.flushed = self.constraints = 0
         self.delay = 0.0
         self.prepare_delay = 0.0
         self.prepared: list[SamplingParams] = []
+        self.completed: list[SamplingParams] = []
         self.seen: list[Request] = []
         self.running: dict[str, list[int]] = {}
         self.waiting: list[Request] = []
@@ -69,6 +71,8 @@ class FakeEngine:
         lora: str | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        choice: int = 0,
+        like: Request | None = None,
     ) -> Request:
         """Validate a request like the real engine."""
         if not len(prompt):
@@ -78,15 +82,20 @@ class FakeEngine:
             raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset((2,)))
         longest = self.limits.max_model_len
+        if like is None:
+            constraint = make_constraint(params, self.model.vocab_size, len(prompt), stops, bad_words)
+            self.constraints += constraint is not None
+        else:
+            constraint = like.constraint and like.constraint._replace(min_length=len(prompt) + params.min_tokens)
         return Request(
             request_id,
-            prompt.astype(np.int32),
+            prompt if like is not None and prompt is like.prompt else prompt.astype(np.int32),
             params,
             stops,
-            key=(0, 0),
+            key=divmod((params.seed + choice) % 2**64, 2**32) if params.seed is not None else (0, 0),
             max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
             priority=priority,
-            constraint=make_constraint(params, self.model.vocab_size, len(prompt), stops, bad_words),
+            constraint=constraint,
             cache_salt=cache_salt,
             adapter=0 if lora is None else 1 + list(self.adapters).index(lora),
             tenant=tenant,
@@ -172,10 +181,20 @@ class FakeEngine:
         """Return the number of steps and of prepared programs."""
         return StepStats(self.steps, compiled_beside=len(self.prepared))
 
-    def prepare(self, params: SamplingParams) -> None:
-        """Sleep for `prepare_delay` and record the parameters."""
-        time.sleep(self.prepare_delay)
-        self.prepared.append(params)
+    def prepare(
+        self,
+        params: SamplingParams,
+        *,
+        fewest: bool = False,
+        pause: float = 0.0,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Sleep for `prepare_delay` and record the parameters; all the other programs are recorded in `completed`."""
+        if fewest:
+            time.sleep(self.prepare_delay)
+            self.prepared.append(params)
+        elif not stop():
+            self.completed.append(params)
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
         """Store the callbacks, for tests to call."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.text.stop_strings import StopStrings
+from jswa.text.stop_strings import StopStrings, StopTable
 
 TEXTS = st.text("ab¢", max_size=30)  # few letters, so that stop strings occur and overlap
 STOPS = st.lists(st.text("ab¢", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)
@@ -37,7 +37,7 @@ def test_the_shown_pieces_are_the_text_up_to_the_first_stop_string(
     pieces: list[str], stops: tuple[str, ...], include: bool
 ) -> None:
     """However the text is cut into pieces. Text is held back only as long as it may become part of a stop string."""
-    cutter = StopStrings(stops, include=include)
+    cutter = StopStrings(StopTable(stops), include=include)
     seen = shown = ""
     for piece in pieces:
         seen += piece
@@ -74,12 +74,35 @@ def test_overlapping_stop_strings(stops: tuple[str, ...], text: str, shown: str,
     """In one piece and letter by letter, with the stop strings in either order."""
     for order in (stops, stops[::-1]):
         for pieces in ([text], list(text)):
-            cutter = StopStrings(order, include=False)
+            cutter = StopStrings(StopTable(order), include=False)
             assert "".join(cutter.push(piece) for piece in pieces) + cutter.finish() == shown
             assert cutter.stopped == stopped
 
 
+class Counted(str):
+    """A character that counts how often a table looks it up."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        Counted.lookups += 1
+        return super().__hash__()
+
+
+def test_the_work_of_a_character_depends_neither_on_length_nor_on_number_of_stop_strings() -> None:
+    """At most two lookups a character, in a text that is at each place almost one of 16 stop strings."""
+    stops = ("a" * 1_023 + "b", *(c + "a" * 1_022 for c in "cdefghijklmnopq"))
+    table, state = StopTable(stops), 0
+    Counted.lookups = 0
+    text = "a" * 5_000 + "c" + "a" * 1_021 + "e" + "a" * 1_021
+    for character in text:
+        state = table.step(state, Counted(character))
+        assert table.found[state] is None
+    assert Counted.lookups <= 2 * len(text)
+    assert table.found[table.step(state, "a")] == stops[3]
+
+
 def test_without_stop_strings_nothing_is_held_back() -> None:
     """Every piece is shown at once."""
-    cutter = StopStrings((), include=False)
+    cutter = StopStrings(StopTable(()), include=False)
     assert [cutter.push("ab"), cutter.push(""), cutter.push("c"), cutter.finish()] == ["ab", "", "c", ""]

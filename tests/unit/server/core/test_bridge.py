@@ -336,6 +336,7 @@ def test_programs_are_compiled_while_steps_run() -> None:
             assert engine.prepared == [wanted], "a program must be compiled once"
             await bridge.prepare(SamplingParams(prompt_logprobs=1))
             assert len(engine.prepared) == 2
+            await until(lambda: len(engine.completed) == 2)  # with the programs that nobody waits for
 
     run(test)
 

@@ -27,6 +27,7 @@ def sent(client: Client, head: str, body: bytes = b"", *, buffer: int = 4096) ->
 
 
 JSON = {"Content-Type": "application/json"}
+LOCAL = "Host: localhost\r\nContent-Type: application/json\r\n"
 
 
 def post(body: object, *more: str) -> tuple[str, bytes]:
@@ -52,7 +53,7 @@ def metric(client: Client, name: str) -> float:
 
 def test_bodies_in_flight_have_a_budget_that_is_asked_before_they_are_read() -> None:
     with serving(max_body_memory=100_000) as client:
-        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 90000"
+        head = f"POST {PATH} HTTP/1.1\r\n{LOCAL}Content-Length: 90000"
         with sent(client, head, b"{"):  # 89,999 bytes are yet to come
             until(lambda: client.service.bodies.used == 90_000)
             client.complete()
@@ -73,7 +74,7 @@ def test_bodies_in_flight_have_a_budget_that_is_asked_before_they_are_read() -> 
 
 def test_bodies_of_one_key_leave_room_for_another() -> None:
     with serving(max_body_memory=100_000, api_key=("hog", "other")) as client:
-        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer hog\r\nContent-Length: "
+        head = f"POST {PATH} HTTP/1.1\r\n{LOCAL}Authorization: Bearer hog\r\nContent-Length: "
         with sent(client, head + "70000", b"{"), sent(client, head + "30000", b"{"):
             until(lambda: client.service.bodies.refused == 1)
             body = {"prompt": "a", "user": "x" * 20_000}
@@ -154,7 +155,7 @@ def test_an_answer_that_nobody_reads_is_dropped(size: int, monkeypatch: pytest.M
     monkeypatch.setattr(limits, "WRITE_SECONDS", 0.4)
     with serving() as client:
         data = json.dumps({"prompt": "a" * size}).encode()
-        heads = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+        heads = f"POST /tokenize HTTP/1.1\r\n{LOCAL}Content-Length: {len(data)}"
         # The kernel takes in some hundred kilobytes: small answers must be several, on one connection.
         count = 1 if size > 100_000 else 40
         with sent(client, heads, data) as connection:
@@ -169,7 +170,7 @@ def test_a_slow_reader_gets_all_of_a_large_answer(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(limits, "WRITE_SECONDS", 1.0)
     with serving() as client:
         data = json.dumps({"prompt": "a" * 100_000}).encode()
-        head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}"
+        head = f"POST /tokenize HTTP/1.1\r\n{LOCAL}Connection: close\r\nContent-Length: {len(data)}"
         found = b""
         with sent(client, head, data) as connection:
             pause = threading.Event()
