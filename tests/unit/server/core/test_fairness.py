@@ -198,7 +198,7 @@ def test_a_thread_is_taken_until_its_work_ends() -> None:
 def test_large_prompts_of_one_key_hold_up_no_other() -> None:
     """Over HTTP: threads that tokenize are shared like everything else."""
     go = threading.Event()
-    with serving(api_key=("hog", "other")) as client:
+    with serving(FakeEngine(max_model_len=20_000), api_key=("hog", "other")) as client:
         tokenizer = client.service.tokenizer
         assert tokenizer is not None
         encode = tokenizer.encode

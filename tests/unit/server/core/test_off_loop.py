@@ -127,7 +127,7 @@ def test_what_texts_share_is_validated_and_built_once(
     assert client.engine.constraints == before + 1
     assert len(validated) == 1
     requests = client.engine.seen[-texts:]
-    assert len({id(request.constraint.mask) for request in requests if request.constraint is not None}) == 1
+    assert len({id(request.constraint.allowed) for request in requests if request.constraint is not None}) == 1
     each = body["n"]
     seeds = [(high << 32) + low for high, low in (request.key for request in requests)]
     assert seeds == [(body["seed"] + n % each) % 2**64 for n in range(texts)]
@@ -264,7 +264,7 @@ def test_work_ends_with_the_connection_of_its_client(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tokenizer, "encode", encode)
     with serving(FakeEngine(), tokenizer=tokenizer) as client:
         content = json.dumps({"prompt": ["abc " * 10] * 1_000})
-        request = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        request = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         request += f"Content-Length: {len(content)}\r\n\r\n{content}"
         with socket.create_connection(("127.0.0.1", int(client.url.rpartition(":")[2]))) as connection:
             connection.sendall(request.encode())

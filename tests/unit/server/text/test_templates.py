@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
 
 PATH = "/v1/chat/completions"
@@ -15,7 +16,8 @@ TEMPLATE = """{% for m in messages %}{% if m.content == 'loop' %}{% for a in ran
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """A server with two keys and a template that never ends for some messages."""
-    with serving(template=TEMPLATE, api_key=("hog", "other"), render_timeout=1.5) as found:
+    engine = FakeEngine(max_model_len=20_000)
+    with serving(engine, template=TEMPLATE, api_key=("hog", "other"), render_timeout=1.5) as found:
         yield found
 
 
