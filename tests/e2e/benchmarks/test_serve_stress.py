@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed.load import Address
-from benchmarks.speed.serve_stress import SOAKED, TINY, beside_malformed, soak
+from benchmarks.serve.load import Address
+from benchmarks.serve.serve_stress import SOAKED, TINY, beside_malformed, soak
 from tests.support.server.processes import ROOT, Process, started
 
 FAKE = str(Path(__file__).parents[2] / "support" / "server" / "fake_process.py")

@@ -1,6 +1,6 @@
 """What three quiet API keys feel of a fourth one that floods `jswa serve tiny`, in real time over HTTP.
 
-    python -m benchmarks.speed.fairness [--seconds 15] [--only templates] [--json FILE]
+    python -m benchmarks.serve.fairness [--seconds 15] [--only templates] [--json FILE]
 
 Each quiet key sends a short chat of one token at a time, then waits; its latency is the time to the first token. The
 fourth key sends one request at a time and then waits as long as it took three times over (a quarter of one place: the
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import result_file
-from benchmarks.speed.load import Address, ask, server
+from benchmarks.serve.load import Address, ask, server
 from jswa.bench.report import percentile
 
 TEMPLATE = """{% for m in messages %}{% if m.content.startswith('heavy') %}{% for a in range(3000) %}{% for b in

@@ -1,6 +1,6 @@
 """A server whose device answers at once: the work of the host is real, with the KV geometry of a released model.
 
-    python -m benchmarks.speed.noop_server [--geometry gemma-3-27b] [--rows 256] [--length 32768] [--port 0]
+    python -m benchmarks.serve.noop_server [--geometry gemma-3-27b] [--rows 256] [--length 32768] [--port 0]
 
 The tokenizer is that of `tiny`; generated tokens are letters.
 """

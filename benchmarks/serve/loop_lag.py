@@ -1,6 +1,6 @@
 """How long the server's event loop answers nobody while one request makes it work, against an idle server.
 
-    python -m benchmarks.speed.loop_lag [--only NAME …] [--json FILE]
+    python -m benchmarks.serve.loop_lag [--only NAME …] [--json FILE]
 
 The server is `noop_server`: its device answers at once. A second connection asks for /health all the time; the lag is
 the longest wait for an answer. Another program that uses the machine lengthens it too: `cpu_ms` is the CPU time that
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import result_file
-from benchmarks.speed.load import Address, Answer, ask, server
+from benchmarks.serve.load import Address, Answer, ask, server
 from jswa.bench.report import percentile
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="triggers whose names contain one of these")
     parser.add_argument("--json", type=Path, help="result file to write")
     given = parser.parse_args()
-    with server(["-m", "benchmarks.speed.noop_server", "--rows", "128", "--length", str(LENGTH)]) as at:
+    with server(["-m", "benchmarks.serve.noop_server", "--rows", "128", "--length", str(LENGTH)]) as at:
         found = asyncio.run(all_of(at, given.only))
     if given.json is not None:
         result_file.write(given.json, {"lags": [{"trigger": name, **row} for name, row in found.items()]})

@@ -1,10 +1,10 @@
 """Stress of the server: each part starts a server, fails if anything leaks or goes wrong, and prints JSON.
 
-python -m benchmarks.speed.serve_stress streams   [--seconds 60] [--streams 256]  tiny; clients disconnect and abort
-python -m benchmarks.speed.serve_stress malformed [--bodies 10000] [--good 32]    tiny; bad bodies beside good streams
-python -m benchmarks.speed.serve_stress soak      [--seconds 60] [--share 1]      tiny; hostile requests beside good
-python -m benchmarks.speed.serve_stress contexts  [--seconds 60] [--rows 256]     rows of 32k tokens without a device
-python -m benchmarks.speed.serve_stress sse       [--events 200000]               microseconds to encode an event
+python -m benchmarks.serve.serve_stress streams   [--seconds 60] [--streams 256]  tiny; clients disconnect and abort
+python -m benchmarks.serve.serve_stress malformed [--bodies 10000] [--good 32]    tiny; bad bodies beside good streams
+python -m benchmarks.serve.serve_stress soak      [--seconds 60] [--share 1]      tiny; hostile requests beside good
+python -m benchmarks.serve.serve_stress contexts  [--seconds 60] [--rows 256]     rows of 32k tokens without a device
+python -m benchmarks.serve.serve_stress sse       [--events 200000]               microseconds to encode an event
     [--json FILE]
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import result_file
-from benchmarks.speed.hostile import KINDS, Attack, attack, malformed
-from benchmarks.speed.load import Address, Answer, Watch, ask, cpu_seconds, get_json, head, hold, of_process, server
+from benchmarks.serve.hostile import KINDS, Attack, attack, malformed
+from benchmarks.serve.load import Address, Answer, Watch, ask, cpu_seconds, get_json, head, hold, of_process, server
 from jswa.bench.report import percentile
 
 TINY = ("-m", "jswa", "serve", "tiny", "--port", "0", "--admin-api-key", "root")
@@ -325,7 +325,7 @@ def main() -> None:
             found = asyncio.run(soak(at, given.seconds, given.good, given.seed, given.share))
     else:
         with server(
-            ["-m", "benchmarks.speed.noop_server", "--rows", str(given.rows), "--length", str(given.length)]
+            ["-m", "benchmarks.serve.noop_server", "--rows", str(given.rows), "--length", str(given.length)]
         ) as at:
             found = asyncio.run(contexts(at, given.rows, given.seconds, given.length))
     found = {"part": given.part, **found}
