@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence as Rows
 
 from jswa.cache.capacity import peak_slots
-from jswa.cache.lease import NEVER
+from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.radix import common_prefix
@@ -32,6 +32,17 @@ def prefix_writer(running: Rows[Sequence], sequence: Sequence, match: Match, pag
             if common - common % page_size > found:
                 return other
     return None
+
+
+def open_lease(cache: CacheManager, sequence: Sequence, match: Match) -> tuple[Lease, Match] | None:
+    """Open the lease of a waiting row at its match, or at the page before; None if there is no room."""
+    salt, length = sequence.request.cache_salt, sequence.num_known
+    lease = cache.open_at(match, salt, length)
+    if lease is None:  # a partial page and its copy do not both fit
+        page = cache.layout.page_size
+        match = match_of(cache, sequence, match.resume.full_to // page * page)
+        lease = cache.open_at(match, salt, length)
+    return None if lease is None else (lease, match)
 
 
 def is_passed(draft: Draft, sequence: Sequence, match: Match, writer: Sequence | None, long: int) -> bool:

@@ -20,6 +20,7 @@ class Draft:
 
     Attributes:
         budget: tokens that the step may still take.
+        reserved: tokens of these for running rows that need one, until they get it.
         kept: tokens of these that a flood leaves to others (`Turns.room`): half of the step, if an eighth is for it.
         sequences, counts: rows so far, and the tokens that each runs.
         prompts: running rows that have a prompt to prefill, with their index among `sequences`, or None.
@@ -29,6 +30,7 @@ class Draft:
     """
 
     budget: int
+    reserved: int = 0
     kept: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -57,6 +59,11 @@ class Draft:
     def left(self, sequence: Sequence) -> int:
         """Return the tokens that a running prompt still has to prefill after the step."""
         return sequence.num_known - sequence.launched - self.given(sequence)
+
+
+def needs_one(sequence: Sequence) -> bool:
+    """Return whether a running row has one token to run: the last one that was sampled, or the last of a known text."""
+    return sequence.num_known - 1 <= sequence.launched < sequence.limit - 1
 
 
 def lease_of(sequence: Sequence) -> Lease:

@@ -1,9 +1,10 @@
-"""What comes back from a step besides its tokens: log probabilities, and the timing and cache hit of a first token."""
+"""What comes back from a step besides its tokens: finite KV, log probabilities, and the hit of a first token."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from jswa.cache.manager import CacheManager
 from jswa.plan import LogprobTable, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.sequence import Sequence
 
@@ -25,6 +26,28 @@ class SchedulerStats:
     free_slots: int
     total_slots: int
     preemptions: int
+
+
+def confirm(cache: CacheManager, sequence: Sequence, end: int) -> None:
+    """Publish what a row has computed up to `end`: the step that ran it was finite."""
+    lease = sequence.lease
+    if lease is None:
+        return  # it was preempted since
+    sequence.finite_to = end
+    if not sequence.hit_counted:
+        count_hit(cache, sequence)
+    if sequence.failed_to and end >= sequence.failed_to and sequence.cache_epoch == cache.epoch:
+        # What failed behind cached KV is finite without it: the fault is in the cache.
+        cache.withdraw(lease.salt, sequence.tokens[: sequence.cached_to])
+    if lease.window_ends:
+        cache.publish(lease, sequence.tokens[: sequence.num_known], end)
+
+
+def count_hit(cache: CacheManager, sequence: Sequence) -> None:
+    """Count the row's prefix cache hit, once."""
+    if sequence.prefix is not None and not sequence.hit_counted:
+        cache.hits.count(sequence.prefix)
+    sequence.hit_counted = True
 
 
 def store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:

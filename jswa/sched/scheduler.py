@@ -20,10 +20,10 @@ from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError, PromptTooLong
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, StepLogprobs, StepPlan, TokenEvent
-from jswa.sched.admission import admissible, is_passed, match_of, note_admission, prefix_writer
+from jswa.sched.admission import admissible, is_passed, match_of, note_admission, open_lease, prefix_writer
 from jswa.sched.constraint import nothing_allowed
-from jswa.sched.draft import Draft, lease_of, make_plan
-from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs, with_results
+from jswa.sched.draft import Draft, lease_of, make_plan, needs_one
+from jswa.sched.outputs import SchedulerStats, confirm, count_hit, store_prompt_logprobs, with_results
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns
@@ -36,13 +36,8 @@ class Scheduler:
     def __init__(self, layout: KVLayout, limits: Limits) -> None:
         self.layout = layout
         self.limits = limits
-        self.cache = CacheManager(
-            layout,
-            limits.num_blocks,
-            limits.pages_per_row,
-            sharing=limits.prefix_cache,
-            interval=limits.prefix_cache_interval,
-        )
+        sharing, interval = limits.prefix_cache, limits.prefix_cache_interval
+        self.cache = CacheManager(layout, limits.num_blocks, limits.pages_per_row, sharing=sharing, interval=interval)
         self.capacity = row_capacity(layout, limits, self.cache.pool.total_slots)
         self.preemptions = 0
         self._arrivals = 0
@@ -96,7 +91,8 @@ class Scheduler:
         """Choose the next step by turns (`Turns`); None if nothing can run now. Its lengths count as launched."""
         self.cache.compact()
         draft = Draft(self.limits.max_tokens)
-        free = draft.budget - self._singles(draft)
+        draft.reserved = sum(map(needs_one, self._running))
+        free = draft.budget - draft.reserved
         draft.kept = max(0, min(self.limits.max_tokens // 2, free - max(1, free // 8)))
         self._take_rows(draft)
         self._plan_running(draft)
@@ -138,7 +134,7 @@ class Scheduler:
             elif token == NOT_FINITE:
                 event = self._fail(sequence, end)
             else:
-                self._confirm(sequence, end)
+                confirm(self.cache, sequence, end)
                 event = self._apply_token(sequence, token) if sampled else None
             if event is not None:
                 events.append(with_results(event, sequence, row, logprobs))
@@ -196,28 +192,20 @@ class Scheduler:
                 victim = self._victim(sequence, draft)
                 if victim is None:
                     break
+                draft.reserved -= needs_one(victim)
                 self._preempt(victim)
                 match, victims = match_of(self.cache, sequence), victims + 1
-            reserved = self._singles(draft)
-            draft.budget -= reserved
-            begun = victims > 0 and self._begin(draft, sequence, match)
-            draft.budget += reserved
-            if not begun:
+            if not victims or not self._begin(draft, sequence, match):
                 passed.add(sequence.request.tenant)
 
     def _victim(self, sequence: Sequence, draft: Draft) -> Sequence | None:
         """Return the row that a waiting sequence may take from a tenant that holds more than its share."""
-        if self._turns.room(sequence, draft.budget - self._singles(draft) + 1, draft.kept) <= 0:
+        if self._turns.room(sequence, draft.budget - draft.reserved + 1, draft.kept) <= 0:
             return None
         need, total = self.layout.resident_slots(sequence.num_known + 1), self.cache.pool.total_slots
         held = {row: self.cache.held_slots(lease_of(row)) for row in self._running}
         left = [row for row in self._running if row not in draft.prompts]
         return self._turns.victim(sequence, need, held, left, (self.limits.max_rows, total))
-
-    def _singles(self, draft: Draft) -> int:
-        """Return the number of running rows that need one token, without those that the step has admitted."""
-        rows = (s for s in self._running if s not in draft.prompts)
-        return sum(s.num_known - 1 <= s.launched < s.limit - 1 for s in rows)
 
     def _admissible(self, sequence: Sequence, match: Match) -> bool:
         return admissible(self.cache, self.limits, self._running, sequence, match)
@@ -227,8 +215,11 @@ class Scheduler:
 
         The budget has a token for each of these rows.
         """
-        share, free = self.limits.long_prompt, draft.budget - self._singles(draft)
-        left = deque(s for s in self._turns.order(self._running) if s not in draft.prompts)
+        share, free = self.limits.long_prompt, draft.budget - draft.reserved
+        draft.reserved = 0  # all of them get it here
+        left = deque(self._turns.order(self._running))
+        for sequence in draft.prompts:  # which this step has admitted
+            left.remove(sequence)
         while left:
             sequence = left.popleft()
             launched, count = sequence.launched, 1
@@ -267,18 +258,10 @@ class Scheduler:
         return True
 
     def _prefill(self, draft: Draft, *, before: Sequence | None = None, long: int = 0) -> None:
-        """Give running prompts what is left of the budget: by tenant, then those with least left. Preempts no row.
-
-        `before`: a sequence that waits. Then only prompts of tenants whose turn is earlier get tokens, and those of its
-        own that have at most `long` left.
-        """
-        order, limit = [], None if before is None else self._turns.group(before)
-        for sequence in draft.prompts:
-            left, own = draft.left(sequence), self._turns.group(sequence)
-            if left and (limit is None or own < limit or (own == limit and left <= long)):
-                order.append((own, left, sequence.rank, sequence))
-        for _, left, _, sequence in sorted(order, key=lambda entry: entry[:3]):
-            count = min(left, self._turns.room(sequence, draft.budget, draft.kept))
+        """Give running prompts what is left of the budget, in the order of `Turns.prompts`. Preempts no row."""
+        left = {sequence: draft.left(sequence) for sequence in draft.prompts}
+        for sequence in self._turns.prompts(left, before, long):
+            count = min(left[sequence], self._turns.room(sequence, draft.budget, draft.kept))
             length = sequence.launched + draft.given(sequence) + count
             if count and self.cache.grow(lease_of(sequence), length):
                 draft.extended.append(sequence)
@@ -315,17 +298,13 @@ class Scheduler:
 
     def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
         """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
-        room = self._turns.room(sequence, draft.budget, draft.kept)
+        room = self._turns.room(sequence, draft.budget - draft.reserved, draft.kept)
         if room <= 0 or not self._free_row_ids or not self._admissible(sequence, match):
             return False
-        lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
-        if lease is None:  # a partial page and its copy do not both fit: start at the page before
-            whole = match.resume.full_to // self.layout.page_size * self.layout.page_size
-            match = match_of(self.cache, sequence, whole)
-            lease = self.cache.open_at(match, sequence.request.cache_salt, sequence.num_known)
-        if lease is None:
+        opened = open_lease(self.cache, sequence, match)
+        if opened is None:
             return False
-        start = match.resume.start
+        (lease, match), start = opened, opened[1].resume.start
         need = sequence.num_known - start
         count = need if need <= room else min(self.limits.long_prompt, room)
         if not self.cache.grow(lease, start + count):
@@ -380,20 +359,6 @@ class Scheduler:
         sequence.preemptions += 1
         self._wait_again(sequence)
 
-    def _confirm(self, sequence: Sequence, end: int) -> None:
-        """Publish what a row has computed up to `end`: the step that ran it was finite."""
-        lease = sequence.lease
-        if lease is None:
-            return  # it was preempted since
-        sequence.finite_to = end
-        if not sequence.hit_counted:
-            self._count_hit(sequence)
-        if sequence.failed_to and end >= sequence.failed_to and sequence.cache_epoch == self.cache.epoch:
-            # What failed behind cached KV is finite without it: the fault is in the cache.
-            self.cache.withdraw(lease.salt, sequence.tokens[: sequence.cached_to])
-        if lease.window_ends:
-            self.cache.publish(lease, sequence.tokens[: sequence.num_known], end)
-
     def _fail(self, sequence: Sequence, end: int) -> TokenEvent | None:
         """End a row whose step up to `end` is not finite, unless cached KV may be at fault: then run it without.
 
@@ -402,7 +367,7 @@ class Scheduler:
         of which every run fails must not cost others what they share with it.
         """
         if sequence.failed_to or sequence.finite_to >= sequence.cached_to:
-            self._count_hit(sequence)
+            count_hit(self.cache, sequence)
             why = GenerationError("no next token: the logits are not finite")
             return self._finish(sequence, None, "error", error=why)
         sequence.failed_to, sequence.discard = end, sequence.in_flight
@@ -411,11 +376,6 @@ class Scheduler:
         self._release(sequence)
         self._wait_again(sequence)
         return None
-
-    def _count_hit(self, sequence: Sequence) -> None:
-        if sequence.prefix is not None and not sequence.hit_counted:
-            self.cache.hits.count(sequence.prefix)
-        sequence.hit_counted = True
 
     def _wait_again(self, sequence: Sequence) -> None:
         sequence.launched = 0

@@ -100,6 +100,22 @@ class Turns:
         """Return a sort key that sequences of one tenant and priority share: the turn without the arrival."""
         return self.turn(sequence)[:3]
 
+    def prompts(self, left: Mapping[Sequence, int], before: Sequence | None, long: int) -> list[Sequence]:
+        """Return the running prompts that get tokens next: by tenant, then those with least left.
+
+        Args:
+            left: prompts, and the tokens that each has left.
+            before: a sequence that waits. Then only prompts of tenants whose turn is earlier are returned, and those of
+                its own that have at most `long` left.
+        """
+        limit = None if before is None else self.group(before)
+        found = []
+        for sequence, count in left.items():
+            own = self.group(sequence)
+            if count and (limit is None or own < limit or (own == limit and count <= long)):
+                found.append((own, count, sequence.rank, sequence))
+        return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:3])]
+
     def order(self, sequences: Items[Sequence]) -> list[Sequence]:
         """Return sequences, which are sorted by rank, in the order of their turns."""
         return sorted(sequences, key=self.turn) if self.several else list(sequences)
