@@ -21,7 +21,7 @@ class Draft:
     Attributes:
         budget: tokens that the step may still take.
         reserved: tokens of these for running rows that need one, until they get it.
-        kept: tokens of these that a flood leaves to others (`Turns.room`): half of the step, if an eighth is for it.
+        kept: tokens of these that a flood leaves to others (`Turns.room`): three quarters, if an eighth is for it.
         sequences, counts: rows so far, and the tokens that each runs.
         prompts: running rows that have a prompt to prefill, with their index among `sequences`, or None.
         extended: rows with new pages.

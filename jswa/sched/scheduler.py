@@ -93,7 +93,7 @@ class Scheduler:
         draft = Draft(self.limits.max_tokens)
         draft.reserved = sum(map(needs_one, self._running))
         free = draft.budget - draft.reserved
-        draft.kept = max(0, min(self.limits.max_tokens // 2, free - max(1, free // 8)))
+        draft.kept = max(0, min(self.limits.max_tokens * 3 // 4, free - max(1, free // 8)))
         self._take_rows(draft)
         self._plan_running(draft)
         passed = self._admit(draft)
