@@ -170,6 +170,7 @@ class PrefixCache:
             for child in list(root.children.values()):
                 self._remove(child)
             self.retention.trim(root)
+        self._salt_of.clear()
 
     def detach(self, cursor: Cursor) -> None:
         """Take the cursor of an ended row off the tree, and trim edges that only the cursor kept."""

@@ -60,7 +60,7 @@ def assert_same_text(loop: Loop, taken: Captured, one: Any, other: Any) -> None:
     layout, m = loop.runner.layout, loop.runner.layout.pages_per_block
     filled = taken.snapshot.filled(layout.page_size)
     full = filled if layout.full is not None else filled[:0]
-    for (mine, theirs), is_full in zip(zip(one, other, strict=True), (True, False, False), strict=True):
+    for (mine, theirs), is_full in zip(zip(one, other, strict=True), (True, False, False, True, False), strict=True):
         first = 0 if is_full else len(full)
         lengths = full if is_full else np.repeat(filled[taken.snapshot.local], m)
         for row, length in enumerate(lengths.tolist(), start=first):
