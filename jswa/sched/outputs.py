@@ -33,7 +33,6 @@ def confirm(cache: CacheManager, sequence: Sequence, end: int) -> None:
     lease = sequence.lease
     if lease is None:
         return  # it was preempted since
-    sequence.finite_to = end
     if not sequence.hit_counted:
         count_hit(cache, sequence)
     if sequence.failed_to and end >= sequence.failed_to and sequence.cache_epoch == cache.epoch:

@@ -134,7 +134,9 @@ class Scheduler:
             elif token == NOT_FINITE:
                 event = self._fail(sequence, end)
             else:
-                confirm(self.cache, sequence, end)
+                sequence.finite_to = end
+                if not sequence.hit_counted or sequence.failed_to or (sequence.lease and sequence.lease.window_ends):
+                    confirm(self.cache, sequence, end)
                 event = self._apply_token(sequence, token) if sampled else None
             if event is not None:
                 events.append(with_results(event, sequence, row, logprobs))
@@ -188,7 +190,7 @@ class Scheduler:
                 passed.add(sequence.request.tenant)
                 continue
             victims = 0
-            while not self._free_row_ids or not self._admissible(sequence, match):
+            while not self._free_row_ids or not admissible(self.cache, self.limits, self._running, sequence, match):
                 victim = self._victim(sequence, draft)
                 if victim is None:
                     break
@@ -206,9 +208,6 @@ class Scheduler:
         held = {row: self.cache.held_slots(lease_of(row)) for row in self._running}
         left = [row for row in self._running if row not in draft.prompts]
         return self._turns.victim(sequence, need, held, left, (self.limits.max_rows, total))
-
-    def _admissible(self, sequence: Sequence, match: Match) -> bool:
-        return admissible(self.cache, self.limits, self._running, sequence, match)
 
     def _plan_running(self, draft: Draft) -> None:
         """Add the running rows that need one token, and a share of the first prompt, by turns.
@@ -240,7 +239,8 @@ class Scheduler:
 
     def _add(self, draft: Draft, sequence: Sequence, count: int) -> None:
         """Add tokens of a row, for which its tenant is charged."""
-        self._turns.charge(sequence, count)
+        if self._turns.several:
+            self._turns.charge(sequence, count)
         draft.add(sequence, count)
 
     def _grow(self, sequence: Sequence, length: int, left: deque[Sequence]) -> bool:
@@ -269,6 +269,8 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> bool:
         """Admit waiting requests by turns; return whether long prompts were passed by others."""
+        if not self._free_row_ids or not len(self._turns):
+            return False
         # A row that was preempted with a token in flight is not in the queue yet; no later request may overtake it.
         in_flight = (s for _, sequences in self._in_flight for s in sequences)
         returning = min((self._turns.turn(s) for s in in_flight if s.status is Status.PREEMPTED), default=None)
@@ -299,9 +301,8 @@ class Scheduler:
     def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
         """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
         room = self._turns.room(sequence, draft.budget - draft.reserved, draft.kept)
-        if room <= 0 or not self._free_row_ids or not self._admissible(sequence, match):
-            return False
-        opened = open_lease(self.cache, sequence, match)
+        fits = room > 0 and self._free_row_ids and admissible(self.cache, self.limits, self._running, sequence, match)
+        opened = open_lease(self.cache, sequence, match) if fits else None
         if opened is None:
             return False
         (lease, match), start = opened, opened[1].resume.start

@@ -73,9 +73,7 @@ class Turns:
             del self._unfinished[tenant]
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
-        """Charge the tenant for tokens that a step runs; call it before they count as launched."""
-        if not self.several:
-            return  # nobody waits for it
+        """Charge one tenant of several for tokens that a step runs, before they count as launched."""
         tenant = sequence.request.tenant
         cost = tokens if sequence.launched < sequence.num_known else self._decode_cost
         self._spent[tenant] += cost / self._weights[tenant]
