@@ -83,7 +83,7 @@ class StepFacts:
 
     Attributes:
         launches: kernels per layer.
-        index_launches: kernels of the whole step that only compute indices, except in routing and sampling.
+        index_launches: kernels of the whole step that only compute indices, except in routing, sampling and its tables.
         graphs: thunks that the host launches: 1 if the whole step is one command buffer (CUDA graph).
         temporaries: bytes.
         seconds: to trace, lower and compile.
@@ -188,8 +188,8 @@ def _step_config(
 
 
 def _index_launches(found: list[Launch]) -> int:
-    """Count the kernels that only compute indices, without routing (part of its layer) and sampling."""
-    return sum(launch.integers and not {"moe", "sampling"} & set(launch.scope) for launch in found)
+    """Count the kernels that only compute indices, without routing (part of its layer), sampling and its tables."""
+    return sum(launch.integers and not {"moe", "sampling", "extras"} & set(launch.scope) for launch in found)
 
 
 def _lane_bytes(state: DeviceState) -> int:

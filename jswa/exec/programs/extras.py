@@ -103,7 +103,7 @@ def allowed_tokens(mask: Int[Array, "R words"], vocab: int) -> Bool[Array, "R V"
 
 
 def extras_lines(
-    begins: Sequence[tuple[int, Int[np.ndarray, " P"]]], masks: Sequence[RowMask], vocab: int
+    begins: Sequence[tuple[int, Int[np.ndarray, " _"]]], masks: Sequence[RowMask], vocab: int
 ) -> Int[np.ndarray, "n size"]:
     """Return the lines of `set_extras` for rows that begin, with the tokens of their prompts, and for masks."""
     apart = {mask.row_id: mask for mask in masks}

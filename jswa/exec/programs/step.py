@@ -124,11 +124,12 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
     A token sees its own KV: where that is not finite in one layer, neither is the residual stream behind it, nor the KV
     of later layers.
     """
-    bad = indices.real & ~jnp.isfinite(kv).all(axis=(1, 2))
-    if config.bucket.decode:
-        return ~bad  # row i has token i
-    rows = jnp.arange(config.bucket.rows, dtype=jnp.int32)
-    return ~((indices.token_rows[None] == rows[:, None]) & bad[None]).any(axis=1)
+    with named_scope("sampling"):  # which reports it, once a step
+        bad = indices.real & ~jnp.isfinite(kv).all(axis=(1, 2))
+        if config.bucket.decode:
+            return ~bad  # row i has token i
+        rows = jnp.arange(config.bucket.rows, dtype=jnp.int32)
+        return ~((indices.token_rows[None] == rows[:, None]) & bad[None]).any(axis=1)
 
 
 def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
