@@ -265,8 +265,12 @@ def _catch_up(replica: Replica, steps: int) -> None:
         job = replica.jobs[sequence.request.request_id]
         _append_output(sequence, job, steps)
         sequence.launched += steps
+        sequence.finite_to += steps
         job.produced += steps
-    replica.flight.append(replica.flight.popleft()._replace(end=run.ends[steps]))
+    # The step on the device becomes the last skipped one.
+    step = replica.flight.popleft()
+    np.add(step.plan.starts, steps, out=step.plan.starts)
+    replica.flight.append(step._replace(end=run.ends[steps]))
 
 
 def _append_output(sequence: Sequence, job: Job, count: int) -> None:
