@@ -247,6 +247,7 @@ class Job:
         self._bridge.abort(self._texts)
         while not self._events.empty():
             self._events.get_nowait()
+        self._hold(-self._held)  # at once: events of others that came with this one may fit now
         if most is None:
             message = "the answers that are collected or wait for their clients take all memory that is for them"
             return ApiError(503, message, code="answer_memory_full", headers={"Retry-After": "5"})
