@@ -95,7 +95,6 @@ def served(folder: Path) -> Iterator[tuple[Process, subprocess.Popen[bytes], Pat
 def ask(url: str, tokens: int, **more: object) -> httpx2.Response:
     body = {
         "prompt": [5, 6, 7, 8],
-        "return_token_ids": True,
         "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
