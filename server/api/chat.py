@@ -17,7 +17,7 @@ from ..core.off_loop import gathered
 from ..core.request import Delta, Job
 from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError
-from ..http.pieces import JsonList, listed, with_fields
+from ..http.pieces import JsonList, folded, listed, with_fields
 from ..http.sse import DONE, EventStream, event, unless_gone
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import chat_prompt
@@ -119,7 +119,7 @@ async def _collect(reply: Reply, job: Job) -> list[bytes]:
     fields = {"choices": listed(await gathered(finished, job.completion_tokens))}
     if body.prompt_logprobs is not None:
         items = of_prompt(of_prompts, body.prompt_logprobs, reply.service.texts)
-        fields["prompt_logprobs"] = listed([item] for item in await gathered(items, _WIDTH * len(of_prompts)))
+        fields["prompt_logprobs"] = listed([part] for part in await gathered(folded(items), _WIDTH * len(of_prompts)))
     return with_fields(reply.whole("chat.completion", usage=usage(job)), fields)
 
 

@@ -1,5 +1,6 @@
 """JSON that is encoded as it comes and sent in pieces: no callback of the event loop handles all of a long response."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -54,6 +55,12 @@ def listed(items: Iterable[list[bytes]]) -> list[bytes]:
     for number, item in enumerate(items):
         pieces += [b",", *item] if number else item
     return [*pieces, b"]"]
+
+
+def folded(items: Iterable[bytes]) -> Iterator[bytes]:
+    """Join items of an array, many to a piece, so that nobody has to go through all of them at once."""
+    for some in itertools.batched(items, _FOLD):
+        yield b",".join(some)
 
 
 def chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
