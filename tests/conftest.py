@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import secrets
 import sys
 import time
@@ -14,6 +15,8 @@ from jaxtyping import install_import_hook
 from tests.support.turns import turn
 
 PROGRAM_DAYS = 14  # a compiled program that no test has read for so long is deleted
+PROGRAM_BYTES = 1 << 31  # a test process in `make nightly` would grow to 6 GB of programs
+forgotten_at = 0  # bytes that this process had when it last forgot its programs
 
 
 def program_folder() -> Path:
@@ -100,6 +103,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = quick
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_disable_most_optimizations", quick == "1")
+
+
+@pytest.hookimpl(trylast=True)  # after fixtures, which own programs
+def pytest_runtest_teardown() -> None:
+    """Forget jax's compiled programs whenever this process has grown by PROGRAM_BYTES: they can be loaded again."""
+    global forgotten_at
+    if resident_bytes() > forgotten_at + PROGRAM_BYTES and "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
+        forgotten_at = resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has now; 0 where the system is not Linux, which does not tell."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
