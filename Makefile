@@ -32,7 +32,7 @@ endef
 CLIENTS := sdk lm-eval guidellm aiperf routers
 
 .PHONY: help run test test-types test-triton check package fmt nightly scale-test scale-test-short clients parity tiny lock
-.PHONY: gpu-compile gpu-compile-sample gpu
+.PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton gpu-compile gpu-compile-sample gpu
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -59,13 +59,30 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-nightly: .venv/installed .venv-gpu/installed  ## about an hour of what is too long for every change
+# Each stage runs even if one before it has failed. The last line names the stages that failed, or the time of all.
+NIGHTLY := nightly-long nightly-property nightly-optimised nightly-types nightly-triton gpu-compile scale-test
+nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is too long for every change (NIGHTLY="stage ...")
+	@begin=$$(date +%s); failed=; for stage in $(NIGHTLY); do \
+	  start=$$(date +%s); $(MAKE) --no-print-directory $$stage || failed="$$failed $$stage"; \
+	  echo "nightly: $$stage took $$(($$(date +%s) - start)) s"; \
+	done; \
+	test -z "$$failed" || { echo "nightly: FAILED:$$failed"; exit 1; }; \
+	echo "nightly: all stages passed in $$(($$(date +%s) - begin)) s: $(NIGHTLY)"
+
+nightly-long: .venv/installed
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 -m "nightly and not scale and not triton"
+
+nightly-property: .venv/installed
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py
+
+nightly-optimised: .venv/installed
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) tests/e2e/model tests/unit/model
+
+nightly-types: .venv/installed
 	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) tests/unit tests/property
+
+nightly-triton: .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q --durations=10 -m triton $(TRITON)
-	$(MAKE) gpu-compile scale-test
 
 scale-test: .venv/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
 	$(PYTEST) --dist loadfile -m "scale or not scale" tests/scale
