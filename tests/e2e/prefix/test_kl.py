@@ -209,9 +209,10 @@ def zero_page(llm: LLM, text: Tokens) -> None:
     page = (len(text) - 1) // engine.layout.page_size - 1
     block = int(tree.pages(path, length)[1][page])
     assert block > 0
-    slots: Int[np.ndarray, " m"] = np.arange(block * m, (block + 1) * m, dtype=np.int32)
-    zeros = [np.zeros_like(lane) for lane in runner.read_slots(slots)]
-    runner.write_slots(slots, zeros, np.arange(m, dtype=np.int32))
+    for first in range(block * m, (block + 1) * m, runner.slots_per_copy):
+        slots = np.arange(first, min(first + runner.slots_per_copy, (block + 1) * m), dtype=np.int32)
+        zeros = [np.zeros_like(lane) for lane in runner.read_slots(slots)]
+        runner.write_slots(slots, zeros, np.arange(len(slots), dtype=np.int32))
 
 
 def test_the_gate_sees_a_page_of_zeros(family: Family) -> None:
