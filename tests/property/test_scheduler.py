@@ -68,7 +68,7 @@ class Conversation:
         """Assert the laws of the scheduler, and that all KV in the cache is finite, if none went bad there."""
         self.scheduler.check()
         if not self.spoiled:
-            self.loop.runner.check_cached(self.scheduler.cache.prefix.tree)
+            self.loop.runner.check_cached(self.scheduler.cache)
 
     def add(self, prompt: list[int], new: int, stop_ids: set[int], tenant: str = "") -> str | None:
         """Add a request and return its id, or None if it is rightly refused."""
@@ -286,6 +286,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             event(f"cached: {self.talk.hits.cached_tokens > 0}, replayed: {self.talk.hits.replayed_tokens > 0}")
             event(f"run again without the cache: {'not finite' in self.talk.hits.missed}")
             event(f"evicted: {min(self.talk.hits.evictions, 3)}")
+
+
+def test_a_page_moves_when_no_plan_follows() -> None:
+    """Compaction may run before a plan that is empty: its moves then wait, and the page is where it was."""
+    limits = Limits(60, 4, 6, 1, num_blocks=26, prefix_cache=True, prefix_cache_interval=16)
+    talk = make_conversation(LAYOUTS["hybrid, m = 6"], Reach(6), limits, failures=50)
+    talk.add([9], 17, {0, 1})
+    talk.add([0], 1, {0})
+    talk.add([0], 8, set())
+    talk.add([0], 13, set())
+    talk.abort("r1")
+    talk.drain()
 
 
 @pytest.mark.parametrize(

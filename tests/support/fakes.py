@@ -10,13 +10,14 @@ from jaxtyping import Int, Shaped
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
-from jswa.cache.prefix.radix import RadixTree
+from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
 from jswa.plan import FROM_DEVICE, NOT_FINITE, SAMPLING, Request, StepPlan, TableRow, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row
+from jswa.storage.snapshot import origins
 from jswa.types import FinishReason, SamplingParams
 
 NO_EXTRAS = 2**30  # past the end of the extras tables
@@ -335,11 +336,12 @@ class FakeRunner:
         m, self._any_nan = self.layout.pages_per_block, True
         (self._full_nan if full else self._local_nan)[page if full else slice(page * m, page * m + m)] = True
 
-    def check_cached(self, tree: RadixTree) -> None:
-        """Assert that all KV in the prefix tree is finite."""
+    def check_cached(self, cache: CacheManager) -> None:
+        """Assert that all KV in the prefix tree is finite, with the moves that wait for the next plan undone."""
         m, p = self.layout.pages_per_block, self.limits.page_size
-        for node in tree.nodes():
-            for index, (full, local) in enumerate(zip(node.full.tolist(), node.local.tolist(), strict=True)):
+        for node in cache.prefix.tree.nodes():
+            pages = zip(origins(cache.moves, node.full).tolist(), node.local.tolist(), strict=True)
+            for index, (full, local) in enumerate(pages):
                 filled = min(p, node.end - (node.start // p + index) * p)
                 assert not (full and self._full_nan[full, :filled].any()), "full KV in the cache is not finite"
                 assert not (local and self._local_nan[local * m, :filled].any()), "local KV in the cache is not finite"

@@ -56,7 +56,7 @@ def run(loop: Loop, *, spoiled: bool = False) -> dict[str, list[TokenEvent]]:
             events.setdefault(event.request_id, []).append(event)
         loop.scheduler.check()
         if not spoiled:
-            loop.runner.check_cached(loop.scheduler.cache.prefix.tree)
+            loop.runner.check_cached(loop.scheduler.cache)
     return events
 
 
@@ -107,7 +107,7 @@ def test_a_row_that_ends_before_its_step_came_back_publishes_nothing_of_it(layou
         loop.step()
     if "bad" in loop.scheduler.sequences:
         loop.scheduler.abort("bad") if end == "abort" else loop.scheduler.preempt("bad")
-    loop.runner.check_cached(loop.scheduler.cache.prefix.tree)
+    loop.runner.check_cached(loop.scheduler.cache)
     prompt = extended([*BAD_DOCUMENT[:23], 5], 30)
     add(loop, "good", prompt)
     assert tokens_of(run(loop)["good"]) == alone(prompt)
@@ -167,7 +167,7 @@ def test_texts_that_share_a_bad_prefix_withdraw_it_once() -> None:
     events = run(loop, spoiled=True)
     assert all(tokens_of(events[name]) == alone(prompt) for name, prompt in prompts.items())
     assert loop.scheduler.cache.epoch == 1
-    loop.runner.check_cached(loop.scheduler.cache.prefix.tree)
+    loop.runner.check_cached(loop.scheduler.cache)
     assert cached(loop, DOCUMENT) == cached(loop, DOCUMENT, "other") == len(DOCUMENT)
 
 
