@@ -1,7 +1,7 @@
 """Token counts, biases and masks of rows that have penalties or constraints, in tables by row id.
 
 Before a step samples, it counts the generated tokens that it runs. The tokens of the prompt, and the generated tokens
-that a row skips because their KV is cached, are counted when the row begins. The entries of a row without penalties or
+that a row skips because their KV is cached, are set when the row begins. The entries of a row without penalties or
 constraints are meaningless: its packed record has a row id past the end of the tables.
 """
 
