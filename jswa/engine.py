@@ -99,7 +99,8 @@ class Engine:
         self._switches = switches or Switches()
         self.trace = trace
         self._log = StepLog()
-        # While the prefix cache is saved or loaded, one at a time: told each plan before its launch.
+        # Called with each plan before its launch while the prefix cache is saved or loaded. `copying` allows one such
+        # copy at a time.
         self.before_launch: Callable[[StepPlan], None] | None = None
         self.copying = threading.Lock()
 
@@ -132,7 +133,8 @@ class Engine:
             priority: lower runs first.
             cache_salt: cached prefixes are shared with requests of the same salt only.
             lora: name of the LoRA adapter; cached prefixes are never shared between adapters.
-            tenant, weight: who asks, and its weight; tenants that want more than there is share by weight.
+            tenant, weight: name of the client that shares the engine with others, and its weight. Tenants that ask for
+                more than the engine can run get shares in proportion to their weights.
             choice: number of the text among those of its prompt; with a seed it is added to the seed.
             like: a request of the same call, hence with the same parameters, bad words, salt and adapter. Its stop ids
                 and constraint, whose tables may be as long as the vocabulary, are shared. So is its prompt if `prompt`
@@ -248,9 +250,9 @@ class Engine:
         Another thread than the one that drives the engine may call this; steps go on meanwhile.
 
         Args:
-            fewest: only as many as suffice, though steps are slower in them than in the others.
-            pause: waits after each program that many times as long as it took, while steps run.
-            stop: whether to end now; asked before each program.
+            fewest: compile only the fewest programs that suffice, though steps are slower in them than in the others.
+            pause: while steps run, pause after each program for `pause` times as long as it took to compile.
+            stop: asked before each program whether to stop compiling.
         """
         if not isinstance(self.runner, CompilingRunner):
             return

@@ -1,7 +1,7 @@
-"""What passes between the engine's parts: requests in, step plans down, tokens up. Ints and numpy only.
+"""The values that pass between the engine's parts: requests in, step plans down, tokens up. Ints and numpy only.
 
-A `Request` goes to the scheduler, a `StepPlan` from the scheduler to the device side, tokens and log probabilities
-back, and a `TokenEvent` for each of them to the caller.
+A `Request` goes to the scheduler, and a `StepPlan` from the scheduler to the device side. Tokens and log probabilities
+come back, and the caller gets a `TokenEvent` for each token.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from jswa.errors import GenerationError
 from jswa.types import FinishReason, PrefixHit, SamplingParams
 
-_FEW = 1_000  # ids up to which bits are set one by one
+_FEW = 1_000  # number of ids below which `bits_of` sets the bits one by one
 FROM_DEVICE = -1  # in StepPlan.tokens: the token that the previous step sampled for this row
 # In the tokens of a step, of rows that sample a token and of those that do not:
 NOT_FINITE = -1  # KV or logits of the row's tokens held NaN or infinity
@@ -25,7 +25,7 @@ class Constraint(NamedTuple):
     """Biases and masks of one request; its penalties are in its parameters. V tokens in the vocabulary.
 
     Attributes:
-        bias_ids, bias: what is added to the logits of these tokens.
+        bias_ids, bias: token ids, and the biases that are added to their logits.
         allowed: bits of the only tokens that may be generated (`bits_of`); None: all of them.
         forbidden: tokens that are never generated.
         early: tokens that are not generated before the text has `min_length` tokens.
@@ -53,7 +53,8 @@ class Request:
         constraint: None if the logits are used unchanged.
         cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
         adapter: index of the LoRA adapter; 0: none.
-        tenant, weight: who asks, and its share of the engine in proportion to the other tenants' weights (`Turns`).
+        tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
+            other tenants' weights (`Turns`).
     """
 
     request_id: str
@@ -88,8 +89,8 @@ class ChoiceLogprobs(NamedTuple):
 class PromptLogprobs:
     """Log probabilities of the prompt's tokens, from the second on, as arrays; iteration makes entries one by one.
 
-    As objects those of a long prompt would be millions: to free them, or to look for cycles in them, takes Python's
-    lock for 0.1 s and more.
+    As objects, the entries of a long prompt would be millions: freeing them, or searching them for reference cycles,
+    holds the GIL for 0.1 s and more.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class PromptLogprobs:
         self._length = 0
 
     def add(self, tokens: Int[np.ndarray, " n"], table: "LogprobTable") -> None:
-        """Add positions; `table` has a row for each token."""
+        """Append positions; `table` has a row for each token."""
         self._parts.append((tokens, table))
         self._length += len(tokens)
 
@@ -158,7 +159,7 @@ class ExtrasEntry(NamedTuple):
     """The extras of a row that begins; its mask allows every token until a `RowMask` is set.
 
     Attributes:
-        bias_ids, bias: what is added to the logits of these tokens.
+        bias_ids, bias: token ids, and the biases that are added to their logits.
         prompt: its tokens count as seen; empty if no penalty asks for them.
         generated: tokens of its text that the row does not run because their KV is cached; empty as well.
     """
@@ -208,7 +209,7 @@ Logprobs = Literal["none", "sampled", "prompt"]
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """One step: which rows run which positions. The device side gets nothing else.
+    """One step: the rows that run, and their positions. The device side gets nothing else.
 
     R rows, T tokens. Row i runs positions [starts[i], starts[i] + counts[i]); its tokens follow those of row i - 1.
 

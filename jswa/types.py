@@ -133,7 +133,7 @@ class PrefixHit(NamedTuple):
         reason: why the other tokens missed: text never seen ("cold"), "evicted", seen under another "salt" only, "too
             short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), computed again because
             logits behind cached tokens were not finite ("not finite"), or an engine without prefix cache ("disabled").
-            "salt" reveals what another tenant has asked: show it to operators, not clients.
+            "salt" reveals prompts of other tenants: show it to operators, not to clients.
     """
 
     prompt_tokens: int

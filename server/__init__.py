@@ -1,4 +1,4 @@
 """The HTTP front end.
 
-It imports no jax: it talks to the engine through `jswa.engine` and `jswa.llm` only.
+It imports no jax, and uses the engine through `jswa.engine` and `jswa.llm` only.
 """

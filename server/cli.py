@@ -44,7 +44,7 @@ def serve(
     engine
         Options of the engine.
     """
-    # Imported late: HTTP, metrics and numpy would more than double the time of --help.
+    # Import the server late: HTTP, metrics and numpy would more than double the time of --help.
     return int(import_server_module(f"{__package__}.launch").launch(model, server, engine))
 
 

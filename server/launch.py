@@ -1,4 +1,4 @@
-"""Load the model of `jswa serve` and serve it. Everything that is slow to import is imported from here on."""
+"""Load the model of `jswa serve` and serve it. This module imports the modules that are slow to import."""
 
 import dataclasses
 import gc
@@ -26,7 +26,7 @@ def launch(model: str, server: ServeConfig, engine: EngineConfig) -> int:
 
 @contextmanager
 def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tuple[Served, ServeConfig]]:
-    """Load the model; yield it with the options of its server, `served_model_name` filled in. Raises JswaError."""
+    """Load the model; yield it with the server's options, in which `served_model_name` is set. Raises JswaError."""
     from jswa.llm import LLM
 
     if not server.served_model_name:

@@ -9,7 +9,9 @@ from jswa.errors import ConfigError
 
 from .http.limits import MAX_BODY_BYTES
 
-_HOST = re.compile(r"\*|(\*\.)?[^][*/:\s]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")  # a name, or an IPv6 address
+_HOST = re.compile(
+    r"\*|(\*\.)?[^][*/:\s]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*"
+)  # a host name or an IPv6 address
 
 
 @dataclass(frozen=True)
@@ -26,28 +28,28 @@ class ServeConfig:
         api_key: API keys; every request must carry one of them. Default: none, and requests need no key.
         api_key_weight: Weights by which the API keys share the engine and the queue, one per API key in the same
             order. Default: equal weights.
-        admin_api_key: API key of the admin endpoints, /flush_cache and /abort, which opens /metrics too. Default: none,
-            and they are off.
+        admin_api_key: API key of the admin endpoints /flush_cache and /abort; /metrics accepts it too. Default: none,
+            and the admin endpoints are off.
         allowed_origins: Origins of web pages that may call the server (CORS). Default: none.
         allowed_hosts: Names that the Host header may give the server, besides localhost, 127.0.0.1 and [::1];
-            "*.example.com" is all names below it, "*" is any. Default: none on loopback without API keys, where web
-            pages could reach the server by DNS rebinding; else any.
+            "*.example.com" means all names below it, "*" any name. Default: no others on loopback without API keys,
+            where web pages could reach the server by DNS rebinding; else any name.
         root_path: URL path under which a reverse proxy exposes the server.
         ssl_keyfile: File with the private key for TLS.
         ssl_certfile: File with the certificate for TLS.
         chat_template: Chat template to use: the name of one of the checkpoint's templates, or a jinja2 file. Default:
             the checkpoint's own choice.
         max_body_size: Maximum size of a request body in bytes; a larger one gets status 413.
-        max_body_memory: Maximum bytes of all request bodies together while their requests are under way; more get
-            status 429. Parsed, a body takes several times its size.
-        max_answer_memory: Maximum bytes, about, of all answers together that are collected or wait to be sent. A
-            request that needs more than is left, or than a quarter of it, ends with an error.
-        max_queued_requests: Maximum number of sequences (prompts x n) that wait for their first token; more get
+        max_body_memory: Maximum bytes of all request bodies together until their requests end; further requests get
+            status 429. Once parsed, a body occupies several times its size.
+        max_answer_memory: Approximate maximum bytes of all answers together that are collected or wait to be sent. A
+            request that needs more than is free, or more than a quarter of the maximum, ends with an error.
+        max_queued_requests: Maximum number of sequences (prompts x n) that wait for their first token; further requests
+            get status 429. One request may have half as many.
+        max_queued_tokens: Maximum number of prompt tokens of all waiting sequences together; further requests get
             status 429. One request may have half as many.
-        max_queued_tokens: Maximum number of prompt tokens of all waiting sequences together; more get status 429. One
-            request may have half as many.
-        allow_priority: Accept a negative `priority`, with which a request goes before others. Without this option
-            requests can only step back.
+        allow_priority: Accept a negative `priority`, with which a request runs before others. Without this option
+            requests can only lower their own priority.
         request_timeout: End a request with an error after this many seconds; 0 means no limit.
         step_timeout: If one engine step takes longer than this, the engine counts as hung and the process exits; 0
             means no limit.
@@ -133,4 +135,4 @@ def _check_keys(config: ServeConfig) -> None:
     if not all(0.001 <= weight <= 1_000_000 for weight in weights):
         raise ConfigError("api_key_weight", weights, "must be between 0.001 and 1000000")
     if len(set(keys)) != len(keys):
-        raise ConfigError("api_key", "...", "must not be given twice")
+        raise ConfigError("api_key", "...", "must not be listed twice")

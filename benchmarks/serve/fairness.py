@@ -1,10 +1,11 @@
-"""What three quiet API keys feel of a fourth one that floods `jswa serve tiny`, in real time over HTTP.
+"""Latencies of three quiet API keys while a fourth one floods `jswa serve tiny`, in real time over HTTP.
 
     python -m benchmarks.serve.fairness [--seconds 15] [--only templates] [--json FILE]
 
-Each quiet key sends a short chat of one token at a time, then waits; its latency is the time to the first token. The
-fourth key sends one request at a time and then waits as long as it took three times over (a quarter of one place: the
-baseline), or floods: 24 requests at a time. `ratio` is the quiet keys' 99th percentile over that of the baseline.
+Each quiet key sends one short chat for one token at a time, with pauses; its latency is the time to that token. In the
+baseline, the fourth key sends one request at a time and then pauses for three times as long as the request took. In the
+flood, it has 24 requests in progress at all times. `ratio` is the 99th percentile of the quiet keys' latencies over
+that of the baseline.
 """
 
 import argparse
@@ -55,7 +56,7 @@ async def flood(at: Address, path: str, body: Body, end: float, *, places: int) 
 
 
 async def quiet(at: Address, key: str, end: float) -> list[float]:
-    """Send a quiet key's chats; return their seconds."""
+    """Send a quiet key's chats until `end`; return their latencies in seconds."""
     found: list[float] = []
     while time.monotonic() < end:
         begin = time.monotonic()
@@ -68,7 +69,7 @@ async def quiet(at: Address, key: str, end: float) -> list[float]:
 
 
 async def beside(at: Address, kind: str, *, places: int, seconds: float) -> dict[str, Any]:
-    """Run all four keys; return the quiet ones' latencies."""
+    """Run all four keys; return the latencies of the quiet ones."""
     path, body = KINDS[kind]
     begin = time.monotonic()
     flooding = asyncio.ensure_future(flood(at, path, body, begin + seconds, places=places))
@@ -83,7 +84,7 @@ async def beside(at: Address, kind: str, *, places: int, seconds: float) -> dict
 
 
 async def compare(at: Address, kind: str, seconds: float) -> list[dict[str, Any]]:
-    """Return a row for the baseline and one for the flood."""
+    """Return one row of results for the baseline and one for the flood."""
     rows: list[dict[str, Any]] = []
     for name, places in (("within its share", 1), ("floods", FLOOD)):
         found = await beside(at, kind, places=places, seconds=seconds)

@@ -1,7 +1,7 @@
-"""Hostile requests: each kind asks for much, or asks in a way that has hurt servers, in a variant drawn by chance.
+"""Hostile requests: each kind asks for a lot of work, or asks in a way that has harmed servers; variants are random.
 
-A kind is a function of the random numbers and a share: sizes are at most this share of the largest that it sends.
-`malformed` bodies are cut, mutated, of wrong types, too deep, out of range.
+A kind is a function of a random number generator and a share: sizes are at most this share of the kind's largest size.
+The bodies of `malformed` are truncated or mutated, or have wrong types, too many levels or values out of range.
 """
 
 import json
@@ -35,11 +35,13 @@ _RANGES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Attack:
-    """One request. `how` its client behaves: it waits, leaves after `events`, reads nothing, or sends a part only.
+    """One hostile request.
 
     Attributes:
-        statuses: those that the server may answer with; 500 only for a request that ended alone.
-        times: how many of them are sent at once.
+        statuses: statuses that the server may answer with; 500 only if no other request fails with this one.
+        how: behavior of the client: it waits for the answer, disconnects after `events` events, reads nothing, or sends
+            only a part of the body.
+        times: number of such requests that are sent at once.
     """
 
     body: bytes = b""
@@ -57,13 +59,13 @@ Kind = Callable[[random.Random, float], Attack]
 
 
 def attack(chance: random.Random, share: float) -> tuple[str, Attack]:
-    """Draw a kind, and a request of it."""
+    """Return the name of a random kind, and a request of this kind."""
     kind = chance.choice(KINDS)
     return kind.__name__, kind(chance, share)
 
 
 def _size(chance: random.Random, share: float, most: int) -> int:
-    """A size up to a share of `most`, small ones more often."""
+    """Return a random size up to a share of `most`; small sizes are more frequent."""
     return max(1, round(math.exp(chance.random() * math.log(max(share * most, 1.0)))))
 
 
@@ -80,7 +82,7 @@ def _send(path: str = COMPLETE, **fields: Any) -> bytes:
 
 
 def nothing_allowed(chance: random.Random, share: float) -> Attack:
-    """No token is allowed: on the prompt of a good stream, whose cached KV must not suffer."""
+    """A constraint that allows no token, with the prompt of a good stream, whose cached KV must stay right."""
     token = chance.choice((0, 1, 2, 5))
     wanted: dict[str, Any] = {"allowed_token_ids": [token], "stop_token_ids": [token], "min_tokens": 4}
     if chance.random() < 0.5:
@@ -89,7 +91,7 @@ def nothing_allowed(chance: random.Random, share: float) -> Attack:
 
 
 def penalties(chance: random.Random, share: float) -> Attack:
-    """More texts with penalties, biases or masks than there used to be places for."""
+    """Many texts with penalties, biases or masks: more than once could run at the same time."""
     kinds: list[dict[str, Any]] = [
         {"presence_penalty": 0.1}, {"frequency_penalty": 1}, {"repetition_penalty": 1.3}, {"logit_bias": {"5": 2}},
         {"min_tokens": 3}, {"bad_words": ["dog", "cat and"]}, {"allowed_token_ids": list(range(3, 90))},
@@ -119,13 +121,13 @@ def many_ids(chance: random.Random, share: float) -> Attack:
 
 
 def chat_logprobs(chance: random.Random, share: float) -> Attack:
-    """Many log probabilities, all of which are to be encoded."""
+    """Many log probabilities, which the server must encode."""
     fields: dict[str, Any] = {"n": _size(chance, share, 128), "logprobs": True, "top_logprobs": 20, "ignore_eos": True}
     return Attack(_send(CHAT, **fields, max_tokens=_size(chance, share, 400), stream=chance.random() < 0.5), CHAT)
 
 
 def stop_strings(chance: random.Random, share: float) -> Attack:
-    """Stop strings that almost match, at every token."""
+    """Stop strings that almost match at every token."""
     stops = ["a" * 1023 + "b", *(chr(99 + i) + "a" * 1022 for i in range(15))]
     fields: dict[str, Any] = {
         "stop": stops,
@@ -158,7 +160,7 @@ def large_json(chance: random.Random, share: float) -> Attack:
 
 
 def unread_answer(chance: random.Random, share: float) -> Attack:
-    """A large answer of which nothing is read."""
+    """A large answer that the client does not read."""
     fields: dict[str, Any] = {
         "n": _size(chance, share, 64),
         "logprobs": 20,
@@ -169,12 +171,12 @@ def unread_answer(chance: random.Random, share: float) -> Attack:
 
 
 def half_a_body(chance: random.Random, share: float) -> Attack:
-    """A body of which the rest never comes."""
+    """A body of which the client sends only a part."""
     return Attack(b'{"prompt": "' + b"a" * _size(chance, share, 8_000_000), how="half")
 
 
 def leaving(chance: random.Random, share: float) -> Attack:
-    """A client that leaves in the midst of its answer."""
+    """A client that disconnects in the middle of its answer."""
     fields: dict[str, Any] = {
         "n": chance.randint(1, 16),
         "stream": chance.random() < 0.7,
@@ -189,14 +191,14 @@ def flood(chance: random.Random, share: float) -> Attack:
 
 
 def templates(chance: random.Random, share: float) -> Attack:
-    """Conversations that take long to render."""
+    """Conversations whose templates take long to render."""
     turn = [{"role": "user", "content": _text(chance, 50)}, {"role": "assistant", "content": "Yes."}]
     messages = [*turn * _size(chance, share, 2_000), turn[0]]
     return Attack(_send(CHAT, messages=messages, max_tokens=1_000_000), CHAT, times=chance.randint(1, 4))
 
 
 def web_page(chance: random.Random, share: float) -> Attack:
-    """What a page can have a browser send."""
+    """Requests that a web page can make a browser send."""
     kind = chance.choice(("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"))
     headers = {"Content-Type": kind, "Origin": chance.choice(("null", "http://page.example"))}
     return Attack(_send(), headers=headers, statuses=(400, 403))
@@ -226,7 +228,7 @@ def large_headers(chance: random.Random, share: float) -> Attack:
 
 
 def operator(chance: random.Random, share: float) -> Attack:
-    """The operator looks, and empties the cache: always possible."""
+    """Requests of the operator, who reads figures or empties the cache; they must always succeed."""
     if chance.random() < 0.3:
         return Attack(path="/flush_cache", key="root", statuses=(200,))
     return Attack(path="/metrics", method="GET", key="root", statuses=(200,))

@@ -1,4 +1,4 @@
-"""Load for a server process: raw HTTP streams that cost the client little, and samples of the process meanwhile."""
+"""Load for a server process: raw HTTP streams, which need little CPU time of the client, and samples of the process."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ _EVENT = re.compile(rb"data: (\{.*?\})\n\n")
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a server, and the pid of its process."""
+    """The address of a server and the pid of its process."""
 
     host: str
     port: int
@@ -79,7 +79,7 @@ def server(arguments: Sequence[str]) -> Iterator[Address]:
 
 
 class _Drain:
-    """The log of a process since it listens, without INFO lines."""
+    """The log of a process after it began to listen, without INFO lines."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         import threading
@@ -102,7 +102,7 @@ class _Drain:
 
 
 def head(path: str, method: str, length: int, key: str, headers: Mapping[str, str] | None = None) -> bytes:
-    """Return the head of a request for a connection of its own; an empty header is left out."""
+    """Return the head of a request on a connection of its own, without headers whose value is empty."""
     fields = {"Host": "localhost", "Connection": "close", "Content-Type": "application/json"}
     fields |= {"Content-Length": str(length), "Authorization": f"Bearer {key}" if key else "", **(headers or {})}
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)
@@ -113,7 +113,7 @@ async def ask(
     at: Address, body: bytes, *, path: str = PATH, method: str = "POST", leave_after: int | None = None, key: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Answer:  # fmt: skip
-    """Send a request on a connection of its own, which is dropped after `leave_after` events."""
+    """Send a request on a connection of its own, which is closed after `leave_after` events; return the answer."""
     answer = Answer()
     try:
         reader, writer = await asyncio.open_connection(at.host, at.port, limit=2**26)
@@ -141,8 +141,8 @@ async def ask(
 
 
 async def hold(at: Address, sent: bytes, seconds: float) -> None:
-    """Send some bytes, read nothing for a while, and drop the connection."""
-    reader, writer = await asyncio.open_connection(at.host, at.port, limit=1)  # so that little is read ahead
+    """Send some bytes, read nothing for `seconds`, and close the connection."""
+    reader, writer = await asyncio.open_connection(at.host, at.port, limit=1)  # so that asyncio reads little ahead
     try:
         writer.write(sent)
         await asyncio.sleep(seconds)
@@ -159,7 +159,7 @@ async def get_json(at: Address, path: str, key: str = "") -> Any:
 
 @dataclass
 class Watch:
-    """Samples of memory, tasks and open files of a server's process. `key`: its API key, where it has one."""
+    """Samples of memory, tasks and open files of a server's process. `key`: an API key, if the server needs one."""
 
     at: Address
     key: str = ""

@@ -1,10 +1,10 @@
-"""How long the server's event loop answers nobody while one request makes it work, against an idle server.
+"""The longest time for which the server's event loop answers nothing while it handles one large request.
 
     python -m benchmarks.serve.loop_lag [--only NAME …] [--json FILE]
 
-The server is `noop_server`: its device answers at once. A second connection asks for /health all the time; the lag is
-the longest wait for an answer. Another program that uses the machine lengthens it too: `cpu_ms` is the CPU time that
-the server's process used during a wait, at most, and hence an upper bound of what a callback took.
+The server is `noop_server`, whose device answers at once. A second connection asks for /health all the time; the lag is
+the longest wait for an answer, and the baseline is an idle server. Other programs on the machine lengthen the lag too.
+So `cpu_ms` is the largest CPU time that the server's process used during a wait: an upper bound of a callback's time.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def repeated(head: str, item: str, tail: str, size: int = 16 * 2**20 - 2**10) ->
 
 
 def triggers() -> dict[str, Trigger]:
-    """Return path and body of each request that has held up the event loop, or might."""
+    """Return path and body of each request that has blocked the event loop for long, or might do so."""
     long = [5 + n % 200 for n in range(LENGTH - 100)]
     alphabet = "".join(chr(97 + n % 26) for n in range(1_023))
     text = "a b c d " * 2_000_000
@@ -75,7 +75,7 @@ def triggers() -> dict[str, Trigger]:
 
 
 async def measure(at: Address, trigger: Trigger) -> dict[str, Any]:
-    """Send a request and ask for /health until it is answered; return the waits for that."""
+    """Send a request and ask for /health until the request is answered; return the waits for /health."""
     path, make = trigger
     content = make()
     request = asyncio.ensure_future(ask(at, content, path=path) if path else asyncio.sleep(1.0, Answer()))
@@ -99,12 +99,12 @@ async def measure(at: Address, trigger: Trigger) -> dict[str, Any]:
 
 
 def run_time(pid: int) -> float:
-    """Return the CPU seconds of a process, in nanoseconds' resolution."""
+    """Return the CPU seconds that a process has used, with a resolution of a nanosecond."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             total += int((task / "schedstat").read_text().split()[0])
-        except (OSError, ValueError):  # a thread that has ended
+        except (OSError, ValueError):  # the thread has ended meanwhile
             continue
     return total / 1e9
 
@@ -120,7 +120,7 @@ async def all_of(at: Address, only: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if it is asked for."""
+    """Measure, print the result, and write JSON if --json is set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="triggers whose names contain one of these")
     parser.add_argument("--json", type=Path, help="result file to write")

@@ -1,4 +1,4 @@
-"""A server whose device answers at once: the work of the host is real, with the KV geometry of a released model.
+"""A server whose device answers at once. The work of the host is real, with the KV geometry of a released model.
 
     python -m benchmarks.serve.noop_server [--geometry gemma-3-27b] [--rows 256] [--length 32768] [--port 0]
 
@@ -31,12 +31,12 @@ class Letters(AnsweredStep):
     """A finished step whose tokens are letters."""
 
     def tokens(self) -> Int[np.ndarray, " R"]:
-        """Return tokens that depend on row id and position only."""
+        """Return tokens that depend only on row id and position."""
         letters: Int[np.ndarray, " R"] = (self.plan.starts + self.plan.counts + self.plan.row_ids) % 26 + 100
         return letters
 
     def logprobs(self) -> StepLogprobs | None:
-        """Return the same log probabilities for every token, if the plan asks for some."""
+        """Return log probabilities, which are the same for every token; None if the plan asks for none."""
         if self.plan.logprobs == "none":
             return None
         prompt = _table(self.plan.num_tokens) if self.plan.logprobs == "prompt" else None

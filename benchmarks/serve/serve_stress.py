@@ -25,18 +25,18 @@ from benchmarks.serve.load import Address, Answer, Watch, ask, cpu_seconds, get_
 from jswa.bench.report import percentile
 
 TINY = ("-m", "jswa", "serve", "tiny", "--port", "0", "--admin-api-key", "root")
-# Few shapes: each of them is compiled, some at the first request for them.
+# A small server has few shapes of programs to compile, some of them only at the first request that needs them.
 SHAPES = ("--max-model-len", "4096", "--max-num-seqs", "16", "--max-num-batched-tokens", "256")
 SOAKED = ("--api-key", "good", "--api-key", "bad", *SHAPES)
-MOST_GROWTH = 0.02  # of memory
-# What a soak may leave behind: of memory a share and an amount, for the heap keeps holes; threads of pools that grow
-# with use; a task for each route that a client still holds.
+MOST_GROWTH = 0.02  # largest relative growth of memory
+# Largest growth after a soak: of memory as a share and in MiB, since the heap has holes; of threads, since pools grow
+# with use; of tasks, one for each route that a client still holds.
 SOAK_GROWTH, SOAK_MIB, SOAK_THREADS, SOAK_FILES, SOAK_TASKS = 0.05, 64.0, 8, 4, 2
 GENERATED = 2_000  # tokens per long row: enough steps to prefill all rows while the first ones still decode
 
 
 async def idle(at: Address, key: str = "") -> dict[str, Any]:
-    """Wait until no request runs; assert that nothing is held, and return the server's load."""
+    """Wait until no request and no page is in use, and return the server's load."""
     for _ in range(400):
         load: dict[str, Any] = (await get_json(at, "/server_info", key))["load"]
         held = {name: load[name] for name in ("running", "waiting", "requests", "texts", "full_pages", "local_pages")}
@@ -87,7 +87,7 @@ async def streams(at: Address, count: int, seconds: float, warm_up: float) -> di
 
 
 def outcome(answer: Answer) -> str:
-    """Return how a stream ended: left, aborted, whole, or an error."""
+    """Return how a stream has ended: "left" if the client disconnected, "aborted", "whole", or an error."""
     if answer.left:
         return "left"
     if answer.status != 200 or not answer.raw.endswith(b"0\r\n\r\n") or b"data: [DONE]" not in answer.raw:
@@ -96,7 +96,7 @@ def outcome(answer: Answer) -> str:
 
 
 async def beside_malformed(at: Address, bodies: int, good: int) -> dict[str, Any]:
-    """Send malformed bodies beside good streams, whose texts must be the same as alone."""
+    """Send malformed bodies beside good streams, whose texts must be the same as on an idle server."""
     chance = random.Random(2)
     asked = [
         json.dumps({"prompt": f"{i} little dogs and", "max_tokens": 60, "temperature": 0, "stream": True}).encode()
@@ -142,10 +142,10 @@ async def beside_malformed(at: Address, bodies: int, good: int) -> dict[str, Any
 async def soak(
     at: Address, seconds: float, good: int, seed: int, share: float, attackers: int = 6, rounds: int = 2
 ) -> dict[str, Any]:
-    """Send hostile requests beside good streams, whose texts must be the same as alone; then nothing may be left.
+    """Send hostile requests beside good streams, whose texts must be the same as on an idle server.
 
-    Every kind of request comes `rounds` times before the state to come back to is noted: programs that are compiled
-    once, pools of threads and memory that the heap keeps are not leaks.
+    At the end the server must use no more resources than at the start. The start is measured after `rounds` requests of
+    every kind: programs that are compiled once, thread pools, and memory that the heap does not return are not leaks.
     """
     asked = [
         json.dumps({"prompt": f"{i} little dogs and", "max_tokens": 40, "temperature": 0, "stream": True}).encode()
@@ -193,7 +193,7 @@ async def soak(
 
 
 async def _attack(at: Address, name: str, one: Attack, found: Counter[str]) -> None:
-    """Send the requests of an attack and look at their statuses."""
+    """Send the requests of an attack, and check their statuses."""
     if one.how in ("unread", "half"):
         length = len(one.body) * (2 if one.how == "half" else 1)
         await hold(at, head(one.path, one.method, length, one.key, one.headers) + one.body, 0.5)
@@ -209,24 +209,24 @@ async def _attack(at: Address, name: str, one: Attack, found: Counter[str]) -> N
     for answer in answers:
         what = (name, answer.status, answer.error, answer.raw[-300:], one.body[:300])
         assert answer.left or answer.error is not None or answer.status in one.statuses, what
-        # A server may close a connection whose body it refuses, but not without an answer where nothing was refused.
+        # A server may close a connection without an answer only if it refuses the body or the headers.
         assert answer.error is None or 413 in one.statuses or name == "large_headers", what
         assert answer.status != 500 or b"generation_failed" in answer.raw, what
         found[f"{name} {'left' if answer.left else answer.status}"] += 1
 
 
 async def _at_rest(at: Address) -> dict[str, float]:
-    """Wait for the end of all requests, empty the prefix cache, and return what the server still holds."""
+    """Wait for the end of all requests, empty the prefix cache, and return the resources that are still in use."""
     load = await idle(at, "good")
     assert (await ask(at, b"", path="/flush_cache", key="root")).status == 200
-    await asyncio.sleep(0.5)  # connections are closed
+    await asyncio.sleep(0.5)  # until connections are closed
     load = await idle(at, "good")
     pages = {"slots": load["total_slots"] - load["free_slots"], "tasks": load["tasks"]}
     return {**pages, **of_process(at.pid)}
 
 
 def _assert_back(base: dict[str, float], after: dict[str, float]) -> None:
-    """Assert that a server holds no more than before, within the bounds above."""
+    """Assert that a server uses no more resources than before, up to the bounds of this module."""
     bounds = {
         "slots": base["slots"], "tasks": base["tasks"] + SOAK_TASKS, "threads": base["threads"] + SOAK_THREADS,
         "files": base["files"] + SOAK_FILES, "rss_mib": base["rss_mib"] * (1 + SOAK_GROWTH) + SOAK_MIB,
@@ -272,7 +272,7 @@ async def contexts(at: Address, rows: int, seconds: float, length: int) -> dict[
 
 
 def sse(events: int) -> dict[str, Any]:
-    """Return microseconds to encode an event of each kind, as the handlers do it."""
+    """Return the microseconds to encode an event of each kind, as the handlers do it."""
     from server.http.sse import event
 
     text = {"index": 0, "text": " once", "logprobs": None, "finish_reason": None, "stop_reason": None}
@@ -298,7 +298,7 @@ def sse(events: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one part and print its figures; write JSON if it is asked for."""
+    """Run one part and print its figures; write JSON if --json is set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("streams", "malformed", "soak", "contexts", "sse"))
     parser.add_argument("--seconds", type=float, default=60.0, help="streams, soak, contexts: time of the load")

@@ -3,8 +3,8 @@
 A collective of the devices would queue behind the running step, so the other hosts could never launch ahead.
 
 A connection that closes without `_END` is a lost host. A process that dies closes its connection at once; the system's
-probes detect a lost machine or network within `SILENCE` seconds. The other hosts send one message only: that they were
-told to exit (`say_terminating`).
+probes detect a lost machine or network within `SILENCE` seconds. The other hosts send a single message: the one that
+they were told to exit (`say_terminating`).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _END = b"end"
 _SIZE = struct.Struct("!Q")
 _GREETING = SECRET_BYTES + _SIZE.size
 _RETRY = 0.1
-_STRANGERS = 100  # peers that have not introduced themselves
+_STRANGERS = 100  # largest number of peers that have not sent their greeting
 
 Lost = Callable[[HostLost], None]
 
@@ -41,11 +41,11 @@ def listen() -> socket.socket:
 def accept(server: socket.socket, nodes: int, secret: bytes, timeout: float) -> list[socket.socket]:
     """Return the connections of hosts 1 to `nodes` - 1, in order. A peer without the secret is refused.
 
-    Peers are heard side by side: one that connects and is silent holds up nobody. Closes the server. Raises ConfigError
-    if a host does not connect in time.
+    All peers are read at the same time, so that a peer that connects and sends nothing does not delay the others.
+    Closes the server. Raises ConfigError if a host does not connect in time.
     """
     found: dict[int, socket.socket] = {}
-    greetings: dict[socket.socket, bytes] = {}  # what peers have said so far
+    greetings: dict[socket.socket, bytes] = {}  # bytes that each new peer has sent so far
     end = time.monotonic() + timeout
     with server, selectors.DefaultSelector() as selector:
         server.setblocking(False)
@@ -80,11 +80,11 @@ def accept(server: socket.socket, nodes: int, secret: bytes, timeout: float) -> 
 
 
 def _let_in(server: socket.socket, selector: selectors.BaseSelector, greetings: dict[socket.socket, bytes]) -> None:
-    """Accept a peer; the oldest one that has not introduced itself makes room."""
+    """Accept a peer. If too many peers have not sent their greeting, close the connection of the oldest of these."""
     try:
         peer, _ = server.accept()
     except OSError:
-        return  # it has gone already
+        return  # the peer has disconnected already
     peer.setblocking(False)
     selector.register(peer, selectors.EVENT_READ)
     greetings[peer] = b""
@@ -96,7 +96,7 @@ def _let_in(server: socket.socket, selector: selectors.BaseSelector, greetings: 
 
 
 def _has_spoken(peer: socket.socket, greetings: dict[socket.socket, bytes]) -> bool:
-    """Take in what a peer says; return whether that was all."""
+    """Read a part of a peer's greeting; return whether the greeting is complete or the peer has disconnected."""
     try:
         more = peer.recv(_GREETING - len(greetings[peer]))
     except OSError:
@@ -106,7 +106,7 @@ def _has_spoken(peer: socket.socket, greetings: dict[socket.socket, bytes]) -> b
 
 
 def _rank_of(greeting: bytes, secret: bytes) -> int:
-    """Return the rank in a greeting, 0 if it has not all of it or another secret."""
+    """Return the rank in a greeting; 0 if the greeting is incomplete or has another secret."""
     if len(greeting) < _GREETING or not hmac.compare_digest(greeting[:SECRET_BYTES], secret):
         return 0
     (rank,) = _SIZE.unpack(greeting[SECRET_BYTES:])
@@ -194,7 +194,7 @@ class Sender:
 
 
 def _says(peer: socket.socket) -> bool:
-    """Return whether a byte has come, rather than the end of the connection."""
+    """Return whether the peer has sent a byte, rather than closed the connection."""
     try:
         return bool(peer.recv(1))
     except OSError:
@@ -203,7 +203,7 @@ def _says(peer: socket.socket) -> bool:
 
 def say_terminating(peer: socket.socket) -> None:
     """Tell host 0 that this host was told to exit; host 0 then ends all hosts."""
-    with contextlib.suppress(OSError):  # host 0 is gone; another thread notices
+    with contextlib.suppress(OSError):  # host 0 is lost; another thread detects that
         peer.sendall(b"!")
 
 
@@ -233,13 +233,13 @@ def messages(peer: socket.socket, on_lost: Lost) -> Iterator[bytes]:
 def _name(rank: int, peer: socket.socket) -> str:
     try:
         address = peer.getpeername()[0].removeprefix("::ffff:")
-    except OSError:  # it has gone already; whoever uses the connection notices
+    except OSError:  # the peer has disconnected; the next use of the connection raises an error
         return f"host {rank}"
     return f"host {rank} ({address})"
 
 
 def _receive(peer: socket.socket, size: int) -> bytes:
-    """Receive exactly `size` bytes. Raises OSError if they do not come."""
+    """Receive exactly `size` bytes. Raises OSError if the connection closes before."""
     found = bytearray(size)
     view = memoryview(found)
     while view:

@@ -1,4 +1,4 @@
-"""Whether a waiting request may start: what the cache has of it, who comes first, and whether its pages fit."""
+"""Checks before a waiting request starts: its cached prefix, the requests that go first, and the room for its pages."""
 
 import time
 from collections.abc import Sequence as Rows
@@ -46,9 +46,10 @@ def open_lease(cache: CacheManager, sequence: Sequence, match: Match) -> tuple[L
 
 
 def is_passed(draft: Draft, sequence: Sequence, match: Match, writer: Sequence | None, long: int) -> bool:
-    """Return whether short prompts may pass a waiting one: it is long, and so is what one before it has left.
+    """Return whether short prompts may overtake a waiting one: it is long, and so is the rest of a prompt before it.
 
-    Before it are running prompts of its priority or a higher one with not more left, and the `writer` of its prefix.
+    Before it are the `writer` of its prefix, and running prompts of the same or a higher priority that have at most as
+    many tokens left to prefill.
 
     Args:
         long: a prompt with more tokens than this to prefill is long.

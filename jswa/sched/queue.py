@@ -1,4 +1,4 @@
-"""Requests that wait for a row, by rank; long prompts apart, so that others can pass those that wait for a long one."""
+"""Requests that wait for a row, by rank. Long prompts have a heap of their own, so that short ones can overtake."""
 
 import heapq
 

@@ -1,17 +1,18 @@
-"""The queue of waiting sequences, and whose turn it is: equal shares for tenants, by weight.
+"""The queue of waiting sequences, and the tenants' turns in it: shares in proportion to the tenants' weights.
 
 A tenant is an API key of the server; a program that uses the engine has one tenant, and arrival decides. With several,
 each has a counter of the tokens that its rows have run, divided by its weight (start-time fair queueing of Goyal, Vin
 and Cheng, 1996, with the virtual token counter of Sheng et al., OSDI 2024). Of two tenants the one with the lower
 counter goes first: its waiting sequence is admitted and its prompt gets tokens of the step before the other's. Virtual
-time is the lowest counter of those who wait when a sequence is admitted; a tenant that had nothing waiting goes on from
-there, so idleness earns no credit. Tenants that are ahead of virtual time by less than a few steps count as equal, and
-the one with fewer unfinished prompt tokens goes first: a tenant may use its share in bursts.
+time is the lowest counter of the waiting tenants when a sequence is admitted. A tenant that had no waiting sequence
+goes on from there, so idleness earns no credit. Tenants that are ahead of virtual time by less than a few steps count
+as equal, and the one with fewer unfinished prompt tokens goes first: a tenant may use its share in bursts.
 
-Counters decide between those who wait. What a tenant holds is bounded by its share: of rows or of KV memory, whichever
-is larger (dominant resource fairness, Ghodsi et al., NSDI 2011). A sequence that finds no room takes the youngest row
-of the tenant that holds most, if that tenant holds more than its share and will still hold at least as much as the
-sequence's tenant then: so no two tenants can take the same row from each other in turn.
+Counters decide between waiting tenants. A tenant's use is its fraction of the rows or of KV memory, whichever is
+larger, and its share bounds that (dominant resource fairness, Ghodsi et al., NSDI 2011). A sequence that finds no room
+preempts the youngest row of the tenant whose use exceeds its share most, if this use, relative to the share, is also
+larger than that of the sequence's own tenant will be with its new row: so no two tenants can preempt each other's rows
+in turn.
 """
 
 from collections import Counter
@@ -41,7 +42,7 @@ class Turns:
         self._now = 0.0
         self._waiting: dict[str, Queue] = {}
         self._unfinished: Counter[str] = Counter()
-        self._asked: Counter[str] = Counter()  # their prompt tokens
+        self._asked: Counter[str] = Counter()  # prompt tokens of the unfinished sequences
         self._weights: dict[str, float] = {}
         self._spent: dict[str, float] = {}
 
@@ -79,15 +80,15 @@ class Turns:
         self._spent[tenant] += cost / self._weights[tenant]
 
     def turn(self, sequence: Sequence) -> Turn:
-        """Return a sequence's sort key: priority, its tenant's counter, how much that one asks for, and arrival."""
+        """Return a sequence's sort key: priority, the tenant's counter and unfinished prompt tokens, and arrival."""
         (priority, arrival), tenant = sequence.rank, sequence.request.tenant
         return priority, max(self._spent[tenant] - self._burst, self._now), self._asked[tenant], arrival
 
     def room(self, sequence: Sequence, budget: int, kept: int) -> int:
         """Return the prompt tokens of a step that a row may take, of the `budget` that is left.
 
-        While another tenant asks for little, one that asks for more than a few steps leaves `kept` tokens: steps are
-        short for a request that comes, at about the same throughput.
+        While another tenant asks for little, a tenant that asks for more than a few steps may not use `kept` of the
+        tokens: steps stay short for requests that arrive, at about the same throughput.
         """
         if self.several and self._asked[sequence.request.tenant] > self._burst:
             flooded = min(self._asked[tenant] for tenant in self._unfinished) > self._burst
@@ -145,13 +146,13 @@ class Turns:
     def victim(
         self, sequence: Sequence, need: int, held: Mapping[Sequence, int], left: Items[Sequence], total: tuple[int, int]
     ) -> Sequence | None:
-        """Return the row that a waiting sequence may take; None if its tenant has no right to more.
+        """Return the row that a waiting sequence may preempt; None if its tenant has no right to more.
 
         Args:
             need: slots of KV memory that the sequence needs.
             held: slots of KV memory that each running row holds.
-            left: rows of which one may be taken.
-            total: rows and slots that there are.
+            left: rows of which one may be preempted.
+            total: numbers of rows and slots of the engine.
         """
         own = sequence.request.tenant
         rows = Counter(row.request.tenant for row in held)

@@ -26,9 +26,9 @@ _log = logging.getLogger("jswa")
 
 
 class Between(Protocol):
-    """Runs a function between two steps of the engine, and returns its result.
+    """A function that runs another function between two steps of the engine, and returns its result.
 
-    A program that has a thread for the steps gives one that hands the function to that thread.
+    A program whose steps run in a thread of their own passes one that hands the function to that thread.
     """
 
     def __call__[T](self, function: Callable[[], T]) -> T:
@@ -38,13 +38,13 @@ class Between(Protocol):
 
 @runtime_checkable
 class PageRunner(SlotRunner, StepRunner, Protocol):
-    """What saving and loading the cache needs of a runner, besides."""
+    """A runner that can save and load the cache."""
 
     params: Params
 
     @property
     def kv_dtype(self) -> np.dtype:
-        """Of the KV arena."""
+        """The dtype of the KV arena."""
         ...
 
     def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
@@ -53,7 +53,7 @@ class PageRunner(SlotRunner, StepRunner, Protocol):
 
 
 def at_once[T](function: Callable[[], T]) -> T:
-    """Run a function now: for callers who run no step meanwhile."""
+    """Run a function now. This is a `Between` for callers that run no step meanwhile."""
     return function()
 
 
@@ -138,7 +138,7 @@ def load_cache(
 
 
 def empty_contents(engine: Engine, runner: PageRunner, slots: int) -> Contents:
-    """Return room for the contents of slots."""
+    """Return uninitialized arrays for the contents of slots."""
     layout = engine.layout
     shape = (slots, layout.block_elems // layout.pages_per_block)
     return [np.empty(shape, runner.kv_dtype) for _ in range(layout.num_lanes * layout.devices)]
@@ -146,7 +146,7 @@ def empty_contents(engine: Engine, runner: PageRunner, slots: int) -> Contents:
 
 @contextmanager
 def _copying(engine: Engine) -> Iterator[None]:
-    """Wait until no other save or load copies pages of the engine; afterwards it has no plan to look at."""
+    """Wait until no other save or load copies pages of the engine; at the end unset the engine's `before_launch`."""
     with engine.copying:
         try:
             yield
@@ -168,9 +168,9 @@ def _page_runner(engine: Engine, salt: str) -> PageRunner:
 
 
 def cache_identity(engine: Engine, runner: PageRunner, salt: str, lora: str | None = None) -> persist.Identity:
-    """Return what a saved cache must agree with to be loaded into this engine."""
+    """Return the identity that a saved cache must have to be loaded into this engine."""
     limits = engine.limits
-    # Bits depend on the shape of the step too, and on the compiler.
+    # The bits of the KV also depend on the shape of the step and on the compiler.
     bits = f"{limits.max_rows} rows, {limits.max_tokens} tokens, jax {jax.__version__}, {jax.devices()[0].device_kind}"
     return persist.identity(
         engine.model,

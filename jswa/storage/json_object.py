@@ -1,4 +1,4 @@
-"""Read JSON objects from untrusted files: bounded in size, no key twice, and CheckpointError for every refusal."""
+"""Read JSON objects from untrusted files. Their size is bounded, and a repeated key is refused."""
 
 import json
 import reprlib
@@ -17,7 +17,7 @@ _brief = reprlib.Repr(maxlevel=3, maxlist=8, maxdict=4, maxstring=80, maxlong=80
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a regular file. Raises CheckpointError with the file and a repeated key."""
+    """Return the JSON object in a regular file. Raises CheckpointError, which names the file and a repeated key."""
     try:
         info = path.stat()
         if not stat.S_ISREG(info.st_mode):  # opening a pipe would block for ever, reading a device would never end

@@ -1,8 +1,8 @@
 """Copies pages between the arena and the host while steps go on, a few slots at a time between two steps.
 
-A page may get another owner, or a reader, before its turn has come. So the engine shows each plan to the copy before
-the launch: what the step will overwrite is read first, and what it will read is written first. A copy therefore keeps
-no page from being evicted, and needs no memory of the arena.
+A page may get another owner or a reader before it has been copied. So the engine passes each plan to the copy before
+the launch: slots that the step will overwrite are read first, and slots that it will read are written first. Hence a
+copy prevents no page from being evicted, and needs no memory of the arena.
 
 `more` and `before_launch` run where the engine's steps run, one at a time; `store` may run in any thread, beside them.
 """
@@ -18,7 +18,7 @@ from jswa.cache.layout import KVLayout
 from jswa.plan import StepPlan
 from jswa.storage.snapshot import slots_of
 
-BATCHES = 4  # that may be on their way to the host: scratch memory of the device
+BATCHES = 4  # batches that may be on their way to the host, each in scratch memory of the device
 Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and in each lane by device
 
 
@@ -32,11 +32,11 @@ class SlotRunner(Protocol):
         ...
 
     def prepare_copies(self) -> None:
-        """Compile what the copies need; steps may go on meanwhile."""
+        """Compile the programs that the copies need; steps may go on meanwhile."""
         ...
 
     def read_slots(self, ids: Int[np.ndarray, " n"]) -> Sequence[Any]:
-        """Return at least n slots for each lane, as the last launched step leaves them. They may still be coming."""
+        """Return at least n slots for each lane, as the last launched step leaves them. They may still be computed."""
         ...
 
     def write_slots(self, ids: Int[np.ndarray, " n"], contents: Contents, rows: Int[np.ndarray, " n"]) -> None:
@@ -70,7 +70,7 @@ def touched(plan: StepPlan, layout: KVLayout) -> Touched:
 
 
 class Reading:
-    """Reads slots into rows of `contents`, all as they are when this is made.
+    """A copy of slots into rows of `contents`, with the contents that the slots have when this object is made.
 
     Args:
         sources: the slot of each row.
@@ -92,19 +92,20 @@ class Reading:
         self._next = 0
         self._row_of = np.full(num_slots, -1, np.int64)
         self._row_of[sources] = np.arange(len(sources))
-        # Rows of one slot, of which the last is read: two pages may be there, one of which is to be copied away.
+        # Several rows may have the same slot, because one of two pages there is about to be moved. Only the last of
+        # these rows is read; `finish` copies it to the others.
         self._same = np.flatnonzero(self._row_of[sources] != np.arange(len(sources)))
         self._first = self._row_of[sources[self._same]]
         self._wanted: Bool[np.ndarray, " slots"] = self._row_of >= 0
         self._coming: deque[tuple[Int[np.ndarray, " rows"], Sequence[Any]]] = deque()
 
     def before_launch(self, plan: StepPlan) -> None:
-        """Read what the step will overwrite."""
+        """Read the slots that the step will overwrite."""
         written = np.unique(touched(plan, self._layout).written)
         self._launch(written[self._wanted[written]])
 
     def more(self) -> bool:
-        """Start to read a few more slots; False if there are no more."""
+        """Start to read a few more slots; return False if no more are left."""
         width = self._runner.slots_per_copy
         while len(self._coming) < BATCHES and self._next < len(self._sources):
             batch = np.unique(self._sources[self._next : self._next + width])
@@ -113,11 +114,11 @@ class Reading:
         return self._next < len(self._sources)
 
     def store(self) -> None:
-        """Wait for all that is coming, and store it."""
+        """Wait for the slots that are being read, and store them in `contents`."""
         while self._coming:
             try:
                 rows, lanes = self._coming.popleft()
-            except IndexError:  # the engine's thread was quicker
+            except IndexError:  # the engine's thread has stored the rest meanwhile
                 return
             each = len(self._contents) // len(lanes)
             for number, lane in enumerate(lanes):
@@ -126,7 +127,7 @@ class Reading:
                     whole[rows] = part
 
     def finish(self) -> None:
-        """Complete the contents, once there is no more to read."""
+        """Complete the contents, once `more` has returned False."""
         self.store()
         for whole in self._contents:
             whole[self._same] = whole[self._first]
@@ -142,7 +143,7 @@ class Reading:
 
 
 class Writing:
-    """Writes rows of `contents` to slots, a few at a time, and at once those that a step reads.
+    """A copy of rows of `contents` to slots, a few at a time; a slot that a step reads is written before the step.
 
     Args:
         rows: the row of each slot.
@@ -168,14 +169,14 @@ class Writing:
         self._pending: Bool[np.ndarray, " slots"] = self._row_of >= 0
 
     def before_launch(self, plan: StepPlan) -> None:
-        """Write what the step will read. What it overwrites has another owner by now, and is not written any more."""
+        """Write the slots that the step will read. Those that it overwrites have new owners and are never written."""
         use = touched(plan, self._layout)
         read = np.unique(use.read)
         self._write(read[self._pending[read]])
         self._pending[use.written] = False
 
     def more(self) -> bool:
-        """Write a few more slots; False if there are no more."""
+        """Write a few more slots; return False if no more are left."""
         width = self._runner.slots_per_copy
         batch = self._slots[self._next : self._next + width]
         self._next += width

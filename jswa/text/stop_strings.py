@@ -4,14 +4,14 @@ from collections import deque
 
 
 class StopTable:
-    """An Aho-Corasick automaton of stop strings. Sequences with the same stop strings share it; nothing changes it.
+    """An Aho-Corasick automaton of stop strings. It never changes, so sequences with the same stop strings share it.
 
-    A state is a prefix of a stop string, by its number; 0 is the empty one. After a text the automaton is in the state
-    of the longest prefix that the text ends in.
+    A state is the number of a prefix of a stop string; 0 is the empty prefix. After a text, the automaton is in the
+    state of the longest prefix with which the text ends.
 
     Attributes:
         length: characters of each state's prefix.
-        found: the longest stop string that each state's prefix ends in, or None.
+        found: the longest stop string with which each state's prefix ends, or None.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -47,7 +47,7 @@ class StopTable:
                 states.append(following)
 
     def step(self, state: int, character: str) -> int:
-        """Return the state after one more character. Over a whole text this takes O(1) per character."""
+        """Return the state after one more character. The time is O(1) per character, averaged over a text."""
         while (following := self._next[state].get(character)) is None:
             if state == 0:
                 return 0
@@ -56,7 +56,7 @@ class StopTable:
 
 
 class StopStrings:
-    """Cuts the text of one sequence at the first complete stop string. `stopped`: that string, or None so far."""
+    """The text of one sequence, cut at the first complete stop string. `stopped`: that string, None if none so far."""
 
     def __init__(self, table: StopTable, *, include: bool) -> None:
         self.stopped: str | None = None
@@ -66,7 +66,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str) -> str:
-        """Add a piece of text and return the text that is safe to show. After a stop string: ""."""
+        """Add a piece of text, and return the text that is safe to show; the empty string after a stop string."""
         if self.stopped is not None:
             return ""
         table, state = self._table, self._state

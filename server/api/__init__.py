@@ -1,1 +1,1 @@
-"""The routes: OpenAI's completions and chat, tokenization, and administration."""
+"""The routes: OpenAI's completions and chat completions, tokenization, and administration."""

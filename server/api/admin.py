@@ -1,4 +1,4 @@
-"""For operators: what runs and how, emptying the cache, ending requests."""
+"""The routes for operators: metrics, server information, emptying the cache, and aborting requests."""
 
 import asyncio
 import dataclasses
@@ -22,21 +22,21 @@ _SECRET = (
 
 
 class AbortRequest(Body):
-    """POST /abort: one request by its id, or all."""
+    """The body of POST /abort: the id of one request, or `abort_all`."""
 
     request_id: Id | None = None
     abort_all: bool | None = None
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus' scrape."""
+    """Return the metrics in Prometheus' text format."""
     service = service_of(request)
     body = service.metrics.exposition(service.snapshot())
     return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def server_info(request: Request) -> Response:
-    """Version, options and present load. No keys, no paths."""
+    """Return the version, the options without keys and paths, and the current load."""
     service = service_of(request)
     now = service.snapshot()
     config = {k: v for k, v in dataclasses.asdict(service.config).items() if k not in _SECRET}
@@ -59,17 +59,17 @@ async def server_info(request: Request) -> Response:
 
 
 async def flush_cache(request: Request) -> Response:
-    """Empty the prefix cache; requests that run keep what they hold."""
+    """Empty the prefix cache. Running requests keep their pages."""
     service = service_of(request)
     await service.bridge.call(lambda engine: engine.flush_cache())
     return JsonResponse({"status": "ok"})
 
 
 async def abort(body: AbortRequest, request: Request) -> Response:
-    """End requests: their texts end with the reason "abort"."""
+    """Abort requests: their texts end with the reason "abort"."""
     service = service_of(request)
     if (body.request_id is None) == (not body.abort_all):
-        raise invalid("request_id", "give request_id, or abort_all = true")
+        raise invalid("request_id", "set either request_id or abort_all = true")
     names = list(service.jobs) if body.request_id is None else [body.request_id]
     jobs = [job for name in names for job in service.jobs.get(name, ())]
     for job in jobs:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""The route POST /v1/chat/completions."""
 
 import time
 from collections import defaultdict
@@ -27,12 +27,12 @@ from .foreign import refuse_foreign
 from .params import refuse_unsupported, sampling_params
 from .schemas import ChatRequest
 
-_WIDTH = 8  # what a position of log probabilities counts for
+_WIDTH = 8  # work for a position of log probabilities, compared with a token
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What all parts of a response share."""
+    """The values that all parts of a response share."""
 
     service: Service
     body: ChatRequest
@@ -41,12 +41,12 @@ class Reply:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, kind: str, **more: Any) -> dict[str, Any]:
-        """A response, or one chunk of it."""
+        """Return a response or one chunk of it, with `more` fields."""
         head = {"id": f"chatcmpl-{self.name}", "object": kind, "created": self.created, "model": self.model}
         return {**head, **more}
 
     def entry(self, delta: Delta) -> bytes | None:
-        """The log probabilities of a new token, in JSON; None where none are wanted."""
+        """Return the log probabilities of a new token in JSON; None if the request asks for none."""
         if not self.body.logprobs or delta.logprobs is None:
             return None
         return of_chat(delta.logprobs, self.body.top_logprobs or 0, self.service.texts)
@@ -54,14 +54,19 @@ class Reply:
 
 @dataclass
 class Choice:
-    """One choice of a response that is not streamed. `logprobs` has entries in JSON, which are made as tokens come."""
+    """One choice of a response that is not streamed.
+
+    Attributes:
+        logprobs: entries in JSON, encoded when their tokens arrive.
+        last: the last delta, without its log probabilities.
+    """
 
     text: StringIO = field(default_factory=StringIO)
     logprobs: JsonList = field(default_factory=JsonList)
     last: Delta | None = None
 
     def pieces(self, index: int, *, scored: bool) -> list[bytes]:
-        """The choice in JSON, in pieces."""
+        """Return the JSON of the choice in pieces. `scored`: with log probabilities."""
         assert self.last is not None
         choice = {
             "index": index,
@@ -74,7 +79,7 @@ class Choice:
 
 
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
-    """Answer a conversation."""
+    """Generate the next message of a conversation."""
     service = service_of(request)
     reply = Reply(service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model))
     refuse_unsupported(body)
@@ -90,7 +95,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     prompt = truncated(
         await chat_prompt(service, body, key_of(request)), body.truncate_prompt_tokens, service.max_model_len
     )
-    # More tokens than the context has left are cut to what is left, by the engine: clients send a fixed number.
+    # The engine cuts max_tokens to the room that the context has left, since many clients send a fixed number.
     check_length(prompt, 1, service.max_model_len)
     job = await unless_gone(request.receive, service.start(request, body, [prompt], params, reply.name))
     if job is None:
@@ -140,7 +145,7 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
 
 
 def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
-    """What one event brings: new text, and the end in a chunk of its own."""
+    """Return the chunks for one delta: new text, and the finish reason in a chunk of its own."""
     chunks: list[dict[str, Any]] = []
     index = delta.text.index
     entry = reply.entry(delta)

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""The route POST /v1/completions."""
 
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator
@@ -27,13 +27,13 @@ from .params import check_texts, refuse_unsupported, sampling_params
 from .schemas import CompletionRequest, Generation
 
 Entries = Collection[ChoiceLogprobs] | PromptLogprobs  # log probabilities of a prompt
-_WIDTH = 8  # what a position of log probabilities counts for, compared with a token
+_WIDTH = 8  # work for a position of log probabilities, compared with a token
 _DEFAULT_TOKENS = 16  # OpenAI's
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What all parts of a response share."""
+    """The values that all parts of a response share."""
 
     service: Service
     body: CompletionRequest
@@ -43,21 +43,21 @@ class Reply:
 
     @property
     def scores_only(self) -> bool:
-        """Whether nothing is to be generated."""
+        """Whether the request asks for no generated tokens, only for log probabilities of its prompt."""
         return self.body.max_tokens == 0
 
     def whole(self, **more: Any) -> dict[str, Any]:
-        """A response, or one chunk of it."""
+        """Return a response or one chunk of it, with `more` fields."""
         head = {"id": f"cmpl-{self.name}", "object": "text_completion", "created": self.created, "model": self.model}
         return {**head, **more}
 
     def columns(self) -> Columns:
-        """Log probabilities of a choice, or of a chunk of it: none so far."""
+        """Return empty log probabilities for a choice, or for a chunk of it."""
         return Columns(self.body.logprobs or 0, self.service.texts)
 
 
 class Echo(NamedTuple):
-    """What is shown of a prompt: its text, and where in it each token begins."""
+    """The part of a choice that repeats the prompt: its text, and for each token the characters before it."""
 
     text: str = ""
     offsets: Int[np.ndarray, " P"] = np.zeros(0, np.int32)
@@ -65,7 +65,13 @@ class Echo(NamedTuple):
 
 @dataclass
 class Choice:
-    """One choice of a response that is not streamed. `logprobs` of its tokens are in JSON, made as tokens come."""
+    """One choice of a response that is not streamed.
+
+    Attributes:
+        logprobs: log probabilities of the generated tokens in JSON, encoded when the tokens arrive.
+        of_prompt: log probabilities of the prompt.
+        last: the last delta, without its log probabilities.
+    """
 
     echo: Echo
     logprobs: Columns
@@ -75,7 +81,7 @@ class Choice:
 
 
 async def completions(body: CompletionRequest, request: Request) -> Response:
-    """Continue prompts."""
+    """Generate continuations of prompts."""
     service = service_of(request)
     reply = Reply(service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model))
     refuse_unsupported(body)
@@ -99,7 +105,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
-    """Queue the prompts. Returns what is shown of each text's prompt too."""
+    """Queue the prompts. Return the job, and the echo of each text. Raises ApiError."""
     service, body = reply.service, reply.body
     prompts = await _prompts(service, body, service.run_for(request))
     params = await _params(service, body, prompts)
@@ -115,7 +121,7 @@ async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
 
 
 def usage(job: Job) -> dict[str, Any]:
-    """Tokens of a request, so far."""
+    """Return the `usage` of a request: the numbers of its tokens so far."""
     return {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": job.completion_tokens,
@@ -125,7 +131,7 @@ def usage(job: Job) -> dict[str, Any]:
 
 
 def usage_of(body: Generation, job: Job) -> dict[str, Any]:
-    """What a chunk says of usage: nothing, null, or the count so far."""
+    """Return the `usage` field of a chunk: no field, null, or the tokens so far, as `stream_options` asks."""
     options = body.stream_options
     if options is None or not options.include_usage:
         return {}
@@ -179,7 +185,10 @@ async def _collect(reply: Reply, job: Job, echoes: list[Echo]) -> list[bytes]:
 
 
 def _finished(reply: Reply, choices: list[Choice]) -> Iterator[list[bytes]]:
-    """The choices of a response in JSON, each in pieces; in between empty lists, so that others have their turn."""
+    """Yield the choices of a response in JSON, each in pieces.
+
+    Empty lists come in between, as often as `gathered` may end its slice of time.
+    """
     body = reply.body
     for index, choice in enumerate(choices):
         assert choice.last is not None
@@ -204,7 +213,7 @@ def _finished(reply: Reply, choices: list[Choice]) -> Iterator[list[bytes]]:
 
 
 def _add_prompt(columns: Columns, prompt: Prompt, entries: Entries, echo: Echo) -> Iterator[list[bytes]]:
-    """Add the positions of a prompt; yield nothing after each, so that others have their turn."""
+    """Add the positions of a prompt. Yield an empty list after each, where `gathered` may end its slice of time."""
     columns.add(int(prompt.ids[0]), 0)
     for at, offset in zip(entries, echo.offsets[1:], strict=True):
         columns.add(at, int(offset))
@@ -228,7 +237,11 @@ async def _stream(reply: Reply, job: Job, echoes: list[Echo]) -> AsyncGenerator[
 
 
 async def _chunk(reply: Reply, delta: Delta, echo: Echo, begun: set[int]) -> list[bytes] | None:
-    """What one event brings, in pieces; None where it is nothing that a client can see. `begun`: choices with text."""
+    """Return the choice of a chunk for one delta, in pieces; None if the delta has nothing for the client.
+
+    Args:
+        begun: indices of the choices that have a chunk; the new one is added.
+    """
     body, text = reply.body, delta.text
     new = "" if reply.scores_only else delta.new
     if text.index not in begun:

@@ -1,4 +1,4 @@
-"""Fields that other servers know and this one does not: refused by name where they would change the answer.
+"""Fields that other servers have and this one lacks. A field that would change the answer is refused by name.
 
 The names come from the request schemas of OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI and text-generation-webui.
 """
@@ -9,10 +9,10 @@ from typing import Any
 from ..http.errors import unsupported
 from .schemas import ChatRequest, CompletionRequest, Generation
 
-_MOST_UNKNOWN = 256  # fields of one request that are looked at for being unknown
-_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that ask for nothing, whatever the field
+_MOST_UNKNOWN = 256  # fields of one request that are checked for unknown names
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that turn a field off
 
-# Why fields are refused, their names, and the values with which they change nothing.
+# The reason for a refusal, the names of the fields, and the values with which they do not change the answer.
 _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     (
         "constrained output is not supported",
@@ -22,38 +22,38 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
         _OFF,
     ),
     (
-        "is a variable of the template: give it in chat_template_kwargs",
+        "is a variable of the template: set it in chat_template_kwargs",
         "enable_thinking thinking think thinking_mode prompt_mode",
         (None,),
     ),
-    ("reasoning is not told from the answer", "reasoning reasoning_control parse_reasoning", _OFF),
-    ("reasoning is not told from the answer", "include_reasoning", (None, True)),
-    ("reasoning is not told from the answer", "reasoning_format", (None, "none", "auto")),
+    ("reasoning is not separated from the answer", "reasoning reasoning_control parse_reasoning", _OFF),
+    ("reasoning is not separated from the answer", "include_reasoning", (None, True)),
+    ("reasoning is not separated from the answer", "reasoning_format", (None, "none", "auto")),
     (
-        "tokens of reasoning cannot be bounded",
+        "a limit on reasoning tokens is not supported",
         """thinking_token_budget thinking_budget thinking_budget_tokens reasoning_budget reasoning_budget_tokens
         reasoning_max_tokens max_reasoning_tokens""",
         (None, -1),
     ),
     (
-        "is not supported: give max_tokens",
+        "is not supported: use max_tokens",
         "max_new_tokens max_output_tokens max_length num_predict max_generation_tokens",
         (None,),
     ),
-    ("is not supported: give max_tokens", "n_predict", (None, -1)),
-    ("is not supported: give min_tokens", "min_new_tokens min_length", _OFF),
-    ("is not supported: give repetition_penalty", "repeat_penalty encoder_repetition_penalty", (None, 0, 1)),
-    ("is not supported: give seed", "sampling_seed random_seed rng_seed", (None, -1)),
-    ("is not supported: give stop", "stop_sequences stop_strings stop_words stopping_strings", _OFF),
-    ("is not supported: give cache_salt", "extra_key", _OFF),
-    ("is not supported: give n", "n_cmpl", (None, 1)),
+    ("is not supported: use max_tokens", "n_predict", (None, -1)),
+    ("is not supported: use min_tokens", "min_new_tokens min_length", _OFF),
+    ("is not supported: use repetition_penalty", "repeat_penalty encoder_repetition_penalty", (None, 0, 1)),
+    ("is not supported: use seed", "sampling_seed random_seed rng_seed", (None, -1)),
+    ("is not supported: use stop", "stop_sequences stop_strings stop_words stopping_strings", _OFF),
+    ("is not supported: use cache_salt", "extra_key", _OFF),
+    ("is not supported: use n", "n_cmpl", (None, 1)),
     (
-        "is not supported: give the adapter's name as model",
+        "is not supported: send the adapter's name as model",
         "lora_path lora lora_request lora_name adapter_id adapters",
         _OFF,
     ),
     (
-        "is not supported: give its fields at the top of the body",
+        "is not supported: send its fields at the top of the body",
         "extra_body extra_args sampling_params options parameters generation_config vllm_xargs",
         _OFF,
     ),
@@ -65,12 +65,12 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
         _OFF,
     ),
     (
-        "is not supported: give logprobs",
+        "is not supported: use logprobs",
         """return_logprob top_logprobs_num token_ids_logprob logprob_token_ids n_probs post_sampling_probs details
         decoder_input_details top_n_tokens""",
         _OFF,
     ),
-    ("is not supported: give logprobs", "logprob_start_len", (None, -1)),
+    ("is not supported: use logprobs", "logprob_start_len", (None, -1)),
     (
         "is not supported: the prompt is text, token ids or messages",
         """prompt_embeds input_embeds input_ids prompt_token_ids inputs input instructions system context raw template
@@ -101,7 +101,7 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 )
 _WHY = {name: (why, neutral) for why, names, neutral in _REFUSED for name in names.split()}
 
-# Known, and without effect on the answer: who asks, what for, what the server may keep, and how quick it should be.
+# Fields that do not change the answer: they name the user or the purpose, or ask for storage or speed.
 _HARMLESS = """
     user safety_identifier metadata store service_tier prompt_cache_key prompt_cache_retention prompt_cache_options
     prediction parallel_tool_calls stream_interval session_id cache_prompt id_slot slot_id n_cache_reuse keep_alive
@@ -118,7 +118,7 @@ _KNOWN = {*_WHY, *_HARMLESS.split(), *_CHAT_ONLY, *_COMPLETIONS_ONLY}
 
 
 def refuse_foreign(body: Generation) -> list[str]:
-    """Refuse a field that is not of this route and would change the answer. Return the names that are not known at all.
+    """Refuse a field that this route lacks and that would change the answer. Return the names that are unknown.
 
     Raises ApiError.
     """
@@ -138,7 +138,7 @@ def refuse_foreign(body: Generation) -> list[str]:
 
 
 def _says_nothing(name: str, value: Any, body: Generation) -> bool:
-    """Whether the value of a field of the other route changes nothing in this one."""
+    """Return whether a field of the other route has a value that would not change the answer of this route."""
     if name == "max_completion_tokens" and isinstance(body, CompletionRequest) and body.max_tokens is not None:
         return True  # load generators send both to either route
     return _is_one_of(value, (*_OFF, "none", "auto") if name in ("tool_choice", "function_call") else _OFF)

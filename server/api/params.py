@@ -1,4 +1,4 @@
-"""From the fields of a request to what the engine takes."""
+"""Conversion of a request's fields to the engine's sampling parameters, and limits of their combinations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ async def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """The request's sampling; behind what it leaves out stand the checkpoint's defaults. Raises ApiError."""
+    """Return a request's sampling parameters, with the checkpoint's defaults for absent fields. Raises ApiError."""
     own = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
 
     def work() -> SamplingParams:
@@ -50,9 +50,9 @@ async def sampling_params(
 
 
 def refuse_unsupported(body: Generation) -> None:
-    """Refuse, by name, what the server does not do. Raises ApiError."""
+    """Refuse a field that asks for a feature that the server does not have. Raises ApiError."""
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "is not supported beyond n")
+        raise unsupported("best_of", "is supported only if it equals n")
     if body.use_beam_search:
         raise unsupported("use_beam_search", "beam search is not supported")
     if body.structured_outputs is not None:
@@ -61,19 +61,23 @@ def refuse_unsupported(body: Generation) -> None:
     if kind not in (None, "text"):
         raise unsupported("response_format", 'only {"type": "text"} is supported')
     if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "is for stream = true only")
+        raise invalid("stream_options", "needs stream = true")
     if body.stream and body.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "is not supported with stream = true")
 
 
 def check_texts(prompts: int, n: int) -> None:
-    """Refuse requests for too many texts. Raises ApiError."""
+    """Refuse a request for too many texts. Raises ApiError."""
     if prompts * n > limits.MAX_TEXTS:
         raise invalid("n", f"{prompts} prompts x n = {n}: at most {limits.MAX_TEXTS} texts in one request")
 
 
 def check_prompt_logprobs(tokens: int, params: SamplingParams) -> None:
-    """Refuse more log probabilities of prompts than memory should hold; `tokens`: of all texts. Raises ApiError."""
+    """Refuse more log probabilities of prompts than memory should hold. Raises ApiError.
+
+    Args:
+        tokens: prompt tokens of all texts together.
+    """
     wanted = params.prompt_logprobs
     if wanted is not None and tokens * (wanted + 4) > limits.MAX_PROMPT_LOGPROBS:
         most = limits.MAX_PROMPT_LOGPROBS // (wanted + 4)
@@ -87,7 +91,7 @@ def check_generated_logprobs(lengths: Sequence[int], params: SamplingParams, lon
 
     Args:
         lengths: prompt tokens of each text.
-        longest: tokens of prompt and generated text at most.
+        longest: largest number of prompt and generated tokens of a text.
     """
     if params.logprobs is None:
         return
@@ -103,7 +107,7 @@ def check_generated_logprobs(lengths: Sequence[int], params: SamplingParams, lon
 
 
 def check_token_lists(texts: int, params: SamplingParams) -> None:
-    """Refuse long lists of tokens for many texts. Raises ApiError."""
+    """Refuse a request whose lists of tokens are too long for the number of its texts. Raises ApiError."""
     sizes = {"allowed_token_ids": len(params.allowed_token_ids or ()), "logit_bias": len(params.logit_bias or ())}
     listed = sum(sizes.values())
     if listed * texts > limits.MAX_LISTED:
@@ -122,7 +126,7 @@ def _allowed(value: Any) -> list[int]:
 
 
 def _biases(value: Any) -> dict[int, float]:
-    """`logit_bias` by token id. The number of entries comes first, and the first wrong entry is the last one seen."""
+    """Return `logit_bias` by token id. Check the number of entries first, and stop at the first wrong entry."""
     if not isinstance(value, dict):
         raise invalid("logit_bias", "must be an object of numbers by token id")
     if len(value) > limits.MAX_BIASES:
@@ -138,5 +142,5 @@ def _biases(value: Any) -> dict[int, float]:
 
 
 def _sized(value: Any) -> bool:
-    """Whether this is a list of token ids, or an array where the body was large."""
+    """Return whether a value is a list, or the array that stands for a list in a large body."""
     return isinstance(value, list | np.ndarray)

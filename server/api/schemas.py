@@ -1,4 +1,4 @@
-"""Bodies of requests. null is absent; `params` says what a value means, `foreign` what becomes of other fields."""
+"""Schemas of request bodies. A null value counts as absent. `params` converts the values; `foreign` checks the rest."""
 
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Text = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 Id = Annotated[str, Field(min_length=1, max_length=limits.MAX_ID_CHARS, pattern=r"^[!-~]+$")]
 Logprobs = Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)]
-# Checked by hand: a union would try every alternative on every item of a long list.
+# `text.prompts` checks the value: a pydantic union would try every alternative on every item of a long list.
 PromptField = Annotated[
     Any,
     WithJsonSchema(
@@ -25,8 +25,8 @@ PromptField = Annotated[
         }
     ),
 ]
-# By hand too: a long list of ids comes as an array where the body is large, and pydantic looks at every wrong entry of
-# an object before it counts them.
+# `params` checks these values: a long list of ids in a large body is an array, and pydantic would validate all wrong
+# entries of an object before it counts them.
 IdsField = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{**_IDS, "minItems": 1, "maxItems": limits.MAX_ALLOWED_IDS}, {"type": "null"}]}),
@@ -48,7 +48,7 @@ BiasField = Annotated[
     ),
 ]
 ROLES = ["system", "developer", "user", "assistant", "tool"]
-# What it holds is checked in `messages`, which says more than a union's complaints.
+# `text.messages` checks the fields of a message, with clearer errors than those of a union.
 Message = Annotated[
     dict[str, Any],
     WithJsonSchema({"type": "object", "required": ["role"], "properties": {"role": {"enum": ROLES}, "content": {}}}),
@@ -56,20 +56,20 @@ Message = Annotated[
 
 
 class Body(BaseModel):
-    """Any request."""
+    """The base of all request bodies."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class StreamOptions(Body):
-    """Of a stream."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class Generation(Body):
-    """What completions and chat have in common. Keeps fields that it does not know, for `foreign` to look at."""
+    """The fields that completions and chat have in common. Unknown fields are stored, and `foreign` checks them."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -107,7 +107,7 @@ class Generation(Body):
 
 
 class CompletionRequest(Generation):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: PromptField = None
     max_tokens: Whole | None = None
@@ -117,7 +117,7 @@ class CompletionRequest(Generation):
 
 
 class ChatRequest(Generation):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None

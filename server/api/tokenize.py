@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info: vLLM's, which evaluation tools use."""
+"""The routes POST /tokenize and /detokenize and GET /tokenizer_info, as in vLLM; evaluation tools use them."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -22,12 +22,12 @@ from ..text.messages import chat_prompt
 from ..text.prompts import NO_TOKENIZER, encode, token_ids
 from .schemas import Body, ChatRequest, Message, TokensField
 
-_CHARACTERS = 4  # that a token of usual text has
-_PIECE = 4_096  # tokens that are encoded to JSON at a time
+_CHARACTERS = 4  # characters of a token in usual text
+_PIECE = 4_096  # tokens that are encoded as JSON at a time
 
 
 class TokenizeRequest(Body):
-    """POST /tokenize: a prompt, or messages."""
+    """The body of POST /tokenize: a prompt or messages."""
 
     model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
     prompt: str | None = None
@@ -45,19 +45,19 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """POST /detokenize."""
+    """The body of POST /detokenize."""
 
     model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
     tokens: TokensField
 
 
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """The tokens of a prompt, or of a conversation's."""
+    """Return the tokens of a prompt or of a conversation."""
     service = service_of(request)
     service.check_model(body.model)
     tokenizer = _tokenizer(service, "prompt")
     if (body.prompt is None) == (body.messages is None):
-        raise invalid("prompt", "give prompt or messages, one of them")
+        raise invalid("prompt", "set either prompt or messages")
     if body.prompt is not None:
         special = body.add_special_tokens is not False
         with service.held(request, len(body.prompt) // _CHARACTERS):
@@ -93,7 +93,7 @@ def _strings(ids: Int[np.ndarray, " T"], tokenizer: Tokenizer) -> Iterator[bytes
 
 
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """The text of tokens, special ones included."""
+    """Return the text of tokens, including special tokens."""
     service = service_of(request)
     service.check_model(body.model)
     tokenizer = _tokenizer(service, "tokens")
@@ -111,7 +111,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Special tokens and the chat template."""
+    """Return the special tokens, the chat template and the sizes of the model."""
     service = service_of(request)
     if service.tokenizer is None:
         raise ApiError(404, NO_TOKENIZER, code="not_found")

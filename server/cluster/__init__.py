@@ -1,1 +1,1 @@
-"""The same application on several replicas."""
+"""Serving by several replicas of the application behind a relay."""

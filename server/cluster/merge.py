@@ -1,4 +1,4 @@
-"""One answer out of those that all replicas gave."""
+"""Merging of the answers of all replicas into one."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from ..http.pieces import encode
 
 
 class Answer(NamedTuple):
-    """A response in one piece."""
+    """A complete response."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -23,10 +23,10 @@ class Answer(NamedTuple):
 
 
 def merged(path: str, answers: Mapping[str, Answer]) -> Answer:
-    """The answer to a route that every replica was asked. Raises ApiError where there is none.
+    """Return the answer to a request that was sent to every replica. Raises ApiError (503) if no replica answered.
 
     Args:
-        answers: by the names of replicas.
+        answers: answers by name of the replica.
     """
     if not answers:
         raise ApiError(503, "no replica is up", code="no_replica", headers={"Retry-After": "5"})
@@ -34,7 +34,7 @@ def merged(path: str, answers: Mapping[str, Answer]) -> Answer:
     if not good:
         return next(iter(answers.values()))
     if path in ("/health", "/ready"):
-        return next(iter(good.values()))  # one is enough
+        return next(iter(good.values()))  # one healthy replica is enough
     if path == "/metrics":
         return _with_body(next(iter(good.values())), merged_metrics({n: a.body.decode() for n, a in good.items()}))
     failed = [answer for answer in answers.values() if answer.status != 200]
@@ -48,7 +48,11 @@ def merged(path: str, answers: Mapping[str, Answer]) -> Answer:
 
 
 def merged_metrics(texts: Mapping[str, str]) -> bytes:
-    """Expositions of several replicas as one, with the label `replica` added to every sample."""
+    """Return the merged metrics of several replicas, with the label `replica` added to every sample.
+
+    Args:
+        texts: metrics in Prometheus' text format by name of the replica.
+    """
     families: dict[str, Metric] = {}
     for name, text in texts.items():
         for family in text_string_to_metric_families(text):
@@ -60,13 +64,13 @@ def merged_metrics(texts: Mapping[str, str]) -> bytes:
 
 
 class _Families(Collector):
-    """Families that are there already."""
+    """A collector of given metric families."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """Yield the families."""
         yield from self._families
 
 

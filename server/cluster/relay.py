@@ -1,7 +1,7 @@
-"""The application, spread over processes: `Replica` runs it where the engine is, `Relay` stands where requests come in.
+"""The application in several processes: `Replica` runs it beside an engine, `Relay` forwards requests to replicas.
 
-What passes between them are ASGI's own messages, so that a route behaves alike whether a replica is between or not.
-Nothing here knows how messages travel.
+The two exchange ASGI's own messages, so that a route behaves the same with and without a relay. The transport of the
+messages is up to the implementation of `Replicas`.
 """
 
 import asyncio
@@ -22,52 +22,57 @@ from ..http.sse import event, unless_gone
 from .merge import Answer, merged
 
 _log = logging.getLogger("jswa.server")
-_PIECES = 64  # messages of an answer that may wait to be passed on
-_BLOCK, _BLOCKS = 32, 2_048  # characters of a block, and blocks at most, that decide about a request's replica
+_PIECES = 64  # messages of an answer that may wait to be forwarded
+_BLOCK, _BLOCKS = 32, 2_048  # characters of a block, and largest number of blocks, by which the replica is chosen
 _SEEN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
-_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")  # nothing reads what comes with these
+_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")  # methods whose bodies are ignored
 _HEALTH = ("/health", "/ready")
-_ALL = (*_HEALTH, "/metrics", "/flush_cache", "/abort")  # routes that every replica is asked
+_ALL = (*_HEALTH, "/metrics", "/flush_cache", "/abort")  # routes that are sent to every replica
 
 
 class Lost(Exception):
-    """A replica has gone, and with it the answer that it was giving."""
+    """The loss of a replica while it was answering a request."""
 
 
 class Replicas(Protocol):
-    """The way to the replicas. Both methods raise ApiError where no replica takes a request."""
+    """The transport to the replicas. Both methods raise ApiError if no replica accepts the request."""
 
     def one(self, prefix: str | None, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
-        """The messages with which a replica answers. Raises Lost. With a prefix: of the one that may hold it."""
+        """Iterate over the ASGI messages of one replica's answer. Raises Lost.
+
+        Args:
+            prefix: key of the request's prefix (`prefix_of`); a replica that may have it cached is preferred. None: any
+                replica.
+        """
         ...
 
     async def all(self, scope: Mapping[str, Any], body: bytes) -> dict[str, Answer]:
-        """The answer of each replica by name, but of those that are lost meanwhile."""
+        """Return the answers of all replicas by name, without those of replicas that are lost meanwhile."""
         ...
 
 
 class Replica:
-    """An application that is asked by messages."""
+    """An application that answers requests whose scope and body arrive as messages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def messages(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
-        """Answer a request whose body is all there. To close the generator is to go away, as a client does."""
+        """Answer a request with a complete body. Closing the generator ends the request like a client's disconnect."""
         sent: asyncio.Queue[Message | None] = asyncio.Queue(_PIECES)
         bodies = [body]
 
         async def receive() -> Message:
             if bodies:
                 return {"type": "http.request", "body": bodies.pop(), "more_body": False}
-            await asyncio.Event().wait()  # who goes away cancels
+            await asyncio.Event().wait()  # a disconnect cancels the whole task instead
             raise AssertionError
 
         async def run() -> None:
             try:
                 await self._app({"asgi": {"version": "3.0"}, **scope}, receive, sent.put)
             except Exception:
-                _log.exception("a request has failed")  # its answer, a 500, is on its way
+                _log.exception("a request has failed")  # the application has sent its answer, with status 500
             await sent.put(None)
 
         task = asyncio.ensure_future(run())
@@ -82,7 +87,7 @@ class Replica:
             await asyncio.wait((task,))
 
     async def answer(self, scope: Mapping[str, Any], body: bytes) -> Answer:
-        """The same, in one piece."""
+        """Answer a request with a complete body, and return the complete response."""
         status, headers, parts = 500, [], []
         async for pieces in self.messages(scope, body):
             for piece in pieces:
@@ -94,13 +99,16 @@ class Replica:
 
 
 class Relay:
-    """ASGI application that passes requests on to replicas.
+    """An ASGI application that forwards requests to replicas.
 
     Args:
-        keys: of the replicas. They check again; here a stranger's body is neither read nor hashed.
-        max_body_size: as the replicas have it. They refuse what is longer; here no more is read than shows it.
-        retries: how often a request whose replica is lost goes to another one: at most once, since it may be the cause.
-        hidden: headers of responses that whatever stands before the relay sends itself, in lower case.
+        keys: the keys of the replicas, which check them again. Without a key, the relay neither reads nor hashes a
+            body.
+        max_body_size: the limit of the replicas, in bytes. They refuse a longer body; the relay reads only as much of
+            it as shows that it is too long.
+        retries: how often a request is sent to another replica when its replica is lost: 0 or 1, since the request may
+            be the cause of the loss.
+        hidden: names of response headers, in lower case, that the proxy in front of the relay sends itself.
     """
 
     def __init__(
@@ -126,7 +134,7 @@ class Relay:
             await send(message)
 
         try:
-            if scope["method"] != "OPTIONS":  # a browser asks without a key whether it may ask
+            if scope["method"] != "OPTIONS":  # a browser sends a CORS preflight without a key
                 self._keys.check(scope, Headers(scope=scope))
         except ApiError as error:
             error.headers["x-request-id"] = request_id_of(Headers(scope=scope))
@@ -140,10 +148,13 @@ class Relay:
         await unless_gone(receive, work(path, seen, body, send_shown))
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None where the client has gone. Of one that is too long, enough to see that."""
+        """Return the body, or None if the client has disconnected. Of a body that is too long, return a part.
+
+        The part is longer than the limit, unless the Content-Length header already shows that the body is too long.
+        """
         announced = Headers(scope=scope).get("content-length", "0")
         if announced.isdecimal() and int(announced) > self._max_body_size:
-            return b""  # the header says it all
+            return b""  # the replica sees from the header that the body is too long
         parts, size = [], 0
         while size <= self._max_body_size:
             message = await receive()
@@ -189,7 +200,10 @@ class Relay:
 
 
 class _Passed:
-    """What a client has had of an answer. Its start goes with its first piece: until then, another may begin anew."""
+    """The part of an answer that was forwarded to the client.
+
+    The start of the answer is sent with its first piece. Until then another replica may answer instead.
+    """
 
     def __init__(self, send: Send) -> None:
         self.begun = False
@@ -210,23 +224,24 @@ class _Passed:
             await self._send(piece)
 
     async def give_up(self) -> None:
-        """End an answer that will not be completed: a stream with an error, as its last event."""
+        """End an answer that cannot be completed. The last event of a stream is an error."""
         body = event(replica_lost().body()) if self._streams else b""
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def replica_lost() -> ApiError:
-    """The replica that was answering has gone."""
+    """Return the error (500) for a request whose replica was lost."""
     return ApiError(500, "the replica that ran this request has failed", code="replica_lost")
 
 
 def prefix_of(path: str, headers: Headers, body: bytes) -> str | None:
-    """Return the key by which a request's replica is chosen: a character per block of its text.
+    """Return the key by which a request's replica is chosen, with one character for each block of the request's text.
 
-    Each character is a hash of the text up to the end of its block. So two requests share as many characters as
-    blocks, and short accidents count for nothing. Messages begin blocks of their own: a conversation that goes on has
-    all blocks that it had. The hash begins with the API key, the cache salt and the model: texts that differ in these
-    never share a prefix. Return None for a request that generates nothing or is malformed; a replica will say so.
+    Each character is a hash of the text up to the end of its block. So two keys have as many characters in common at
+    their start as the texts have blocks, and accidental matches of a few characters do not count. Each message begins a
+    new block: the next request of a conversation has all blocks of the one before. The hash starts with the API key,
+    the cache salt and the model: texts that differ in these never have a common prefix. Return None for a request that
+    generates nothing or is malformed; a replica then refuses it.
     """
     if path not in ("/v1/completions", "/v1/chat/completions"):
         return None
@@ -243,12 +258,12 @@ def prefix_of(path: str, headers: Headers, body: bytes) -> str | None:
     text = ""
     for block in itertools.islice(blocks, _BLOCKS):
         digest.update(b"%d:" % len(block) + block.encode("utf-8", "surrogatepass"))
-        text += chr(0x10000 + int.from_bytes(digest.digest()) % 0x100000)  # those beyond all surrogates
+        text += chr(0x10000 + int.from_bytes(digest.digest()) % 0x100000)  # code points above all surrogates
     return text
 
 
 def _prompt(prompt: Any) -> str:
-    """The first prompt; token ids as a character each."""
+    """Return the text of the first prompt; each token id becomes a character."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, list):
@@ -276,7 +291,7 @@ async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    """Nothing is to be started or stopped."""
+    """Acknowledge start and stop: the relay has nothing to start or to stop."""
     for _ in range(2):
         kind = (await receive())["type"]
         await send({"type": f"{kind}.complete"})

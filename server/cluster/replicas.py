@@ -1,4 +1,4 @@
-"""Options of the replicas behind Ray Serve: `serve run jswa.cluster.ray_serve:app model=… max_replicas=4 …`. No Ray."""
+"""Options of `serve run jswa.cluster.ray_serve:app model=… max_replicas=4 …`. This module does not import Ray."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from jswa.errors import ConfigError
 from ..options import ServeConfig
 
 _SERVER, _ENGINE = ServeConfig(), EngineConfig()
-# Ray's proxy listens, not we: where and how is said to `serve start` or in the file of `serve deploy`.
+# Ray's proxy listens, so these are options of `serve start` or belong into the file of `serve deploy`.
 _OF_THE_PROXY = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "root_path", "metrics_port", "metrics_host")
 _ANY_HOST = ("*",)  # the proxy may listen anywhere
 
@@ -24,21 +24,24 @@ class ReplicaConfig:
     """Options of the deployment. Times are in seconds.
 
     Attributes:
-        min_replicas: engines that are kept also without requests; at least 1.
-        max_replicas: engines at most. Default: as min_replicas.
-        target_ongoing_requests: requests per replica, running and queued, that the number of replicas is chosen for.
-        max_ongoing_requests: requests that a replica is given at most; more wait before all replicas.
-        upscale_delay: how long it takes more requests before replicas are added.
-        downscale_delay: how long it takes fewer requests before replicas are drained and end.
-        imbalanced_threshold: a replica that holds a prefix gets its requests, unless it has so many more requests than
-            the one with the fewest.
-        retries: how often a request whose replica is lost is begun again on another, unless its client has had some of
-            the answer: 0 or 1. More would let a request that kills its replica take one after the other.
-        health_check_period: how often replicas are asked whether their engine lives.
-        health_check_timeout: how long they may take to say so.
-        num_gpus: GPUs of each replica. Default: tensor_parallel_size where the cluster has GPUs, else 0.
-        num_cpus: CPUs of each replica that Ray counts.
-        ingress_replicas: processes that take requests in and pass them on.
+        min_replicas: Run at least this many replicas, also without requests; at least 1.
+        max_replicas: Run at most this many replicas. Default: as min_replicas.
+        target_ongoing_requests: Choose the number of replicas so that each has about this many requests, running and
+            queued.
+        max_ongoing_requests: Send at most this many requests to a replica at a time; further requests wait in front of
+            all replicas.
+        upscale_delay: Add replicas when there have been more requests for this long.
+        downscale_delay: Drain and end replicas when there have been fewer requests for this long.
+        imbalanced_threshold: Send a request to a replica that has its prefix cached, unless that replica has this many
+            requests more than the replica with the fewest.
+        retries: How often a request is run again on another replica when its replica is lost, unless its client has
+            received a part of the answer: 0 or 1. With more, a request that kills its replica could kill one replica
+            after the other.
+        health_check_period: Check the health of each engine at this interval.
+        health_check_timeout: A health check that takes longer than this has failed.
+        num_gpus: GPUs of each replica. Default: tensor_parallel_size if the cluster has GPUs, else 0.
+        num_cpus: CPUs of each replica, as Ray counts them.
+        ingress_replicas: Number of processes that receive requests and forward them.
     """
 
     min_replicas: int = 1
@@ -69,7 +72,9 @@ class ReplicaConfig:
             if not getattr(self, name) >= least:
                 raise ConfigError(name, getattr(self, name), f"must be at least {least:g}")
         if self.retries > 1:
-            raise ConfigError("retries", self.retries, "must be 0 or 1: a request may be why its replica was lost")
+            raise ConfigError(
+                "retries", self.retries, "must be 0 or 1: a request may be the cause of its replica's loss"
+            )
         if self.num_gpus is not None and self.num_gpus < 0:
             raise ConfigError("num_gpus", self.num_gpus, "must be at least 0")
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
@@ -83,7 +88,7 @@ class ReplicaConfig:
 
     @property
     def most(self) -> int:
-        """Replicas at most."""
+        """Largest number of replicas."""
         return self.max_replicas or self.min_replicas
 
 
@@ -92,7 +97,7 @@ NAMES = ["model", *(f.name for c in (ServeConfig, EngineConfig, ReplicaConfig) f
 
 
 class Options(NamedTuple):
-    """All that `app` is given."""
+    """All options of `app`."""
 
     model: str
     server: ServeConfig
@@ -101,7 +106,12 @@ class Options(NamedTuple):
 
 
 def read_options(arguments: Mapping[str, Any]) -> Options:
-    """Options by name, as text from a command line or as values from YAML, else from JSWA_…. Raises ConfigError."""
+    """Return the options of `app`. Raises ConfigError.
+
+    Args:
+        arguments: options by name, as text from a command line or as values from YAML. Environment variables JSWA_…
+            set the options that are not among them.
+    """
     app = App(name="jswa.cluster.ray_serve:app", help_flags=[], version_flags=[], config=Env("JSWA_", command=False))
     app.default(_options)
     try:
@@ -113,10 +123,10 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
     for name in _OF_THE_PROXY:
         if getattr(options.server, name) != getattr(_SERVER, name):
             raise ConfigError(
-                name, getattr(options.server, name), "is for Ray Serve to say: its proxy listens, not jswa"
+                name, getattr(options.server, name), "must be set for Ray Serve: its proxy listens, not jswa"
             )
     if options.engine.nnodes > 1:
-        raise ConfigError("nnodes", options.engine.nnodes, "must be 1: a replica is on one host")
+        raise ConfigError("nnodes", options.engine.nnodes, "must be 1: a replica runs on one host")
     server = dataclasses.replace(
         options.server,
         served_model_name=options.server.served_model_name or (options.model,),
@@ -136,7 +146,7 @@ def _options(
 
 
 def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """The options as a command line has them."""
+    """Yield the options as arguments of a command line."""
     for name, value in arguments.items():
         for one in value if isinstance(value, list | tuple) else [value]:
             if one is not None:

@@ -1,1 +1,1 @@
-"""What all routes share: the service, the engine's thread, requests under way, fairness, metrics, tracing."""
+"""The parts that all routes share: service, engine thread, requests in progress, fairness, metrics, tracing."""

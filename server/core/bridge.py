@@ -1,10 +1,11 @@
-"""The engine's thread, and the way between it and the event loop.
+"""The thread that runs the engine, and the bridge between this thread and the event loop.
 
-One thread runs the engine for ever. It takes closures from an inbox between two steps, and hands the events of each
-step to the event loop in one call, which puts them where their request wants them. Nothing else touches the engine.
+One thread runs the engine until the server ends. Between two steps it runs the closures of an inbox. It sends the
+events of each step to the event loop in one callback, which passes them to the requests. Nothing else touches the
+engine.
 
-An engine that fails ends all requests. Where it can be built anew, the thread does that, and goes on with the new one.
-A thread that is stuck in a step cannot be helped: that is death.
+If the engine fails, all requests end with an error. If it may be rebuilt, the thread builds a new engine and goes on
+with that one. A thread that hangs in a step cannot be interrupted: the engine then counts as dead.
 """
 
 import asyncio
@@ -31,22 +32,22 @@ _log = logging.getLogger("jswa.server")
 Put = Callable[[TokenEvent | ApiError], None]
 Work = Callable[[], None]
 State = Literal["up", "restarting", "dead"]
-_RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more often than so many times in so many seconds stays dead
-_FRESH = 0.25  # seconds after which a working engine's figures are read anew
-_SHARE = 0.01  # of the engine's thread that this may take
-_AHEAD = 2  # steps that the engine may be ahead of the event loop
-_PAUSE = 3.0  # programs that are not urgent take a quarter of the time of a busy engine
-_STUCK = 0.5  # seconds that a thread has to end before the process ends without it
+_RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more than _RESTARTS times within _WITHIN seconds is not rebuilt
+_FRESH = 0.25  # seconds after which the figures of a working engine are read again
+_SHARE = 0.01  # largest share of the engine thread's time for reading the figures
+_AHEAD = 2  # steps with events by which the engine may be ahead of the event loop
+_PAUSE = 3.0  # compiling programs that are not urgent takes a quarter of the time of a busy engine
+_STUCK = 0.5  # seconds for a thread to end; then the process ends without it
 
 
 class Bridge:
-    """An engine in its own thread. All methods are for the event loop; `put` is called there too.
+    """An engine in a thread of its own. All methods must be called on the event loop; `put` is called there too.
 
     Args:
-        on_death: is called when the engine is dead for good.
-        on_leaving: is called when a host that shares the model has been told to end.
-        rebuild: makes a new engine where one has failed, in the thread; the old one has been let go of by then.
-        step_timeout: seconds after which a step counts as stuck, and the engine as dead; 0: never.
+        on_death: called when the engine has failed and will not be rebuilt.
+        on_leaving: called when a host that shares the model was told to exit.
+        rebuild: builds a new engine after a failure, in the engine's thread; the old one has been dropped by then.
+        step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
     """
 
     def __init__(
@@ -63,13 +64,13 @@ class Bridge:
         self.state: State = "up"
         self.steps = 0
         self.restarts = 0
-        self.figures = figures_of(engine)  # as last read by its thread: nobody has to wait for a step
+        self.figures = figures_of(engine)  # as the engine's thread read them last: no reader waits for a step
         self._read_again = 0.0
         self._engine: EngineLike | None = engine
         self._rebuild = rebuild
         self._step_timeout = step_timeout
         self._busy_since: float | None = None
-        self._sent = self._delivered = 0  # steps with events, on their way to the event loop
+        self._sent = self._delivered = 0  # steps with events: sent to the event loop, and delivered there
         self._caught_up = threading.Event()
         self._failures: deque[float] = deque(maxlen=_RESTARTS)
         self._watch: asyncio.Task[None] | None = None
@@ -85,24 +86,24 @@ class Bridge:
 
     @property
     def engine(self) -> EngineLike:
-        """The engine. Raises ApiError while there is none."""
+        """The engine. Raises ApiError while it is dead or restarting."""
         if self._engine is None or self.state != "up":
             raise self.failure or engine_dead()
         return self._engine
 
     @property
     def failure(self) -> ApiError | None:
-        """Why no request can be served now, if so."""
+        """The error for every request while the engine is dead or restarting; None while it is up."""
         return {"up": None, "restarting": engine_restarting(), "dead": engine_dead()}[self.state]
 
     @property
     def step_seconds(self) -> float:
-        """Seconds that the present step takes so far; 0 between steps."""
+        """Seconds since the current step began; 0 between steps."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     def start(self) -> None:
-        """Start the thread, for the running event loop."""
+        """Start the engine's thread, and deliver its events on the running event loop."""
         self._loop = asyncio.get_running_loop()
         if self._engine is not None:
             self._engine.when_lost(self._lost, self._leaving)
@@ -111,7 +112,7 @@ class Bridge:
             self._watch = asyncio.ensure_future(self._watch_steps())
 
     async def close(self, timeout: float = 5.0) -> None:
-        """Stop the thread after the step it is in."""
+        """Stop the engine's thread after its current step. Wait at most `timeout` seconds, less for a dead engine."""
         if self._watch is not None:
             self._watch.cancel()
         self._closed = True
@@ -119,22 +120,22 @@ class Bridge:
         end = time.monotonic() + (timeout if self.state != "dead" else _STUCK)
         while self._thread.is_alive() and time.monotonic() < end:
             await asyncio.sleep(0.005)
-        end = time.monotonic() + _STUCK  # the helper may be between two programs
+        end = time.monotonic() + _STUCK  # the helper thread ends soon if it is between two programs
         while self.stuck and time.monotonic() < end:
             await asyncio.sleep(0.005)
 
     @property
     def stuck(self) -> bool:
-        """Whether a thread still runs: after `close`, that it cannot be stopped."""
+        """Whether one of the threads still runs. After `close` this means that it cannot be stopped."""
         return self._thread.is_alive() or (self._helper is not None and self._helper.is_alive())
 
     @property
     def active(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._puts)
 
     def submit(self, requests: Iterable[Request], put: Put) -> None:
-        """Queue requests. `put` gets the events of all of them, or the error that ends all."""
+        """Queue requests; `put` gets their events or the final error. Raises ApiError unless the engine is up."""
         if self.failure is not None:
             raise self.failure
         for request in requests:
@@ -142,16 +143,16 @@ class Bridge:
             self._inbox.put(lambda request=request: self._add(request))  # type: ignore[misc]
 
     def abort(self, request_ids: Iterable[str], *, tell: bool = False) -> None:
-        """End requests before the next step. Their last event is delivered only where `tell` is set."""
+        """End requests before the next step. Their last events are delivered only if `tell` is set."""
         for request_id in request_ids:
             known = request_id in self._puts if tell else self._puts.pop(request_id, None) is not None
             if known:
                 self._inbox.put(lambda request_id=request_id: self._abort(request_id))  # type: ignore[misc]
 
     async def prepare(self, params: SamplingParams) -> None:
-        """Compile what a request with these parameters needs, while the engine goes on with the others.
+        """Compile the programs that a request with these parameters needs, while the engine runs other requests.
 
-        It waits for as many programs as suffice. The others are compiled in what time the steps leave.
+        It waits for the fewest programs that suffice; the others are compiled while steps run. Raises ApiError.
         """
         wanted = {name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None}
         if wanted <= self._prepared:
@@ -162,7 +163,7 @@ class Bridge:
                 self._prepared |= wanted
 
     async def call[T](self, function: Callable[[EngineLike], T]) -> T:
-        """Run a function on the engine between two steps."""
+        """Run a function on the engine between two steps and return its result. Raises ApiError unless it is up."""
         if self.failure is not None:
             raise self.failure
         loop = asyncio.get_running_loop()
@@ -175,18 +176,19 @@ class Bridge:
                 assert self._engine is not None
                 result = function(self._engine)
             except Exception as error:
-                # Without the frames, which keep the engine.
-                loop.call_soon_threadsafe(_settle, future, None, error.with_traceback(None))
+                # The frames of the traceback would hold a reference to the engine.
+                loop.call_soon_threadsafe(_resolve, future, None, error.with_traceback(None))
             else:
-                loop.call_soon_threadsafe(_settle, future, result, None)
+                loop.call_soon_threadsafe(_resolve, future, result, None)
 
         self._inbox.put(work)
         return await future
 
     def _beside(self, engine: EngineLike, params: SamplingParams) -> asyncio.Future[None]:
-        """Compile in a thread that holds up neither the pool that others use nor the end of the process.
+        """Compile in a thread of its own; the future is done once the fewest programs that suffice are compiled.
 
-        Whoever awaits it holds nothing of the engine.
+        Such a thread neither occupies the thread pool of other requests nor delays the end of the process. A coroutine
+        that awaits the future holds no reference to the engine.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         before = self._helper
@@ -198,9 +200,9 @@ class Bridge:
                 engine.prepare(params, fewest=True)
             except BaseException as raised:
                 error = raised.with_traceback(None)
-            self._tell(_settle, done, None, error)
+            self._tell(_resolve, done, None, error)
             if before is not None:
-                before.join()  # one thread at a time fills in what is missing
+                before.join()  # only one thread at a time compiles the remaining programs
             if error is None:
                 engine.prepare(params, pause=_PAUSE, stop=lambda: self._closed or self.state != "up")
 
@@ -214,11 +216,11 @@ class Bridge:
                 self._serve()
                 return
             except BaseException:
-                # As text: a record with the error itself would keep the engine.
+                # The log gets the traceback as text: a log record with the error would hold a reference to the engine.
                 _log.critical("the engine has died\n%s", traceback.format_exc())
-            # Here the error is gone, and with it the frames that hold the engine.
+            # The error has been freed here, and with it the frames that hold a reference to the engine.
             if self._engine is not None:
-                with contextlib.suppress(Exception):  # it may be in any state
+                with contextlib.suppress(Exception):  # a failed engine may be in any state
                     self.figures = figures_of(self._engine)
             self._busy_since = None
             if not self._revive():
@@ -238,7 +240,7 @@ class Bridge:
                     self._hand_over(events)
 
     def _read_figures(self, engine: EngineLike) -> None:
-        """Have fresh figures for whoever asks. Before the events of a last step: its client may ask at once."""
+        """Read old figures again, and always before the events of a last step: its client may ask for them at once."""
         begin = time.monotonic()
         if begin >= self._read_again or not engine.has_work():
             self.figures = figures_of(engine)
@@ -246,20 +248,20 @@ class Bridge:
             self._read_again = end + max(_FRESH, (end - begin) / _SHARE)
 
     def _hand_over(self, events: list[TokenEvent]) -> None:
-        """Give a step's events to the event loop, and wait where it is too far behind.
+        """Send the events of a step to the event loop, and wait if it is too far behind.
 
-        Else steps that are quicker than what they cause would take the interpreter for themselves: everything queues
-        up, and not even /health answers.
+        Without the wait, steps that take less time than the handling of their events would occupy the interpreter: all
+        callbacks would queue up, and not even /health would be answered.
         """
         self._sent += 1
         self._tell(self._deliver_step, events)
         if self._sent - self._delivered > _AHEAD:
             self._caught_up.clear()
             if self._sent - self._delivered > _AHEAD:
-                self._caught_up.wait(1.0)  # not for ever: the loop may be gone
+                self._caught_up.wait(1.0)  # not for ever: the event loop may have ended
 
     def _drain(self, engine: EngineLike) -> bool:
-        """Do what is in the inbox; waits for some where the engine has nothing to do. False: stop."""
+        """Run the closures of the inbox; wait for one if the engine has no work. Return False to stop the thread."""
         while True:
             idle = not engine.has_work()
             if idle:
@@ -275,7 +277,7 @@ class Bridge:
             self._busy_since = None
 
     def _revive(self) -> bool:
-        """Build a new engine, in its thread. False: none may be built, or it cannot be, or nobody wants one."""
+        """Build a new engine in the engine's thread. Return False if that is not allowed or fails, or after `close`."""
         now, failures = time.monotonic(), self._failures
         often = len(failures) == _RESTARTS and now - failures[0] < _WITHIN
         failures.append(now)
@@ -284,18 +286,18 @@ class Bridge:
         self._tell(self._fail, "dead" if rebuild is None else "restarting", told)
         if rebuild is None:
             return False
-        told.wait()  # what was submitted before has ended by then, and from then on nothing is
+        told.wait()  # from then on all earlier requests have ended, and none is submitted
         with contextlib.suppress(queue.Empty):
             while self._inbox.get(block=False) is not None:
                 pass
             return False
         if self._helper is not None:
-            self._helper.join()  # it compiles for the old engine, and holds it
-        self._engine = None  # `rebuild` lets go of what else holds it
+            self._helper.join()  # it compiles for the old engine, and holds a reference to it
+        self._engine = None  # `rebuild` drops the other references
         try:
             self._engine = rebuild()
         except BaseException as error:
-            _log.critical("the engine could not be built anew", exc_info=error)
+            _log.critical("the engine could not be rebuilt", exc_info=error)
             self._tell(self._fail, "dead", told)
             return False
         self._tell(self._revived)
@@ -309,7 +311,7 @@ class Bridge:
             self._tell(self._refuse, request.request_id, ApiError.of(error))
         except Exception:
             _log.exception("request %s cannot be queued; the engine goes on", request.request_id)
-            self._engine.abort(request.request_id)  # it may be queued in part
+            self._engine.abort(request.request_id)  # the engine may have queued a part of it
             self._tell(self._refuse, request.request_id, ApiError(500, "internal error"))
 
     def _abort(self, request_id: str) -> None:
@@ -317,7 +319,7 @@ class Bridge:
         try:
             event = self._engine.abort(request_id)
         except EngineError:
-            raise  # a law is broken: the others' pages may be wrong
+            raise  # an invariant is broken: the pages of other requests may be wrong
         except Exception:
             _log.exception("request %s cannot be aborted; the engine goes on", request_id)
             self._tell(self._refuse, request_id, ApiError(500, "internal error"))
@@ -329,8 +331,8 @@ class Bridge:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop has closed: nobody is left to tell
-            _log.debug("the event loop is gone")
+        except RuntimeError:  # no coroutine is left that waits for the call
+            _log.debug("the event loop has closed")
 
     def _deliver_step(self, events: list[TokenEvent]) -> None:
         self._deliver(events)
@@ -341,7 +343,7 @@ class Bridge:
         for event in events:
             put = self._puts.get(event.request_id)
             if put is None:
-                continue  # aborted meanwhile
+                continue  # the request was aborted meanwhile
             if event.finish_reason is not None:
                 del self._puts[event.request_id]
             put(event)
@@ -352,14 +354,14 @@ class Bridge:
             put(error)
 
     def _fail(self, state: State, told: threading.Event) -> None:
-        """All requests end; with the state "dead" so does everything."""
+        """Set the state and end all requests and calls with an error. In the state "dead", call `on_death` too."""
         self.state = state
         self._prepared.clear()
         puts, self._puts = self._puts, {}
         for put in puts.values():
             put(engine_dead())
         for future in list(self._calls):
-            _settle(future, None, engine_dead())
+            _resolve(future, None, engine_dead())
         told.set()
         if state == "dead":
             self.on_death()
@@ -367,10 +369,10 @@ class Bridge:
     def _revived(self) -> None:
         self.state = "up"
         self.restarts += 1
-        _log.warning("the engine has been built anew; its prefix cache is empty")
+        _log.warning("the engine has been rebuilt; its prefix cache is empty")
 
     def _lost(self, error: JswaError) -> None:
-        """A host is gone, and the thread may be in a step for ever."""
+        """Declare the engine dead after the loss of a host: the engine's thread may hang in a step for ever."""
         _log.critical("the engine has died: %s", error)
         self._tell(self._fail, "dead", threading.Event())
 
@@ -379,15 +381,16 @@ class Bridge:
         self._tell(self.on_leaving)
 
     async def _watch_steps(self) -> None:
-        """Take an engine whose step does not end for dead."""
+        """Declare the engine dead once a step takes longer than the timeout."""
         while self.state != "dead":
             await asyncio.sleep(min(1.0, self._step_timeout / 4))
             if self.step_seconds > self._step_timeout:
-                _log.critical("a step has not ended after %g s: the engine is stuck", self._step_timeout)
+                _log.critical("a step has not ended after %g s: the engine hangs", self._step_timeout)
                 self._fail("dead", threading.Event())
 
 
-def _settle[T](future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
+def _resolve[T](future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
+    """Set the error or the result of a future that is not done."""
     if future.done():
         return
     if error is not None:

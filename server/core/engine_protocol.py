@@ -1,4 +1,4 @@
-"""What the server asks of an engine: `jswa.engine.Engine` is one, unit tests have a fake without jax."""
+"""The engine's interface as the server uses it. `jswa.engine.Engine` has it, and so has the unit tests' fake."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -16,35 +16,38 @@ from jswa.types import SamplingParams
 
 
 class Model(Protocol):
-    """What the server asks of the model."""
+    """The attributes of a model that the server reads."""
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Number of token ids; all ids are below it."""
         ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text."""
+        """Tokens that end a generated text."""
         ...
 
 
 class EngineLike(Protocol):
-    """What the server needs of an engine; `jswa.engine.Engine` is one, tests have a fake."""
+    """An engine that the server can run: `jswa.engine.Engine`, or the fake of the unit tests, which needs no jax.
+
+    The engine's thread alone may call the methods, unless their docstrings say otherwise.
+    """
 
     @property
     def model(self) -> Model:
-        """What it runs."""
+        """The model that the engine runs."""
         ...
 
     @property
     def limits(self) -> Limits:
-        """What it runs with."""
+        """The limits that the engine runs with."""
         ...
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """Its LoRA adapters, by name."""
+        """Digests of the LoRA adapters, by name."""
         ...
 
     def request(
@@ -62,9 +65,13 @@ class EngineLike(Protocol):
         choice: int = 0,
         like: Request | None = None,
     ) -> Request:
-        """Validate a prompt; text `choice` of it. What depends on the parameters alone is shared with `like`.
+        """Return the validated request for text `choice` of a prompt. Raises RequestError.
 
-        Of all methods, only this one and `prepare` may be called beside the engine's thread, also by several threads.
+        Of all methods, only this one and `prepare` may be called in other threads than the engine's, also in several
+        at once.
+
+        Args:
+            like: a request with the same parameters, with which the new one shares all that depends on these alone.
         """
         ...
 
@@ -73,52 +80,57 @@ class EngineLike(Protocol):
         ...
 
     def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request; None where it has ended already."""
+        """End a request and return its last event, or None if it has ended already."""
         ...
 
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Return whether `step` has anything to do."""
         ...
 
     def step(self) -> list[TokenEvent]:
-        """One step."""
+        """Run one step and return its events."""
         ...
 
     def stats(self) -> SchedulerStats:
-        """Rows and pages."""
+        """Return rows and memory at this moment."""
         ...
 
     def cache_stats(self) -> CacheStats:
-        """What the prefix cache holds."""
+        """Return counters and contents of the prefix cache."""
         ...
 
     def step_stats(self) -> StepStats:
-        """What the steps have done and taken."""
+        """Return counts and times of the steps so far."""
         ...
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache."""
+        """Empty the prefix cache. Running rows keep their pages."""
         ...
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
-        """Have these called, in a thread of their own, when a host that shares the model is gone, or is to end."""
+        """Register callbacks for the loss of another host that shares the model. They run in a thread of their own.
+
+        Args:
+            lost: called when a host is lost: a step that waits for it never returns.
+            leaving: called when a host was told to exit. It keeps working until this engine is closed.
+        """
         ...
 
     def prepare(
         self, params: SamplingParams, *, fewest: bool = False, pause: float = 0.0, stop: Callable[[], bool] = ...
     ) -> None:
-        """Compile what such a request needs; may be called beside the engine's thread.
+        """Compile the log probability programs that a request with these parameters needs. Any thread may call this.
 
         Args:
-            fewest: only as many programs as suffice.
-            pause: waits after each program that many times as long as it took, while steps run.
-            stop: whether to end now.
+            fewest: compile only the fewest programs that suffice, in which steps are slower.
+            pause: while steps run, pause after each program for `pause` times as long as it took to compile.
+            stop: asked before each program whether to stop compiling.
         """
         ...
 
 
 class Figures(NamedTuple):
-    """What an engine has done and holds, between two steps."""
+    """Figures of an engine between two steps."""
 
     rows: SchedulerStats
     cache: CacheStats
@@ -126,5 +138,5 @@ class Figures(NamedTuple):
 
 
 def figures_of(engine: EngineLike) -> Figures:
-    """Read the figures of an engine; only its own thread may."""
+    """Return the figures of an engine. Only the engine's own thread may call this."""
     return Figures(engine.stats(), engine.cache_stats(), engine.step_stats())

@@ -1,6 +1,6 @@
-"""Fairness between API keys in front of the engine: shares of what is bounded, and turns at what works for all.
+"""Fairness between API keys in front of the engine: shares of bounded resources, and turns at shared threads.
 
-The engine's own share-out of rows, memory and steps is the scheduler's (`jswa.sched.turns`).
+The scheduler shares out rows, KV memory and steps of the engine (`jswa.sched.turns`).
 """
 
 import asyncio
@@ -21,9 +21,10 @@ def weights_of(keys: Sequence[str], weights: Sequence[float]) -> dict[Key, float
 
 
 class Budget:
-    """An amount of something that keys share. `refused` counts refusals.
+    """A bounded amount that API keys share, such as bytes or waiting requests. `refused` counts refusals.
 
-    Half of it is first come, first served. The other half is reserved for the keys in proportion to their weights.
+    Half of the amount is first come, first served. The other half is reserved for the keys in proportion to their
+    weights.
     """
 
     def __init__(self, most: float, weights: Weights | None = None) -> None:
@@ -36,16 +37,16 @@ class Budget:
 
     @property
     def used(self) -> int:
-        """The amount that is taken."""
+        """The amount in use."""
         return sum(self._used.values())
 
     def fits(self, key: Key, amount: int) -> bool:
-        """Return whether a key may take so much. Whoever comes while nothing is taken may take any amount."""
+        """Return whether a key may acquire an amount. While nothing is in use, any amount fits."""
         others = (max(used, self._reserved[other]) for other, used in self._used.items() if other != key)
         return self._used[key] + amount + sum(others) <= self.most or not self.used
 
     def take(self, key: Key, amount: int) -> bool:
-        """Take so much for a key, if it fits."""
+        """Acquire an amount for a key and return True, or return False if it does not fit."""
         fits = self.fits(key, amount)
         if fits:
             self._used[key] += amount
@@ -54,12 +55,15 @@ class Budget:
         return fits
 
     def give_back(self, key: Key, amount: int) -> None:
-        """Give back what was taken."""
+        """Release an amount that a key has acquired."""
         self._used[key] -= amount
 
 
 class Admission:
-    """The bounded queue of accepted texts without a token, limited by count and by prompt tokens; beyond that: 429."""
+    """The bounded queue of accepted texts that have no token yet.
+
+    It is limited by texts and by prompt tokens; a request beyond a limit gets status 429.
+    """
 
     def __init__(self, most_texts: int, most_tokens: int, weights: Weights | None = None) -> None:
         self.refused = 0
@@ -77,7 +81,7 @@ class Admission:
         return self._tokens.used
 
     def check_size(self, texts: int, tokens: int) -> None:
-        """Refuse a request of more than half of the queue: it would shut out everybody else. Raises ApiError (400)."""
+        """Refuse a request for more than half of the queue, which would shut out all others. Raises ApiError (400)."""
         for param, new, queue, option, unit in (
             ("n", texts, self._texts, "--max-queued-requests", "texts (prompts x n)"),
             ("prompt", tokens, self._tokens, "--max-queued-tokens", "prompt tokens (of all texts)"),
@@ -110,17 +114,20 @@ class Admission:
 
 
 class Lanes:
-    """Places for work that takes a while. Keys take turns at them; with several, one key never has all of them.
+    """A number of lanes, each for one piece of long work at a time. Keys take turns at them.
+
+    With several keys, one key never occupies all lanes.
 
     Args:
-        most_waiting: more do not wait but get status 429; the keys share these places as they share the queue.
+        most_waiting: largest number of callers that wait for a lane; further ones get status 429. The keys share this
+            number as a `Budget`.
     """
 
     def __init__(self, count: int, weights: Weights, most_waiting: int) -> None:
         self._count = count
-        self._most = count - 1 if count > 1 and len(weights) > 1 else count  # of one key
+        self._most = count - 1 if count > 1 and len(weights) > 1 else count  # lanes that one key may occupy
         self._busy: Counter[Key] = Counter()
-        self._waiting: dict[Key, deque[asyncio.Future[None]]] = {}  # whose turn it is next comes first
+        self._waiting: dict[Key, deque[asyncio.Future[None]]] = {}  # the key whose turn is next comes first
         self._places = Budget(most_waiting, weights)
 
     @property
@@ -130,12 +137,12 @@ class Lanes:
 
     @property
     def waiting(self) -> int:
-        """Number of those who wait."""
+        """Number of callers that wait for a lane."""
         return self._places.used
 
     @asynccontextmanager
     async def turn(self, key: Key) -> AsyncGenerator[None]:
-        """Hold a place. Raises ApiError (429)."""
+        """Occupy a lane within the context. Raises ApiError (429)."""
         await self.enter(key)
         try:
             yield
@@ -143,7 +150,7 @@ class Lanes:
             self.leave(key)
 
     async def enter(self, key: Key) -> None:
-        """Wait for a place; `leave` gives it back. Raises ApiError (429)."""
+        """Wait for a lane and occupy it; `leave` frees it. Raises ApiError (429)."""
         if self._free_for(key):
             self._busy[key] += 1
             return
@@ -164,14 +171,14 @@ class Lanes:
             self._places.give_back(key, 1)
 
     def leave(self, key: Key) -> None:
-        """Give a place back, and call whoever is next."""
+        """Free a lane, and wake the next caller that waits."""
         self._busy[key] -= 1
         while next_ones := [k for k in self._waiting if self._free_for(k)]:
             following = next_ones[0]
             line = self._waiting.pop(following)
             called = line.popleft()
             if line:
-                self._waiting[following] = line  # behind the others
+                self._waiting[following] = line  # behind the other keys
             if not called.done():
                 self._busy[following] += 1
                 called.set_result(None)
@@ -188,7 +195,10 @@ class Helpers:
         self._pool = ThreadPoolExecutor(threads, "helper")
 
     async def run[T](self, key: Key, work: Callable[[], T]) -> T:
-        """Run something in a thread, whose place is taken until it ends, awaited or not. Raises ApiError (429)."""
+        """Run a function in a thread and return its result. Raises ApiError (429).
+
+        The lane is occupied until the function ends, even if the caller is cancelled before.
+        """
         loop = asyncio.get_running_loop()
         await self.lanes.enter(key)
 
@@ -198,12 +208,12 @@ class Helpers:
 
         try:
             future = self._pool.submit(work)
-        except RuntimeError:  # the server goes down
+        except RuntimeError:  # the server is shutting down
             self.lanes.leave(key)
             raise
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """End the threads when they have done what they do."""
+        """End each thread after the function that it runs; the functions that wait are cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What Prometheus gets: vLLM's names under a prefix of our own, and what only a hybrid engine has."""
+"""Prometheus metrics: vLLM's names under an own prefix, and metrics that only an engine with local layers has."""
 
 from collections import Counter as Counts
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,10 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_0
 
 
 class Shared(NamedTuple):
-    """What requests share besides the engine: bytes that are held, requests that wait, and counts since the start."""
+    """Figures of the resources that requests share besides the engine.
+
+    Bytes and waiting requests are those of this moment, the other figures counts since the start.
+    """
 
     body_bytes: int
     bodies_refused: int
@@ -36,7 +39,14 @@ class Shared(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The server at the moment of a scrape. `step_seconds`: of the step that runs; `jobs`: the unfinished ones."""
+    """The server's state at the moment of a scrape.
+
+    Attributes:
+        waiting: accepted texts that have no token yet.
+        refused: requests refused because the queue was full.
+        step_seconds: seconds since the current step began; 0 between steps.
+        jobs: the unfinished jobs.
+    """
 
     figures: Figures
     limits: Limits
@@ -50,11 +60,11 @@ class Snapshot(NamedTuple):
 
 
 class Metrics:
-    """Counters of requests; the engine's own come from a snapshot at each scrape.
+    """Counters of requests. The engine's own figures come from a snapshot at each scrape.
 
     Attributes:
-        responses: HTTP responses by route and status, both of a bounded number.
-        unknown_fields: fields of requests that were ignored because nobody knows them.
+        responses: number of HTTP responses by route and status; clients cannot add routes or statuses.
+        unknown_fields: number of request fields that were ignored because they are unknown.
     """
 
     def __init__(self, prefix: str, model: str) -> None:
@@ -63,32 +73,34 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.unknown_fields = 0
         self.responses: Counts[tuple[str, int]] = Counts()
-        self._prompt_tokens = self._generation_tokens = 0  # of requests that have ended
+        self._prompt_tokens = self._generation_tokens = 0  # sums over the requests that have ended
         self._snapshot = _OfEngine(prefix, model)
         self._registry.register(self._snapshot)
         self._success = Counter(
-            self._name("request_success"), "Texts by why they ended.", ["model_name", "finished_reason"],
+            self._name("request_success"), "Texts by finish reason.", ["model_name", "finished_reason"],
             registry=self._registry,
         )  # fmt: skip
-        self._failed = self._counter("request_failed", "Requests that ended in an error, or whose client left.")
+        self._failed = self._counter("request_failed", "Requests that failed or whose client disconnected.")
         seconds = {
-            "time_to_first_token_seconds": "From arrival to the first token.",
-            "inter_token_latency_seconds": "Between two tokens of a text.",
-            "e2e_request_latency_seconds": "From arrival to the end.",
-            "request_queue_time_seconds": "From arrival to the first step.",
-            "request_prefill_time_seconds": "From the first step to the first token.",
-            "request_decode_time_seconds": "From the first token to the end.",
+            "time_to_first_token_seconds": "Time from a request's arrival to its first token.",
+            "inter_token_latency_seconds": "Time between two tokens of a text.",
+            "e2e_request_latency_seconds": "Time from a request's arrival to its end.",
+            "request_queue_time_seconds": "Time from a request's arrival to its first step.",
+            "request_prefill_time_seconds": "Time from a request's first step to its first token.",
+            "request_decode_time_seconds": "Time from a request's first token to its end.",
         }
         self._seconds = {name: self._histogram(name, text, _SECONDS) for name, text in seconds.items()}
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self._request_generation = self._histogram("request_generation_tokens", "Generated tokens of one.", _TOKENS)
+        self._request_generation = self._histogram(
+            "request_generation_tokens", "Generated tokens of a request.", _TOKENS
+        )
 
     def between_tokens(self, seconds: float) -> None:
-        """A text got a token that is not its first."""
+        """Record the seconds between two tokens of a text."""
         self._seconds["inter_token_latency_seconds"].observe(seconds)
 
     def ended(self, job: Job, *, whole: bool) -> None:
-        """A request has ended; `whole`: as its client asked."""
+        """Record a request that has ended. `whole`: it ran to its end, without an error and with its client there."""
         at = job.timing
         self._prompt_tokens += _computed(job)
         self._generation_tokens += job.completion_tokens
@@ -111,16 +123,14 @@ class Metrics:
                 self._seconds[name].observe(max(0.0, end - begin))
 
     def exposition(self, snapshot: Snapshot) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         self._snapshot.now = snapshot
         self._snapshot.counts = {
-            ("prompt_tokens", "Prompt tokens of requests that have had a first token."): self._prompt_tokens
+            ("prompt_tokens", "Prompt tokens of requests that have a first token."): self._prompt_tokens
             + sum(map(_computed, snapshot.jobs)),
             ("generation_tokens", "Generated tokens."): self._generation_tokens
             + sum(job.completion_tokens for job in snapshot.jobs),
-            ("unknown_request_fields", "Fields of requests that nobody knows, and that were ignored."): (
-                self.unknown_fields
-            ),
+            ("unknown_request_fields", "Unknown fields of requests, which were ignored."): (self.unknown_fields),
         }
         self._snapshot.responses = self.responses
         return generate_latest(self._registry)
@@ -137,7 +147,7 @@ class Metrics:
 
 
 def _computed(job: Job) -> int:
-    """Prompt tokens of a request that steps have run, or found in the cache."""
+    """Return the prompt tokens of a request that steps have run or the cache had: all, or 0 before the first token."""
     return 0 if job.timing.first_token is None else job.prompt_tokens
 
 
@@ -152,19 +162,20 @@ class _OfEngine(Collector):
         self.responses: Counts[tuple[str, int]] = Counts()
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """Yield all metrics of the snapshot."""
         if self.now is None:
             return
         yield from self._of_server(self.now)
         rows, cache, _ = self.now.figures
         used = rows.total_slots - rows.free_slots - rows.cached_slots
-        yield self._gauge("num_requests_running", "Texts that hold a row.", rows.running)
+        yield self._gauge("num_requests_running", "Texts that occupy a row.", rows.running)
         yield self._gauge("num_requests_waiting", "Texts that wait for a row.", rows.waiting)
-        yield self._gauge("num_requests_without_token", "Texts accepted, and no token yet.", self.now.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of KV memory that rows hold.", used / max(rows.total_slots, 1))
-        per_block = rows.total_slots // max(self.now.limits.num_blocks - 1, 1)  # one block is nobody's
+        yield self._gauge("num_requests_without_token", "Accepted texts that have no token yet.", self.now.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV memory that rows use.", used / max(rows.total_slots, 1))
+        per_block = rows.total_slots // max(self.now.limits.num_blocks - 1, 1)  # one block is the zero block
         pages = GaugeMetricFamily(
-            self._full("kv_pages"), "Pages by kind: rows', those that only the cache holds, and how many would fit.",
+            self._full("kv_pages"),
+            "Pages by kind that rows hold, that the cache alone holds, and for which memory is free.",
             labels=["model_name", "kind", "holder"],
         )  # fmt: skip
         for kind, held, cached in (
@@ -188,18 +199,19 @@ class _OfEngine(Collector):
         yield info
 
     def _of_server(self, now: Snapshot) -> Iterator[Metric]:
-        yield self._gauge("engine_up", "1 where the engine takes requests, else 0.", now.state == "up")
+        yield self._gauge("engine_up", "1 if the engine accepts requests, else 0.", now.state == "up")
         states = GaugeMetricFamily(
-            self._full("engine_state"), "1 for the state that the engine is in.", labels=["model_name", "state"]
+            self._full("engine_state"), "1 for the current state of the engine, else 0.", labels=["model_name", "state"]
         )
         for state in get_args(State):
             states.add_metric([self._model, state], now.state == state)
         yield states
-        yield self._gauge("engine_step_running_seconds", "Time that the present step takes so far.", now.step_seconds)
+        yield self._gauge("engine_step_running_seconds", "Time since the current step began.", now.step_seconds)
         for (name, text), value in self.counts.items():
             yield self._counter(name, text, value)
         responses = CounterMetricFamily(
-            self._full("http_requests"), "HTTP responses, also refusals; 499: the client left before one.",
+            self._full("http_requests"),
+            "HTTP responses, including refusals. Status 499: the client disconnected before its response.",
             labels=["model_name", "route", "status"],
         )  # fmt: skip
         for (route, status), count in self.responses.items():
@@ -208,54 +220,70 @@ class _OfEngine(Collector):
 
     def _counters(self, now: Snapshot) -> Iterator[Metric]:
         rows, cache, steps = now.figures
-        yield self._counter("num_preemptions", "Rows that lost their pages to others.", rows.preemptions)
+        yield self._counter("num_preemptions", "Rows that were preempted: they lost their pages.", rows.preemptions)
         yield from self._of_steps(steps)
-        yield self._counter("engine_restarts", "Engines that failed and were built anew.", now.restarts)
-        yield self._counter("kv_pages_slid", "Local pages that left the windows of running rows.", cache.slid_pages)
+        yield self._counter("engine_restarts", "Engines rebuilt after a failure.", now.restarts)
+        yield self._counter(
+            "kv_pages_slid", "Local pages that slid out of the windows of running rows.", cache.slid_pages
+        )
         yield self._counter("admission_rejections", "Requests refused because the queue was full.", now.refused)
-        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", cache.prompt_tokens)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", cache.prompt_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens that no layer computed.", cache.cached_tokens)
-        yield self._counter("prefix_cache_full_hits", "Those whose full-attention KV was there.", cache.full_hit_tokens)
-        yield self._counter("prefix_cache_replayed", "Tokens run again for a lost window.", cache.replayed_tokens)
-        yield self._counter("prefix_cache_revived", "Hits behind a window that was rebuilt.", cache.revived_tokens)
-        yield self._counter("prefix_cache_evictions", "Windows and ends of texts given up.", cache.evictions)
-        yield self._gauge("prefix_cache_windows", "Places from which a request can resume.", cache.windows)
+        yield self._counter(
+            "prefix_cache_full_hits", "Prompt tokens with cached full-attention KV.", cache.full_hit_tokens
+        )
+        yield self._counter("prefix_cache_replayed", "Tokens run again to rebuild windows.", cache.replayed_tokens)
+        yield self._counter("prefix_cache_revived", "Prompt tokens behind a rebuilt window.", cache.revived_tokens)
+        yield self._counter("prefix_cache_evictions", "Evicted windows and ends of texts.", cache.evictions)
+        yield self._gauge("prefix_cache_windows", "Windows at which a request can resume.", cache.windows)
         missed = CounterMetricFamily(
-            self._full("prefix_cache_misses"), "Prompt tokens computed, by reason.", labels=["model_name", "reason"]
+            self._full("prefix_cache_misses"),
+            "Prompt tokens computed, by reason of the miss.",
+            labels=["model_name", "reason"],
         )
         for reason, tokens in cache.missed.items():
             missed.add_metric([self._model, reason], tokens)
         yield missed
 
     def _of_shared(self, now: Shared) -> Iterator[Metric]:
-        yield self._gauge("request_body_bytes", "Bodies of requests under way, of --max-body-memory.", now.body_bytes)
-        yield self._counter("request_body_rejections", "Requests without memory for their body.", now.bodies_refused)
-        yield self._gauge("answer_bytes", "Answers not sent yet, about, of --max-answer-memory.", now.answer_bytes)
-        yield self._counter("answer_rejections", "Requests ended: no memory, or a slow client.", now.answers_refused)
-        yield self._counter("unread_connections", "Connections cut: nobody read the answer.", now.unread_connections)
+        yield self._gauge("request_body_bytes", "Bytes of --max-body-memory in use.", now.body_bytes)
+        yield self._counter(
+            "request_body_rejections", "Requests refused for lack of memory for their body.", now.bodies_refused
+        )
+        yield self._gauge("answer_bytes", "Estimated bytes of --max-answer-memory in use.", now.answer_bytes)
+        yield self._counter(
+            "answer_rejections",
+            "Requests ended for lack of answer memory, or because the client read too slowly.",
+            now.answers_refused,
+        )
+        yield self._counter(
+            "unread_connections", "Connections closed because the client did not read.", now.unread_connections
+        )
         waiting = GaugeMetricFamily(
-            self._full("num_requests_preparing"), "Requests that wait to be tokenized or rendered.",
+            self._full("num_requests_preparing"), "Requests that wait for their tokenization or rendering.",
             labels=["model_name", "helper"],
         )  # fmt: skip
         waiting.add_metric([self._model, "thread"], now.helper_waiting)
         waiting.add_metric([self._model, "template"], now.template_waiting)
         yield waiting
         refused = now.helper_refused + now.template_refused
-        yield self._counter("preparing_rejections", "Requests refused because too many of these waited.", refused)
-        yield self._counter("templates_killed", "Renderings that took more than --render-timeout.", now.template_killed)
+        yield self._counter("preparing_rejections", "Requests refused: too many waited for a helper.", refused)
+        yield self._counter("templates_killed", "Renderings that exceeded --render-timeout.", now.template_killed)
 
     def _of_steps(self, steps: StepStats) -> Iterator[Metric]:
         yield self._counter("engine_steps", "Steps of the engine.", steps.steps)
-        yield self._counter("engine_step_tokens", "Tokens that steps have run, of prompts and texts.", steps.tokens)
+        yield self._counter("engine_step_tokens", "Prompt and generated tokens that steps have run.", steps.tokens)
         parts = CounterMetricFamily(
-            self._full("engine_step_seconds"), "Time of the engine's thread: host work, and waiting for the device.",
+            self._full("engine_step_seconds"),
+            "Time of the engine's thread by part of the step: host work, and waiting for the device.",
             labels=["model_name", "part"],
         )  # fmt: skip
         for part in ("plan", "launch", "wait", "apply"):
             parts.add_metric([self._model, part], getattr(steps, part))
         yield parts
         late = CounterMetricFamily(
-            self._full("compilations"), "Programs compiled after the start: in_step must stay 0, others had to wait.",
+            self._full("compilations"),
+            "Programs compiled after the start. in_step must stay 0: requests wait for these programs.",
             labels=["model_name", "when"],
         )  # fmt: skip
         late.add_metric([self._model, "in_step"], steps.compiled_in_steps)

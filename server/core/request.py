@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its texts, piece by piece, as they grow."""
+"""A request while the engine runs it: its texts, and their new parts as they are generated."""
 
 import asyncio
 import itertools
@@ -23,15 +23,21 @@ from .engine_protocol import EngineLike
 from .fairness import Admission, Budget, Key
 
 _numbers = itertools.count()
-# Bytes, about, that an event takes with what is made of it; and each log probability, with its token's id.
+# Estimated bytes of an event with its JSON, and of each log probability with its token id.
 _EVENT_BYTES, _NUMBER_BYTES = 400, 80
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
-_TURN = 32  # events that are handled in one callback of the event loop, at most
+_TURN = 32  # largest number of events that one callback of the event loop handles
 
 
 @dataclass(eq=False)
 class Text:
-    """One text that grows. `offset`: characters of it that are decoded, also those held back."""
+    """One text as it is generated.
+
+    Attributes:
+        offset: characters decoded so far, including those held back because they may begin a stop string.
+        waits: the text has no token yet, and counts as waiting.
+        last_token: time of the last token, in seconds of `time.monotonic`.
+    """
 
     index: int
     prompt: Prompt
@@ -44,7 +50,10 @@ class Text:
     last_token: float = 0.0
 
     def push(self, event: TokenEvent) -> str:
-        """What the event adds to the text: a stop token adds nothing, the end gives what was held back."""
+        """Return the characters that an event adds to the text.
+
+        A stop token adds none; the last event adds the characters that were held back.
+        """
         if self.decoder is None:
             self.tokens += event.token is not None
             return ""
@@ -62,7 +71,11 @@ class Text:
 
 
 class Delta(NamedTuple):
-    """What is new of one text. `offset`: characters of the text before the token."""
+    """The new part of one text, made from one event of the engine.
+
+    Attributes:
+        offset: characters of the text before the token.
+    """
 
     text: Text
     new: str
@@ -76,7 +89,7 @@ class Delta(NamedTuple):
 
 @dataclass
 class Timing:
-    """When what happened, in seconds of `time.monotonic`."""
+    """Times of a request's events, in seconds of `time.monotonic`; None before the event."""
 
     arrival: float = field(default_factory=time.monotonic)
     scheduled: float | None = None
@@ -86,12 +99,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Order:
-    """What a request asks for besides its prompts and sampling; `lora`: the adapter to run with.
+    """The options of a request besides its prompts and sampling parameters.
 
     Attributes:
-        key: who asks.
-        tenant, weight: the same for the engine, which knows no keys.
-        stream: whether deltas are sent as they come, and not kept until the end.
+        key: the API key of the request.
+        tenant, weight: name and weight of the key for the engine, which does not know API keys.
+        lora: name of the LoRA adapter to run with; None means no adapter.
+        stream: whether deltas are sent as they arrive, rather than collected until the end.
+        deadline: seconds after which the request ends with an error; None means no limit.
     """
 
     key: Key = None
@@ -111,9 +126,10 @@ def build(
     params: SamplingParams,
     order: Order,
 ) -> Iterator[Request]:
-    """Make the engine's requests, one for each text: the first n for the first prompt. Raises ApiError.
+    """Make the engine's requests, one for each text: the first n are for the first prompt. Raises ApiError.
 
-    Only the first one depends on how many tokens the parameters name, and only the first of a prompt on its length.
+    The time for a request does not depend on the number of tokens that the parameters name, except for the first
+    request. Nor does it depend on the prompt's length, except for the first request of each prompt.
     """
     beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
     if beyond:
@@ -141,7 +157,7 @@ def build(
 
 
 def size_of(event: TokenEvent) -> int:
-    """Return the bytes, about, that an event takes, with what is made of it for the client."""
+    """Return the estimated bytes of memory of an event, including the JSON that is made of it for the client."""
     numbers = 0 if event.logprobs is None else 4 + len(event.logprobs.top_ids)
     if event.prompt_logprobs:
         numbers += len(event.prompt_logprobs) * (4 + len(next(iter(event.prompt_logprobs)).top_ids))
@@ -149,7 +165,7 @@ def size_of(event: TokenEvent) -> int:
 
 
 class Job:
-    """All texts of one request. Iterate over `deltas`, and `close` it whatever happens: that frees what it holds."""
+    """All texts of one request. Iterate over `deltas`, and always `close` the job, which frees its resources."""
 
     def __init__(
         self,
@@ -164,14 +180,15 @@ class Job:
         stops: StopTable,
         between_tokens: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Queue requests that `build` has made, and that the queue has room for.
+        """Queue requests that `build` has made and `admission` has admitted.
 
-        Raises ApiError: then nothing is queued, and the room is the caller's to release.
+        Raises ApiError if the engine accepts no requests: then nothing is queued, and the caller must release the
+        admission.
 
         Args:
-            answers: what all requests share for events that wait, and for answers that are collected.
-            stops: of the parameters' stop strings, shared by all texts.
-            between_tokens: is told the seconds between two tokens of a text.
+            answers: the memory budget that all requests share, for events that wait and answers that are collected.
+            stops: table of the parameters' stop strings, shared by all texts.
+            between_tokens: called with the seconds between two tokens of a text.
         """
         self.timing = Timing()
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
@@ -182,7 +199,7 @@ class Job:
         self._bridge = bridge
         self._admission = admission
         self._answers = answers
-        self._held = 0  # bytes of the budget
+        self._held = 0  # bytes that this job has acquired from `answers`
         self._events: asyncio.Queue[TokenEvent | ApiError] = asyncio.Queue()
         self._texts: dict[str, Text] = {}
         self._timers: list[asyncio.TimerHandle] = []
@@ -195,12 +212,12 @@ class Job:
         self._start_timers()
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Pieces of all texts as they come. Raises ApiError."""
+        """Iterate over the new parts of all texts, as they arrive, until all texts have ended. Raises ApiError."""
         for number in itertools.count():
             if not self._texts:
                 return
             if number % _TURN == _TURN - 1:
-                await asyncio.sleep(0)  # where many wait, the event loop does other things in between
+                await asyncio.sleep(0)  # if many events wait, other work of the event loop has its turn
             event = await self._events.get()
             if isinstance(event, ApiError):
                 raise event
@@ -210,7 +227,7 @@ class Job:
                 yield self._take(event, self._texts[event.request_id])
 
     def close(self) -> None:
-        """End what has not ended; its pages are free before the next step."""
+        """End the texts that have not ended. Their pages are freed before the next step. Closing twice is fine."""
         for timer in self._timers:
             timer.cancel()
         self._bridge.abort(self._texts)
@@ -222,15 +239,15 @@ class Job:
 
     @property
     def ids(self) -> list[str]:
-        """The engine's names of the texts that have not ended."""
+        """The engine's request ids of the texts that have not ended."""
         return list(self._texts)
 
     def abort(self) -> None:
-        """End it on behalf of someone else: its texts end with the reason "abort"."""
+        """End the request on behalf of another client or the operator: its texts end with the reason "abort"."""
         self._bridge.abort(self._texts, tell=True)
 
     def _put(self, event: TokenEvent | ApiError) -> None:
-        """Take in what comes from the engine; beyond the budget the request ends."""
+        """Queue an event or an error from the engine. If it exceeds the memory budget, the request ends."""
         if isinstance(event, TokenEvent):
             size = size_of(event)
             most = limits.MAX_BACKLOG_BYTES if self._order.stream else int(self._answers.most) // 4
@@ -242,20 +259,24 @@ class Job:
         self._events.put_nowait(event)
 
     def _refuse(self, most: int | None) -> ApiError:
-        """End the request because of its size, `most` bytes, or that of all answers together."""
+        """End the request and return its error, because of its own size or because of the size of all answers.
+
+        Args:
+            most: bytes that the request may hold, if it needs more; None if all answers together need too much.
+        """
         self._answers.refused += 1
         self._bridge.abort(self._texts)
         while not self._events.empty():
             self._events.get_nowait()
-        self._hold(-self._held)  # at once: events of others that came with this one may fit now
+        self._hold(-self._held)  # at once: events of other requests in the same step may fit now
         if most is None:
-            message = "the answers that are collected or wait for their clients take all memory that is for them"
+            message = "the answers of all requests use all memory of --max-answer-memory; try again later"
             return ApiError(503, message, code="answer_memory_full", headers={"Retry-After": "5"})
         if self._order.stream:
             return ApiError(
-                408, f"the client is too slow: {most} bytes of the stream wait for it", code="client_too_slow"
+                408, f"the client reads too slowly: {most} bytes of the stream wait for it", code="client_too_slow"
             )
-        message = f"the answer takes more than {most} bytes: ask for less, or for a stream"
+        message = f"the answer needs more than {most} bytes: lower max_tokens, n or logprobs, or use stream = true"
         return ApiError(400, message, code="answer_too_large")
 
     def _hold(self, size: int) -> None:

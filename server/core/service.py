@@ -1,4 +1,4 @@
-"""What the handlers share: the engine behind its bridge, the texts' side of the model, limits of the queue."""
+"""The state that all request handlers share: the engine's bridge, the tokenizer and template, and the shared limits."""
 
 import dataclasses
 import hashlib
@@ -36,15 +36,15 @@ from .request import Job, Order, build
 from .tracing import annotate
 
 _log = logging.getLogger("jswa.server")
-_MOST_NAMES = 256  # of unknown fields that are logged
+_MOST_NAMES = 256  # names of unknown fields that are logged
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is loaded: what `jswa.LLM` has.
+    """A loaded model, with the parts of `jswa.LLM` that the server needs.
 
     Attributes:
-        build: the engine, and a new one each time that it is called again. It lets go of the one before.
+        build: returns the engine, and a new engine at each later call, which drops the reference to the one before.
     """
 
     build: Callable[[], EngineLike]
@@ -54,14 +54,17 @@ class Served:
 
 
 class Service:
-    """One server."""
+    """The state of one server: its engine, its jobs, and the budgets and threads that its requests share.
+
+    Owns the bridge, the helper threads and the renderer, from `start_up` to `shut_down`.
+    """
 
     def __init__(self, model: Served, config: ServeConfig) -> None:
         self.config = config
         self.tokenizer = model.tokenizer
         self.chat_template = model.chat_template
         self.default_sampling = model.default_sampling
-        # The bridge alone keeps the engine.
+        # Nothing but the bridge holds a reference to the engine, so that the bridge can drop a failed one.
         rebuild = model.build if config.restart_engine else None
         self.bridge = Bridge(model.build(), rebuild=rebuild, step_timeout=config.step_timeout)
         self.limits = self.bridge.engine.limits
@@ -70,7 +73,7 @@ class Service:
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
         self.bodies = Budget(config.max_body_memory, weights)
         self.answers = Budget(config.max_answer_memory, weights)
-        self.unread = 0  # connections that were cut because nobody read the answer
+        self.unread = 0  # connections that were closed because the client did not read the answer
         self.helpers = Helpers(_helper_threads(), weights)
         self._weights = weights
         self.texts = TokenTexts(model.tokenizer)
@@ -84,28 +87,28 @@ class Service:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names that requests may use for the model; the first is its own."""
+        """Names that requests may use for the model; the first is the model's id."""
         return self.config.served_model_name
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and generated tokens of one text, at most."""
+        """Largest number of prompt and generated tokens of one text."""
         return self.limits.max_model_len
 
     @property
     def ready(self) -> bool:
-        """Whether new requests are taken."""
+        """Whether the server accepts new requests."""
         return self.bridge.state == "up" and not self.draining
 
     async def start_up(self) -> None:
-        """Begin to serve, on the running event loop."""
+        """Start the engine's thread and the renderer, on the running event loop."""
         self.bridge.start()
         if self.chat_template is not None and self.tokenizer is not None:
             self.renderer = Renderer(self.chat_template, self.config.render_timeout, self._weights)
             await self.renderer.start()
 
     async def shut_down(self) -> None:
-        """Stop the engine's thread and the renderers."""
+        """Stop the renderer, the helper threads and the engine's thread."""
         if self.renderer is not None:
             await self.renderer.close()
         self.helpers.close()
@@ -113,37 +116,40 @@ class Service:
 
     @property
     def running(self) -> int:
-        """Requests under way, also those that wait for programs."""
+        """Number of requests in progress, including those that wait for programs to be compiled."""
         return self._starting + sum(map(len, self.jobs.values()))
 
     def abort_all(self) -> None:
-        """End every request."""
+        """Abort every request; their texts end with the reason "abort"."""
         for jobs in self.jobs.values():
             for job in jobs:
                 job.abort()
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with: the model's, or an adapter's. Raises ApiError for a model that is not served."""
+        """Return the model name for the answer: the model's or an adapter's. Raises ApiError (404) for another name."""
         if name is None or name in self.names or name in self.adapters:
             return name or self.names[0]
         raise ApiError(
-            404, f"The model {name[:200]!r} does not exist: served is {self.names[0]!r}.", param="model",
+            404, f"The model {name[:200]!r} does not exist: this server serves {self.names[0]!r}.", param="model",
             code="model_not_found",
         )  # fmt: skip
 
     def count_unknown(self, names: Sequence[str]) -> None:
-        """Count fields of a request that are not known, and log each name once."""
+        """Count the unknown fields of a request, and log each name once."""
         self.metrics.unknown_fields += len(names)
         for name in names:
             if len(self._unknown) < _MOST_NAMES and name[:100] not in self._unknown:
                 self._unknown.add(name[:100])
                 last = "; further names are not logged" if len(self._unknown) == _MOST_NAMES else ""
-                _log.warning("requests have an unknown field, which is ignored: %r%s", name[:100], last)
+                _log.warning("a request has an unknown field, which is ignored: %r%s", name[:100], last)
 
     async def start(
         self, request: Request, body: Generation, prompts: Sequence[Prompt], params: SamplingParams, name: str
     ) -> Job:
-        """Queue a request's prompts; `abort` finds them by the request's name. Raises ApiError."""
+        """Queue a request's prompts and return its job, which the caller must `end`. Raises ApiError.
+
+        The job is filed in `jobs` under the request's name, for POST /abort.
+        """
         key = key_of(request)
         if (body.priority or 0) < 0 and not self.config.allow_priority:
             raise invalid("priority", "must be at least 0: this server was started without --allow-priority")
@@ -187,7 +193,7 @@ class Service:
 
     @contextmanager
     def held(self, request: Request, size: int) -> Iterator[None]:
-        """Count work on a long text in the queue while it is done, as a prompt of `size` tokens. Raises ApiError."""
+        """Count the work on a long text as a waiting prompt of `size` tokens meanwhile. Raises ApiError (429)."""
         if size <= SMALL:
             yield
             return
@@ -199,7 +205,7 @@ class Service:
             self.admission.release(key, 1, size)
 
     def end(self, job: Job, name: str) -> None:
-        """Close a job, and count it."""
+        """Close a job, count it in the metrics, and log it."""
         whole = not job.ids
         job.close()
         same = self.jobs.get(name, set())
@@ -218,7 +224,7 @@ class Service:
         _log.info("request: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})
 
     def answer(self, request: Request, pieces: Sequence[bytes]) -> JsonResponse:
-        """Return the response with JSON in pieces, which counts as memory of answers until it has been sent."""
+        """Return the response with JSON in pieces. It counts towards the memory of answers until it has been sent."""
         key = key_of(request)
         response = JsonResponse(pieces=pieces)
         self.answers.give_back(key, -response.size)
@@ -226,11 +232,14 @@ class Service:
         return response
 
     def run_for(self, request: Request) -> Run:
-        """Return what runs long work of a request in a thread, in turns with other keys' work."""
+        """Return a function that runs long work of a request in a helper thread, in turns with other keys' work."""
         return partial(self.helpers.run, key_of(request))
 
     def snapshot(self) -> Snapshot:
-        """The server at this moment, and the engine as it was last seen between two steps: nothing is waited for."""
+        """Return the server's state at this moment, with the engine's figures as last read between two steps.
+
+        The call does not wait for the engine.
+        """
         figures, bridge, queue = self.bridge.figures, self.bridge, self.admission
         return Snapshot(
             figures._replace(cache=_for_all(figures.cache)), self.limits, queue.texts, queue.refused, bridge.restarts,
@@ -248,36 +257,36 @@ class Service:
 
 
 def _size(prompts: Sequence[Prompt], params: SamplingParams, texts: int) -> int:
-    """What there is to look at before a request can be queued, in tokens, characters and entries."""
+    """Return the size of the work before a request can be queued, in tokens, characters and entries."""
     tokens = sum(len(prompt.ids) for prompt in prompts) + len(params.allowed_token_ids or ())
     strings = (*params.stop_strings(), *(params.bad_words or ()))
     return tokens + len(params.logit_bias or ()) + sum(map(len, strings)) + 32 * texts
 
 
 def service_of(request: Request) -> Service:
-    """The server that got a request."""
+    """Return the service of the server that received a request."""
     return cast(Service, request.app.state.service)
 
 
 def key_of(request: Request) -> str | None:
-    """The API key of a request."""
+    """Return the API key of a request; None if it has none."""
     key: str | None = request.scope.get("jswa.key")
     return key
 
 
 def _helper_threads() -> int:
-    """Half of the processors; the engine and the event loop need theirs."""
+    """Return the number of helper threads: half of the processors, since the engine and the event loop need some."""
     return max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
 def _for_all(cache: CacheStats) -> CacheStats:
-    """The cache's figures without the miss for another salt, which would tell what other tenants have asked."""
+    """Return cache figures in which misses for another salt count as cold: they would reveal other tenants' prompts."""
     missed = dict(cache.missed)
     missed["cold"] = missed.get("cold", 0) + missed.pop("salt", 0)
     return dataclasses.replace(cache, missed=missed)
 
 
 def _salt(key: str | None, own: str | None) -> str:
-    """The cache salt of a request: cached prefixes are never shared between API keys."""
+    """Return the cache salt of a request. It contains the key: API keys never share cached prefixes."""
     tenant = "" if key is None else hashlib.sha256(key.encode()).hexdigest()
     return f"{tenant}/{own}" if own is not None else tenant

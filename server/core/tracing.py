@@ -1,4 +1,4 @@
-"""Spans of requests, by FastAPI's own hook for OpenTelemetry. Off unless there is somewhere to send them."""
+"""OpenTelemetry spans of requests, by FastAPI's own hook. Off unless an endpoint is configured."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from starlette.types import Scope
 
 from jswa.errors import ConfigError
 
-_QUIET = ("/health", "/ready", "/metrics")  # asked all the time
+_QUIET = ("/health", "/ready", "/metrics")  # probes and scrapers ask for these all the time
 
 
 def telemetry(endpoint: str | None) -> TelemetryConfig:
-    """What FastAPI is to record. Raises ConfigError where OpenTelemetry's SDK is not installed."""
+    """Return FastAPI's telemetry settings. Raises ConfigError if OpenTelemetry's SDK is not installed."""
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
     if endpoint is None:
         return off
@@ -29,14 +29,14 @@ def telemetry(endpoint: str | None) -> TelemetryConfig:
 
 
 def annotate(data: dict[str, Any]) -> None:
-    """Add what a request has used and when to its span, if it has one."""
+    """Add a request's token counts and times to its span, if it has one."""
     span = trace.get_current_span()
     if span.is_recording():
         span.set_attributes({f"jswa.{name}": value for name, value in data.items() if value is not None})
 
 
 def finish(config: TelemetryConfig) -> None:
-    """Send what is left."""
+    """Send the spans that have not been sent."""
     provider = config.get("tracer_provider")
     if provider is not None and hasattr(provider, "shutdown"):
         provider.shutdown()

@@ -1,1 +1,1 @@
-"""HTTP itself: the process, the application, authentication, streams, errors and limits."""
+"""The HTTP layer: the process, the application, authentication, streams, errors and limits."""

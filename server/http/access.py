@@ -1,4 +1,4 @@
-"""The outermost layer of the application: request ids, counts of responses, the access log, and the last resort."""
+"""The outermost middleware: request ids, response counts, the access log, and the answer to unexpected errors."""
 
 import logging
 import time
@@ -15,12 +15,12 @@ from .errors import ApiError
 from .limits import MAX_ID_CHARS
 
 _log = logging.getLogger("jswa.server")
-_GONE = 499  # nginx's status for a client that left before its response
+_GONE = 499  # nginx's status for a client that disconnects before its response
 _MODEL = "/v1/models/{model}"
 
 
 class Access:
-    """ASGI middleware. Puts the request's id and time of arrival into the scope.
+    """ASGI middleware that sets the request's id and time of arrival in the scope, and counts and logs responses.
 
     Args:
         routes: paths that are counted by their own name; others are counted together.
@@ -32,7 +32,7 @@ class Access:
         self._routes = frozenset(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on, and count its response."""
+        """Pass a request on, and count its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -54,7 +54,7 @@ class Access:
         except Exception:
             _log.exception("request %s has failed", request_id, extra={"data": {"request_id": request_id}})
             if status is not None:
-                raise  # so that the connection is closed: the client has half a response
+                raise  # the client has a part of a response, so the connection must be closed
             await error_response(ApiError(500, "internal error"))(scope, receive, send_with_id)
         finally:
             if status is None:
@@ -76,7 +76,7 @@ def _log_access(scope: Scope, status: int) -> None:
 
 
 def request_id_of(headers: Headers) -> str:
-    """Return the id that a request brings, or a new one."""
+    """Return the request's x-request-id if that is valid, or a new id."""
     given = headers.get("x-request-id")
     if given and len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable() and " " not in given:
         return given

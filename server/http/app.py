@@ -1,4 +1,4 @@
-"""The application: routes, and OpenAI's shape for every error."""
+"""The ASGI application: its routes, and handlers that give every error OpenAI's shape."""
 
 import asyncio
 import dataclasses
@@ -51,13 +51,13 @@ _ERROR = {
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application of a server; its lifespan starts and stops the engine's thread."""
+    """Return the application of a server. Its lifespan starts and shuts down `service`."""
     traced = telemetry(service.config.otlp_traces_endpoint)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[dict[str, Service]]:
         await service.start_up()
-        yield {"service": service}  # for connections, which know no requests
+        yield {"service": service}  # for `HeaderLimit`, which has no request to find it by
         await service.shut_down()
         await asyncio.to_thread(finish, traced)
 
@@ -65,7 +65,7 @@ def create_app(service: Service) -> FastAPI:
         title="jswa",
         version=__version__,
         lifespan=lifespan,
-        docs_url=None,  # its page loads from elsewhere
+        docs_url=None,  # this page loads scripts from other sites
         redoc_url=None,
         telemetry=traced,
     )
@@ -78,7 +78,7 @@ def create_app(service: Service) -> FastAPI:
             allow_origins=service.config.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            allow_private_network=True,  # a page of the internet, and a server on this machine
+            allow_private_network=True,  # for a public page that calls a server on this machine
         )
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -90,7 +90,10 @@ def create_app(service: Service) -> FastAPI:
 
 
 def create_metrics_app(service: Service) -> ASGIApp:
-    """The application of `--metrics-port`: /metrics without a key, on loopback for the same hosts as without keys."""
+    """Return the application of `--metrics-port`, which serves /metrics without a key.
+
+    If it listens on loopback, it accepts the same Host headers as a server without API keys.
+    """
     config = service.config
     host = config.metrics_host or config.host
     own = config.allowed_hosts if is_loopback(host) else ("*",)
@@ -111,7 +114,10 @@ def create_metrics_app(service: Service) -> ASGIApp:
 
 def _add_routes(app: FastAPI) -> None:
     generating = _responses(400, 401, 404, 413, 429, 500, 503, 504)
-    streaming = {**generating, 200: {"description": "the texts, or a stream", "content": {"text/event-stream": {}}}}
+    streaming = {
+        **generating,
+        200: {"description": "the response, or a stream of its chunks", "content": {"text/event-stream": {}}},
+    }
     app.post("/v1/completions", responses=streaming)(completions)
     app.post("/v1/chat/completions", responses=streaming)(chat_completions)
     app.get("/v1/models", responses=_responses(401))(models)
@@ -130,7 +136,7 @@ def _add_routes(app: FastAPI) -> None:
 
 
 async def models(request: Request) -> Response:
-    """All names of the model, and its adapters."""
+    """Return all names of the model and of its adapters."""
     service = service_of(request)
     return JsonResponse(
         {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.adapters)]}
@@ -138,13 +144,13 @@ async def models(request: Request) -> Response:
 
 
 async def model(model: str, request: Request) -> Response:
-    """One name of the model, or one adapter."""
+    """Return one name of the model, or one adapter."""
     service = service_of(request)
     return JsonResponse(_card(service, service.check_model(model)))
 
 
 async def health(request: Request) -> Response:
-    """Whether the engine lives."""
+    """Return status 200 if the engine is up, else 503."""
     failure = service_of(request).bridge.failure
     if failure is not None:
         return error_response(ApiError(503, failure.message, code=failure.code))
@@ -152,14 +158,14 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Whether new requests are taken."""
+    """Return status 200 if the server accepts new requests, else 503."""
     if not service_of(request).ready:
-        return error_response(ApiError(503, "no new requests are taken", code="not_ready"))
+        return error_response(ApiError(503, "the server accepts no new requests", code="not_ready"))
     return JsonResponse({"status": "ok"})
 
 
 async def version() -> Response:
-    """The version of jswa."""
+    """Return the version of jswa."""
     return JsonResponse({"version": __version__})
 
 
@@ -171,7 +177,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
 
 
 def _true_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI documents status 422 for what is wrong in a request; here that is 400."""
+    """Remove status 422 from the schema: FastAPI documents it for invalid requests, which get status 400 here."""
     for methods in schema["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)

@@ -1,4 +1,4 @@
-"""The gate in front of all routes: keys, hosts, declared bodies, and no new work for a server that goes down."""
+"""The gate in front of all routes: it checks keys, hosts and bodies, and refuses new work during a shutdown."""
 
 import hashlib
 import secrets
@@ -13,20 +13,20 @@ from .cross_site import allowed_hosts, check_content_type, check_host, check_pag
 from .errors import ApiError
 from .sse import JsonResponse
 
-OPEN = ("/health", "/ready")  # without a key: what probes ask
-ADMIN = ("/flush_cache", "/abort")  # with the admin key only
-EITHER = ("/metrics",)  # with either kind of key
+OPEN = ("/health", "/ready")  # routes for probes, which need no key
+ADMIN = ("/flush_cache", "/abort")  # routes that need the admin key
+EITHER = ("/metrics",)  # routes that accept either kind of key
 
 
 class Keys:
-    """Who may ask for which route: users with an API key, where there are any, and the operator with the admin key."""
+    """The keys of the routes: users need an API key if there are any, and the operator needs the admin key."""
 
     def __init__(self, keys: Collection[str], admin: str | None) -> None:
         self._keys = [_digest(key) for key in keys]
         self._admin = [] if admin is None else [_digest(admin)]
 
     def check(self, scope: Scope, headers: Headers) -> str | None:
-        """Return the API key of a request for a route of users, if one is asked for. Raises ApiError."""
+        """Return the key of a request for a user's route, None if no key is needed. Raises ApiError (401, 403)."""
         path = path_of(scope)
         if path in OPEN:
             return None
@@ -41,7 +41,7 @@ class Keys:
     def _authorize(self, headers: Headers, accepted: Iterable[bytes]) -> str:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         digest = _digest(key.strip())
-        # All are compared, each in constant time, so that the time tells nothing.
+        # Compare all keys, each in constant time, so that the response time reveals nothing about them.
         if scheme.lower() == "bearer" and sum([secrets.compare_digest(digest, one) for one in accepted]):
             return key.strip()
         raise ApiError(
@@ -56,7 +56,7 @@ def path_of(scope: Scope) -> str:
 
 
 class Gate:
-    """ASGI middleware. Puts the request's API key into the scope."""
+    """ASGI middleware that checks requests, sets their API key in the scope, and bounds the memory of their bodies."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -65,7 +65,7 @@ class Gate:
         self._hosts = allowed_hosts(service.config, keys=bool(service.config.api_key))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it through, or answer."""
+        """Pass a request on, or answer it with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -81,7 +81,7 @@ class Gate:
         await self._with_budget(scope, receive, send, int(headers.get("content-length", "0")))
 
     async def _with_budget(self, scope: Scope, receive: Receive, send: Send, announced: int) -> None:
-        """Let a request through if there is memory for its body, which counts until the response has ended."""
+        """Pass a request on if there is memory for its body. The body counts until the response has ended."""
         budget, key, taken = self._service.bodies, scope["jswa.key"], 0
 
         def take(size: int) -> bool:
@@ -102,7 +102,11 @@ class Gate:
             budget.give_back(key, taken)
 
     def _bounded(self, receive: Receive, take: Callable[[int], bool]) -> Receive:
-        """Count a body whose length was not announced; `take` is asked whether there is memory for so much."""
+        """Return a `receive` that counts the bytes of the body, for bodies whose length was not announced.
+
+        It raises HTTPException (413, 429) for a body that is too large, or if `take`, which is called with the bytes so
+        far, returns that there is no memory for them.
+        """
         most, size = self._service.config.max_body_size, 0
 
         async def bounded() -> Message:
@@ -139,7 +143,7 @@ class Gate:
 
 
 def error_response(error: ApiError) -> JsonResponse:
-    """An error as a response."""
+    """Return the response for an error."""
     return JsonResponse(error.body(), status_code=error.status, headers=error.headers)
 
 
@@ -149,7 +153,7 @@ def _too_large() -> ApiError:
 
 def _no_memory() -> ApiError:
     return ApiError(
-        429, "the bodies of other requests take all memory that is for bodies; try again later",
+        429, "the bodies of other requests use all memory of --max-body-memory; try again later",
         code="body_memory_full", headers={"Retry-After": "1"},
     )  # fmt: skip
 

@@ -1,8 +1,9 @@
-"""Requests that a web page has its visitor's browser send: which of them are refused.
+"""Checks of requests that a web page makes its visitor's browser send to this server.
 
-A browser sends some POST requests to any server without asking it (no CORS preflight): those of a form's content types,
-and those without one. So a body must be declared as JSON, which a page can send only where CORS allows it. And a page
-whose host name comes to point at this machine (DNS rebinding) is of one origin with the server; its Host header tells.
+A browser sends some POST requests to any server without a CORS preflight: those with a form's content type, and those
+without a content type. Hence a body must be declared as JSON, which a page can send only if CORS allows it. By DNS
+rebinding, a page's own host name can point at this machine, and the page then has the server's origin. The Host header
+reveals such a name.
 """
 
 import ipaddress
@@ -20,23 +21,23 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:/@\[\]\s]+))(?::[0-9]*)?")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach a server that listens on this host name or IP address."""
+    """Return whether only programs of this machine can reach a server on this host name or IP address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         pass
     try:
-        found = socket.getaddrinfo(host, None) if host else []  # "" is every address of the machine
+        found = socket.getaddrinfo(host, None) if host else []  # "" means every address of the machine
     except OSError:
         return False
     return bool(found) and all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
 
 
 def allowed_hosts(config: ServeConfig, *, keys: bool) -> Collection[str] | None:
-    """The names by which the Host header may call the server; None: any.
+    """Return the names that the Host header may give the server; None means any name.
 
-    With `--allowed-hosts`, those and this machine's own. Without it, this machine's own where the server listens on
-    loopback and asks for no `keys`. A web page reaches no Unix socket.
+    With `--allowed-hosts` these are its names and the machine's own. Without it, they are the machine's own if the
+    server listens on loopback and needs no `keys`, and any name otherwise. Web pages cannot reach a Unix socket.
     """
     if "*" in config.allowed_hosts:
         return None
@@ -46,7 +47,7 @@ def allowed_hosts(config: ServeConfig, *, keys: bool) -> Collection[str] | None:
 
 
 def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
-    """Refuse a request that calls the server by another name. Raises ApiError."""
+    """Refuse a request whose Host header has another name. Raises ApiError (403)."""
     given = headers.getlist("host")
     if hosts is None or (len(given) == 1 and _is_one_of(given[0], hosts)):
         return
@@ -59,10 +60,10 @@ def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
 
 
 def check_page(method: str, headers: Headers, origins: Collection[str]) -> None:
-    """Refuse a POST request of which the browser says that a page of another origin has sent it. Raises ApiError.
+    """Refuse a POST request that a page of another origin has sent, as the browser says. Raises ApiError (403).
 
-    The header comes from browsers only. Without `origins` (those of `--allowed-origins`) no browser should send such a
-    request after all; this does not rely on it.
+    Only browsers send the header `Sec-Fetch-Site`. A browser should not send such a request at all if the page's origin
+    is not among `origins` (`--allowed-origins`); this check does not rely on that.
     """
     if method != "POST" or headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return
@@ -76,7 +77,7 @@ def check_page(method: str, headers: Headers, origins: Collection[str]) -> None:
 
 
 def check_content_type(method: str, headers: Headers) -> None:
-    """Refuse a body that is not declared as JSON. Raises ApiError."""
+    """Refuse a POST body that is not declared as JSON. Raises ApiError (400)."""
     if method != "POST" or not ("transfer-encoding" in headers or int(headers.get("content-length", "0"))):
         return
     given = headers.get("content-type", "")

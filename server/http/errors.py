@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's shape, whatever went wrong, and nothing of this machine in the message."""
+"""Errors as clients see them: always in OpenAI's shape, and without details of this machine in the message."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +15,14 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """A response that is an error.
+    """An error response.
 
     Attributes:
-        param: the request's field that is to blame, where one is.
-        code: what programs look at.
+        status: HTTP status.
+        message: text for people.
+        param: the request's field that is wrong; None if no single field is.
+        code: short name of the error, for programs.
+        headers: headers of the response.
     """
 
     def __init__(
@@ -31,7 +34,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        # A lone surrogate, which a request may hold, cannot be encoded.
+        # The message may quote a request, and a lone surrogate in it cannot be encoded.
         message = message.encode("utf-8", "replace").decode()
         super().__init__(message)
         self.status = status
@@ -41,13 +44,13 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON of the response."""
+        """Return the JSON object of the response."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @staticmethod
     def of(error: JswaError) -> "ApiError":
-        """What the engine refused, or could not do."""
+        """Return the response for an error of the engine. Status 500 has no details of an internal error."""
         if isinstance(error, PromptTooLong):
             return ApiError(400, str(error), param=error.field, code="context_length_exceeded")
         if isinstance(error, RequestError):
@@ -62,32 +65,32 @@ class ApiError(Exception):
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """A field of the request is wrong."""
+    """Return the error (400) for a wrong value of a request's field."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """A field of the request asks for what is not there."""
+    """Return the error (400) for a field that asks for a feature that the server does not have."""
     return invalid(param, message, "unsupported_value")
 
 
 def engine_dead() -> ApiError:
-    """The engine has died: what it was doing is lost."""
+    """Return the error (500) for requests that are lost with a dead engine."""
     return ApiError(500, "the engine has failed", code="engine_dead")
 
 
 def engine_restarting() -> ApiError:
-    """The engine has died, and a new one is being built."""
+    """Return the error (503) for requests that arrive while a dead engine is being rebuilt."""
     return ApiError(
-        503, "the engine has failed, and is being started anew", code="engine_restarting", headers={"Retry-After": "5"}
+        503, "the engine has failed and is restarting", code="engine_restarting", headers={"Retry-After": "5"}
     )
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first of pydantic's complaints about a body."""
+    """Return the error (400) for the first of pydantic's errors about a body."""
     if errors[0]["type"] == "json_invalid":
         return ApiError(400, "the body is not valid JSON", code="invalid_json")
-    # A union complains once for each alternative: the one that fits the type says more.
+    # A union has an error for each alternative; the one for the value's own type is the most precise.
     same = [one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]]
     first = max(same, key=lambda one: (not one["type"].endswith("_type"), len(one["loc"])))
     param = _dotted(first["loc"][1:])

@@ -1,17 +1,17 @@
-"""What a request may ask for at most. The one table; `docs/serving.md` shows it, tests try each limit and one beyond.
+"""The limits of a request, in one table. `docs/serving.md` shows it; tests try each limit and one beyond it.
 
-Whatever is longer, more or larger is refused with status 400 (a body: 413) before anything is computed.
+A request beyond a limit is refused with status 400 (a body: 413) before anything is computed for it.
 """
 
 MAX_BODY_BYTES = 16 * 2**20  # default of --max-body-size
 MAX_VALUES = 50_000  # strings, numbers, objects and lists of a large body, besides token ids
 MAX_HEADER_BYTES = 64 * 2**10  # all header fields and the request line
-READ_SECONDS = 60.0  # for a request to come, from its connection or its first byte to its end
-WRITE_SECONDS = 60.0  # for a client to take in a piece of an answer
+READ_SECONDS = 60.0  # for receiving a request, from its connection or its first byte to its end
+WRITE_SECONDS = 60.0  # for a client to read a piece of an answer
 MAX_N = 128  # texts per prompt
 MAX_PROMPTS = 1_024  # prompts of one completions request
 MAX_TEXTS = 1_024  # prompts x n
-PIECE_BYTES = 64 * 2**10  # of an answer's piece
+PIECE_BYTES = 64 * 2**10  # of a piece of an answer
 MAX_STOPS = 16  # stop strings
 MAX_STOP_CHARS = 1_024  # of one stop string, or one bad word
 MAX_STOP_IDS = 1_024  # stop_token_ids
@@ -22,7 +22,7 @@ MAX_BAD_WORDS = 128
 MAX_LOGPROBS = 20  # logprobs, top_logprobs, prompt_logprobs
 MAX_PROMPT_LOGPROBS = 4_194_304  # tokens of a request's prompts x n x (log probabilities asked for + 4)
 MAX_GENERATED_LOGPROBS = 4_194_304  # generated tokens of a request x (log probabilities asked for + 4), if not streamed
-MAX_BACKLOG_BYTES = 16 * 2**20  # of a stream that its client has not taken in
+MAX_BACKLOG_BYTES = 16 * 2**20  # of a stream that its client has not read
 MAX_MESSAGES = 4_096  # of one conversation
 MAX_PARTS = 1_024  # of the content of one message
 MAX_TOOLS = 128

@@ -1,4 +1,4 @@
-"""JSON that is encoded as it comes and sent in pieces: no callback of the event loop handles all of a long response."""
+"""JSON in pieces, encoded as its values arrive: no callback of the event loop handles a whole long response."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,31 +7,31 @@ from typing import Any
 import msgspec
 
 encode = msgspec.json.Encoder().encode
-_FOLD = 256  # items that are joined to one piece
-_CHUNK = 2**16  # bytes that are sent at a time, unless a piece has more
+_FOLD = 256  # items that are joined into one piece
+_CHUNK = 2**16  # bytes that are sent at a time; a larger piece is sent whole
 
 
 class JsonList:
-    """A JSON array that grows at its end. Adding an item costs the same however many there are."""
+    """A JSON array that grows at its end. The time to add an item does not depend on the array's length."""
 
     def __init__(self) -> None:
         self._folded: list[bytes] = []
         self._items: list[bytes] = []
 
     def add(self, item: bytes) -> None:
-        """Add an item, in JSON."""
+        """Append an item, which is JSON."""
         self._items.append(item)
         if len(self._items) == _FOLD:
             self._fold()
 
     def pieces(self, before: "JsonList | None" = None) -> list[bytes]:
-        """Return the array in pieces, which joined are JSON; the items of `before` come first."""
+        """Return the JSON of the array, in pieces. The items of `before` come first."""
         parts = [*(before.parts if before is not None else ()), *self.parts]
         return listed([part] for part in parts)
 
     @property
     def parts(self) -> list[bytes]:
-        """The items, many of them joined."""
+        """The items in JSON without brackets, many of them joined into each part."""
         self._fold()
         return self._folded
 
@@ -42,7 +42,10 @@ class JsonList:
 
 
 def with_fields(value: Mapping[str, Any], fields: Mapping[str, Iterable[bytes]]) -> list[bytes]:
-    """Return an object that is not empty in pieces, with more fields whose values are JSON in pieces."""
+    """Return the JSON of an object in pieces: the fields of `value`, which has at least one, and then `fields`.
+
+    The values of `fields` are JSON in pieces.
+    """
     pieces = [encode(value)[:-1]]
     for name, parts in fields.items():
         pieces += [b"," + encode(name) + b":", *parts]
@@ -50,7 +53,7 @@ def with_fields(value: Mapping[str, Any], fields: Mapping[str, Iterable[bytes]])
 
 
 def listed(items: Iterable[list[bytes]]) -> list[bytes]:
-    """Return an array of items in pieces, in pieces."""
+    """Return the JSON of an array in pieces. The items are JSON in pieces."""
     pieces = [b"["]
     for number, item in enumerate(items):
         pieces += [b",", *item] if number else item
@@ -58,13 +61,13 @@ def listed(items: Iterable[list[bytes]]) -> list[bytes]:
 
 
 def folded(items: Iterable[bytes]) -> Iterator[bytes]:
-    """Join items of an array, many to a piece, so that nobody has to go through all of them at once."""
+    """Join the items of an array, many into each piece, so that no caller handles all of them at once."""
     for some in itertools.batched(items, _FOLD):
         yield b",".join(some)
 
 
 def chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small pieces, and leave large ones alone."""
+    """Join consecutive pieces until they have at least `_CHUNK` bytes together."""
     waiting: list[bytes] = []
     size = 0
     for piece in pieces:

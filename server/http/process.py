@@ -1,4 +1,4 @@
-"""The process: listens, drains on SIGTERM, and exits with a status that says how it went."""
+"""The server's process: it listens, drains on SIGTERM, and exits with a status that says whether the server failed."""
 
 import asyncio
 import contextlib
@@ -25,18 +25,18 @@ from .app import create_app, create_metrics_app
 from .cross_site import is_loopback
 
 _log = logging.getLogger("jswa.server")
-_KEEP_ALIVE = 75  # seconds for an idle connection: longer than clients keep theirs, so that it is they who close it
-# The engine's thread, back from waiting for the device, gets the interpreter from a busy event loop after so long; it
-# is 5 ms by default, as long as a step.
+_KEEP_ALIVE = 75  # seconds until an idle connection is closed: longer than clients wait, so that they close it first
+# After this time a busy event loop hands the GIL to the engine's thread, when that is back from waiting for the device.
+# Python's default is 5 ms, which is as long as a step.
 _SWITCH_SECONDS = 2e-4
-_DEATH_GRACE = 1.0  # seconds in which a dead engine's server still answers, with errors
+_DEATH_GRACE = 1.0  # seconds in which the server still answers, with errors, after the engine has died
 
 
 class HeaderLimit(HttpToolsProtocol):
-    """HTTP/1.1 whose headers are bounded: a request with more is answered with 400, and the connection closed.
+    """HTTP/1.1 with bounded headers and times. A request with larger headers gets status 400, and is disconnected.
 
-    So is, without an answer, a connection on which a request has not come to its end after `READ_SECONDS`, and one on
-    which nobody has read anything of an answer for `WRITE_SECONDS`.
+    A connection is closed without an answer if a request on it has not ended after `READ_SECONDS`, or if its client has
+    read nothing of an answer for `WRITE_SECONDS`.
     """
 
     _header_bytes = 0
@@ -45,58 +45,58 @@ class HeaderLimit(HttpToolsProtocol):
     _paused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connects."""
+        """Start the time limit of the first request when a client connects."""
         super().connection_made(transport)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
+        """Stop all timers when the connection is closed."""
         self._expect_nothing()
         self._paused = False
         self._watch(0)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """A new request."""
+        """Restart the header count and the time limit when a request begins."""
         self._header_bytes = 0
         self._expect()
         super().on_message_begin()
 
     def on_message_complete(self) -> None:
-        """All of it is here."""
+        """Stop the time limit when a request is complete."""
         self._expect_nothing()
         super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the path."""
+        """Count a piece of the URL."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header field."""
+        """Count a header field."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def pause_writing(self) -> None:
-        """More waits to be read than the connection should hold; until `resume_writing` nothing is added."""
+        """Watch the write buffer when it is full: nothing is added to it until `resume_writing`."""
         super().pause_writing()
         self._paused = True
         self._watch(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """Most of it has been read."""
+        """Watch the rest of the write buffer when most of it has been read."""
         super().resume_writing()
         self._paused = False
         self._watch(self.transport.get_write_buffer_size())
 
     def on_response_complete(self) -> None:
-        """All of an answer has been written; the end of it may lie here."""
+        """Watch the end of an answer, which may still be in the write buffer."""
         super().on_response_complete()
         if not self._paused:
             self._watch(self.transport.get_write_buffer_size())
 
     def _watch(self, size: int) -> None:
-        """Look again later, unless there is nothing to be read."""
+        """Check after `WRITE_SECONDS` whether the client has read from a buffer of `size` bytes; 0 stops the check."""
         if self._unread is not None:
             self._unread.cancel()
         self._unread = self.loop.call_later(limits.WRITE_SECONDS, self._check_read, size) if size else None
@@ -107,7 +107,7 @@ class HeaderLimit(HttpToolsProtocol):
         if size < before:
             self._watch(size)
             return
-        _log.warning("a connection is cut: nobody has read from it for %g s", limits.WRITE_SECONDS)
+        _log.warning("a connection is closed: its client has read nothing for %g s", limits.WRITE_SECONDS)
         service: Service | None = self.app_state.get("service")
         if service is not None:
             service.unread += 1
@@ -129,7 +129,7 @@ class HeaderLimit(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but signals are ours. `says`: what the log says of where it listens."""
+    """uvicorn's server without its signal handlers. `says`: the log message with the address, when it listens."""
 
     def __init__(self, config: uvicorn.Config, says: str = "listening on %s") -> None:
         super().__init__(config)
@@ -137,11 +137,11 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave them alone."""
+        """Install no signal handlers: `Shutdown` handles signals."""
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Listen, and say where."""
+        """Listen, and log the address."""
         await super().startup(sockets)
         if not self.started:
             return
@@ -155,7 +155,7 @@ class Server(uvicorn.Server):
 
 
 class Shutdown:
-    """Going down: first no new work, then the end of what runs, then the end."""
+    """The shutdown of a server: it refuses new requests, waits for those that run, and ends the server."""
 
     def __init__(self, service: Service, server: Server) -> None:
         self._service = service
@@ -164,28 +164,28 @@ class Shutdown:
         self.signals = 0
 
     def ask(self) -> None:
-        """A signal: the first one drains, the second one does not wait."""
+        """Handle a signal: the first one drains the server, the second one ends it at once."""
         self.signals += 1
         if self.signals == 1:
             self.drain()
             return
-        _log.warning("second signal: going down at once")
+        _log.warning("second signal: shutting down at once")
         if self._drain is not None:
             self._drain.cancel()
         self._end()
         self._server.force_exit = True
 
     def drain(self) -> None:
-        """No new requests; the end when those that run have finished."""
+        """Refuse new requests, and end the server when those that run have finished or the timeout has passed."""
         if self._drain is not None:
             return
         timeout = self._service.config.shutdown_timeout
-        _log.info("going down; requests that run have %g s to finish: %d", timeout, self._service.running)
+        _log.info("shutting down; running requests have %g s to finish: %d", timeout, self._service.running)
         self._service.draining = True
         self._drain = asyncio.ensure_future(self._wait(timeout))
 
     def engine_died(self) -> None:
-        """Nothing can be served any more."""
+        """End the server soon after the death of its engine."""
         asyncio.get_running_loop().call_later(_DEATH_GRACE, self._end)
 
     async def _wait(self, timeout: float) -> None:
@@ -202,13 +202,19 @@ class Shutdown:
 
 
 def run(model: Served, config: ServeConfig) -> int:
-    """Serve until a signal comes or the engine dies; the exit status of the process."""
+    """Serve until a signal arrives or the engine dies, and return the exit status of the process.
+
+    The status is 0 after a signal, 1 if the engine has died or another host has ended, and 3 if the server could not
+    start. If a thread of the engine cannot be stopped, this function ends the process itself.
+    """
     sys.setswitchinterval(_SWITCH_SECONDS)
     service = Service(model, config)
     if not config.api_key and config.uds is None and not is_loopback(config.host):
-        _log.warning("no --api-key: whoever reaches %s, port %d, can use this server", config.host, config.port)
+        _log.warning(
+            "no --api-key: every client that reaches %s, port %d, can use this server", config.host, config.port
+        )
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file; 1024 are the usual soft limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and the usual soft limit is 1024
     server = Server(
         _listening(
             create_app(service),
@@ -227,15 +233,15 @@ def run(model: Served, config: ServeConfig) -> int:
     if not server.started:
         status = 3
     if service.bridge.stuck:
-        # A thread in a step or in the compiler cannot be stopped, and Python would not end well beside it.
-        _log.warning("a thread of the engine does not stop; the process ends without it")
+        # A thread in a step or in the compiler cannot be stopped, and Python might crash at its exit while it runs.
+        _log.warning("a thread of the engine does not stop; the process exits without waiting for it")
         logging.shutdown()
         os._exit(status)
     return status
 
 
 def _listening(app: ASGIApp, **options: Any) -> uvicorn.Config:
-    """The settings of a server of this process."""
+    """Return the uvicorn settings of a server of this process."""
     return uvicorn.Config(
         app,
         http=HeaderLimit,
@@ -251,7 +257,7 @@ def _listening(app: ASGIApp, **options: Any) -> uvicorn.Config:
 
 
 def _beside(service: Service) -> contextlib.AbstractAsyncContextManager[None]:
-    """Serve /metrics on a port of its own meanwhile, where one is asked for; the port is taken at once."""
+    """Return a context in which /metrics is served on --metrics-port, if that is set. The port is bound at once."""
     config = service.config
     if config.metrics_port is None:
         return contextlib.nullcontext()
@@ -271,14 +277,15 @@ async def _serving(server: Server, at: socket.socket) -> AsyncGenerator[None]:
 
 
 async def _serve(service: Service, server: Server, beside: contextlib.AbstractAsyncContextManager[None]) -> bool:
-    """Whether a signal has asked for the end, not only another host."""
+    """Serve until the end. Return whether a signal has ended the server, and not only another host."""
     shutdown = Shutdown(service, server)
     service.bridge.on_death, service.bridge.on_leaving = shutdown.engine_died, shutdown.drain
     loop = asyncio.get_running_loop()
     handlers: dict[signal.Signals, Callable[[], None]] = dict.fromkeys((signal.SIGTERM, signal.SIGINT), shutdown.ask)
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
-    # What is there at the start stays. Looked at in each full collection it takes 0.1 s, in which no thread runs.
+    # The objects that exist now live until the end. To traverse them takes each full collection 0.1 s, in which no
+    # other thread runs.
     gc.collect()
     gc.freeze()
     async with beside:
@@ -287,7 +294,7 @@ async def _serve(service: Service, server: Server, beside: contextlib.AbstractAs
 
 
 def set_up_logging(config: ServeConfig) -> None:
-    """Log to stderr, as text or as JSON lines."""
+    """Set up logging to stderr, as text or as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if config.log_format == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -298,10 +305,10 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per record; `extra` fields of a record under `data`."""
+    """A formatter that writes one JSON object per record, with the fields of the record's `data`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line of a record."""
         line = {
             "time": self.formatTime(record),
             "level": record.levelname.lower(),

@@ -1,4 +1,4 @@
-"""Responses that end when the client has gone: streams of server-sent events, and JSON that takes a while."""
+"""Responses that end when the client disconnects: streams of server-sent events, and large JSON."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,17 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def event(value: Any) -> bytes:
-    """One event."""
+    """Return a server-sent event with a value as JSON."""
     return b"data: %b\n\n" % encode(value)
 
 
 class EventStream(Response):
-    """Sends events as they come; `done` is called in the end, also where the client leaves before the first one.
+    """A response that sends events as they arrive, until all are sent or the client disconnects or stops reading.
 
-    A stream on which nothing was sent for `keep_alive` seconds gets a comment, so that proxies keep the connection.
+    Args:
+        done: called once at the end, also if the client disconnects before the first event.
+        keep_alive: seconds without an event after which the stream sends a comment, so that proxies do not close the
+            connection.
     """
 
     media_type = "text/event-stream"
@@ -34,19 +37,19 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._done: Callable[[], None] | None = done
-        self._sending: float | None = None  # since when
+        self._sending: float | None = None  # when the current write began
         self._keep_alive = keep_alive
-        self._sent = 0.0  # when something was sent last
+        self._sent = 0.0  # when the last write began
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, unless the client leaves."""
+        """Send all events, unless the client disconnects."""
         try:
             await unless_gone(receive, self._send(send), self._stalled)
         finally:
             self._finish()
 
     def _stalled(self) -> bool:
-        """Whether the client does not take in what is sent."""
+        """Return whether the client has not read for too long."""
         return _late(self._sending)
 
     def _finish(self) -> None:
@@ -65,7 +68,7 @@ class EventStream(Response):
             finally:
                 beat.cancel()
                 await asyncio.wait((beat,))
-            self._finish()  # before the end of the response, which ends its span
+            self._finish()  # before the end of the response, which also ends its span
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._events.aclose()
@@ -76,7 +79,7 @@ class EventStream(Response):
         self._sending = None
 
     async def _beat(self, send: Send) -> None:
-        """Send comments. A piece is written in one go, so that it does not matter who else sends one."""
+        """Send comments while no events arrive. Each write is one whole piece, so comments never split an event."""
         while True:
             idle = time.monotonic() - self._sent
             if idle < self._keep_alive:
@@ -84,14 +87,17 @@ class EventStream(Response):
             elif self._sending is None:
                 await self._piece(send, KEEP_ALIVE)
             else:
-                await asyncio.sleep(self._keep_alive)  # the client does not take in what there is
+                await asyncio.sleep(self._keep_alive)  # the client has not read the current piece
 
 
 class JsonResponse(Response):
-    """JSON by msgspec: a value, or the text in `pieces`.
+    """A JSON response: a value that msgspec encodes, or JSON text in `pieces`.
 
-    A large one is sent in pieces, each when the client has taken in those before it. `done` is called when the client
-    has all of it, or does not take it in. `size`: bytes of the body.
+    A large response is sent in pieces, each after the client has read those before it.
+
+    Attributes:
+        size: bytes of the body.
+        done: called when the response has been sent, or when the client disconnects or stops reading.
     """
 
     media_type = "application/json"
@@ -107,13 +113,13 @@ class JsonResponse(Response):
         self._pieces = [encode(content)] if pieces is None else pieces
         self.size = sum(map(len, self._pieces))
         self.done: Callable[[], None] | None = None
-        self._sending: float | None = None  # since when
+        self._sending: float | None = None  # when the current write began
         whole = self.size <= limits.PIECE_BYTES
         super().__init__(b"".join(self._pieces) if whole else b"", status_code, headers)
         self.headers["content-length"] = str(self.size)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         try:
             if self.size <= limits.PIECE_BYTES:
                 await super().__call__(scope, receive, send)
@@ -145,7 +151,7 @@ def _late(since: float | None) -> bool:
 async def unless_gone[T](
     receive: Receive, work: Coroutine[Any, Any, T], stalled: Callable[[], bool] = lambda: False
 ) -> T | None:
-    """The result of some work; None where the client went away first, or stalled, and the work has been cancelled."""
+    """Return the result of some work. If the client disconnects or stalls first, cancel the work and return None."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_gone(receive, stalled))
     try:

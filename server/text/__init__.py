@@ -1,1 +1,1 @@
-"""Between requests and tokens: prompts, chat messages, templates, log probabilities."""
+"""Conversion between requests and tokens: prompts, chat messages, templates, log probabilities."""

@@ -1,4 +1,4 @@
-"""Log probabilities as the two APIs show them, and the texts of single tokens."""
+"""Log probabilities in the formats of the two APIs, and the texts of single tokens."""
 
 import math
 import re
@@ -16,20 +16,26 @@ from jswa.text.tokenizer import Tokenizer
 from ..http.pieces import JsonList, encode
 from .prompts import Prompt
 
-_LOWEST = -9999.0  # what JSON has for minus infinity, as in vLLM
+_LOWEST = -9999.0  # stands for minus infinity, which JSON lacks, as in vLLM
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @lru_cache(maxsize=1)
 def _byte_of() -> dict[str, int]:
-    """Bytes by the characters that byte-level vocabularies write for them (GPT-2's table)."""
+    """Return the byte for each character by which byte-level vocabularies write bytes (GPT-2's table)."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
 
 
 class TokenTexts:
-    """Texts and bytes of single tokens."""
+    """A cache of the texts and bytes of single tokens.
+
+    Attributes:
+        text: returns the text of a token.
+        raw: returns the bytes of a token.
+        around: returns the JSON before and after the number in a chat's entry of a token.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -38,12 +44,12 @@ class TokenTexts:
         self.around = lru_cache(maxsize=1 << 16)(self._around)
 
     def label(self, token: int) -> str:
-        r"""The token's text; a part of a character as OpenAI writes it, `bytes:\xe4`."""
+        r"""Return the token's text. A token that is a part of a character is written as by OpenAI: `bytes:\xe4`."""
         text = self.text(token)
         return text if "�" not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw(token))
 
     def _around(self, token: int) -> tuple[str, str]:
-        """What stands before and behind the number in a chat's entry of the token, in JSON."""
+        """Return the JSON before and after the number in a chat's entry of the token."""
         label, raw = encode(self.label(token)).decode(), encode(list(self.raw(token))).decode()
         return f'{{"token":{label},"logprob":', f',"bytes":{raw}'
 
@@ -64,15 +70,15 @@ class TokenTexts:
 
 
 def number(logprob: float) -> float:
-    """A log probability that JSON can have."""
+    """Return a log probability as a number that JSON has."""
     return logprob if math.isfinite(logprob) else _LOWEST
 
 
 class Columns:
-    """`logprobs` of a completion: four arrays with an item for each position, encoded when it comes.
+    """The `logprobs` of a completion: four arrays with an item for each position, encoded when the position is added.
 
-    Of two tokens with the same text the second is listed as `token_id:7`, so none is lost. The token that stands there
-    is always listed, with the same number as in `token_logprobs`.
+    If two tokens have the same text, the second is listed as `token_id:7`, so that none is lost. The token at the
+    position is always listed, with the same number as in `token_logprobs`.
     """
 
     _NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -83,7 +89,12 @@ class Columns:
         self._columns = tuple(JsonList() for _ in self._NAMES)
 
     def add(self, at: ChoiceLogprobs | int, offset: int) -> None:
-        """Add a position: its log probabilities, or a token without, and where in the text it begins."""
+        """Add a position.
+
+        Args:
+            at: the log probabilities of the position, or its token if it has none.
+            offset: characters of the text before the token.
+        """
         if isinstance(at, int):
             self._row(encode(self._texts.label(at)), b"null", b"null", offset)
             return
@@ -96,7 +107,7 @@ class Columns:
         self._row(encode(label), encode(number(at.logprob)), encode(listed), offset)
 
     def pieces(self, before: "Columns | None" = None) -> list[bytes]:
-        """Return the object in pieces; the positions of `before` come first."""
+        """Return the JSON of the object in pieces. The positions of `before` come first."""
         pieces: list[bytes] = []
         for name, column, first in zip(
             self._NAMES, self._columns, before.columns if before else [None] * 4, strict=True
@@ -116,7 +127,7 @@ class Columns:
 
 
 def of_chat(at: ChoiceLogprobs, top: int, texts: TokenTexts) -> bytes:
-    """One entry of a chat choice's `logprobs.content`, in JSON."""
+    """Return the JSON of one entry of a chat choice's `logprobs.content`."""
     others = (
         _entry(token, logprob, texts) for token, logprob in zip(at.top_ids[:top], at.top_logprobs[:top], strict=True)
     )
@@ -124,7 +135,7 @@ def of_chat(at: ChoiceLogprobs, top: int, texts: TokenTexts) -> bytes:
 
 
 def of_prompt(entries: Iterable[ChoiceLogprobs], top: int, texts: TokenTexts) -> Iterator[bytes]:
-    """vLLM's `prompt_logprobs`: an item of JSON by position, null for the first; there by token id."""
+    """Yield the items of vLLM's `prompt_logprobs` in JSON: null for the first token, then an object by token id."""
     yield b"null"
     for at in entries:
         table = {str(at.token): _ranked(at.token, at.logprob, at.rank, texts)}
@@ -137,7 +148,7 @@ def of_prompt(entries: Iterable[ChoiceLogprobs], top: int, texts: TokenTexts) ->
 def prompt_offsets(
     prompt: Prompt, tokenizer: Tokenizer | None, *, skip_special_tokens: bool
 ) -> tuple[str, Int[np.ndarray, " P"]]:
-    """The prompt's text, and where in it each token begins."""
+    """Return the prompt's text, and for each of its tokens the characters before it."""
     if tokenizer is None:
         return "", np.zeros(len(prompt.ids), np.int32)
     decoder = StreamDecoder(tokenizer, prompt.ids[:0], skip_special_tokens=skip_special_tokens)

@@ -1,4 +1,4 @@
-"""Conversations: what messages may hold, and their prompt by the checkpoint's template."""
+"""Conversations: checks of their messages, and their prompt by the chat template."""
 
 import json
 from functools import partial
@@ -11,7 +11,7 @@ from ..http import limits
 from ..http.errors import invalid, unsupported
 from .prompts import Prompt, encode
 
-# Arguments of rendering, and templates: not for requests to choose.
+# Arguments of the renderer, and templates, which requests may not set.
 _NOT_VARIABLES = (
     "self", "messages", "conversations", "tools", "documents", "chat_template", "add_generation_prompt",
     "continue_final_message", "return_assistant_tokens_mask",
@@ -24,19 +24,19 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("audio", (None,), "is not supported"),
     ("web_search_options", (None,), "is not supported"),
     ("documents", (None, []), "are not supported"),
-    ("chat_template", (None,), "requests may not bring templates"),
+    ("chat_template", (None,), "is not supported: a request cannot set the template"),
     ("echo", (None, False), "is not supported for chats"),
 )
 
 
 async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
-    """The prompt of a conversation. Raises ApiError."""
+    """Return the prompt of a conversation. Raises ApiError."""
     refuse_unsupported_chat(body)
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
         if name in _NOT_VARIABLES or not name.isidentifier():
-            raise invalid("chat_template_kwargs", f"{name[:40]!r} is no variable of a template")
+            raise invalid("chat_template_kwargs", f"{name[:40]!r} cannot be a variable of the template")
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     variables["add_generation_prompt"] = body.add_generation_prompt is not False
@@ -44,9 +44,9 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
     if body.tools:
         variables["tools"] = body.tools
     if service.renderer is None:
-        raise unsupported("messages", "the model has no chat template; the server can get one by --chat-template")
+        raise unsupported("messages", "the model has no chat template; start the server with --chat-template")
     text = await service.renderer.render(messages, variables, key)
-    # The template has written all special tokens itself, unless told otherwise.
+    # The template writes all special tokens itself, so none are added unless the request says so.
     longest = service.max_model_len if body.truncate_prompt_tokens is None else None
     run = partial(service.helpers.run, key)
     (prompt,) = await encode([text], service.tokenizer, run, special=bool(body.add_special_tokens), longest=longest)
@@ -54,16 +54,18 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
 
 
 def refuse_unsupported_chat(body: ChatRequest) -> None:
-    """Refuse, by name, what the server does not do. Raises ApiError."""
+    """Refuse a field that asks for a feature that the server does not have. Raises ApiError."""
     if body.tools and body.tool_choice != "none":
-        raise unsupported("tools", 'calls of tools are not supported; with tool_choice "none" the model may see them')
+        raise unsupported(
+            "tools", 'tool calls are not supported; with tool_choice "none" the tools are shown to the model'
+        )
     for name, accepted, message in _ONLY:
         if getattr(body, name) not in accepted:
             raise unsupported(name, message)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "needs logprobs = true")
     if body.add_generation_prompt and body.continue_final_message:
-        raise invalid("continue_final_message", "cannot be with add_generation_prompt")
+        raise invalid("continue_final_message", "cannot be combined with add_generation_prompt")
 
 
 def _message(message: dict[str, Any], param: str) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def _message(message: dict[str, Any], param: str) -> dict[str, Any]:
 
 
 def _content(content: Any, param: str) -> str:
-    """A text; parts are joined by line ends, as in vLLM."""
+    """Return the text of a content. Its parts are joined by line ends, as in vLLM."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -99,7 +101,7 @@ def _content(content: Any, param: str) -> str:
 
 
 def _tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
-    """Calls that the model made earlier; templates want their arguments as objects."""
+    """Return the earlier tool calls of a message, with their arguments as objects, which templates expect."""
     if not isinstance(calls, list) or len(calls) > limits.MAX_TOOLS or not all(isinstance(c, dict) for c in calls):
         raise invalid(param, f"must be a list of at most {limits.MAX_TOOLS} objects")
     found = []

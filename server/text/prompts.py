@@ -1,4 +1,4 @@
-"""Prompts: what a body's `prompt` may be, and its tokens. Long texts are tokenized off the event loop."""
+"""Prompts: checks of a body's `prompt`, and its tokens. Long texts are tokenized in threads."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,19 +14,19 @@ from ..core.off_loop import Run, gathered, made
 from ..http import limits
 from ..http.errors import ApiError, invalid
 
-NO_TOKENIZER = "the model has no tokenizer: give token ids"
+NO_TOKENIZER = "the model has no tokenizer: send token ids"
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """One prompt; `text` where it came as text."""
+    """One prompt. `text` is None if the request has sent token ids."""
 
     text: str | None
     ids: Int[np.ndarray, " P"]
 
 
 def split(prompt: Any) -> list[str] | list[Int[np.ndarray, " P"]]:
-    """A body's prompt, as a list of texts or of token ids. Raises ApiError."""
+    """Return a body's prompt as a list of texts or of arrays of token ids. Raises ApiError."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, np.ndarray):
@@ -40,7 +40,7 @@ def split(prompt: Any) -> list[str] | list[Int[np.ndarray, " P"]]:
     if isinstance(prompt[0], str):
         for index, one in enumerate(prompt):
             if not isinstance(one, str):
-                raise invalid(f"prompt[{index}]", "must be a string, as the first one is")
+                raise invalid(f"prompt[{index}]", "must be a string, as the first prompt is")
         return prompt
     if isinstance(prompt[0], list | np.ndarray):
         return [token_ids(one, f"prompt[{index}]") for index, one in enumerate(prompt)]
@@ -48,7 +48,7 @@ def split(prompt: Any) -> list[str] | list[Int[np.ndarray, " P"]]:
 
 
 def token_ids(value: Any, param: str) -> Int[np.ndarray, " P"]:
-    """Token ids as an array; whether they are in the vocabulary is the engine's to say. Raises ApiError.
+    """Return token ids as an array. The engine checks whether they are in the vocabulary. Raises ApiError.
 
     Args:
         value: a list, or the array [P] int64 that `bodies.parse` makes of a long one.
@@ -69,7 +69,7 @@ def token_ids(value: Any, param: str) -> Int[np.ndarray, " P"]:
 
 
 async def split_off_loop(prompt: Any, run: Run) -> list[str] | list[Int[np.ndarray, " P"]]:
-    """`split`, in a thread where there is much to look at. Raises ApiError."""
+    """Run `split`, in a thread if the prompts are long. Raises ApiError."""
     many = isinstance(prompt, list | np.ndarray)
     size = (
         sum(len(one) if isinstance(one, list | np.ndarray) else 1 for one in prompt[: limits.MAX_PROMPTS])
@@ -82,18 +82,19 @@ async def split_off_loop(prompt: Any, run: Run) -> list[str] | list[Int[np.ndarr
 async def encode(
     texts: list[str], tokenizer: Tokenizer | None, run: Run, *, special: bool, longest: int | None
 ) -> list[Prompt]:
-    """Tokens of texts. Raises ApiError.
+    """Tokenize texts. Raises ApiError.
 
     Args:
         run: runs long work in a thread.
-        longest: tokens that the model takes: a text with more characters than so many tokens can have is refused
-            before it is tokenized. None: whatever is longer will be cut.
+        special: whether to add special tokens.
+        longest: the model's context length in tokens: a text that has more characters than so many tokens can have is
+            refused before it is tokenized. None: no text is refused, because the caller truncates its tokens.
     """
     if tokenizer is None:
         raise invalid("prompt", NO_TOKENIZER)
     size = sum(map(len, texts))
     if longest is not None and max(map(len, texts)) > longest:
-        await made(lambda: tokenizer.longest_token, size, run)  # looks at the whole vocabulary, once
+        await made(lambda: tokenizer.longest_token, size, run)  # the first call reads the whole vocabulary
         check_characters(texts, tokenizer, longest)
     work = (Prompt(text, tokenizer.encode(text, add_special_tokens=special)) for text in texts)
     try:
@@ -103,7 +104,7 @@ async def encode(
 
 
 def check_characters(texts: list[str], tokenizer: Tokenizer, longest: int) -> None:
-    """Refuse texts that have more than `longest` tokens whatever these are. Raises ApiError."""
+    """Refuse texts with so many characters that they must have more than `longest` tokens. Raises ApiError."""
     most = longest * tokenizer.longest_token
     for text in texts:
         if len(text) > most:
@@ -117,7 +118,7 @@ def check_characters(texts: list[str], tokenizer: Tokenizer, longest: int) -> No
 
 
 def truncated(prompt: Prompt, keep: int | None, longest: int) -> Prompt:
-    """The prompt's last `keep` tokens; -1 keeps as many as the model takes."""
+    """Return the prompt's last `keep` tokens; -1 keeps as many as the context has room for. Raises ApiError."""
     keep = longest - 1 if keep == -1 else keep
     if keep is None or len(prompt.ids) <= keep:
         return prompt
@@ -127,7 +128,7 @@ def truncated(prompt: Prompt, keep: int | None, longest: int) -> Prompt:
 
 
 def check_length(prompt: Prompt, max_tokens: int | None, longest: int) -> None:
-    """Refuse what does not fit the context. Raises ApiError."""
+    """Refuse a prompt that does not fit the context together with `max_tokens`. Raises ApiError."""
     asked = max(max_tokens or 1, 1)
     if len(prompt.ids) + asked <= longest:
         return

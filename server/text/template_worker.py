@@ -1,6 +1,7 @@
-"""Renders chat templates, in a process of its own that can be killed. Run by its path; speaks on stdin and stdout.
+"""The program of a process that renders chat templates, and can be killed. `Renderer` runs this file by its path.
 
-A frame is four bytes of length and JSON. The first one has the templates, each later one a conversation.
+It reads frames from stdin and writes frames to stdout. A frame is JSON after its length in four bytes. The first frame
+has the templates, each later one a conversation.
 """
 
 import contextlib
@@ -11,33 +12,33 @@ import struct
 import sys
 from typing import Any, BinaryIO
 
-MEMORY = 2 * 2**30  # bytes that rendering may take beyond what the process needs to start
+MEMORY = 2 * 2**30  # bytes that rendering may occupy, besides the memory of the process after its start
 MAX_CHARS = 2**24  # of a prompt
 
 
 def read_frame(stream: BinaryIO) -> Any:
-    """The next frame, None at the end."""
+    """Return the value of the next frame, or None at the end of the stream."""
     head = stream.read(4)
     return json.loads(stream.read(struct.unpack("<I", head)[0])) if len(head) == 4 else None
 
 
 def frame(value: Any) -> bytes:
-    """A frame."""
+    """Return a value as a frame."""
     data = json.dumps(value).encode()
     return struct.pack("<I", len(data)) + data
 
 
 def main() -> None:
-    """Serve one parent until it goes."""
+    """Render conversations until the parent process closes stdin."""
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is not an answer
-    sys.path.append(sys.argv[1])  # where jswa is, for sources that are not installed
+    os.dup2(2, 1)  # a library that prints must not write between the frames
+    sys.path.append(sys.argv[1])  # the folder of jswa, for sources that are not installed
     from jswa.errors import JswaError, RequestError
     from jswa.text.chat_template import ChatTemplate
 
     first = read_frame(sys.stdin.buffer)
     template = ChatTemplate(first["sources"], first["special_tokens"])
-    with contextlib.suppress(JswaError):  # this imports what is needed; the template may insist on something else
+    with contextlib.suppress(JswaError):  # imports the modules of rendering; the template may refuse this message
         template.render([{"role": "user", "content": ""}])
     _limit_memory()
     replies.write(frame({"ready": True}))
@@ -47,7 +48,10 @@ def main() -> None:
             text = template.render(job["messages"], **job["variables"])
             answer = {"text": text}
             if len(text) > MAX_CHARS:
-                answer = {"refused": f"make a prompt of {len(text)} characters", "field": "messages"}
+                answer = {
+                    "refused": f"the prompt has {len(text)} characters, at most {MAX_CHARS} are allowed",
+                    "field": "messages",
+                }
         except RequestError as error:
             answer = {"refused": error.limit, "field": error.field}
         except (JswaError, MemoryError, RecursionError) as error:

@@ -1,8 +1,9 @@
-"""Chat templates, rendered in processes that are killed when they take too long.
+"""Chat templates, rendered in processes that are killed when rendering takes too long.
 
-jinja2's sandbox bounds neither time nor memory, and a template is code of whoever made the checkpoint. Keys take turns
-at the processes. A new process takes seconds to start: with several keys one more than can be busy is kept, and a key
-whose conversation has cost more than that one waits itself until there are enough again.
+jinja2's sandbox bounds neither time nor memory, and a template is untrusted code of the checkpoint's author. Keys take
+turns at the processes. A new process takes seconds to start. So with several keys there is one spare process besides
+those that can be busy. If not even the spare one is left after a process was killed, the lane of the key whose
+conversation caused this stays occupied until a new process has started.
 """
 
 import asyncio
@@ -25,17 +26,18 @@ from ..core.fairness import Key, Lanes, Weights
 from ..http.errors import ApiError, invalid
 
 _log = logging.getLogger("jswa.server")
-_WORKERS = 2  # that render at the same time
+_WORKERS = 2  # processes that may render at the same time
 _MOST_WAITING = 256
 _START_TIMEOUT = 60.0
-_SLOW = 0.5  # seconds of rendering after which a spare process is started: this one may have to be killed
+_SLOW = 0.5  # seconds of rendering after which a spare process is started, since the slow one may have to be killed
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 
 
 class Renderer:
-    """Processes for one set of templates, and turns at them. With one key most are started when they are needed.
+    """The processes that render one set of templates, and the keys' turns at them.
 
-    `killed` counts processes that took too long.
+    With one key, all processes but the first are started when they are needed. `start` starts the first process, and
+    `close` ends all. `killed` counts processes that were killed because rendering took too long.
     """
 
     def __init__(self, template: ChatTemplate, timeout: float, weights: Weights) -> None:
@@ -44,18 +46,18 @@ class Renderer:
         self._timeout = timeout
         self._several = len(weights) > 1
         self._first = {"sources": dict(template.sources), "special_tokens": dict(template.special_tokens)}
-        self._workers: list[_Worker] = []  # that run or start
-        self._idle: list[_Worker] = []  # the last one is taken first
+        self._workers: list[_Worker] = []  # processes that run or start
+        self._idle: list[_Worker] = []  # the last one is used first
         self._starting: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()  # a worker is idle, or has not started
+        self._changed = asyncio.Event()  # set when a worker becomes idle, or when starting one has ended or failed
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that have been started."""
+        """Process ids of the workers that run or start."""
         return [worker.pid for worker in self._workers]
 
     async def start(self) -> None:
-        """Start one worker, so that the first request need not wait. Raises ApiError if it does not start."""
+        """Start a worker, so that the first request does not wait for one. Raises ApiError if it does not start."""
         await self._start_one()
         if self._several:
             self._start_spare()
@@ -68,7 +70,7 @@ class Renderer:
             await self._end(worker)
 
     async def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], key: Key = None) -> str:
-        """Return the prompt of a conversation. Raises ApiError if the template refuses, or takes too long."""
+        """Return the prompt of a conversation. Raises ApiError if the template refuses it or takes too long."""
         await self.lanes.enter(key)
         try:
             answer = await self._render({"messages": messages, "variables": variables})
@@ -102,7 +104,7 @@ class Renderer:
                     self._start_spare()
 
     async def _take(self) -> "_Worker":
-        """Wait for an idle process, which may have to be started. Raises ApiError if it does not start."""
+        """Return an idle process; start one if necessary, and wait for it. Raises ApiError if it does not start."""
         starting = None
         while True:
             while self._idle:
@@ -122,7 +124,7 @@ class Renderer:
         self._changed.set()
 
     def _start_spare(self) -> None:
-        """Start a process in the background, unless there are enough or one starts already."""
+        """Start a process in the background, unless there are enough or another one is starting."""
         enough = len(self._workers) > _WORKERS if self._several else self._idle
         if not enough and self._starting is None and len(self._workers) <= _WORKERS:
             self._starting = asyncio.ensure_future(self._start_one())
@@ -153,35 +155,36 @@ class Renderer:
 
 
 class _Worker:
-    """One process. A thread of its own waits for its answers; killing the process ends the wait."""
+    """One process that renders. A thread of its own waits for its answers; killing the process ends the wait."""
 
     def __init__(self) -> None:
         environ = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "USE_TORCH": "0", "HF_HUB_OFFLINE": "1"}
         root = str(Path(jswa.__file__).parent.parent)
         self._thread = ThreadPoolExecutor(1, "template")
-        self._process = subprocess.Popen(  # not asyncio's: uvloop forks, and jax's threads do not bear that
-            # -P: the script's folder, this one, is not put before the libraries.
+        self._process = subprocess.Popen(  # not asyncio's: uvloop forks, which jax's threads do not survive
+            # With -P the folder of the script, which is this one, does not precede the libraries on the module path.
             [sys.executable, "-P", str(_SCRIPT), root],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ,
-            start_new_session=True,  # a Ctrl-C is for the server
+            start_new_session=True,  # Ctrl-C must reach the server only
         )
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked again."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     async def ask(self, value: Any, timeout: float) -> dict[str, Any]:
-        """Ask one question; it has `timeout` seconds from when it has been written.
+        """Send a value and return the answer, which must arrive within `timeout` seconds after the value was written.
 
-        Raises TimeoutError, and ApiError if the process ends. The process is killed then, also when nobody waits.
+        Raises TimeoutError, and ApiError (500) if the process ends. In both cases, and if the caller is cancelled, the
+        process is killed.
         """
         loop = asyncio.get_running_loop()
         written = asyncio.Event()
@@ -192,7 +195,7 @@ class _Worker:
         )
         writing = asyncio.ensure_future(written.wait())
         try:
-            # A process that takes questions at all takes them at once.
+            # A healthy process reads at once.
             await asyncio.wait((talk, writing), timeout=_START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(talk)
@@ -202,15 +205,15 @@ class _Worker:
             raise ApiError(500, "the chat template could not be rendered") from error
         finally:
             writing.cancel()
-            # One that answers late must not answer the next question.
+            # Kill a process that has not answered: a late answer would be read as that of the next question.
             if not talk.done() or talk.exception() is not None:
                 self._process.kill()
                 await asyncio.wait((talk,))
-                talk.exception()  # nobody else asks
+                talk.exception()  # retrieve the error, which asyncio would log otherwise
                 await self.end()
 
     async def end(self) -> None:
-        """End the process."""
+        """Kill the process, and wait for its end."""
         self._process.kill()
         with contextlib.suppress(RuntimeError):  # the thread has ended
             await asyncio.get_running_loop().run_in_executor(self._thread, self._process.communicate)

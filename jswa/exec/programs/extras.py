@@ -1,8 +1,8 @@
 """Token counts, biases and masks of rows that have penalties or constraints, in tables by row id.
 
-Each step counts the generated tokens that it runs before it samples. The tokens of the prompt, and generated tokens
-that a row skips because their KV is cached, are set when the row begins. Without penalties or constraints a row's
-entries mean nothing: its packed record names a row past the end.
+Before a step samples, it counts the generated tokens that it runs. The tokens of the prompt, and the generated tokens
+that a row skips because their KV is cached, are set when the row begins. The entries of a row without penalties or
+constraints are meaningless: its packed record has a row id past the end of the tables.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Extras(TypedDict):
     Attributes:
         seen: how often the row's generated text so far has each token, in the low 15 bits, and whether the prompt has
             it, in the highest. Counts stop between `MOST` - 2^13 and `MOST`.
-        bias_ids, bias: what is added to the logits of these tokens; ids past the vocabulary are padding.
+        bias_ids, bias: token ids, and the biases that are added to their logits; ids past the vocabulary are padding.
         mask: bits of the allowed tokens, 32 a word.
     """
 
@@ -38,7 +38,7 @@ class Extras(TypedDict):
 
 
 def init_extras(rows: int, vocab: int) -> Extras:
-    """Tables without any entry."""
+    """Return tables in which no row has a penalty or a constraint."""
     return Extras(
         seen=jnp.zeros((rows, vocab), jnp.uint16),
         bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), vocab, jnp.int32),
@@ -85,12 +85,12 @@ def count_skipped(extras: Extras, pairs: Int[Array, "2 T"]) -> Extras:
 def count_tokens(
     extras: Extras, tokens: Int[Array, " T"], row_ids: Int[Array, " T"], generated: Bool[Array, " T"]
 ) -> Extras:
-    """Count the generated ones of tokens that a step runs; rows without extras name one past the end."""
+    """Count the generated tokens among those that a step runs. The row id of rows without extras is past the end."""
     seen = extras["seen"]
     for start in range(0, len(tokens), _PIECE):
         piece = slice(start, start + _PIECE)
         now = seen.at[row_ids[piece], tokens[piece]].get(mode="fill", fill_value=0)
-        # All of a piece may be the same token: stop counting while they still fit.
+        # All tokens of a piece may be the same one: stop counting while the count of a whole piece still fits.
         counted = generated[piece] & ((now & jnp.uint16(MOST)) <= MOST - len(tokens[piece]))
         rows = jnp.where(counted, row_ids[piece], len(seen))
         seen = seen.at[rows, tokens[piece]].add(jnp.uint16(1), mode="drop")

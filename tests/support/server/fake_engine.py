@@ -20,7 +20,7 @@ Rule = Callable[[list[int], int], int | GenerationError]
 
 
 class FakeModel:
-    """The part of a model that the server reads: its vocabulary."""
+    """The attributes of a model that the server reads: the vocabulary and its end token."""
 
     vocab_size = 259
     eos_token_ids = (2,)
@@ -32,11 +32,14 @@ def count_up(prompt: list[int], position: int) -> int:
 
 
 class FakeEngine:
-    """Runs up to `max_rows` requests at a time and gives each a token per step.
+    """An engine that runs up to `max_rows` requests at a time, and generates one token per request and step.
 
-    Attributes that tests set: `delay` is the seconds of a step, `prepare_delay` those of `prepare`; after `steps_left`
-    steps the engine fails. Attributes that tests read: `seen` has all requests, `steps`, `flushed` and `constraints`
-    (built) count.
+    Attributes:
+        delay: seconds of a step; tests may set it.
+        prepare_delay: seconds of `prepare`; tests may set it.
+        steps_left: number of steps after which the engine fails; tests may set it.
+        seen: all requests so far.
+        steps, flushed, constraints: numbers of steps, cache flushes and constraints so far.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class FakeEngine:
         self.waiting.sort(key=lambda r: r.priority)
 
     def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request; None if it has ended before."""
+        """End a request and return its last event; None if it has ended before."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return None
@@ -123,11 +126,11 @@ class FakeEngine:
         return TokenEvent(request_id, None, "abort")
 
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
+        """Return whether any request is unfinished."""
         return bool(self._requests)
 
     def step(self) -> list[TokenEvent]:
-        """Sleep for `delay`, admit waiting requests, of tenants with few rows first, and return each row's token."""
+        """Sleep for `delay`, admit waiting requests (first of tenants with few rows), and return each row's event."""
         time.sleep(self.delay)
         self.steps += 1
         if self.steps_left is not None:
@@ -189,7 +192,7 @@ class FakeEngine:
         pause: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Sleep for `prepare_delay` and record the parameters; all the other programs are recorded in `completed`."""
+        """Record the parameters: after `prepare_delay` in `prepared` for the fewest programs, else in `completed`."""
         if fewest:
             time.sleep(self.prepare_delay)
             self.prepared.append(params)

@@ -1,4 +1,4 @@
-"""schemathesis on a server: requests that its OpenAPI schema allows, and many that it forbids."""
+"""Fuzzing of a server by schemathesis, with requests that its OpenAPI schema allows, and many that it forbids."""
 
 import json
 import subprocess
@@ -33,9 +33,9 @@ def fuzz(url: str, schema: str, examples: int, folder: Path, key: str = "none") 
 
 
 def narrowed(url: str, model: str, folder: Path) -> str:
-    """Write the server's schema to a file without most fields that are always refused, so that more requests are valid.
+    """Write the server's schema to a file, without most fields that are always refused, and return the file's path.
 
-    Only the one model is allowed, token ids are small, and messages are text. Return the path of the file.
+    More requests are valid then: the schema allows only the served model, small token ids, and messages of text.
     """
     schema: dict[str, Any] = httpx2.get(url + "/openapi.json").json()
     for name, body in schema["components"]["schemas"].items():

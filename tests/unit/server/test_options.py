@@ -15,7 +15,7 @@ from server.options import ServeConfig
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """The options that the command would have served with."""
+    """The options with which the command would have started the server."""
     found: dict[str, object] = {}
 
     def serve(model: str, server: ServeConfig, engine: EngineConfig) -> int:
@@ -95,7 +95,7 @@ def test_the_operator_chooses_the_chat_template(tmp_path: Path) -> None:
 
 
 def test_help_is_printed_without_slow_imports() -> None:
-    """HTTP, metrics and numpy are imported after the options have been read."""
+    """HTTP, metrics and numpy are imported only after the options have been read."""
     code = "import sys; from jswa.commands.cli import main; sys.argv = ['jswa', 'serve', '--help']; main()"
     slow = {"fastapi", "uvicorn", "prometheus_client", "numpy", "jax"}
     code = f"try:\n    {code}\nfinally:\n    assert not {slow} & set(sys.modules)"

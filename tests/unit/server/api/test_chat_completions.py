@@ -35,7 +35,7 @@ def prompt_of(client: Client, messages: object, **more: Any) -> str:
 
 
 def user(content: object) -> list[dict[str, object]]:
-    """A conversation of one message."""
+    """Return a conversation of one message."""
     return [{"role": "user", "content": content}]
 
 
@@ -198,5 +198,5 @@ def test_a_renderer_that_was_killed_is_replaced(client: Client) -> None:
     assert client.service.renderer is not None
     for pid in client.service.renderer.pids:
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # the renderer reaps it
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # WNOWAIT: the renderer reaps the process
     assert prompt_of(client, user("a")) == "user:a;>"

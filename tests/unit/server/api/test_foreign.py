@@ -1,4 +1,4 @@
-"""Fields of other servers: refused by name where they would change the answer, counted where nobody knows them."""
+"""Fields of other servers: those that would change the answer are refused by name, unknown ones are counted."""
 
 import re
 from typing import Any
@@ -116,7 +116,7 @@ def test_unknown_fields_are_counted_and_logged_once_each(caplog: pytest.LogCaptu
         client.post(PATH, {**body, **{f"z{i}": i for i in range(5_000)}})
         assert len(logged()) == 256, "what is remembered of the names of fields is bounded"
         assert max(map(len, logged())) < 300
-        # A name that is refused is found wherever it stands.
+        # A field is refused even if it follows more fields than are checked for unknown names.
         assert client.refusal(PATH, {**body, **{f"x{i}": i for i in range(5_000)}, "regex": "a"})["param"] == "regex"
         assert not re.search(r"temprature|x1", client.get("/metrics").text), "no label that a client makes up"
 

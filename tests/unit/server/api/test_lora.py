@@ -55,7 +55,7 @@ def test_unknown_adapter_names_are_refused(client: Client, name: str) -> None:
 
 
 def test_lora_modules_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several values after one flag as in vLLM, one flag per value, or the environment variable."""
+    """The option accepts several values after one flag, as in vLLM, one flag per value, or the environment variable."""
     seen: list[tuple[str, EngineConfig]] = []
 
     def start(model: str, server: ServeConfig, engine: EngineConfig) -> int:
@@ -75,7 +75,7 @@ def test_lora_modules_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_adapter_must_not_have_the_name_of_the_model() -> None:
-    """The error comes before the model is loaded: there is no such model here."""
+    """The error is raised before the model is loaded: the test has no such model."""
     engine = dataclasses.replace(EngineConfig(), lora_modules=("m=x",))
     with pytest.raises(ConfigError, match="'m': is a name of the model itself"):
         launch.launch("nowhere", ServeConfig(served_model_name=("k", "m")), engine)

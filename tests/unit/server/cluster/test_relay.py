@@ -29,7 +29,13 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 class Way:
-    """A route to one replica in this process. `lose`: for each request, the batches of messages before it is lost."""
+    """A transport to one replica in this process.
+
+    Attributes:
+        lose: for each request, the number of message batches before its replica is lost.
+        prefixes: the keys of all requests so far.
+        refuses: error for every request, if set.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.replica = Replica(app)
@@ -123,7 +129,7 @@ def test_routes_answer_as_without_a_relay(
     assert found.status_code == wanted.status_code
     assert _timeless(found.text) == _timeless(wanted.text)
     hidden = {"date", "server"}
-    length = {"content-length"} if path == "/metrics" else set()  # its numbers change
+    length = {"content-length"} if path == "/metrics" else set()  # the numbers in the metrics change
     compared = [{k: v for k, v in r.headers.items() if k not in hidden | length} for r in (found, wanted)]
     assert compared[0] == compared[1]
 
@@ -171,7 +177,7 @@ def test_a_disconnected_client_frees_its_rows() -> None:
         client.engine.delay = 0.01
         body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
         with client.http.stream("POST", PATH, json={**body, "stream": True}) as response:
-            lines = response.iter_lines()  # dropping it closes the connection
+            lines = response.iter_lines()  # when the context drops the iterator, the connection closes
             next(lines)
             assert client.service.running == 1
         until(lambda: client.service.running == 0)
@@ -211,7 +217,7 @@ def test_a_request_is_retried_if_its_replica_is_lost_before_the_answer(front: tu
 def test_nothing_of_a_body_is_read_before_the_key_is_known(
     method: str, path: str, headers: list[tuple[bytes, bytes]], status: int
 ) -> None:
-    """Nor where there is no key to ask for; refusals ask no replica. Status 0: the replica answers."""
+    """A refused request reaches no replica. Routes that need no key are not refused: `status` is 0 for these."""
     asked: list[bytes] = []
     sent: list[Message] = []
     read: list[None] = []
@@ -315,7 +321,7 @@ def test_the_next_turn_extends_the_prefix_of_a_conversation(said: list[str], mor
 def test_token_ids_have_prefixes_too(ids: list[int], more: list[int]) -> None:
     first, second = blocks({"prompt": ids}), blocks({"prompt": [[*ids, *more], [1]]})
     assert first[: len(ids) // 32] == second[: len(ids) // 32]
-    second.encode()  # no surrogates
+    second.encode()  # raises an error for surrogates
 
 
 @given(

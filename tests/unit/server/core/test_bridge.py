@@ -39,6 +39,22 @@ def ask(engine: FakeEngine, name: str, *, length: int = 3, tokens: int = 5) -> R
     return engine.request(name, np.arange(3, 3 + length), SamplingParams(max_tokens=tokens))
 
 
+def submit(bridge: Bridge, *requests: Request) -> Inbox:
+    """Submit requests; return the queue of their events."""
+    inbox: Inbox = asyncio.Queue()
+    bridge.submit(requests, inbox.put_nowait)
+    return inbox
+
+
+async def last_event(inbox: Inbox) -> TokenEvent:
+    """Return the event that ends a request."""
+    while True:
+        event = await inbox.get()
+        assert isinstance(event, TokenEvent), event
+        if event.finish_reason is not None:
+            return event
+
+
 async def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 5
     while not condition():
@@ -79,9 +95,8 @@ def test_a_lost_host_fails_all_requests_while_a_step_still_runs() -> None:
 
         engine.step = stuck  # type: ignore[method-assign]
         async with running(engine, died.set) as bridge:
-            inbox: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "a")], inbox.put_nowait)
-            await asyncio.sleep(0.02)  # by now the thread runs its step
+            inbox = submit(bridge, ask(engine, "a"))
+            await asyncio.sleep(0.02)  # by then the engine's thread is in its step
             threading.Thread(target=engine.report_lost, args=(HostLost("host 1 is gone"),)).start()
             error = await inbox.get()
             assert isinstance(error, ApiError)
@@ -120,8 +135,7 @@ def test_an_abort_frees_the_row_within_two_steps() -> None:
         engine = FakeEngine()
         engine.delay = 0.005
         async with running(engine) as bridge:
-            inbox: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "a", tokens=200)], inbox.put_nowait)
+            inbox = submit(bridge, ask(engine, "a", tokens=200))
             await inbox.get()
             bridge.abort(["a", "never heard of"])
             before = engine.steps
@@ -140,13 +154,10 @@ def test_an_abort_by_the_operator_is_reported_to_the_request() -> None:
         engine = FakeEngine()
         engine.delay = 0.005
         async with running(engine) as bridge:
-            inbox: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "a", tokens=200)], inbox.put_nowait)
+            inbox = submit(bridge, ask(engine, "a", tokens=200))
             await inbox.get()
             bridge.abort(["a"], tell=True)
-            while not isinstance(event := await inbox.get(), TokenEvent) or event.finish_reason is None:
-                pass
-            assert event.finish_reason == "abort"
+            assert (await last_event(inbox)).finish_reason == "abort"
             assert bridge.active == 0
 
     run(test)
@@ -156,10 +167,8 @@ def test_a_request_that_the_engine_refuses_does_not_harm_others() -> None:
     async def test() -> None:
         engine = FakeEngine(max_model_len=10)
         async with running(engine) as bridge:
-            bad: Inbox = asyncio.Queue()
-            good: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "bad", length=10)], bad.put_nowait)
-            bridge.submit([ask(engine, "good", tokens=1)], good.put_nowait)
+            bad = submit(bridge, ask(engine, "bad", length=10))
+            good = submit(bridge, ask(engine, "good", tokens=1))
             error = await bad.get()
             assert isinstance(error, ApiError)
             assert (error.status, error.code) == (400, "context_length_exceeded")
@@ -189,8 +198,7 @@ def test_a_dead_engine_fails_all_requests() -> None:
         engine, died = FakeEngine(max_rows=1), asyncio.Event()
         engine.steps_left = 3
         async with running(engine, died.set) as bridge:
-            inbox: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "a", tokens=100), ask(engine, "waits", tokens=100)], inbox.put_nowait)
+            inbox = submit(bridge, ask(engine, "a", tokens=100), ask(engine, "waits", tokens=100))
             got = [await inbox.get() for _ in range(5)]
             assert [isinstance(one, ApiError) for one in got] == [False] * 3 + [True] * 2
             assert [one.status for one in got if isinstance(one, ApiError)] == [500, 500]
@@ -231,8 +239,7 @@ def test_a_dead_engine_is_rebuilt_and_its_requests_are_not_run_again() -> None:
         request = ask(engine, "a", tokens=100)
         async with running(engine, rebuild=rebuild) as bridge:
             del engine
-            inbox: Inbox = asyncio.Queue()
-            bridge.submit([request], inbox.put_nowait)
+            inbox = submit(bridge, request)
             got = [await inbox.get() for _ in range(4)]
             error = got[-1]
             assert isinstance(error, ApiError)
@@ -241,7 +248,7 @@ def test_a_dead_engine_is_rebuilt_and_its_requests_are_not_run_again() -> None:
             with pytest.raises(ApiError) as refused:
                 bridge.submit([request], inbox.put_nowait)
             assert (refused.value.status, refused.value.code) == (503, "engine_restarting")
-            with pytest.raises(ApiError, match="started anew"):
+            with pytest.raises(ApiError, match="restarting"):
                 await bridge.call(lambda e: e.stats())
             await until(lambda: bridge.state == "up")
             assert bridge.engine is second
@@ -261,10 +268,9 @@ def test_requests_submitted_while_the_engine_dies_get_an_error() -> None:
         engine.steps_left, engine.delay = 0, 0.05
         second = FakeEngine()
         async with running(engine, rebuild=lambda: second) as bridge:
-            inbox: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "a")], inbox.put_nowait)
+            inbox = submit(bridge, ask(engine, "a"))
             await asyncio.sleep(0.02)
-            bridge.submit([ask(engine, "b")], inbox.put_nowait)  # still in the inbox when the step fails
+            bridge.submit([ask(engine, "b")], inbox.put_nowait)  # it is still in the inbox when the step fails
             call = asyncio.ensure_future(bridge.call(lambda e: e.stats()))
             assert [isinstance(await inbox.get(), ApiError) for _ in range(2)] == [True, True]
             with pytest.raises(ApiError, match="engine has failed"):
@@ -310,9 +316,8 @@ def test_a_hung_step_counts_as_a_dead_engine() -> None:
         async with running(engine, died.set, step_timeout=0.1) as bridge:
             await asyncio.sleep(0.3)
             assert bridge.failure is None, "an idle engine is not hung"
-            inbox: Inbox = asyncio.Queue()
             begin = time.monotonic()
-            bridge.submit([ask(engine, "a", tokens=100)], inbox.put_nowait)
+            inbox = submit(bridge, ask(engine, "a", tokens=100))
             assert isinstance(await inbox.get(), ApiError)
             assert time.monotonic() - begin < 0.6
             assert bridge.state == "dead"
@@ -336,7 +341,7 @@ def test_programs_are_compiled_while_steps_run() -> None:
             assert engine.prepared == [wanted], "a program must be compiled once"
             await bridge.prepare(SamplingParams(prompt_logprobs=1))
             assert len(engine.prepared) == 2
-            await until(lambda: len(engine.completed) == 2)  # with the programs that nobody waits for
+            await until(lambda: len(engine.completed) == 2)  # the programs that no request waits for
 
     run(test)
 
@@ -345,27 +350,24 @@ def test_the_engine_waits_for_a_slow_event_loop() -> None:
     async def test() -> None:
         engine = FakeEngine()
         async with running(engine) as bridge:
-            inbox: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "a", tokens=200)], inbox.put_nowait)
+            inbox = submit(bridge, ask(engine, "a", tokens=200))
             await inbox.get()
             before = engine.steps
-            time.sleep(0.3)  # noqa: ASYNC251 - block the loop; the fake engine could run all 200 steps meanwhile
+            time.sleep(0.3)  # noqa: ASYNC251 - block the event loop; the fake engine could run all 200 steps meanwhile
             assert engine.steps - before <= 5
-            while not isinstance(event := await inbox.get(), TokenEvent) or event.finish_reason is None:
-                pass
+            await last_event(inbox)
             assert engine.steps >= 200
 
     run(test)
 
 
 def test_an_error_in_a_call_goes_to_its_caller_and_the_engine_goes_on() -> None:
-    """Any exception, also one that nobody expects; other requests get their tokens."""
+    """Any exception is raised in the caller of `call`; other requests get their tokens."""
 
     async def test() -> None:
         engine = FakeEngine()
         async with running(engine) as bridge:
-            inbox: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "good", tokens=50)], inbox.put_nowait)
+            inbox = submit(bridge, ask(engine, "good", tokens=50))
             for _ in range(5):
                 with pytest.raises(ZeroDivisionError) as caught:
                     await bridge.call(lambda e: 1 / 0)
@@ -378,7 +380,7 @@ def test_an_error_in_a_call_goes_to_its_caller_and_the_engine_goes_on() -> None:
 
 
 def test_an_error_while_a_request_is_queued_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets an internal error, and nothing of it stays in the engine."""
+    """The request gets an internal error, and the engine drops it."""
 
     async def test() -> None:
         engine = FakeEngine()
@@ -391,15 +393,12 @@ def test_an_error_while_a_request_is_queued_ends_that_request_alone(monkeypatch:
 
         monkeypatch.setattr(engine, "add", fail)
         async with running(engine) as bridge:
-            good: Inbox = asyncio.Queue()
-            bad: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "good", tokens=20)], good.put_nowait)
-            bridge.submit([ask(engine, "bad", tokens=20)], bad.put_nowait)
+            good = submit(bridge, ask(engine, "good", tokens=20))
+            bad = submit(bridge, ask(engine, "bad", tokens=20))
             error = await bad.get()
             assert isinstance(error, ApiError)
             assert (error.status, error.message) == (500, "internal error")
-            got = [await good.get() for _ in range(20)]
-            assert all(isinstance(event, TokenEvent) for event in got)
+            assert (await last_event(good)).finish_reason == "length"
             assert await bridge.call(lambda e: e.has_work()) is False
             assert (bridge.active, bridge.state) == (0, "up")
 
@@ -407,7 +406,7 @@ def test_an_error_while_a_request_is_queued_ends_that_request_alone(monkeypatch:
 
 
 def test_an_error_while_a_request_is_aborted_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine goes on with the others, and with requests that come later."""
+    """The engine goes on with other requests, and accepts new ones."""
 
     async def test() -> None:
         engine = FakeEngine()
@@ -418,16 +417,13 @@ def test_an_error_while_a_request_is_aborted_ends_that_request_alone(monkeypatch
 
         monkeypatch.setattr(engine, "abort", fail)
         async with running(engine) as bridge:
-            good: Inbox = asyncio.Queue()
-            bad: Inbox = asyncio.Queue()
-            bridge.submit([ask(engine, "bad", tokens=200)], bad.put_nowait)
+            bad = submit(bridge, ask(engine, "bad", tokens=200))
             bridge.abort(["bad"], tell=True)
             while not isinstance(event := await bad.get(), ApiError):
                 pass
             assert event.status == 500
-            bridge.submit([ask(engine, "good", tokens=20)], good.put_nowait)
-            got = [await good.get() for _ in range(20)]
-            assert all(isinstance(event, TokenEvent) for event in got)
+            good = submit(bridge, ask(engine, "good", tokens=20))
+            assert (await last_event(good)).finish_reason == "length"
             assert (bridge.active, bridge.state) == (0, "up")
 
     run(test)

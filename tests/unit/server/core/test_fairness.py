@@ -9,6 +9,7 @@ import pytest
 from server.core.fairness import Admission, Budget, Helpers, Lanes, Weights
 from server.http.errors import ApiError, engine_dead
 from tests.support.server.fake_engine import FakeEngine
+from tests.support.server.floods import slow_tokenizer
 from tests.support.server.harness import serving, until
 
 KEYS: Weights = {"hog": 1.0, "a": 1.0, "b": 1.0, "c": 1.0}
@@ -24,7 +25,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 async def settle() -> None:
-    """Let all tasks go on as far as they can."""
+    """Let all tasks run until they wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -61,7 +62,7 @@ def test_a_single_tenant_has_the_whole_queue() -> None:
 
 
 def test_one_request_has_at_most_half_of_the_queue() -> None:
-    """A larger one would never fit beside others, or shut them out: that is no matter of waiting."""
+    """A larger request would wait for ever beside others, or shut them out, so it is refused at once."""
     queue = Admission(10, 100)
     queue.check_size(5, 50)
     for texts, tokens, param in ((6, 6, "n"), (1, 51, "prompt")):
@@ -83,7 +84,7 @@ def test_a_budget_keeps_a_share_for_each_key() -> None:
 
 
 def test_an_empty_budget_takes_what_is_larger_than_itself() -> None:
-    """Else such a request could never be served."""
+    """Otherwise such a request could never be served."""
     budget = Budget(10, KEYS)
     assert budget.take("hog", 50)
     assert not budget.take("a", 1)
@@ -141,8 +142,8 @@ def test_a_place_is_free_again_however_its_owner_ends() -> None:
 
         tasks = [asyncio.ensure_future(work()) for _ in range(4)]
         await settle()
-        tasks[1].cancel()  # waits
-        tasks[0].cancel()  # has it, and the next is called
+        tasks[1].cancel()  # this task waits for the lane
+        tasks[0].cancel()  # this task occupies the lane, so the next one gets it
         await settle()
         tasks[2].cancel()
         await settle()
@@ -176,7 +177,7 @@ def test_who_waits_is_bounded_for_each_key() -> None:
 
 
 def test_a_thread_is_taken_until_its_work_ends() -> None:
-    """Also if nobody waits for it any more: else the pool would queue up behind work that nobody wants."""
+    """This includes work whose caller was cancelled: otherwise later work would queue in the thread pool behind it."""
 
     async def test() -> None:
         helpers, go = Helpers(1, {None: 1.0}), threading.Event()
@@ -196,32 +197,12 @@ def test_a_thread_is_taken_until_its_work_ends() -> None:
 
 
 def test_large_prompts_of_one_key_hold_up_no_other() -> None:
-    """Over HTTP: threads that tokenize are shared like everything else."""
-    go = threading.Event()
+    """Keys share the threads that tokenize over HTTP, as they share the engine."""
     with serving(FakeEngine(max_model_len=20_000), api_key=("hog", "other")) as client:
-        tokenizer = client.service.tokenizer
-        assert tokenizer is not None
-        encode = tokenizer.encode
-
-        def slow(text: str, *, add_special_tokens: bool = True) -> object:
-            if text.startswith("slow"):
-                go.wait(10)
-            return encode(text, add_special_tokens=add_special_tokens)
-
-        tokenizer.encode = slow  # type: ignore[method-assign,assignment]
-        as_hog = {"headers": {"Authorization": "Bearer hog"}}
-        floods = [
-            threading.Thread(target=client.post, args=("/tokenize", {"prompt": "slow" * 2_000}), kwargs=as_hog)
-            for _ in range(20)
-        ]
-        for flood in floods:
-            flood.start()
-        until(lambda: client.service.helpers.lanes.waiting > 10)
-        answer = client.post("/tokenize", {"prompt": "quick" * 2_000}, headers={"Authorization": "Bearer other"})
+        with slow_tokenizer(client, {"hog": 20}):
+            until(lambda: client.service.helpers.lanes.waiting > 10)
+            answer = client.post("/tokenize", {"prompt": "quick" * 2_000}, headers={"Authorization": "Bearer other"})
         assert answer.json()["count"] == 10_001
-        go.set()
-        for flood in floods:
-            flood.join()
 
 
 def test_over_http_a_flood_of_one_key_does_not_block_another() -> None:
@@ -256,7 +237,7 @@ def test_going_before_others_must_be_allowed() -> None:
 
 
 def test_a_request_that_cannot_be_begun_gives_its_places_back() -> None:
-    """Whatever fails between the queue and the engine."""
+    """A failure between the admission and the engine releases the admission."""
     with serving() as client:
         submit = client.service.bridge.submit
 

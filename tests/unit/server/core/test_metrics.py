@@ -1,4 +1,4 @@
-"""/metrics at all times, what it counts, and who may see it."""
+"""/metrics: it answers at all times, its figures are right, and it needs a key."""
 
 import logging
 import re
@@ -27,7 +27,7 @@ class Held:
         self.reached, self.go = threading.Event(), threading.Event()
 
     def __call__(self, prompt: list[int], position: int) -> int:
-        """Return the token."""
+        """Return the token at a position of the text."""
         if position >= self.tokens:
             self.reached.set()
             assert self.go.wait(20)
@@ -36,14 +36,14 @@ class Held:
 
 @pytest.fixture
 def held() -> Iterator[Held]:
-    """An engine's rule that stops after three tokens."""
+    """A rule that holds the engine after three tokens of a text."""
     rule = Held(3)
     yield rule
     rule.go.set()
 
 
 def scrape(client: Client, **headers: str) -> dict[str, float]:
-    """All samples by their names and labels."""
+    """Return the values of all samples by name and labels."""
     response = client.get("/metrics", headers=headers)
     assert response.status_code == 200, response.text
     samples = [one for family in text_string_to_metric_families(response.text) for one in family.samples]
@@ -189,7 +189,7 @@ def test_the_access_log_is_for_debugging(caplog: pytest.LogCaptureFixture) -> No
         def lines() -> list[str]:
             return [one.getMessage() for one in caplog.records if "access" in one.getMessage()]
 
-        until(lambda: len(lines()) == 2)  # they are written behind the responses
+        until(lambda: len(lines()) == 2)  # the log lines are written after the responses
         first, second = lines()
         assert re.fullmatch(
             rf"access: client=127.0.0.1 method=POST path={PATH} status=400 seconds=[\d.e-]+ request_id=mine", first

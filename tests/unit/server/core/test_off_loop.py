@@ -1,6 +1,6 @@
-"""Work beside the event loop, and what is left for its callbacks (server/core/off_loop.py and its users).
+"""Long work in threads, and the work that remains on the event loop (server/core/off_loop.py and its users).
 
-No time is measured: tests count what runs on the event loop's thread, and what runs at all.
+No time is measured: the tests count calls, on the event loop's thread and in all.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def client() -> Iterator[Client]:
 
 
 def counted(call: Callable[..., Any], calls: Counter[str], *arguments: Any, **named: Any) -> Any:
-    """Call a function, and count by thread: that of the event loop (named by the harness) or another."""
+    """Call a function, and count the call under "loop" if this thread runs an event loop, else under "beside"."""
     try:
         asyncio.get_running_loop()
         calls["loop"] += 1
@@ -48,7 +48,7 @@ def counted(call: Callable[..., Any], calls: Counter[str], *arguments: Any, **na
 
 @pytest.fixture
 def token_texts(client: Client, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts the texts of tokens that are looked up, on the event loop and beside it."""
+    """Counts of the tokens whose texts are looked up, on the event loop and in other threads."""
     calls: Counter[str] = Counter()
     texts = client.service.texts
     monkeypatch.setattr(texts, "text", partial(counted, texts.text, calls))
@@ -112,7 +112,7 @@ def test_work_stops_when_nobody_waits_for_it() -> None:
 def test_what_texts_share_is_validated_and_built_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], texts: int
 ) -> None:
-    """128 texts that name 300,000 tokens cost as much as one: one constraint, one check of the parameters."""
+    """128 texts with a list of 300,000 tokens need one constraint and one check of the parameters, like one text."""
     validated: list[SamplingParams] = []
     check = SamplingParams.__post_init__
 
@@ -145,7 +145,7 @@ def test_tokens_times_texts_are_bounded(client: Client) -> None:
 
 
 def test_wrong_biases_are_counted_before_they_are_looked_at(client: Client) -> None:
-    """And of few wrong ones the first is reported."""
+    """If the number of biases is right, the first wrong one is reported."""
     error = client.refusal(PATH, {"prompt": "a", "logit_bias": {str(n): "" for n in range(49_000)}})
     assert error["message"] == f"logit_bias: has 49000 entries, at most {limits.MAX_BIASES} are allowed"
     error = client.refusal(PATH, {"prompt": "a", "logit_bias": {"7": 1, "8": "", "x": 2}})
@@ -157,11 +157,11 @@ def test_validation_of_a_list_stops_at_the_first_wrong_item(body: dict[str, list
     (name, items) = next(iter(body.items()))
     with pytest.raises(ValidationError) as refused:
         ChatRequest.model_validate({"messages": [{"role": "user"}], name: items * 10_000})
-    assert refused.value.error_count() <= 2  # one for each alternative of `stop`
+    assert refused.value.error_count() <= 2  # one error for each alternative of `stop`
 
 
 def test_a_chat_encodes_log_probabilities_as_they_come(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the engine makes the last token, all but the last few entries are JSON already."""
+    """When the engine generates the last token, all entries but the last few have been encoded."""
     calls: Counter[str] = Counter()
     monkeypatch.setattr("server.api.chat.of_chat", partial(counted, of_chat, calls))
     encoded: list[int] = []
@@ -180,7 +180,7 @@ def test_a_chat_encodes_log_probabilities_as_they_come(client: Client, monkeypat
 
 
 def asks_for_prompt_logprobs() -> Iterator[Any]:
-    """Requests whose answers have log probabilities of a long prompt."""
+    """Yield requests whose answers have log probabilities of a long prompt."""
     prompt = [100] * LONG
     yield pytest.param(PATH, {"prompt": prompt, "prompt_logprobs": 2}, id="completion")
     yield pytest.param(PATH, {"prompt": prompt, "echo": True, "logprobs": 2}, id="echo")
@@ -227,7 +227,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
 
 
 def test_tokenizing_a_long_text_counts_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it is tokenized, others are refused where the queue has no room; afterwards nothing is held."""
+    """During the tokenization others are refused if the queue has no room; afterwards the room is free again."""
     tokenizer = Tokenizer.load(BYTES)
     assert tokenizer is not None
     entered, leave = threading.Event(), threading.Event()
@@ -252,7 +252,7 @@ def test_tokenizing_a_long_text_counts_in_the_queue(monkeypatch: pytest.MonkeyPa
 
 
 def test_work_ends_with_the_connection_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that leaves while its prompts are tokenized: the others of its prompts are not."""
+    """If a client disconnects while its prompts are tokenized, the rest of its prompts is not tokenized."""
     tokenizer = Tokenizer.load(BYTES)
     assert tokenizer is not None
     calls: Counter[str] = Counter()

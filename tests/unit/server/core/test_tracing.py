@@ -32,7 +32,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Be quiet."""
+            """Log nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,4 +1,4 @@
-"""What all routes have in common: keys, limits, malformed requests, overload, lost clients, a dead engine."""
+"""Behavior of all routes: keys, limits, malformed requests, overload, disconnected clients, a dead engine."""
 
 import json
 import socket

@@ -30,7 +30,7 @@ FIELDS = st.fixed_dictionaries(
 
 
 def plain(value: Any) -> Any:
-    """Arrays as lists."""
+    """Return a value with lists in place of arrays."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, list):
@@ -42,14 +42,14 @@ def plain(value: Any) -> Any:
 def test_a_body_has_the_value_that_python_finds(
     fields: dict[str, Any], ascii_only: bool, indent: int | None, piece: int
 ) -> None:
-    """Whatever is taken out of it, and wherever it is cut."""
+    """The value does not depend on the lists and strings that are cut out, nor on the size of the pieces."""
     body = json.dumps(fields, ensure_ascii=ascii_only, indent=indent).encode()
     assert plain(bodies.parse(body, piece)) == fields
 
 
 @given(FIELDS, st.data())
 def test_what_is_not_json_is_refused_as_by_msgspec(fields: dict[str, Any], data: st.DataObject) -> None:
-    """With a byte removed, replaced or added anywhere."""
+    """The bodies have bytes removed, replaced or added at any position."""
     body = bytearray(json.dumps(fields).encode())
     at = data.draw(st.integers(0, len(body) - 1))
     body[at : at + data.draw(st.integers(0, 2))] = data.draw(
@@ -64,7 +64,7 @@ def test_what_is_not_json_is_refused_as_by_msgspec(fields: dict[str, Any], data:
     try:
         found = plain(bodies.parse(bytes(body), 16))
     except ApiError as error:
-        assert error.message == f"{error.param}: must be token ids"  # noqa: PT017 - it is one of two outcomes
+        assert error.message == f"{error.param}: must be token ids"  # noqa: PT017 - a refusal is one of two right outcomes
     else:
         assert found == wanted
 
@@ -86,7 +86,7 @@ def test_a_list_of_ids_with_something_else_is_refused_by_name(item: bytes) -> No
 
 
 def test_only_so_many_values_may_be_in_a_body_besides_token_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever they are; commas in strings are none."""
+    """Values of every type count; commas in strings do not count."""
     monkeypatch.setattr(limits, "MAX_VALUES", 1_000)
     for item in ("{}", "[]", "1", '""', "[[]]", '{"a":1}'):
         with pytest.raises(ApiError, match="at most 1000 are allowed"):
@@ -111,7 +111,7 @@ def test_only_so_many_values_may_be_in_a_body_besides_token_ids(monkeypatch: pyt
     ids=lambda item: item[:12],
 )
 def test_no_call_that_holds_the_lock_makes_much(monkeypatch: pytest.MonkeyPatch, field: str, item: str) -> None:
-    """Whatever is in a body of 4 MB, one call parses 2^16 bytes of ids or of a string, or few values."""
+    """For any body of 4 MB, one call parses at most 2^16 bytes of token ids or of a string, or few values."""
     parsed: list[bytes] = []
 
     def watched(call: Callable[[bytes], Any], data: bytes) -> Any:

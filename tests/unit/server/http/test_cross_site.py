@@ -1,4 +1,4 @@
-"""What a web page can have its visitor's browser send to a server on the same machine, and what becomes of it."""
+"""Requests that a web page can make its visitor's browser send to a server on the same machine are refused."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_json_by_any_of_its_names_is_accepted() -> None:
     with serving(admin_api_key="root") as client:
         for kind in ("application/json", "Application/JSON; charset=utf-8", "application/vnd.openai+json"):
             assert send(client, {"content-type": kind}).status_code == 200
-        # Without a body there is nothing to declare.
+        # A request without a body needs no Content-Type.
         assert client.http.post("/flush_cache", headers={"authorization": "Bearer root"}).status_code == 200
 
 
@@ -81,7 +81,7 @@ def test_other_hosts_are_refused_on_loopback_without_keys(method: str) -> None:
         ({"allowed_hosts": ("*",)}, "evil.example", 200),
         ({"host": ANY}, "any.example", 200),
         ({"host": ANY, "allowed_hosts": ("my.lan",)}, "any.example", 403),
-        ({"uds": "/tmp/jswa-unused.sock"}, "any", 200),
+        ({"uds": "unused.sock"}, "any", 200),
         ({"ssl_keyfile": "k", "ssl_certfile": "c"}, "evil.example", 403),
         ({"admin_api_key": "root"}, "evil.example", 403),
         ({"api_key": ("one",)}, "any.example", 200),
@@ -90,7 +90,7 @@ def test_other_hosts_are_refused_on_loopback_without_keys(method: str) -> None:
     ids=str,
 )
 def test_which_hosts_are_allowed(options: dict[str, Any], host: str, status: int) -> None:
-    # The socket of these tests is on loopback, whatever the options say.
+    # The server of this test listens on loopback; the options decide only which hosts it allows.
     with serving(**options) as client:
         assert send(client, {**JSON, "host": host, "authorization": "Bearer one"}).status_code == status
 
@@ -124,7 +124,7 @@ def test_without_allowed_origins_no_page_of_another_origin_is_served() -> None:
         assert not client.engine.seen
         for site in ("same-origin", "none"):
             assert send(client, {**JSON, "sec-fetch-site": site}).status_code == 200
-        # No page may read these, for want of a CORS header, and they change nothing.
+        # A GET request is answered: it changes nothing, and without a CORS header the page cannot read the answer.
         response = send(client, {"sec-fetch-site": "cross-site", "origin": "http://x"}, "GET", "/v1/models")
         assert not [name for name in response.headers if name.startswith("access-control")]
 

@@ -1,4 +1,4 @@
-"""What clients can make the server hold: bodies, events that nobody takes in, answers that nobody reads."""
+"""Bounds of the memory that clients can occupy: bodies, events of slow streams, answers that are not read."""
 
 import json
 import re
@@ -18,7 +18,7 @@ PATH = "/v1/completions"
 
 @contextmanager
 def sent(client: Client, head: str, body: bytes = b"", *, buffer: int = 4096) -> Iterator[socket.socket]:
-    """A connection with a small buffer on which a request has been sent, and nothing is read."""
+    """Send a request on a connection with a small receive buffer; yield the connection, from which nothing is read."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         connection.connect(("127.0.0.1", int(client.url.rpartition(":")[2])))
@@ -31,7 +31,7 @@ LOCAL = "Host: localhost\r\nContent-Type: application/json\r\n"
 
 
 def post(body: object, *more: str) -> tuple[str, bytes]:
-    """Return head and body of a completion's request."""
+    """Return head and body of a completion request."""
     data = json.dumps(body).encode()
     return "\r\n".join(
         [
@@ -54,14 +54,14 @@ def metric(client: Client, name: str) -> float:
 def test_bodies_in_flight_have_a_budget_that_is_asked_before_they_are_read() -> None:
     with serving(max_body_memory=100_000) as client:
         head = f"POST {PATH} HTTP/1.1\r\n{LOCAL}Content-Length: 90000"
-        with sent(client, head, b"{"):  # 89,999 bytes are yet to come
+        with sent(client, head, b"{"):  # 89,999 bytes have been announced and not sent
             until(lambda: client.service.bodies.used == 90_000)
             client.complete()
             refused = client.post(PATH, {"prompt": "a" * 20_000})
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "body_memory_full")
             assert refused.headers["retry-after"] == "1"
             pieces = [b'{"prompt": "', b"a" * 20_000, b'"}']
-            refused = client.http.post(PATH, content=iter(pieces), headers=JSON)  # no length is announced
+            refused = client.http.post(PATH, content=iter(pieces), headers=JSON)  # the request has no Content-Length
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "body_memory_full")
             assert metric(client, "request_body_bytes") == 90_000
             assert metric(client, "request_body_rejections_total") == 2
@@ -84,7 +84,7 @@ def test_bodies_of_one_key_leave_room_for_another() -> None:
 
 
 def test_a_stream_that_is_read_too_slowly_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece is taken in within WRITE_SECONDS, so that nothing stalls, but more comes than goes."""
+    """The client reads each piece within WRITE_SECONDS, so it does not stall, but events arrive faster."""
     monkeypatch.setattr(limits, "MAX_BACKLOG_BYTES", 200_000)
     engine = FakeEngine(max_rows=8, max_model_len=1_000_000)
     with serving(engine) as client:
@@ -117,7 +117,7 @@ def test_answers_that_are_collected_have_a_budget() -> None:
         assert error["code"] == "answer_too_large"
         assert "100000 bytes" in error["message"]
         until(lambda: not engine.has_work())
-        # None is too large, all together are.
+        # Each of these answers is small enough, but together they exceed the budget.
         engine.delay = 0.002
         statuses: list[int] = []
         body = {"prompt": "abc", "max_tokens": 230}
@@ -144,19 +144,19 @@ def test_log_probabilities_of_generated_tokens_are_bounded(monkeypatch: pytest.M
         assert client.events(PATH, {"prompt": "a", "max_tokens": 6, "n": 2, "logprobs": 20})[-1] == "[DONE]"
     with serving(template="{{ messages[0].content }}") as client:
         chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20}
-        error = client.refusal("/v1/chat/completions", chat)  # without max_tokens: all of the context
+        error = client.refusal("/v1/chat/completions", chat)  # without max_tokens the whole context counts
         assert error["param"] == "logprobs"
         assert client.post("/v1/chat/completions", {**chat, "max_tokens": 10}).status_code == 200
 
 
 @pytest.mark.parametrize("size", [1_000_000, 40_000], ids=["pieces", "one piece"])
 def test_an_answer_that_nobody_reads_is_dropped(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its connection, and what it holds of the budget."""
+    """Its connection is closed, and its part of the budget is released."""
     monkeypatch.setattr(limits, "WRITE_SECONDS", 0.4)
     with serving(FakeEngine(max_model_len=1_000_000)) as client:
         data = json.dumps({"prompt": "a" * size}).encode()
         heads = f"POST /tokenize HTTP/1.1\r\n{LOCAL}Content-Length: {len(data)}"
-        # The kernel takes in some hundred kilobytes: small answers must be several, on one connection.
+        # The kernel buffers some hundred kilobytes, so many small answers must be sent on one connection.
         count = 1 if size > 100_000 else 40
         with sent(client, heads, data) as connection:
             for _ in range(count - 1):

@@ -117,7 +117,7 @@ def test_the_process_exits_if_the_engine_hangs() -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_dead")
         assert httpx2.get(server.url + "/health").status_code == 503
         assert server.wait(10) == 1
-        assert "the engine is stuck" in "".join(server.log)
+        assert "the engine hangs" in "".join(server.log)
 
 
 def test_sigterm_ends_a_process_that_compiles() -> None:
@@ -163,7 +163,7 @@ def test_a_port_in_use_is_an_error() -> None:
 
 
 def test_the_engines_thread_gets_the_interpreter_back_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's default, 5 ms, is as long as a step."""
+    """Python's default switch interval of 5 ms is as long as a step."""
     asked: list[float] = []
 
     def build() -> FakeEngine:
@@ -192,7 +192,8 @@ def test_metrics_have_a_port_of_their_own_without_a_key() -> None:
         assert httpx2.post(url + PATH, json={"prompt": "a"}).status_code == 404
         assert httpx2.get(url + "/metrics", headers={"host": "evil.example"}).status_code == 403
         assert "no --api-key" not in "".join(server.log)
-        # Another server that wants this port says so and ends; on all addresses without a key it warns first.
+        # Another server on the same metrics port ends with an error. It listens on all addresses without a key, and
+        # warns of that first.
         other = {"metrics_port": int(url.rpartition(":")[2]), "metrics_host": "localhost", "host": "0.0.0.0"}  # noqa: S104
         done = subprocess.run(
             [sys.executable, SCRIPT, "{}", json.dumps(other)],
@@ -204,7 +205,7 @@ def test_metrics_have_a_port_of_their_own_without_a_key() -> None:
         )
         assert done.returncode == 3
         warning, error = done.stderr.splitlines()
-        assert "no --api-key: whoever reaches 0.0.0.0" in warning
+        assert "no --api-key: every client that reaches 0.0.0.0" in warning
         assert "ddress already in use" in error
         stream = Stream(server.url, 100, {"Authorization": "Bearer one"})
         server.process.send_signal(signal.SIGTERM)

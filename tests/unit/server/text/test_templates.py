@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.server.fake_engine import FakeEngine
+from tests.support.server.floods import slow_tokenizer
 from tests.support.server.harness import Client, serving, until
 
 PATH = "/v1/chat/completions"
@@ -62,36 +63,12 @@ def test_a_spare_process_is_ready_when_one_is_killed(client: Client) -> None:
 
 
 def test_the_clock_of_a_template_does_not_count_waiting_for_threads(client: Client) -> None:
-    """Tokenizing large prompts takes all threads that are for it; templates have their own."""
-    go = threading.Event()
+    """The tokenization of large prompts may occupy all helper threads; templates have threads of their own."""
     helpers = client.service.helpers
     renderer = client.service.renderer
     assert renderer is not None
     killed = renderer.killed
-    tokenizer = client.service.tokenizer
-    assert tokenizer is not None
-    encode = tokenizer.encode
-
-    def slow(text: str, *, add_special_tokens: bool = True) -> object:
-        if text.startswith("slow"):
-            go.wait(20)
-        return encode(text, add_special_tokens=add_special_tokens)
-
-    tokenizer.encode = slow  # type: ignore[method-assign,assignment]
-    threads = [
-        threading.Thread(
-            target=client.post,
-            args=("/tokenize", {"prompt": "slow" * 2_000}),
-            kwargs={"headers": {"Authorization": f"Bearer {key}"}},
-        )
-        for key in ("hog", "other")
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    until(lambda: helpers.lanes.waiting >= 8)
-    assert chat(client, "other", "a") == 200
-    go.set()
-    for thread in threads:
-        thread.join()
+    with slow_tokenizer(client, {"hog": 8, "other": 8}):
+        until(lambda: helpers.lanes.waiting >= 8)
+        assert chat(client, "other", "a") == 200
     assert renderer.killed == killed
