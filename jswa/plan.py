@@ -110,13 +110,16 @@ class Request:
 
 
 class ChoiceLogprobs(NamedTuple):
-    """Log probabilities at one position: the token there with its rank, and the most likely tokens."""
+    """Log probabilities at one position: the token there with its rank, and the most likely tokens.
+
+    Tuples of numbers, which the garbage collector does not look at again: thousands of these wait for a slow client.
+    """
 
     token: int
     logprob: float
     rank: int
-    top_ids: list[int]
-    top_logprobs: list[float]
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
 
 
 class PromptLogprobs:
@@ -177,7 +180,7 @@ class LogprobTable(NamedTuple):
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
         """Return the entry of one choice; `token` is the token that was chosen."""
-        ids, values = self.ids[index].tolist(), self.values[index].tolist()
+        ids, values = tuple(self.ids[index].tolist()), tuple(self.values[index].tolist())
         return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values)
 
 

@@ -26,7 +26,8 @@ _numbers = itertools.count()
 # Bytes, about, that an event takes with what is made of it; and each log probability, with its token's id.
 _EVENT_BYTES, _NUMBER_BYTES = 400, 80
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
-_TURN = 32  # events that are handled in one callback of the event loop, at most
+_TURN = 32  # events that are handled in one callback of the event loop, or fewer with many log probabilities each
+_PLAIN = 5  # log probabilities that take as long as an event without
 
 
 @dataclass(eq=False)
@@ -196,14 +197,15 @@ class Job:
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Pieces of all texts as they come. Raises ApiError."""
-        for number in itertools.count():
-            if not self._texts:
-                return
-            if number % _TURN == _TURN - 1:
+        done = 0
+        while self._texts:
+            if done >= _TURN:
                 await asyncio.sleep(0)  # where many wait, the event loop does other things in between
+                done = 0
             event = await self._events.get()
             if isinstance(event, ApiError):
                 raise event
+            done += 1 if event.logprobs is None else 1 + len(event.logprobs.top_ids) // _PLAIN
             if self._order.stream:
                 self._hold(-size_of(event))
             if event.request_id in self._texts:

@@ -13,7 +13,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -221,7 +221,7 @@ def _talk(process: subprocess.Popen[bytes], value: Any, written: Callable[[], ob
     """Send a frame and wait for one. Raises OSError or struct.error if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
-    data = json.dumps(value).encode()
+    data = b"".join(encoded(value))
     process.stdin.write(struct.pack("<I", len(data)) + data)
     process.stdin.flush()
     written()
@@ -229,5 +229,35 @@ def _talk(process: subprocess.Popen[bytes], value: Any, written: Callable[[], ob
     data = process.stdout.read(length)
     if len(data) < length:
         raise BrokenPipeError("the answer is cut")
-    answer: dict[str, Any] = json.loads(data)
+    return answer_of(data)
+
+
+def encoded(value: Any, piece: int = 2**16) -> Iterator[bytes]:
+    """Yield a value as JSON. A piece is made of at most `piece` characters: to make it holds Python's lock."""
+    if isinstance(value, str) and len(value) > piece:
+        yield b'"'
+        for start in range(0, len(value), piece):
+            yield json.dumps(value[start : start + piece])[1:-1].encode()
+        yield b'"'
+    elif isinstance(value, dict) and value:
+        for number, (key, item) in enumerate(value.items()):
+            yield b"," if number else b"{"
+            yield from encoded(key, piece)
+            yield b":"
+            yield from encoded(item, piece)
+        yield b"}"
+    elif isinstance(value, list) and value:
+        for number, item in enumerate(value):
+            yield b"," if number else b"["
+            yield from encoded(item, piece)
+        yield b"]"
+    else:
+        yield json.dumps(value).encode()
+
+
+def answer_of(frame: bytes) -> dict[str, Any]:
+    """Return what a template's process has answered: a text as it is, after a T, or JSON."""
+    if frame[:1] == b"T":
+        return {"text": str(memoryview(frame)[1:], "utf-8", "surrogatepass")}
+    answer: dict[str, Any] = json.loads(frame)
     return answer
