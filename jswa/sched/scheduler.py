@@ -26,7 +26,7 @@ from jswa.sched.draft import Draft, lease_of, make_plan, needs_one
 from jswa.sched.outputs import SchedulerStats, confirm, count_hit, store_prompt_logprobs, with_results
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
-from jswa.sched.turns import Turns
+from jswa.sched.turns import Turns, Use
 from jswa.types import FinishReason
 
 
@@ -153,17 +153,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""
-        pool = self.cache.pool
-        return SchedulerStats(
-            running=len(self._running),
-            waiting=len(self._turns),
-            full_pages=pool.num_full - pool.evictable_full,
-            local_pages=pool.num_local - pool.evictable_local,
-            cached_slots=pool.evictable_slots,
-            free_slots=pool.free_slots,
-            total_slots=pool.total_slots,
-            preemptions=self.preemptions,
-        )
+        return SchedulerStats.of(self.cache.pool, len(self._running), len(self._turns), self.preemptions)
 
     def check(self) -> None:
         """Assert every law of scheduler, leases and pool; for tests."""
@@ -174,12 +164,7 @@ class Scheduler:
         self._rows.check(self._running)
         self._turns.check(self._sequences.values())
         for sequence in self._sequences.values():
-            assert sequence.status is not Status.FINISHED
-            assert (sequence.lease is not None) == (sequence.status is Status.RUNNING)
-            assert 0 <= sequence.in_flight <= len(self._in_flight)
-            assert sequence.num_known <= sequence.limit
-            assert sequence.launched <= sequence.limit - 1
-            assert sequence.launched <= sequence.num_known + sequence.in_flight
+            sequence.check(len(self._in_flight))
 
     def _take_rows(self, draft: Draft) -> None:
         """Preempt rows of tenants that hold more than their share, for sequences of others that find no room."""
@@ -204,10 +189,13 @@ class Scheduler:
         """Return the row that a waiting sequence may take from a tenant that holds more than its share."""
         if self._turns.room(sequence, draft.budget - draft.reserved + 1, draft.kept) <= 0:
             return None
-        need, total = self.layout.resident_slots(sequence.num_known + 1), self.cache.pool.total_slots
-        held = {row: self.cache.held_slots(lease_of(row)) for row in self._running}
         left = [row for row in self._running if row not in draft.prompts]
-        return self._turns.victim(sequence, need, held, left, (self.limits.max_rows, total))
+        return self._turns.victim(sequence, self._use(), left)
+
+    def _use(self) -> Use:
+        """Return what the running rows hold."""
+        held = {row: self.cache.held_slots(lease_of(row)) for row in self._running}
+        return Use(held, self.limits.max_rows, self.cache.pool.total_slots, self.layout)
 
     def _plan_running(self, draft: Draft) -> None:
         """Add the running rows that need one token, and a share of the first prompt, by turns.
@@ -271,21 +259,20 @@ class Scheduler:
         """Admit waiting requests by turns; return whether long prompts were passed by others."""
         if not self._free_row_ids or not len(self._turns):
             return False
-        # A row that was preempted with a token in flight is not in the queue yet; no later request may overtake it.
-        in_flight = (s for _, sequences in self._in_flight for s in sequences)
-        returning = min((self._turns.turn(s) for s in in_flight if s.status is Status.PREEMPTED), default=None)
         # If there is enough for all that run, none of them is held back.
         enough = sum(map(draft.left, draft.prompts)) <= draft.budget
         long = draft.budget if enough else self.limits.long_prompt
-        passed: set[str] = set()  # tenants whose next sequence waits for a prefix
+        passed: set[str] = set()  # tenants whose next sequence waits for a prefix, or for memory
         short: set[str] = set()  # tenants whose long prompts are passed by their others
+        first: Sequence | None = None  # that waits for memory
         while draft.budget > 0 and self._free_row_ids:
             head = self._turns.first(passed, short)
-            if head is None or (returning is not None and self._turns.turn(head) > returning):
+            if head is None or self._turns.overtakes(head):
                 break
             self._prefill(draft, before=head, long=long)
             tenant = head.request.tenant
-            if self._turns.room(head, draft.budget, draft.kept) <= 0:
+            no_room = self._turns.room(head, draft.budget, draft.kept) <= 0
+            if no_room or (first is not None and not self._turns.passes(head, first, self._use())):
                 passed.add(tenant)
                 continue
             match = match_of(self.cache, head)
@@ -295,7 +282,10 @@ class Scheduler:
             elif writer is not None:
                 passed.add(tenant)
             elif not self._begin(draft, head, match):
-                break
+                first = first or head
+                passed.add(tenant)
+            elif first is not None:
+                first.passed_by += head.num_known
         return bool(short)
 
     def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
@@ -382,6 +372,7 @@ class Scheduler:
         sequence.launched = 0
         if sequence.in_flight:
             sequence.status = Status.PREEMPTED
+            self._turns.expect(sequence)
         else:
             self._requeue(sequence)
 
