@@ -12,14 +12,20 @@ from .schemas import ChatRequest, CompletionRequest, Generation
 _MOST_UNKNOWN = 256  # fields of one request that are looked at for being unknown
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that ask for nothing, whatever the field
 
+_NO_SCHEMA: tuple[Any, ...] = (None, False, "")  # an empty schema asks for any JSON
+
 # Why fields are refused, their names, and the values with which they change nothing.
 _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     (
         "constrained output is not supported",
-        """guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern
-        grammar grammar_lazy grammar_triggers grammar_string regex json_schema ebnf structural_tag format
-        response_schema json_mode""",
+        """guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern grammar
+        grammar_lazy grammar_triggers grammar_string regex ebnf structural_tag json_mode""",
         _OFF,
+    ),
+    (
+        "constrained output is not supported",
+        "guided_json json_schema response_schema format",
+        _NO_SCHEMA,
     ),
     (
         "is a variable of the template: give it in chat_template_kwargs",
