@@ -53,6 +53,10 @@ class Budget:
             self.refused += 1
         return fits
 
+    def take_anyway(self, key: Key, amount: int) -> None:
+        """Take so much for a key, whether it fits or not: what is there already has to be counted."""
+        self._used[key] += amount
+
     def give_back(self, key: Key, amount: int) -> None:
         """Give back what was taken."""
         self._used[key] -= amount

@@ -207,7 +207,7 @@ class Job:
                 raise event
             done += 1 if event.logprobs is None else 1 + len(event.logprobs.top_ids) // _PLAIN
             if self._order.stream:
-                self._hold(-size_of(event))
+                self._let_go(size_of(event))
             if event.request_id in self._texts:
                 yield self._take(event, self._texts[event.request_id])
 
@@ -219,7 +219,7 @@ class Job:
         for text in self._texts.values():
             self._leave_queue(text)
         self._texts = {}
-        self._hold(-self._held)
+        self._let_go(self._held)
         self.timing.finished = self.timing.finished or time.monotonic()
 
     @property
@@ -249,7 +249,7 @@ class Job:
         self._bridge.abort(self._texts)
         while not self._events.empty():
             self._events.get_nowait()
-        self._hold(-self._held)  # at once: events of others that came with this one may fit now
+        self._let_go(self._held)  # at once: events of others that came with this one may fit now
         if most is None:
             message = "the answers that are collected or wait for their clients take all memory that is for them"
             return ApiError(503, message, code="answer_memory_full", headers={"Retry-After": "5"})
@@ -262,7 +262,11 @@ class Job:
 
     def _hold(self, size: int) -> None:
         self._held += size
-        self._answers.give_back(self._order.key, -size)
+        self._answers.take_anyway(self._order.key, size)
+
+    def _let_go(self, size: int) -> None:
+        self._held -= size
+        self._answers.give_back(self._order.key, size)
 
     def _take(self, event: TokenEvent, text: Text) -> Delta:
         if event.error is not None:

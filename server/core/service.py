@@ -221,7 +221,7 @@ class Service:
         """Return the response with JSON in pieces, which counts as memory of answers until it has been sent."""
         key = key_of(request)
         response = JsonResponse(pieces=pieces)
-        self.answers.give_back(key, -response.size)
+        self.answers.take_anyway(key, response.size)
         response.done = lambda: self.answers.give_back(key, response.size)
         return response
 
