@@ -1,6 +1,6 @@
 """One `generate` call: its prompts become requests, and the events of their tokens become outputs.
 
-Calls of several threads share an engine by `Turns`: each takes turns of one step, which runs the requests of all.
+Calls of several threads share an engine by a `FairLock`: each takes turns of one step, which runs the requests of all.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class Host(Protocol):
         ...
 
 
-class Turns:
+class FairLock:
     """A lock that threads get in the order in which they ask for it.
 
     A plain lock would go back to the thread that runs one step after the other; the others would wait for its end.

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
 from jswa.architecture import ModelConfig
-from jswa.batch import Batch, Turns
+from jswa.batch import Batch, FairLock
 from jswa.build import build_engine
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
@@ -62,7 +62,7 @@ class LLM:
         self._engine: Engine | None = engine
         self._numbers = itertools.count()
         self._batches: dict[str, Batch] = {}
-        self._turns = Turns()
+        self._turns = FairLock()
         self._dropped: deque[str] = deque()  # requests to abort when the engine is free
 
     def with_engine(self, engine: Engine) -> "LLM":

@@ -14,11 +14,48 @@ from jaxtyping import Float, Int
 from jswa.errors import GenerationError
 from jswa.types import FinishReason, PrefixHit, SamplingParams
 
-_FEW = 1_000  # number of ids below which `bits_of` sets the bits one by one
+_FEW = 16  # largest number of ids for which a Python loop is faster than numpy
 FROM_DEVICE = -1  # in StepPlan.tokens: the token that the previous step sampled for this row
 # In the tokens of a step, of rows that sample a token and of those that do not:
 NOT_FINITE = -1  # KV or logits of the row's tokens held NaN or infinity
 NOTHING_ALLOWED = -2  # the row's constraint forbids every token
+
+
+class Words(NamedTuple):
+    """Some words of a mask: their indices, in order and each once, and their bits."""
+
+    at: Int[np.ndarray, " n"]
+    bits: Int[np.ndarray, " n"]
+
+
+class Mask(NamedTuple):
+    """Tokens that may be generated, as ⌈V/32⌉ words of bits, token t in bit t % 32 of word t // 32.
+
+    Attributes:
+        fill: the words that are not listed, -1 (every token) or 0 (none).
+        at: the words that are listed, in order; None: all of them.
+        bits: the listed words.
+    """
+
+    fill: int
+    at: Int[np.ndarray, " n"] | None
+    bits: Int[np.ndarray, " n"]
+
+    def words(self, at: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """Return some of the words."""
+        if self.at is None:
+            whole: Int[np.ndarray, " m"] = self.bits[at]
+            return whole
+        found = np.full(len(at), self.fill, np.int32)
+        if len(self.at):
+            index = np.minimum(np.searchsorted(self.at, at), len(self.at) - 1)
+            listed = self.at[index] == at
+            found[listed] = self.bits[index[listed]]
+        return found
+
+
+NO_WORDS = Words(np.zeros(0, np.int32), np.zeros(0, np.int32))
+EVERY_TOKEN = Mask(-1, *NO_WORDS)
 
 
 class Constraint(NamedTuple):
@@ -26,17 +63,15 @@ class Constraint(NamedTuple):
 
     Attributes:
         bias_ids, bias: token ids, and the biases that are added to their logits.
-        allowed: bits of the only tokens that may be generated (`bits_of`); None: all of them.
-        forbidden: tokens that are never generated.
-        early: tokens that are not generated before the text has `min_length` tokens.
+        allowed: the tokens that may be generated.
+        early: words of the mask that differ before the text has `min_length` tokens: they lack the stop tokens.
         bad_words: token sequences; the last token of each is forbidden if the text ends in the others.
     """
 
     bias_ids: Int[np.ndarray, " B"]
     bias: Float[np.ndarray, " B"]
-    allowed: Int[np.ndarray, " words"] | None
-    forbidden: tuple[int, ...]
-    early: tuple[int, ...]
+    allowed: Mask
+    early: Words
     min_length: int
     bad_words: tuple[tuple[int, ...], ...]
 
@@ -77,13 +112,16 @@ class Request:
 
 
 class ChoiceLogprobs(NamedTuple):
-    """Log probabilities at one position: the token there with its rank, and the most likely tokens."""
+    """Log probabilities at one position: the token there with its rank, and the most likely tokens.
+
+    Tuples of numbers, which the garbage collector does not look at again: thousands of these wait for a slow client.
+    """
 
     token: int
     logprob: float
     rank: int
-    top_ids: list[int]
-    top_logprobs: list[float]
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
 
 
 class PromptLogprobs:
@@ -144,7 +182,7 @@ class LogprobTable(NamedTuple):
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
         """Return the entry of one choice; `token` is the token that was chosen."""
-        ids, values = self.ids[index].tolist(), self.values[index].tolist()
+        ids, values = tuple(self.ids[index].tolist()), tuple(self.values[index].tolist())
         return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values)
 
 
@@ -156,10 +194,11 @@ class StepLogprobs(NamedTuple):
 
 
 class ExtrasEntry(NamedTuple):
-    """The extras of a row that begins; its mask allows every token until a `RowMask` is set.
+    """The extras of a row that begins.
 
     Attributes:
         bias_ids, bias: token ids, and the biases that are added to their logits.
+        allowed: the tokens that may be generated until a `RowMask` changes the mask.
         prompt: its tokens count as seen; empty if no penalty asks for them.
         generated: tokens of its text that the row does not run because their KV is cached; empty as well.
     """
@@ -167,28 +206,38 @@ class ExtrasEntry(NamedTuple):
     row_id: int
     bias_ids: Int[np.ndarray, " B"]
     bias: Float[np.ndarray, " B"]
+    allowed: Mask
     prompt: Int[np.ndarray, " P"]
     generated: Int[np.ndarray, " G"]
 
 
 class RowMask(NamedTuple):
-    """The tokens that a row may generate from this step on: those of `allowed` (None: all) without `banned`."""
+    """Words of a row's mask that change before this step."""
 
     row_id: int
-    allowed: Int[np.ndarray, " words"] | None
-    banned: tuple[int, ...]
+    words: Words
 
 
 def bits_of(ids: Int[np.ndarray, " N"], vocab_size: int) -> Int[np.ndarray, " words"]:
     """Return tokens as ⌈V/32⌉ words of bits, token t in bit t % 32 of word t // 32."""
-    words = -(-vocab_size // 32)
-    if len(ids) < _FEW:
-        bits = np.zeros(words, np.uint32)
-        np.bitwise_or.at(bits, ids >> 5, np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32)))
-        return bits.view(np.int32)
-    chosen = np.zeros(32 * words, bool)
+    chosen = np.zeros(-(-vocab_size // 32) * 32, bool)
     chosen[ids] = True
     return np.packbits(chosen, bitorder="little").view(np.int32)
+
+
+def words_of(ids: Int[np.ndarray, " N"]) -> Words:
+    """Return the words of `bits_of` that are not zero."""
+    if len(ids) <= _FEW:
+        bits: dict[int, int] = {}
+        for token in sorted(ids.tolist()):
+            bits[token >> 5] = bits.get(token >> 5, 0) | 1 << (token & 31)
+        return Words(np.array(list(bits), np.int32), np.array(list(bits.values()), np.uint32).view(np.int32))
+    ids = np.sort(ids.astype(np.int32))
+    at = ids >> 5
+    first = np.ones(len(at), bool)
+    np.not_equal(at[1:], at[:-1], out=first[1:])
+    starts = np.flatnonzero(first)
+    return Words(at[starts], np.bitwise_or.reduceat(np.left_shift(np.int32(1), ids & 31), starts))
 
 
 class TableRow(NamedTuple):

@@ -10,14 +10,12 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from jswa.exec.pack import PackSpec, pack
-from jswa.exec.programs.extras import bias_line, extras_lines
+from jswa.exec.programs.extras import bit_lines, extras_batches
 from jswa.exec.programs.pages import move_batches, row_batches
 from jswa.plan import StepPlan
 
 # MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
-COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_MANY_EXTRAS, SET_BIAS, COUNT_SKIPPED, PREPARE, STEP = range(9)
-MANY = 8  # lines of SET_MANY_EXTRAS; SET_EXTRAS has one
-SKIPPED = 1_024  # tokens of COUNT_SKIPPED
+COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, PREPARE, STEP = range(7)
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
@@ -46,24 +44,11 @@ def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Lau
 
 
 def extras_launches(plan: StepPlan, max_rows: int, vocab: int) -> Iterator[Launch]:
-    """Yield the launches that set rows of the extras tables, as many rows in each as there are."""
-    lines = extras_lines([(e.row_id, e.prompt) for e in plan.extras], plan.masks, vocab)
-    whole = len(lines) // MANY * MANY
-    for start in range(0, whole, MANY):
-        yield Launch(SET_MANY_EXTRAS, (lines[start : start + MANY],))
-    for start in range(whole, len(lines)):
-        yield Launch(SET_EXTRAS, (lines[start : start + 1],))
-    for entry in plan.extras:
-        if len(entry.bias_ids):
-            yield Launch(SET_BIAS, (bias_line(entry.row_id, entry.bias_ids, entry.bias, vocab),))
-    skipped = [np.stack([np.full_like(e.generated, e.row_id), e.generated]) for e in plan.extras if len(e.generated)]
-    if skipped:
-        pairs = np.concatenate(skipped, axis=1)
-        for start in range(0, pairs.shape[1], SKIPPED):
-            part = pairs[:, start : start + SKIPPED]
-            yield Launch(
-                COUNT_SKIPPED, (np.pad(part, ((0, 0), (0, SKIPPED - part.shape[1])), constant_values=max_rows),)
-            )
+    """Yield the launches that set rows of the extras tables: mostly one for all rows that begin in a step."""
+    for line in bit_lines(plan.extras, vocab):
+        yield Launch(SET_BITS, (line,))
+    for batch in extras_batches(plan.extras, plan.masks, max_rows):
+        yield Launch(SET_EXTRAS, (batch,))
 
 
 def encode(launches: Iterable[Launch]) -> bytes:

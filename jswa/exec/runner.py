@@ -24,15 +24,11 @@ from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.exec.launches import (
     COPY_PAGES,
-    COUNT_SKIPPED,
-    MANY,
     MOVE_PAGES,
     PREPARE,
-    SET_BIAS,
+    SET_BITS,
     SET_EXTRAS,
-    SET_MANY_EXTRAS,
     SET_ROWS,
-    SKIPPED,
     STEP,
     Launch,
     decode,
@@ -42,7 +38,7 @@ from jswa.exec.launches import (
 )
 from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
 from jswa.exec.pack import PackSpec
-from jswa.exec.programs.extras import Extras, bias_line, count_skipped, extras_lines, set_bias, set_extras
+from jswa.exec.programs.extras import Extras, extras_batches, set_bits, set_extras
 from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
@@ -383,14 +379,9 @@ def compile_set_rows(state: DeviceState) -> dict[int, jax.stages.Compiled]:
 
 def compile_extras(extras: Extras) -> dict[int, jax.stages.Compiled]:
     """Compile the programs that set rows of the extras tables, by their number. The tables are donated."""
-    vocab, none = extras["seen"].shape[1], np.zeros(0, np.int32)
-    lines = [extras_lines([(0, none)] * count, (), vocab) for count in (1, MANY)]
-    return {
-        SET_EXTRAS: _compile(set_extras, extras, lines[0]),
-        SET_MANY_EXTRAS: _compile(set_extras, extras, lines[1]),
-        SET_BIAS: _compile(set_bias, extras, bias_line(0, none, none.view(np.float32), vocab)),
-        COUNT_SKIPPED: _compile(count_skipped, extras, np.zeros((2, SKIPPED), np.int32)),
-    }
+    (batch,) = extras_batches((), (), len(extras["seen"]))
+    line = np.zeros(2 + extras["mask"].shape[1], np.int32)
+    return {SET_EXTRAS: _compile(set_extras, extras, batch), SET_BITS: _compile(set_bits, extras, line)}
 
 
 def _compile(function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:

@@ -6,8 +6,10 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import InvalidSampling, NothingAllowed
-from jswa.plan import Constraint, Request, bits_of
+from jswa.plan import EVERY_TOKEN, NO_WORDS, Constraint, Mask, Request, Words, bits_of, words_of
 from jswa.types import SamplingParams
+
+_FEW = 1_024  # allowed tokens up to which only the words of the mask that are not zero are held
 
 
 def make_constraint(
@@ -26,33 +28,40 @@ def make_constraint(
     limited = params.logit_bias or params.allowed_token_ids is not None or params.min_tokens or bad_words
     if not penalized and not limited:
         return None
-    bias, ids = params.logit_bias or {}, params.allowed_token_ids
-    constraint = Constraint(
+    allowed = _allowed(params, vocab_size, {word[0] for word in bad_words if len(word) == 1})
+    stops = [token for token in stop_ids if token < vocab_size] if params.min_tokens else []
+    early = _early(allowed, stops, vocab_size) if stops else NO_WORDS
+    bias = params.logit_bias or {}
+    return Constraint(
         bias_ids=_known("logit_bias", bias, vocab_size),
         bias=np.fromiter(bias.values(), np.float32, len(bias)),
-        allowed=None if ids is None else bits_of(_known("allowed_token_ids", ids, vocab_size), vocab_size),
-        forbidden=tuple({word[0] for word in bad_words if len(word) == 1}),
-        early=tuple(token for token in stop_ids if token < vocab_size) if params.min_tokens else (),
+        allowed=allowed,
+        early=early,
         min_length=prompt_length + params.min_tokens,
         bad_words=tuple(word for word in bad_words if len(word) > 1),
     )
-    for name, banned in (
-        ("allowed_token_ids", constraint.forbidden),
-        ("min_tokens", constraint.forbidden + constraint.early),
-    ):
-        if not _any_left(constraint.allowed, banned, vocab_size):
-            raise InvalidSampling(name, getattr(params, name), "leaves no token that may be generated")
-    return constraint
 
 
-def banned_at(constraint: Constraint, text: Int[np.ndarray, " n"], position: int) -> tuple[int, ...]:
-    """Return the tokens that may not be sampled at `position`, behind the generated `text`."""
-    banned = constraint.forbidden + (constraint.early if position < constraint.min_length else ())
-    return banned + tuple(
+def banned_at(constraint: Constraint, text: Int[np.ndarray, " n"]) -> frozenset[int]:
+    """Return the tokens that would complete a bad word of several tokens behind the generated `text`."""
+    return frozenset(
         word[-1]
         for word in constraint.bad_words
         if len(word) - 1 <= len(text) and tuple(text[len(text) - len(word) + 1 :].tolist()) == word[:-1]
     )
+
+
+def mask_words(constraint: Constraint, banned: frozenset[int], *, early: bool) -> Words:
+    """Return the words of the mask that differ from `constraint.allowed`: without stop and `banned` tokens."""
+    words = constraint.early if early else NO_WORDS
+    if not banned:
+        return words
+    lost = words_of(np.fromiter(banned, np.int32, len(banned)))
+    at = np.union1d(words.at, lost.at)
+    bits = constraint.allowed.words(at)
+    bits[np.searchsorted(at, words.at)] = words.bits
+    bits[np.searchsorted(at, lost.at)] &= ~lost.bits
+    return Words(at, bits)
 
 
 def nothing_allowed(request: Request, length: int) -> NothingAllowed:
@@ -69,11 +78,40 @@ def nothing_allowed(request: Request, length: int) -> NothingAllowed:
     return NothingAllowed(f"after {at} generated tokens no token is allowed: {by} forbid all of them")
 
 
-def _any_left(allowed: Int[np.ndarray, " words"] | None, banned: tuple[int, ...], vocab_size: int) -> bool:
-    """Return whether anything is allowed; `allowed` alone allows something."""
-    if not banned or allowed is None:
-        return len(set(banned)) < vocab_size
-    return bool((allowed & ~bits_of(np.array(banned), vocab_size)).any())
+def _allowed(params: SamplingParams, vocab_size: int, forbidden: set[int]) -> Mask:
+    """Return the tokens that are allowed. Raises InvalidSampling if none are."""
+    given = params.allowed_token_ids
+    if given is None and not forbidden:
+        return EVERY_TOKEN
+    words = words_of(np.fromiter(forbidden, np.int32, len(forbidden)))
+    mask, left = Mask(-1, words.at, ~words.bits), vocab_size - len(forbidden)
+    if given is not None:
+        ids = _known("allowed_token_ids", given, vocab_size)
+        if forbidden:
+            ids = ids[~np.isin(ids, list(forbidden))]
+        mask, left = Mask(0, *words_of(ids)) if len(ids) <= _FEW else Mask(0, None, bits_of(ids, vocab_size)), len(ids)
+    if not left:
+        raise InvalidSampling("allowed_token_ids", given, "leaves no token that may be generated")
+    return mask
+
+
+def _early(allowed: Mask, stops: list[int], vocab_size: int) -> Words:
+    """Return the words of the mask that differ before min_tokens. Raises InvalidSampling if nothing is allowed then."""
+    lost = words_of(np.array(stops, np.int32))
+    before = allowed.words(lost.at)
+    if allowed.fill == 0:
+        none_left = _count(allowed.bits) == _count(before & lost.bits)
+    else:  # mostly so few are forbidden that nothing has to be counted
+        most = 32 * len(allowed.bits) + len(stops)
+        none_left = most >= vocab_size and vocab_size - _count(~allowed.bits) == _count(before & lost.bits)
+    if none_left:
+        raise InvalidSampling("min_tokens", stops, "leaves no token that may be generated: all of them are stop tokens")
+    return Words(lost.at, before & ~lost.bits)
+
+
+def _count(bits: Int[np.ndarray, " n"]) -> int:
+    """Return the number of tokens in words of a mask."""
+    return int(np.bitwise_count(bits.view(np.uint32)).sum())
 
 
 def _known(field: str, ids: Collection[int], vocab_size: int) -> Int[np.ndarray, " N"]:

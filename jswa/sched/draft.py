@@ -21,7 +21,7 @@ class Draft:
     Attributes:
         budget: tokens that the step may still take.
         reserved: tokens of these for running rows that need one, until they get it.
-        kept: tokens of these that a flood leaves to others (`Turns.room`): three quarters, if an eighth is for it.
+        for_others: tokens of these that a flood leaves unused (`Turns.room`): at most three quarters of the step.
         sequences, counts: rows so far, and the tokens that each runs.
         prompts: running rows that have a prompt to prefill, with their index among `sequences`, or None.
         extended: rows with new pages.
@@ -31,7 +31,7 @@ class Draft:
 
     budget: int
     reserved: int = 0
-    kept: int = 0
+    for_others: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     prompts: dict[Sequence, int | None] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jswa.cache.manager import CacheManager
+from jswa.cache.pool import PagePool
 from jswa.plan import LogprobTable, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.sequence import Sequence
 
@@ -26,6 +27,20 @@ class SchedulerStats:
     free_slots: int
     total_slots: int
     preemptions: int
+
+    @staticmethod
+    def of(pool: PagePool, running: int, waiting: int, preemptions: int) -> "SchedulerStats":
+        """Return the figures of a pool and of so many sequences."""
+        return SchedulerStats(
+            running=running,
+            waiting=waiting,
+            full_pages=pool.num_full - pool.evictable_full,
+            local_pages=pool.num_local - pool.evictable_local,
+            cached_slots=pool.evictable_slots,
+            free_slots=pool.free_slots,
+            total_slots=pool.total_slots,
+            preemptions=preemptions,
+        )
 
 
 def confirm(cache: CacheManager, sequence: Sequence, end: int) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jswa.plan import SAMPLING, ExtrasEntry, RowMask
-from jswa.sched.constraint import banned_at
+from jswa.plan import NO_WORDS, SAMPLING, ExtrasEntry, Mask, RowMask, Words
+from jswa.sched.constraint import banned_at, mask_words
 from jswa.sched.sequence import Sequence
 
 _REAL = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
@@ -28,8 +28,9 @@ class RowTable:
         self.cached = np.zeros((max_rows, 2), np.int32)
         self.adapters = np.zeros(max_rows, np.int32)
         self._no_extras = max_rows
-        # By row id, the tokens that the device's mask bans, for rows whose mask may change; None: no mask is set yet.
-        self._banned: dict[int, tuple[int, ...] | None] = {}
+        # By row id, for rows whose mask may change: whether the device's mask lacks stop tokens, the ends of bad words
+        # that it lacks, and the words of it that hence differ from `Constraint.allowed`.
+        self._masks: dict[int, tuple[tuple[bool, frozenset[int]], Words]] = {}
 
     def admit(self, sequence: Sequence) -> ExtrasEntry | None:
         """Fill the columns of the row; return its entry in the extras tables, if it needs one."""
@@ -54,37 +55,51 @@ class RowTable:
         columns[_PROMPT_LENGTH] = len(request.prompt)
         if constraint is None:
             return None
-        if constraint.allowed is not None or constraint.forbidden or constraint.early or constraint.bad_words:
-            self._banned[row_id] = None if constraint.allowed is not None else ()
+        if sequence.num_known < constraint.min_length or constraint.bad_words:
+            self._masks[row_id] = (False, frozenset()), NO_WORDS
         prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
         counted = sequence.launched if real[3:] != (1.0, 0.0, 0.0) else 0
         generated = sequence.tokens[len(request.prompt) : counted].copy()
-        return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, prompt, generated)
+        return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
 
     def release(self, sequence: Sequence) -> None:
         """Forget the mask of a row that ends."""
-        self._banned.pop(sequence.row_id, None)
+        self._masks.pop(sequence.row_id, None)
 
     def masks(self, sequences: list[Sequence], counts: list[int]) -> tuple[RowMask, ...]:
         """Return the masks that change before a step which runs so many tokens of these rows."""
-        if not self._banned:
+        if not self._masks:
             return ()
         ends = ((s, s.launched + count) for s, count in zip(sequences, counts, strict=True))
-        found = (self._mask(s, end) for s, end in ends if s.row_id in self._banned and end >= s.num_known)
+        found = (self._mask(s, end) for s, end in ends if s.row_id in self._masks and end >= s.num_known)
         return tuple(mask for mask in found if mask is not None)
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert that only running rows with a constraint have a mask that may change."""
         rows = {s.row_id for s in running if s.request.constraint is not None}
-        assert set(self._banned) <= rows, "the mask of a row that does not run may change"
+        assert set(self._masks) <= rows, "the mask of a row that does not run may change"
 
     def _mask(self, sequence: Sequence, position: int) -> RowMask | None:
-        """Return the mask for sampling the token at `position`, if the device has another."""
+        """Return how the mask changes for sampling the token at `position`, if it does."""
         constraint, row_id = sequence.request.constraint, sequence.row_id
         assert constraint is not None
         text = sequence.tokens[len(sequence.request.prompt) : position]
-        banned, before = banned_at(constraint, text, position), self._banned[row_id]
-        self._banned[row_id] = banned
-        if position >= constraint.min_length and not constraint.bad_words:
-            del self._banned[row_id]
-        return None if banned == before else RowMask(row_id, constraint.allowed, banned)
+        now = position < constraint.min_length, banned_at(constraint, text)
+        before, changed = self._masks[row_id]
+        if now == before:
+            return None
+        words = mask_words(constraint, now[1], early=now[0])
+        self._masks[row_id] = now, words
+        if not now[0] and not constraint.bad_words:
+            del self._masks[row_id]
+        return RowMask(row_id, _undone(changed, words, constraint.allowed))
+
+
+def _undone(before: Words, words: Words, allowed: Mask) -> Words:
+    """Return words of a mask, and those of `before` that are not among them as `allowed` has them."""
+    if not len(before.at):
+        return words
+    at = np.union1d(words.at, before.at) if len(words.at) else before.at
+    bits = allowed.words(at)
+    bits[np.searchsorted(at, words.at)] = words.bits
+    return Words(at, bits)

@@ -26,7 +26,7 @@ from jswa.sched.draft import Draft, lease_of, make_plan, needs_one
 from jswa.sched.outputs import SchedulerStats, confirm, count_hit, store_prompt_logprobs, with_results
 from jswa.sched.rows import RowTable
 from jswa.sched.sequence import Sequence, Status
-from jswa.sched.turns import Turns
+from jswa.sched.turns import Turns, Use
 from jswa.types import FinishReason
 
 
@@ -72,7 +72,7 @@ class Scheduler:
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._logprob_requests += request.params.wants_logprobs
-        self._turns.enter(sequence)
+        self._turns.register(sequence)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request at once and free its pages; return None if it has ended already."""
@@ -93,7 +93,7 @@ class Scheduler:
         draft = Draft(self.limits.max_tokens)
         draft.reserved = sum(map(needs_one, self._running))
         free = draft.budget - draft.reserved
-        draft.kept = max(0, min(self.limits.max_tokens * 3 // 4, free - max(1, free // 8)))
+        draft.for_others = max(0, min(self.limits.max_tokens * 3 // 4, free - max(1, free // 8)))
         self._take_rows(draft)
         self._plan_running(draft)
         passed = self._admit(draft)
@@ -153,17 +153,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""
-        pool = self.cache.pool
-        return SchedulerStats(
-            running=len(self._running),
-            waiting=len(self._turns),
-            full_pages=pool.num_full - pool.evictable_full,
-            local_pages=pool.num_local - pool.evictable_local,
-            cached_slots=pool.evictable_slots,
-            free_slots=pool.free_slots,
-            total_slots=pool.total_slots,
-            preemptions=self.preemptions,
-        )
+        return SchedulerStats.of(self.cache.pool, len(self._running), len(self._turns), self.preemptions)
 
     def check(self) -> None:
         """Assert every law of scheduler, leases and pool; for tests."""
@@ -174,12 +164,7 @@ class Scheduler:
         self._rows.check(self._running)
         self._turns.check(self._sequences.values())
         for sequence in self._sequences.values():
-            assert sequence.status is not Status.FINISHED
-            assert (sequence.lease is not None) == (sequence.status is Status.RUNNING)
-            assert 0 <= sequence.in_flight <= len(self._in_flight)
-            assert sequence.num_known <= sequence.limit
-            assert sequence.launched <= sequence.limit - 1
-            assert sequence.launched <= sequence.num_known + sequence.in_flight
+            sequence.check(len(self._in_flight))
 
     def _take_rows(self, draft: Draft) -> None:
         """Preempt rows of tenants that hold more than their share, for sequences of others that find no room."""
@@ -202,12 +187,15 @@ class Scheduler:
 
     def _victim(self, sequence: Sequence, draft: Draft) -> Sequence | None:
         """Return the row that a waiting sequence may take from a tenant that holds more than its share."""
-        if self._turns.room(sequence, draft.budget - draft.reserved + 1, draft.kept) <= 0:
+        if self._turns.room(sequence, draft.budget - draft.reserved + 1, draft.for_others) <= 0:
             return None
-        need, total = self.layout.resident_slots(sequence.num_known + 1), self.cache.pool.total_slots
-        held = {row: self.cache.held_slots(lease_of(row)) for row in self._running}
         left = [row for row in self._running if row not in draft.prompts]
-        return self._turns.victim(sequence, need, held, left, (self.limits.max_rows, total))
+        return self._turns.victim(sequence, self._use(), left)
+
+    def _use(self) -> Use:
+        """Return what the running rows hold."""
+        held = {row: self.cache.held_slots(lease_of(row)) for row in self._running}
+        return Use(held, self.limits.max_rows, self.cache.pool.total_slots, self.layout)
 
     def _plan_running(self, draft: Draft) -> None:
         """Add the running rows that need one token, and a share of the first prompt, by turns.
@@ -226,7 +214,7 @@ class Scheduler:
                 continue
             if sequence.num_known > launched + 1:
                 draft.prompts[sequence] = None
-                count = min(sequence.num_known - launched, share, self._turns.room(sequence, free, draft.kept))
+                count = min(sequence.num_known - launched, share, self._turns.room(sequence, free, draft.for_others))
                 share = 0
                 if count <= 0:
                     continue
@@ -261,7 +249,7 @@ class Scheduler:
         """Give running prompts what is left of the budget, in the order of `Turns.prompts`. Preempts no row."""
         left = {sequence: draft.left(sequence) for sequence in draft.prompts}
         for sequence in self._turns.prompts(left, before, long):
-            count = min(left[sequence], self._turns.room(sequence, draft.budget, draft.kept))
+            count = min(left[sequence], self._turns.room(sequence, draft.budget, draft.for_others))
             length = sequence.launched + draft.given(sequence) + count
             if count and self.cache.grow(lease_of(sequence), length):
                 draft.extended.append(sequence)
@@ -271,21 +259,20 @@ class Scheduler:
         """Admit waiting requests by turns; return whether long prompts were passed by others."""
         if not self._free_row_ids or not len(self._turns):
             return False
-        # A row that was preempted with a token in flight is not in the queue yet; no later request may overtake it.
-        in_flight = (s for _, sequences in self._in_flight for s in sequences)
-        returning = min((self._turns.turn(s) for s in in_flight if s.status is Status.PREEMPTED), default=None)
         # If there is enough for all that run, none of them is held back.
         enough = sum(map(draft.left, draft.prompts)) <= draft.budget
         long = draft.budget if enough else self.limits.long_prompt
-        passed: set[str] = set()  # tenants whose next sequence waits for a prefix
+        passed: set[str] = set()  # tenants whose next sequence waits for a prefix, or for memory
         short: set[str] = set()  # tenants whose long prompts are passed by their others
+        first: Sequence | None = None  # that waits for memory
         while draft.budget > 0 and self._free_row_ids:
             head = self._turns.first(passed, short)
-            if head is None or (returning is not None and self._turns.turn(head) > returning):
+            if head is None or self._turns.overtakes(head):
                 break
             self._prefill(draft, before=head, long=long)
             tenant = head.request.tenant
-            if self._turns.room(head, draft.budget, draft.kept) <= 0:
+            no_room = self._turns.room(head, draft.budget, draft.for_others) <= 0
+            if no_room or (first is not None and not self._turns.passes(head, first, self._use())):
                 passed.add(tenant)
                 continue
             match = match_of(self.cache, head)
@@ -295,12 +282,15 @@ class Scheduler:
             elif writer is not None:
                 passed.add(tenant)
             elif not self._begin(draft, head, match):
-                break
+                first = first or head
+                passed.add(tenant)
+            elif first is not None:
+                first.passed_by += head.num_known
         return bool(short)
 
     def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
         """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
-        room = self._turns.room(sequence, draft.budget - draft.reserved, draft.kept)
+        room = self._turns.room(sequence, draft.budget - draft.reserved, draft.for_others)
         fits = room > 0 and self._free_row_ids and admissible(self.cache, self.limits, self._running, sequence, match)
         opened = open_lease(self.cache, sequence, match) if fits else None
         if opened is None:
@@ -349,7 +339,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.request.request_id]
-        self._turns.leave(sequence)
+        self._turns.unregister(sequence)
         self._logprob_requests -= sequence.request.params.wants_logprobs
         return TokenEvent(sequence.request.request_id, token, reason, stop_reason, error=error)
 
@@ -382,6 +372,7 @@ class Scheduler:
         sequence.launched = 0
         if sequence.in_flight:
             sequence.status = Status.PREEMPTED
+            self._turns.expect(sequence)
         else:
             self._requeue(sequence)
 

@@ -46,6 +46,7 @@ class Sequence:
         cache_epoch: `CacheManager.epoch` when it started there.
         failed_to: end of the step that was not finite and may have read cached KV that is not. The row runs without
             the cache since then; 0: it may use the cache.
+        passed_by: tokens of the others' prompts that began while this sequence waited for memory.
         hit_counted: whether the cache's counters have its hit.
         first_scheduled_time, prefix: reported with the first token.
     """
@@ -64,6 +65,7 @@ class Sequence:
     cached_to: int = 0
     cache_epoch: int = 0
     failed_to: int = 0
+    passed_by: int = 0
     hit_counted: bool = False
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
@@ -83,14 +85,18 @@ class Sequence:
         """Whether the row may start from cached KV."""
         return not self.failed_to and self.request.params.prompt_logprobs is None
 
-    @property
-    def decodes(self) -> bool:
-        """Whether it runs the token that was sampled last; not so in a prompt, or if it can only end."""
-        return self.num_known <= self.launched < self.limit - 1
-
     def append(self, token: int) -> None:
         """Append a token that came back from the device."""
         if self.num_known == len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.empty(len(self.tokens), np.int32)])
         self.tokens[self.num_known] = token
         self.num_known += 1
+
+    def check(self, steps: int) -> None:
+        """Assert the laws of an unfinished sequence, with so many steps in flight; for tests."""
+        assert self.status is not Status.FINISHED
+        assert (self.lease is not None) == (self.status is Status.RUNNING)
+        assert 0 <= self.in_flight <= steps
+        assert self.num_known <= self.limit
+        assert self.launched <= self.limit - 1
+        assert self.launched <= self.num_known + self.in_flight

@@ -12,19 +12,39 @@ Counters decide between waiting tenants. A tenant's use is its fraction of the r
 larger, and its share bounds that (dominant resource fairness, Ghodsi et al., NSDI 2011). A sequence that finds no room
 preempts the youngest row of the tenant whose use exceeds its share most, if this use, relative to the share, is also
 larger than that of the sequence's own tenant will be with its new row: so no two tenants can preempt each other's rows
-in turn.
+in turn. A sequence that waits for more memory than its tenant's share is passed by sequences of tenants that stay
+within their shares, but not for ever.
 """
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
+from jswa.cache.layout import KVLayout
 from jswa.sched.queue import Queue
-from jswa.sched.sequence import Sequence
+from jswa.sched.sequence import Rank, Sequence, Status
 
 _BURST = 8  # steps
+_PASSED = 64  # steps of prompts that may pass a sequence which waits for memory
+
+_LAST: Rank = (2**63, 0)  # no rank is later
 
 Turn = tuple[int, float, int, int]
+
+
+class Use(NamedTuple):
+    """What running rows hold.
+
+    Attributes:
+        held: slots of KV memory that each of them holds.
+        rows, slots: how many of each there are.
+    """
+
+    held: Mapping[Sequence, int]
+    rows: int
+    slots: int
+    layout: KVLayout
 
 
 class Turns:
@@ -39,8 +59,10 @@ class Turns:
         self._long_prompt = long_prompt
         self._decode_cost = max_tokens / max_rows  # of a generated token, in tokens of prompts
         self._burst = _BURST * max_tokens  # by which a tenant of weight 1 may be ahead without going behind
+        self._passed = _PASSED * max_tokens
         self._now = 0.0
         self._waiting: dict[str, Queue] = {}
+        self._returning: set[Sequence] = set()
         self._unfinished: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()  # prompt tokens of the unfinished sequences
         self._weights: dict[str, float] = {}
@@ -55,7 +77,7 @@ class Turns:
         """Whether more than one tenant has unfinished sequences."""
         return len(self._unfinished) > 1
 
-    def enter(self, sequence: Sequence) -> None:
+    def register(self, sequence: Sequence) -> None:
         """Let a new sequence wait."""
         tenant = sequence.request.tenant
         if tenant not in self._waiting:
@@ -65,13 +87,14 @@ class Turns:
         self._weights[tenant] = sequence.request.weight
         self.push(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
+    def unregister(self, sequence: Sequence) -> None:
         """Forget a sequence that has finished."""
         tenant = sequence.request.tenant
         self._unfinished[tenant] -= 1
         self._asked[tenant] -= len(sequence.request.prompt)
         if not self._unfinished[tenant]:
             del self._unfinished[tenant]
+        self._returning.discard(sequence)
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """Charge one tenant of several for tokens that a step runs, before they count as launched."""
@@ -84,15 +107,15 @@ class Turns:
         (priority, arrival), tenant = sequence.rank, sequence.request.tenant
         return priority, max(self._spent[tenant] - self._burst, self._now), self._asked[tenant], arrival
 
-    def room(self, sequence: Sequence, budget: int, kept: int) -> int:
+    def room(self, sequence: Sequence, budget: int, for_others: int) -> int:
         """Return the prompt tokens of a step that a row may take, of the `budget` that is left.
 
-        While another tenant asks for little, a tenant that asks for more than a few steps may not use `kept` of the
-        tokens: steps stay short for requests that arrive, at about the same throughput.
+        While another tenant's prompts are short, a tenant whose prompts need more than a few steps leaves `for_others`
+        of these tokens unused: steps stay short for requests that arrive, at about the same throughput.
         """
         if self.several and self._asked[sequence.request.tenant] > self._burst:
             flooded = min(self._asked[tenant] for tenant in self._unfinished) > self._burst
-            budget -= 0 if flooded else kept
+            budget -= 0 if flooded else for_others
         return max(0, budget)
 
     def group(self, sequence: Sequence) -> tuple[int, float, int]:
@@ -119,8 +142,18 @@ class Turns:
         """Return sequences, which are sorted by rank, in the order of their turns."""
         return sorted(sequences, key=self.turn) if self.several else list(sequences)
 
+    def expect(self, sequence: Sequence) -> None:
+        """Note a preempted sequence with a token in flight, which waits again once that has come."""
+        self._returning.add(sequence)
+
+    def overtakes(self, sequence: Sequence) -> bool:
+        """Return whether a waiting sequence would begin before one that is expected and whose turn is earlier."""
+        turn = self.turn(sequence)
+        return any(self.turn(other) < turn for other in self._returning)
+
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
+        self._returning.discard(sequence)
         tenant = sequence.request.tenant
         if tenant not in self._waiting:
             self._waiting[tenant] = Queue(self._long_prompt)
@@ -134,43 +167,60 @@ class Turns:
             del self._waiting[tenant]
 
     def first(self, passed: Container[str] = (), short: Container[str] = ()) -> Sequence | None:
-        """Return the waiting sequence whose turn it is, but for tenants in `passed` and long prompts of `short`."""
+        """Return the waiting sequence whose turn it is, but for tenants in `passed` and long prompts of `short`.
+
+        A tenant of which an earlier sequence is expected has none.
+        """
+        earliest: dict[str, Rank] = {}
+        for other in self._returning:
+            tenant = other.request.tenant
+            earliest[tenant] = min(other.rank, earliest.get(tenant, other.rank))
         heads = (queue.head(longs=name not in short) for name, queue in self._waiting.items() if name not in passed)
-        return min((head for head in heads if head is not None), key=self.turn, default=None)
+        ready = (h for h in heads if h is not None and h.rank < earliest.get(h.request.tenant, _LAST))
+        return min(ready, key=self.turn, default=None)
 
     def admit(self, sequence: Sequence) -> None:
         """Remove a sequence that will run."""
         self._now = max(self._now, min(self._spent[tenant] for tenant in self._waiting))
         self.remove(sequence)
 
-    def victim(
-        self, sequence: Sequence, need: int, held: Mapping[Sequence, int], left: Items[Sequence], total: tuple[int, int]
-    ) -> Sequence | None:
-        """Return the row that a waiting sequence may preempt; None if its tenant has no right to more.
-
-        Args:
-            need: slots of KV memory that the sequence needs.
-            held: slots of KV memory that each running row holds.
-            left: rows of which one may be preempted.
-            total: numbers of rows and slots of the engine.
-        """
+    def victim(self, sequence: Sequence, use: Use, left: Items[Sequence]) -> Sequence | None:
+        """Return the row among `left` that a waiting sequence may preempt; None if its tenant has no right to more."""
         own = sequence.request.tenant
-        rows = Counter(row.request.tenant for row in held)
-        if rows[own] and (rows[own] + 1) / total[0] > self._share(own):
+        rows = sum(row.request.tenant == own for row in use.held)
+        if rows and (rows + 1) / use.rows > self._share(own):
             return None
-        slots = Counter({own: need})
-        for row, count in held.items():
-            slots[row.request.tenant] += count
-        rows[own] += 1
-        load = {t: max(rows[t] / total[0], slots[t] / total[1]) / self._share(t) for t in rows}
+        load = self._loads(sequence, use)
         least = max(1.0, load[own])
         takeable = [r for r in left if load[r.request.tenant] > least and r.rank[0] >= sequence.rank[0]]
         return max(takeable, key=lambda r: (load[r.request.tenant], r.rank), default=None)
 
+    def passes(self, sequence: Sequence, first: Sequence, use: Use) -> bool:
+        """Return whether a sequence of another tenant may begin before `first`, which waits for memory.
+
+        So it is if `first` wants more than its tenant's share, the other stays within its own, and not too many have
+        passed `first`.
+        """
+        if sequence.rank[0] != first.rank[0] or first.passed_by >= self._passed:
+            return False
+        own, other = sequence.request.tenant, first.request.tenant
+        return self._loads(first, use)[other] > 1.0 >= self._loads(sequence, use)[own]
+
     def check(self, unfinished: Iterable[Sequence]) -> None:
         """Assert that exactly these sequences are counted."""
+        unfinished = list(unfinished)
         assert Counter(s.request.tenant for s in unfinished) == self._unfinished, "a tenant's count is wrong"
         assert all(self._waiting.values()), "a tenant without waiting sequences has a heap"
+        assert self._returning == {s for s in unfinished if s.status is Status.PREEMPTED}, "a sequence does not return"
+
+    def _loads(self, sequence: Sequence, use: Use) -> dict[str, float]:
+        """Return the rows or memory that tenants hold, whichever is more, by their shares, if a sequence began."""
+        own = sequence.request.tenant
+        rows, slots = Counter({own: 1}), Counter({own: use.layout.resident_slots(sequence.num_known + 1)})
+        for row, count in use.held.items():
+            rows[row.request.tenant] += 1
+            slots[row.request.tenant] += count
+        return {t: max(rows[t] / use.rows, slots[t] / use.slots) / self._share(t) for t in rows}
 
     def _share(self, tenant: str) -> float:
         return self._weights[tenant] / sum(self._weights[other] for other in self._unfinished)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError
-from jswa.plan import ExtrasEntry, RowMask, StepPlan, TableRow
+from jswa.plan import ExtrasEntry, Mask, RowMask, StepPlan, TableRow, Words
 
 
 def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:
@@ -38,8 +38,9 @@ def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[StepPlan, Int[np.nd
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if isinstance(value, tuple) and value and hasattr(value[0], "_asdict"):
-        return [{k: _plain(v) for k, v in entry._asdict().items()} for entry in value]
+    if isinstance(value, tuple):
+        named = value._asdict() if hasattr(value, "_asdict") else None
+        return [_plain(entry) for entry in value] if named is None else {k: _plain(v) for k, v in named.items()}
     return value
 
 
@@ -55,17 +56,14 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
             entry["row_id"],
             np.array(entry["bias_ids"], np.int32),
             np.array(entry["bias"], np.float32),
+            _mask(entry["allowed"]),
             np.array(entry["prompt"], np.int32),
             np.array(entry["generated"], np.int32),
         )
         for entry in fields["extras"]
     )
     masks = tuple(
-        RowMask(
-            entry["row_id"],
-            None if entry["allowed"] is None else np.array(entry["allowed"], np.int32),
-            tuple(entry["banned"]),
-        )
+        RowMask(entry["row_id"], Words(*(np.array(entry["words"][name], np.int32) for name in Words._fields)))
         for entry in fields["masks"]
     )
     rows = tuple(
@@ -73,3 +71,8 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         for row in fields["table_rows"]
     )
     return StepPlan(**arrays, table_rows=rows, extras=extras, masks=masks, logprobs=fields["logprobs"])
+
+
+def _mask(fields: dict[str, Any]) -> Mask:
+    at = None if fields["at"] is None else np.array(fields["at"], np.int32)
+    return Mask(fields["fill"], at, np.array(fields["bits"], np.int32))

@@ -12,14 +12,20 @@ from .schemas import ChatRequest, CompletionRequest, Generation
 _MOST_UNKNOWN = 256  # fields of one request that are checked for unknown names
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that turn a field off
 
+_NO_SCHEMA: tuple[Any, ...] = (None, False, "")  # values that turn a schema off; an empty schema allows any JSON
+
 # The reason for a refusal, the names of the fields, and the values with which they do not change the answer.
 _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     (
         "constrained output is not supported",
-        """guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern
-        grammar grammar_lazy grammar_triggers grammar_string regex json_schema ebnf structural_tag format
-        response_schema json_mode""",
+        """guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern grammar
+        grammar_lazy grammar_triggers grammar_string regex ebnf structural_tag json_mode""",
         _OFF,
+    ),
+    (
+        "constrained output is not supported",
+        "guided_json json_schema response_schema format",
+        _NO_SCHEMA,
     ),
     (
         "is a variable of the template: set it in chat_template_kwargs",

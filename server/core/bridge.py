@@ -142,10 +142,10 @@ class Bridge:
             self._puts[request.request_id] = put
             self._inbox.put(lambda request=request: self._add(request))  # type: ignore[misc]
 
-    def abort(self, request_ids: Iterable[str], *, tell: bool = False) -> None:
-        """End requests before the next step. Their last events are delivered only if `tell` is set."""
+    def abort(self, request_ids: Iterable[str], *, deliver_last: bool = False) -> None:
+        """End requests before the next step. Their last events are delivered only if `deliver_last` is set."""
         for request_id in request_ids:
-            known = request_id in self._puts if tell else self._puts.pop(request_id, None) is not None
+            known = request_id in self._puts if deliver_last else self._puts.pop(request_id, None) is not None
             if known:
                 self._inbox.put(lambda request_id=request_id: self._abort(request_id))  # type: ignore[misc]
 
@@ -200,7 +200,7 @@ class Bridge:
                 engine.prepare(params, fewest=True)
             except BaseException as raised:
                 error = raised.with_traceback(None)
-            self._tell(_resolve, done, None, error)
+            self._notify(_resolve, done, None, error)
             if before is not None:
                 before.join()  # only one thread at a time compiles the remaining programs
             if error is None:
@@ -254,7 +254,7 @@ class Bridge:
         callbacks would queue up, and not even /health would be answered.
         """
         self._sent += 1
-        self._tell(self._deliver_step, events)
+        self._notify(self._deliver_step, events)
         if self._sent - self._delivered > _AHEAD:
             self._caught_up.clear()
             if self._sent - self._delivered > _AHEAD:
@@ -282,11 +282,11 @@ class Bridge:
         often = len(failures) == _RESTARTS and now - failures[0] < _WITHIN
         failures.append(now)
         rebuild = None if often else self._rebuild
-        told = threading.Event()
-        self._tell(self._fail, "dead" if rebuild is None else "restarting", told)
+        failed = threading.Event()
+        self._notify(self._fail, "dead" if rebuild is None else "restarting", failed)
         if rebuild is None:
             return False
-        told.wait()  # from then on all earlier requests have ended, and none is submitted
+        failed.wait()  # from then on all earlier requests have ended, and none is submitted
         with contextlib.suppress(queue.Empty):
             while self._inbox.get(block=False) is not None:
                 pass
@@ -298,9 +298,9 @@ class Bridge:
             self._engine = rebuild()
         except BaseException as error:
             _log.critical("the engine could not be rebuilt", exc_info=error)
-            self._tell(self._fail, "dead", told)
+            self._notify(self._fail, "dead", failed)
             return False
-        self._tell(self._revived)
+        self._notify(self._revived)
         return True
 
     def _add(self, request: Request) -> None:
@@ -308,11 +308,11 @@ class Bridge:
         try:
             self._engine.add(request)
         except JswaError as error:
-            self._tell(self._refuse, request.request_id, ApiError.of(error))
+            self._notify(self._refuse, request.request_id, ApiError.of(error))
         except Exception:
             _log.exception("request %s cannot be queued; the engine goes on", request.request_id)
             self._engine.abort(request.request_id)  # the engine may have queued a part of it
-            self._tell(self._refuse, request.request_id, ApiError(500, "internal error"))
+            self._notify(self._refuse, request.request_id, ApiError(500, "internal error"))
 
     def _abort(self, request_id: str) -> None:
         assert self._engine is not None
@@ -322,12 +322,12 @@ class Bridge:
             raise  # an invariant is broken: the pages of other requests may be wrong
         except Exception:
             _log.exception("request %s cannot be aborted; the engine goes on", request_id)
-            self._tell(self._refuse, request_id, ApiError(500, "internal error"))
+            self._notify(self._refuse, request_id, ApiError(500, "internal error"))
             return
         if event is not None:
-            self._tell(self._deliver, [event])
+            self._notify(self._deliver, [event])
 
-    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+    def _notify(self, function: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
@@ -353,7 +353,7 @@ class Bridge:
         if put is not None:
             put(error)
 
-    def _fail(self, state: State, told: threading.Event) -> None:
+    def _fail(self, state: State, failed: threading.Event) -> None:
         """Set the state and end all requests and calls with an error. In the state "dead", call `on_death` too."""
         self.state = state
         self._prepared.clear()
@@ -362,7 +362,7 @@ class Bridge:
             put(engine_dead())
         for future in list(self._calls):
             _resolve(future, None, engine_dead())
-        told.set()
+        failed.set()
         if state == "dead":
             self.on_death()
 
@@ -374,11 +374,11 @@ class Bridge:
     def _lost(self, error: JswaError) -> None:
         """Declare the engine dead after the loss of a host: the engine's thread may hang in a step for ever."""
         _log.critical("the engine has died: %s", error)
-        self._tell(self._fail, "dead", threading.Event())
+        self._notify(self._fail, "dead", threading.Event())
 
     def _leaving(self, error: JswaError) -> None:
         _log.warning("%s", error)
-        self._tell(self.on_leaving)
+        self._notify(self.on_leaving)
 
     async def _watch_steps(self) -> None:
         """Declare the engine dead once a step takes longer than the timeout."""

@@ -45,7 +45,7 @@ class Budget:
         others = (max(used, self._reserved[other]) for other, used in self._used.items() if other != key)
         return self._used[key] + amount + sum(others) <= self.most or not self.used
 
-    def take(self, key: Key, amount: int) -> bool:
+    def acquire(self, key: Key, amount: int) -> bool:
         """Acquire an amount for a key and return True, or return False if it does not fit."""
         fits = self.fits(key, amount)
         if fits:
@@ -54,7 +54,11 @@ class Budget:
             self.refused += 1
         return fits
 
-    def give_back(self, key: Key, amount: int) -> None:
+    def hold(self, key: Key, amount: int) -> None:
+        """Acquire an amount for a key even if it does not fit, for memory that is in use already."""
+        self._used[key] += amount
+
+    def release(self, key: Key, amount: int) -> None:
         """Release an amount that a key has acquired."""
         self._used[key] -= amount
 
@@ -105,12 +109,13 @@ class Admission:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        self.release(key, -texts, -tokens)
+        self._texts.hold(key, texts)
+        self._tokens.hold(key, tokens)
 
     def release(self, key: Key, texts: int, tokens: int) -> None:
         """Release texts that have their first token or have ended."""
-        self._texts.give_back(key, texts)
-        self._tokens.give_back(key, tokens)
+        self._texts.release(key, texts)
+        self._tokens.release(key, tokens)
 
 
 class Lanes:
@@ -128,33 +133,33 @@ class Lanes:
         self._most = count - 1 if count > 1 and len(weights) > 1 else count  # lanes that one key may occupy
         self._busy: Counter[Key] = Counter()
         self._waiting: dict[Key, deque[asyncio.Future[None]]] = {}  # the key whose turn is next comes first
-        self._places = Budget(most_waiting, weights)
+        self._queue = Budget(most_waiting, weights)
 
     @property
     def refused(self) -> int:
         """Number of refusals so far."""
-        return self._places.refused
+        return self._queue.refused
 
     @property
     def waiting(self) -> int:
         """Number of callers that wait for a lane."""
-        return self._places.used
+        return self._queue.used
 
     @asynccontextmanager
-    async def turn(self, key: Key) -> AsyncGenerator[None]:
+    async def lane(self, key: Key) -> AsyncGenerator[None]:
         """Occupy a lane within the context. Raises ApiError (429)."""
-        await self.enter(key)
+        await self.acquire(key)
         try:
             yield
         finally:
-            self.leave(key)
+            self.release(key)
 
-    async def enter(self, key: Key) -> None:
-        """Wait for a lane and occupy it; `leave` frees it. Raises ApiError (429)."""
+    async def acquire(self, key: Key) -> None:
+        """Wait for a lane and occupy it; `release` frees it. Raises ApiError (429)."""
         if self._free_for(key):
             self._busy[key] += 1
             return
-        if not self._places.take(key, 1):
+        if not self._queue.acquire(key, 1):
             raise ApiError(
                 429, "too many requests are being prepared; try again later", code="queue_full",
                 headers={"Retry-After": "1"},
@@ -165,12 +170,12 @@ class Lanes:
             await called
         except asyncio.CancelledError:
             if called.done() and not called.cancelled():
-                self.leave(key)
+                self.release(key)
             raise
         finally:
-            self._places.give_back(key, 1)
+            self._queue.release(key, 1)
 
-    def leave(self, key: Key) -> None:
+    def release(self, key: Key) -> None:
         """Free a lane, and wake the next caller that waits."""
         self._busy[key] -= 1
         while next_ones := [k for k in self._waiting if self._free_for(k)]:
@@ -200,16 +205,16 @@ class Helpers:
         The lane is occupied until the function ends, even if the caller is cancelled before.
         """
         loop = asyncio.get_running_loop()
-        await self.lanes.enter(key)
+        await self.lanes.acquire(key)
 
         def ended(_: "Future[T]") -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self.lanes.leave, key)
+                loop.call_soon_threadsafe(self.lanes.release, key)
 
         try:
             future = self._pool.submit(work)
         except RuntimeError:  # the server is shutting down
-            self.lanes.leave(key)
+            self.lanes.release(key)
             raise
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)

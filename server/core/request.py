@@ -26,7 +26,10 @@ _numbers = itertools.count()
 # Estimated bytes of an event with its JSON, and of each log probability with its token id.
 _EVENT_BYTES, _NUMBER_BYTES = 400, 80
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
-_TURN = 32  # largest number of events that one callback of the event loop handles
+_TURN = (
+    32  # largest number of events that one callback of the event loop handles; events with log probabilities count more
+)
+_PLAIN = 5  # log probabilities that take as long as an event without any
 
 
 @dataclass(eq=False)
@@ -213,16 +216,17 @@ class Job:
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Iterate over the new parts of all texts, as they arrive, until all texts have ended. Raises ApiError."""
-        for number in itertools.count():
-            if not self._texts:
-                return
-            if number % _TURN == _TURN - 1:
+        done = 0
+        while self._texts:
+            if done >= _TURN:
                 await asyncio.sleep(0)  # if many events wait, other work of the event loop has its turn
+                done = 0
             event = await self._events.get()
             if isinstance(event, ApiError):
                 raise event
+            done += 1 if event.logprobs is None else 1 + len(event.logprobs.top_ids) // _PLAIN
             if self._order.stream:
-                self._hold(-size_of(event))
+                self._let_go(size_of(event))
             if event.request_id in self._texts:
                 yield self._take(event, self._texts[event.request_id])
 
@@ -234,7 +238,7 @@ class Job:
         for text in self._texts.values():
             self._leave_queue(text)
         self._texts = {}
-        self._hold(-self._held)
+        self._let_go(self._held)
         self.timing.finished = self.timing.finished or time.monotonic()
 
     @property
@@ -244,7 +248,7 @@ class Job:
 
     def abort(self) -> None:
         """End the request on behalf of another client or the operator: its texts end with the reason "abort"."""
-        self._bridge.abort(self._texts, tell=True)
+        self._bridge.abort(self._texts, deliver_last=True)
 
     def _put(self, event: TokenEvent | ApiError) -> None:
         """Queue an event or an error from the engine. If it exceeds the memory budget, the request ends."""
@@ -281,7 +285,11 @@ class Job:
 
     def _hold(self, size: int) -> None:
         self._held += size
-        self._answers.give_back(self._order.key, -size)
+        self._answers.hold(self._order.key, size)
+
+    def _let_go(self, size: int) -> None:
+        self._held -= size
+        self._answers.release(self._order.key, size)
 
     def _take(self, event: TokenEvent, text: Text) -> Delta:
         if event.error is not None:

@@ -227,8 +227,8 @@ class Service:
         """Return the response with JSON in pieces. It counts towards the memory of answers until it has been sent."""
         key = key_of(request)
         response = JsonResponse(pieces=pieces)
-        self.answers.give_back(key, -response.size)
-        response.done = lambda: self.answers.give_back(key, response.size)
+        self.answers.hold(key, response.size)
+        response.done = lambda: self.answers.release(key, response.size)
         return response
 
     def run_for(self, request: Request) -> Run:

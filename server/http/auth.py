@@ -89,7 +89,7 @@ class Gate:
             more = size - taken
             if more <= 0:
                 return True
-            fits = budget.take(key, more)
+            fits = budget.acquire(key, more)
             taken += more if fits else 0
             return fits
 
@@ -99,7 +99,7 @@ class Gate:
             else:
                 await error_response(_no_memory())(scope, receive, send)
         finally:
-            budget.give_back(key, taken)
+            budget.release(key, taken)
 
     def _bounded(self, receive: Receive, take: Callable[[int], bool]) -> Receive:
         """Return a `receive` that counts the bytes of the body, for bodies whose length was not announced.

@@ -14,7 +14,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,14 @@ class Renderer:
 
     async def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], key: Key = None) -> str:
         """Return the prompt of a conversation. Raises ApiError if the template refuses it or takes too long."""
-        await self.lanes.enter(key)
+        await self.lanes.acquire(key)
         try:
             answer = await self._render({"messages": messages, "variables": variables})
         finally:
             if self._several and self._starting is not None and len(self._workers) <= _WORKERS:
-                self._starting.add_done_callback(lambda _: self.lanes.leave(key))
+                self._starting.add_done_callback(lambda _: self.lanes.release(key))
             else:
-                self.lanes.leave(key)
+                self.lanes.release(key)
         if "text" in answer:
             return str(answer["text"])
         if "refused" in answer:
@@ -224,7 +224,7 @@ def _talk(process: subprocess.Popen[bytes], value: Any, written: Callable[[], ob
     """Send a frame and wait for one. Raises OSError or struct.error if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
-    data = json.dumps(value).encode()
+    data = b"".join(encoded(value))
     process.stdin.write(struct.pack("<I", len(data)) + data)
     process.stdin.flush()
     written()
@@ -232,5 +232,35 @@ def _talk(process: subprocess.Popen[bytes], value: Any, written: Callable[[], ob
     data = process.stdout.read(length)
     if len(data) < length:
         raise BrokenPipeError("the answer is cut")
-    answer: dict[str, Any] = json.loads(data)
+    return answer_of(data)
+
+
+def encoded(value: Any, piece: int = 2**16) -> Iterator[bytes]:
+    """Yield a value as JSON. A piece is made of at most `piece` characters: to make it holds Python's lock."""
+    if isinstance(value, str) and len(value) > piece:
+        yield b'"'
+        for start in range(0, len(value), piece):
+            yield json.dumps(value[start : start + piece])[1:-1].encode()
+        yield b'"'
+    elif isinstance(value, dict) and value:
+        for number, (key, item) in enumerate(value.items()):
+            yield b"," if number else b"{"
+            yield from encoded(key, piece)
+            yield b":"
+            yield from encoded(item, piece)
+        yield b"}"
+    elif isinstance(value, list) and value:
+        for number, item in enumerate(value):
+            yield b"," if number else b"["
+            yield from encoded(item, piece)
+        yield b"]"
+    else:
+        yield json.dumps(value).encode()
+
+
+def answer_of(frame: bytes) -> dict[str, Any]:
+    """Return what a template's process has answered: a text as it is, after a T, or JSON."""
+    if frame[:1] == b"T":
+        return {"text": str(memoryview(frame)[1:], "utf-8", "surrogatepass")}
+    answer: dict[str, Any] = json.loads(frame)
     return answer

@@ -151,8 +151,6 @@ class Conversation:
                 "admitted out of order"
             )
         ran = dict(zip(plan.row_ids.tolist(), plan.counts.tolist(), strict=True))
-        if len({s.request.tenant for s in scheduler.sequences.values()}) > 1:
-            return  # rows that grow after an admission may be short of pages, and are preempted
         prefills = [s for s in scheduler.running if s.launched - ran.get(s.row_id, 0) < s.num_known]
         *others, last = sorted(scheduler.running, key=lambda s: s in admitted)
         if scheduler.limits.prefix_cache:

@@ -3,22 +3,30 @@
 Before a step samples, it counts the generated tokens that it runs. The tokens of the prompt, and the generated tokens
 that a row skips because their KV is cached, are set when the row begins. The entries of a row without penalties or
 constraints are meaningless: its packed record has a row id past the end of the tables.
+
+Rows are set by *items*: an item sets one token of the prompt, one word of the mask, or one bias. A usual row has a few
+hundred bytes of items. A long prompt, and a mask of many words, is sent as bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jswa.plan import RowMask, bits_of
+from jswa.plan import ExtrasEntry, RowMask, bits_of
 from jswa.types import MAX_LOGIT_BIAS
 
 IN_PROMPT = 1 << 15
 MOST = IN_PROMPT - 1  # the largest count
 _PIECE = 2**13  # tokens that are counted together
-BEGIN, MASK, BEGIN_MASKED = range(3)  # kinds of lines of `set_extras`
+BEGINS = 8  # rows that a launch of `set_extras` begins, at most
+ITEMS = 1_024  # of a launch
+PROMPT, MASK = range(2)  # kinds of lines of `set_bits`
+_SEEN, _SKIPPED, _WORD, _CHANGED, _BIAS = range(5)  # kinds of items; `_CHANGED` comes after `_WORD`
+_KIND, _SLOT = 8, 8 * MAX_LOGIT_BIAS  # an item's first word is row id x _SLOT + slot x _KIND + kind
+_BIASES = np.arange(MAX_LOGIT_BIAS, dtype=np.int32) * _KIND + _BIAS
 
 
 class Extras(TypedDict):
@@ -47,39 +55,42 @@ def init_extras(rows: int, vocab: int) -> Extras:
     )
 
 
-def set_extras(extras: Extras, lines: Int[Array, "n size"]) -> Extras:
-    """Begin rows, then set masks. A line is row id, kind and bits. The tables are donated.
+def set_extras(extras: Extras, batch: Int[Array, " size"]) -> Extras:
+    """Begin rows, then set what the items of a batch (`extras_batches`) say. The tables are donated.
 
-    A row begins without counts and bias. The bits of `BEGIN` are the tokens of its prompt, and every token is allowed;
-    those of `MASK` are the allowed tokens; `BEGIN_MASKED` is both, for a row whose prompt does not matter. No two lines
-    may begin or mask the same row.
+    A row begins without counts and bias. What a line of `set_bits` has set of it before, stays.
     """
+    begins, items = batch[: 4 * BEGINS].reshape(4, -1), batch[4 * BEGINS :].reshape(3, -1)
+    rows, (where, at, value) = len(extras["seen"]), items
+    row_ids, slots, kinds = where // _SLOT, where % _SLOT // _KIND, where % _KIND
+
+    def only(kind: int) -> Int[Array, " n"]:
+        return jnp.where(kinds == kind, row_ids, rows)
+
+    seen = extras["seen"].at[begins[1]].set(jnp.uint16(0), mode="drop")
+    seen = seen.at[only(_SEEN), at].set(jnp.uint16(IN_PROMPT), mode="drop")
+    bias_ids = extras["bias_ids"].at[begins[0]].set(extras["seen"].shape[1], mode="drop")
+    mask = extras["mask"].at[begins[2]].set(begins[3][:, None], mode="drop")
+    mask = mask.at[only(_WORD), at].set(value, mode="drop")
+    begun = Extras(
+        seen=seen,
+        bias_ids=bias_ids.at[only(_BIAS), slots].set(at, mode="drop"),
+        bias=extras["bias"].at[only(_BIAS), slots].set(value.view(jnp.float32), mode="drop"),
+        mask=mask.at[only(_CHANGED), at].set(value, mode="drop"),
+    )
+    return count_tokens(begun, at, only(_SKIPPED), jnp.ones(len(at), bool))
+
+
+def set_bits(extras: Extras, line: Int[Array, " size"]) -> Extras:
+    """Set the tokens of a row's prompt, or its mask: row id, kind and bits. The tables are donated."""
     rows, vocab = extras["seen"].shape
-    row_ids, kinds, bits = lines[:, 0], lines[:, 1], lines[:, 2:]
-    begins, masks = (jnp.where(kinds == other, rows, row_ids) for other in (MASK, BEGIN))
-    flag = jnp.where(kinds == BEGIN, IN_PROMPT, 0).astype(jnp.uint16)
-    mask = extras["mask"].at[begins].set(-1, mode="drop")
+    row_id, kind, bits = line[0], line[1], line[2:]
+    flags = _unpacked(bits[None], vocab)[0].astype(jnp.uint16) * jnp.uint16(IN_PROMPT)
     return {
         **extras,
-        "seen": extras["seen"].at[begins].set(_unpacked(bits, vocab).astype(jnp.uint16) * flag[:, None], mode="drop"),
-        "bias_ids": extras["bias_ids"].at[begins].set(vocab, mode="drop"),
-        "mask": mask.at[masks].set(bits, mode="drop"),
+        "seen": extras["seen"].at[jnp.where(kind == PROMPT, row_id, rows)].set(flags, mode="drop"),
+        "mask": extras["mask"].at[jnp.where(kind == MASK, row_id, rows)].set(bits, mode="drop"),
     }
-
-
-def set_bias(extras: Extras, line: Int[Array, " size"]) -> Extras:
-    """Set the biases of a row: row id, token ids padded with V, the bits of their biases. The tables are donated."""
-    ids, bias = line[1:].reshape(2, -1)
-    return {
-        **extras,
-        "bias_ids": extras["bias_ids"].at[line[0]].set(ids),
-        "bias": extras["bias"].at[line[0]].set(bias.view(jnp.float32)),
-    }
-
-
-def count_skipped(extras: Extras, pairs: Int[Array, "2 T"]) -> Extras:
-    """Count generated tokens that rows skip: row ids (past the end: padding) and tokens. The tables are donated."""
-    return count_tokens(extras, pairs[1], pairs[0], jnp.ones(pairs.shape[1], bool))
 
 
 def count_tokens(
@@ -102,42 +113,63 @@ def allowed_tokens(mask: Int[Array, "R words"], vocab: int) -> Bool[Array, "R V"
     return _unpacked(mask, vocab) == 1
 
 
-def extras_lines(
-    begins: Sequence[tuple[int, Int[np.ndarray, " _"]]], masks: Sequence[RowMask], vocab: int
-) -> Int[np.ndarray, "n size"]:
-    """Return the lines of `set_extras` for rows that begin, with the tokens of their prompts, and for masks."""
-    apart = {mask.row_id: mask for mask in masks}
-    both = {row_id: apart.pop(row_id) for row_id, prompt in begins if row_id in apart and not len(prompt)}
-    lines = np.empty((len(begins) + len(apart), 2 + -(-vocab // 32)), np.int32)
-    for line, (row_id, prompt) in zip(lines, begins, strict=False):
-        line[:2] = row_id, BEGIN_MASKED if row_id in both else BEGIN
-        if row_id in both:
-            _fill(line[2:], both[row_id])
-        else:
-            line[2:] = bits_of(prompt, vocab) if len(prompt) else 0
-    for line, mask in zip(lines[len(begins) :], apart.values(), strict=True):
-        line[:2] = mask.row_id, MASK
-        _fill(line[2:], mask)
-    return lines
+def bit_lines(entries: Sequence[ExtrasEntry], vocab: int) -> Iterator[Int[np.ndarray, " size"]]:
+    """Yield the lines of `set_bits` for rows that begin, which are set before their batches."""
+    for entry in entries:
+        if len(entry.prompt) > ITEMS:
+            yield np.concatenate([np.array([entry.row_id, PROMPT], np.int32), bits_of(entry.prompt, vocab)])
+        if entry.allowed.at is None:
+            yield np.concatenate([np.array([entry.row_id, MASK], np.int32), entry.allowed.bits])
 
 
-def _fill(words: Int[np.ndarray, " words"], mask: RowMask) -> None:
-    words[:] = -1 if mask.allowed is None else mask.allowed
-    if mask.banned:
-        ids = np.array(mask.banned)
-        bits = np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32))
-        np.bitwise_and.at(words.view(np.uint32), ids >> 5, ~bits)
+def extras_batches(
+    entries: Sequence[ExtrasEntry], masks: Sequence[RowMask], max_rows: int
+) -> Iterator[Int[np.ndarray, " size"]]:
+    """Yield the arguments of `set_extras` for rows that begin, and for masks that change."""
+    for start in range(0, max(1, len(entries)), BEGINS):
+        group = entries[start : start + BEGINS]
+        items = [item for entry in group for item in _items(entry)]
+        if start + BEGINS >= len(entries):
+            items += [(mask.row_id * _SLOT + _CHANGED, mask.words.at, mask.words.bits) for mask in masks]
+        begins = np.full((4, BEGINS), max_rows, np.int32)
+        for column, entry in enumerate(group):
+            seen = entry.row_id if len(entry.prompt) <= ITEMS else max_rows
+            mask = entry.row_id if entry.allowed.at is not None else max_rows
+            begins[:, column] = entry.row_id, seen, mask, entry.allowed.fill
+        yield from _batches(begins, items, max_rows)
 
 
-def bias_line(
-    row_id: int, ids: Int[np.ndarray, " B"], bias: Float[np.ndarray, " B"], vocab: int
-) -> Int[np.ndarray, " size"]:
-    """Return the argument of `set_bias`."""
-    line = np.zeros(1 + 2 * MAX_LOGIT_BIAS, np.int32)
-    line[0], line[1 + len(ids) : 1 + MAX_LOGIT_BIAS] = row_id, vocab
-    line[1 : 1 + len(ids)] = ids
-    line[1 + MAX_LOGIT_BIAS :][: len(ids)] = bias.view(np.int32)
-    return line
+_Items = tuple[int | Int[np.ndarray, " n"], Int[np.ndarray, " n"], int | Int[np.ndarray, " n"]]
+
+
+def _items(entry: ExtrasEntry) -> Iterator[_Items]:
+    """Yield the items of a row that begins."""
+    first = entry.row_id * _SLOT
+    if 0 < len(entry.prompt) <= ITEMS:
+        yield first + _SEEN, entry.prompt, 0
+    if len(entry.generated):
+        yield first + _SKIPPED, entry.generated, 0
+    if entry.allowed.at is not None and len(entry.allowed.at):
+        yield first + _WORD, entry.allowed.at, entry.allowed.bits
+    if len(entry.bias_ids):
+        yield first + _BIASES[: len(entry.bias_ids)], entry.bias_ids, entry.bias.view(np.int32)
+
+
+def _batches(
+    begins: Int[np.ndarray, "4 _"], items: Sequence[_Items], max_rows: int
+) -> Iterator[Int[np.ndarray, " size"]]:
+    """Yield batches of items; the first one begins rows."""
+    used = sum(len(at) for _, at, _ in items)
+    table = np.empty((3, max(1, -(-used // ITEMS)) * ITEMS), np.int32)
+    end = 0
+    for where, at, value in items:
+        part = table[:, end : end + len(at)]
+        part[0], part[1], part[2] = where, at, value
+        end += len(at)
+    table[:, end:] = max_rows * _SLOT
+    for start in range(0, table.shape[1], ITEMS):
+        yield np.concatenate([begins.reshape(-1), table[:, start : start + ITEMS].reshape(-1)])
+        begins = np.full_like(begins, max_rows)
 
 
 def _unpacked(words: Int[Array, "n words"], vocab: int) -> Int[Array, "n V"]:

@@ -72,11 +72,20 @@ def assert_equal_plans(found: StepPlan, expected: StepPlan) -> None:
             np.testing.assert_array_equal(first, second, err_msg=field.name)
         elif field.name in ("extras", "masks", "table_rows"):
             for one, other in zip(first, second, strict=True):
-                for name, value in other._asdict().items():
-                    assert type(getattr(one, name)) is type(value)
-                    np.testing.assert_array_equal(getattr(one, name), value, err_msg=f"{field.name}.{name}")
+                assert_equal_tuples(one, other, field.name)
         else:
             assert first == second, field.name
+
+
+def assert_equal_tuples(found: Any, expected: Any, where: str) -> None:
+    """Compare two named tuples field by field, including types, and those in them."""
+    for name, value in expected._asdict().items():
+        other = getattr(found, name)
+        assert type(other) is type(value), f"{where}.{name}"
+        if hasattr(value, "_asdict"):
+            assert_equal_tuples(other, value, f"{where}.{name}")
+        else:
+            np.testing.assert_array_equal(other, value, err_msg=f"{where}.{name}")
 
 
 def test_a_trace_has_every_plan_and_replays_to_the_same_tokens(

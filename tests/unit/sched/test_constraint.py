@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jaxtyping import Bool
 
 from jswa.errors import InvalidSampling
-from jswa.plan import Constraint, bits_of
-from jswa.sched.constraint import banned_at, make_constraint
+from jswa.plan import Constraint, Mask, Words, bits_of, words_of
+from jswa.sched.constraint import banned_at, make_constraint, mask_words
 from jswa.types import SamplingParams
 
 PROMPT = 5
@@ -25,18 +25,23 @@ def constraint_of(
     return found
 
 
-def allowed_by(found: Constraint, position: int, vocab: int) -> Bool[np.ndarray, " V"]:
-    """Return the tokens that a constraint allows at a position, its bits read one by one."""
-    banned, bits = banned_at(found, np.zeros(0, np.int32), position), found.allowed
-    if bits is not None:
-        assert bits.dtype == np.int32
-        assert len(bits) == -(-vocab // 32)
-    return np.array(
-        [
-            token not in banned and (bits is None or bool(int(bits[token // 32]) & 0xFFFFFFFF & (1 << (token % 32))))
-            for token in range(vocab)
-        ]
-    )
+def arrays_of(parts: Any) -> list[np.ndarray]:
+    """Return the arrays of a constraint."""
+    if isinstance(parts, np.ndarray):
+        return [parts]
+    return [array for part in parts for array in arrays_of(part)] if isinstance(parts, tuple) else []
+
+
+def allowed_by(found: Constraint, text: list[int], vocab: int) -> Bool[np.ndarray, " V"]:
+    """Return the tokens that a constraint allows behind a generated text, its bits read one by one."""
+    number = -(-vocab // 32)
+    bits = found.allowed.words(np.arange(number)).tolist()
+    banned = banned_at(found, np.array(text, np.int32))
+    changed = mask_words(found, banned, early=PROMPT + len(text) < found.min_length)
+    assert changed.at.tolist() == sorted(set(changed.at.tolist()))
+    for at, word in zip(changed.at.tolist(), changed.bits.tolist(), strict=True):
+        bits[at] = word
+    return np.array([bool(bits[token // 32] & 0xFFFFFFFF & (1 << (token % 32))) for token in range(vocab)])
 
 
 def test_a_request_without_extras_has_no_constraint() -> None:
@@ -53,7 +58,8 @@ def test_a_request_without_extras_has_no_constraint() -> None:
 def test_a_penalty_or_a_bias_alone_allows_every_token(params: dict[str, Any]) -> None:
     """The request has a constraint without a mask."""
     found = constraint_of(33, stop_ids=frozenset({2}), **params)
-    assert (found.allowed, found.forbidden, found.early, found.bad_words) == (None, (), (), ())
+    assert allowed_by(found, [], 33).all()
+    assert found.bad_words == ()
     assert found.bias_ids.tolist() == list(params.get("logit_bias", ()))
 
 
@@ -63,8 +69,8 @@ def test_a_waiting_request_holds_at_most_64_kb_beside_its_prompt() -> None:
     params: dict[str, Any] = {"repetition_penalty": 1.1, "min_tokens": 3, "logit_bias": bias}
     for more in ({}, {"allowed_token_ids": range(100_000)}):
         found = constraint_of(262_144, stop_ids=frozenset({2}), bad_words=((3,), (4, 5)), **params, **more)
-        assert sum(part.nbytes for part in found if isinstance(part, np.ndarray)) <= 2**16
-        assert (found.allowed is None) == (not more)
+        assert sum(array.nbytes for array in arrays_of(found)) <= 2**16
+        assert (found.allowed.at is None) == bool(more)
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1_000, 40_000])
@@ -76,6 +82,18 @@ def test_bits_are_those_of_the_tokens(count: int) -> None:
     assert len(bits) == 626
     found = np.unpackbits(bits.view(np.uint8), bitorder="little")
     assert np.flatnonzero(found).tolist() == np.unique(ids).tolist()
+    words = words_of(ids)
+    assert words.at.tolist() == np.flatnonzero(bits).tolist()
+    assert words.bits.tolist() == bits[words.at].tolist()
+    assert words.bits.dtype == np.int32
+
+
+def test_words_of_a_mask_are_those_that_it_lists_and_its_fill() -> None:
+    """Also of a mask that lists none, or all."""
+    at, bits = np.array([2, 5], np.int32), np.array([7, 9], np.int32)
+    assert Mask(-1, at, bits).words(np.array([0, 2, 4, 5, 6])).tolist() == [-1, 7, -1, 9, -1]
+    assert Mask(0, *Words(at[:0], bits[:0])).words(at).tolist() == [0, 0]
+    assert Mask(0, None, np.arange(6, dtype=np.int32)).words(at).tolist() == [2, 5]
 
 
 @given(st.data())
@@ -101,8 +119,9 @@ def test_masks_contain_allowed_tokens_without_bad_words_and_early_stop_tokens(da
         return
     found = make_constraint(params, vocab, PROMPT, stops, words)
     assert found is not None
-    assert set(np.flatnonzero(allowed_by(found, PROMPT + minimum, vocab)).tolist()) == late
-    assert set(np.flatnonzero(allowed_by(found, PROMPT + minimum - 1, vocab)).tolist()) == early
+    assert set(np.flatnonzero(allowed_by(found, [vocab] * minimum, vocab)).tolist()) == late
+    if minimum:
+        assert set(np.flatnonzero(allowed_by(found, [vocab] * (minimum - 1), vocab)).tolist()) == early
     assert found.min_length == PROMPT + minimum
     assert found.bad_words == tuple(word for word in words if len(word) > 1)
     assert found.bias_ids.dtype == np.int32
@@ -139,6 +158,6 @@ def test_a_request_that_allows_no_token_is_refused_by_name() -> None:
 def test_bad_words_outside_the_vocabulary_are_ignored() -> None:
     """A tokenizer may have more ids than the model; the other bad words still count."""
     found = constraint_of(40, bad_words=((3,), (40,), (5, 41), (5, 6)))
-    assert np.flatnonzero(~allowed_by(found, PROMPT, 40)).tolist() == [3]
+    assert np.flatnonzero(~allowed_by(found, [], 40)).tolist() == [3]
     assert found.bad_words == ((5, 6),)
     assert make_constraint(SamplingParams(), 40, PROMPT, frozenset(), ((99,),)) is None

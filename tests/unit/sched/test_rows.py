@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jaxtyping import Int
 
 from jswa.cache.lease import Lease
 from jswa.config import Limits
-from jswa.plan import SAMPLING, Request, RowMask, StepPlan
+from jswa.plan import SAMPLING, ExtrasEntry, Request, RowMask, StepPlan
 from jswa.sched.constraint import make_constraint
 from jswa.sched.rows import RowTable
 from jswa.sched.scheduler import Scheduler
@@ -42,16 +43,22 @@ def make_sequence(request: Request, slot: int = 0) -> Sequence:
     return Sequence(request, (0, 0), limit=30, row_id=slot, lease=Lease(8))
 
 
-def allowed(mask: RowMask | None) -> set[int]:
-    """Return the tokens that a mask allows; without one, all of them."""
-    if mask is None:
-        return set(range(VOCAB))
-    bits = [-1, -1] if mask.allowed is None else mask.allowed.tolist()
-    return {token for token in range(VOCAB) if bits[token // 32] >> (token % 32) & 1} - set(mask.banned)
+def bits_of_row(entry: ExtrasEntry | None) -> Int[np.ndarray, " 2"]:
+    """Return the mask of a row on the device after its beginning."""
+    assert entry is not None
+    return entry.allowed.words(np.arange(2))
+
+
+def changed(bits: Int[np.ndarray, " 2"], mask: RowMask | None) -> set[int]:
+    """Change the mask of a row on the device; return the tokens that it allows."""
+    if mask is not None:
+        bits[mask.words.at] = mask.words.bits
+    words = bits.tolist()
+    return {token for token in range(VOCAB) if words[token // 32] >> (token % 32) & 1}
 
 
 def mask_at(table: RowTable, sequence: Sequence, position: int) -> RowMask | None:
-    """Return the new mask for sampling the token at a position, if it changes."""
+    """Return the change of the mask for sampling the token at a position, if there is one."""
     masks = table.masks([sequence], [position - sequence.launched])
     return masks[0] if masks else None
 
@@ -103,13 +110,13 @@ def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
     """The early mask holds for the first min_tokens generated tokens; then one update lifts it."""
     table = RowTable(1)
     sequence = make_sequence(make_request("a", [1, 2, 3], min_tokens=2, stop_ids=frozenset({2, 39}), logit_bias={5: 1}))
-    table.admit(sequence)
+    bits = bits_of_row(table.admit(sequence))
     assert mask_at(table, sequence, 2) is None, "a chunk inside of the prompt samples nothing"
-    assert allowed(mask_at(table, sequence, 3)) == set(range(VOCAB)) - {2, 39}
+    assert changed(bits, mask_at(table, sequence, 3)) == set(range(VOCAB)) - {2, 39}
     assert mask_at(table, sequence, 4) is None
     late = mask_at(table, sequence, 5)
     assert late is not None
-    assert allowed(late) == set(range(VOCAB))
+    assert changed(bits, late) == set(range(VOCAB))
     assert mask_at(table, sequence, 6) is None
 
 
@@ -117,20 +124,30 @@ def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
     st.lists(st.integers(0, 2), min_size=1, max_size=6),
     st.lists(st.integers(0, 2), max_size=12),
     st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=4).map(tuple), min_size=1, max_size=3),
+    st.integers(0, 5),
 )
 def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
-    prompt: list[int], text: list[int], words: list[tuple[int, ...]]
+    prompt: list[int], text: list[int], words: list[tuple[int, ...]], minimum: int
 ) -> None:
-    """The other tokens must all be generated ones. The mask on the device follows from the updates sent so far."""
+    """The other tokens must all be generated ones; stop tokens are forbidden before min_tokens as well."""
     table = RowTable(1)
-    sequence = make_sequence(make_request("a", prompt, bad_words=tuple(words), allowed_token_ids=[0, 1, 2, 31, 39]))
-    table.admit(sequence)
-    known = set(range(VOCAB))
+    sequence = make_sequence(
+        make_request(
+            "a",
+            prompt,
+            bad_words=tuple(words),
+            allowed_token_ids=[0, 1, 2, 31, 39],
+            min_tokens=minimum,
+            stop_ids=frozenset({1, 36}),
+        )
+    )
+    bits = bits_of_row(table.admit(sequence))
     for length in range(len(text) + 1):
         mask = mask_at(table, sequence, len(prompt) + length)
-        known = known if mask is None else allowed(mask)
+        known = changed(bits, mask)
         so_far = text[:length]
         banned = {w[-1] for w in words if tuple(so_far[max(0, length - len(w) + 1) :]) == w[:-1]}
+        banned |= {1} if length < minimum else set()
         assert known == {0, 1, 2, 31, 39} - banned
         if length < len(text):
             sequence.append(text[length])
@@ -146,9 +163,9 @@ def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     for token in (31, 32):
         sequence.append(token)
     table.release(sequence)
-    table.admit(sequence)
+    bits = bits_of_row(table.admit(sequence))
     assert mask_at(table, sequence, 3) is None
-    assert allowed(mask_at(table, sequence, 4)) == set(range(VOCAB)) - {31}
+    assert changed(bits, mask_at(table, sequence, 4)) == set(range(VOCAB)) - {31}
 
 
 @dataclasses.dataclass
@@ -206,6 +223,6 @@ def test_a_row_with_bad_words_runs_in_every_second_step() -> None:
         plan = steps.step()
         assert plan is not None
         ran.append(plan.num_rows)
-        banned += [9 not in allowed(mask) for mask in plan.masks]
+        banned += [9 not in changed(np.full(2, -1), mask) for mask in plan.masks]
     assert ran == [2, 1, 2, 1, 2, 1, 2, 1]
     assert banned == [True], "after two of its tokens"

@@ -171,3 +171,84 @@ def test_steps_are_short_while_a_flood_has_company() -> None:
     add(loop, "quiet", 1, prompt=60, new=1, start=1)
     step(loop, 1)
     assert loop.pending.plan.num_tokens > 60
+
+
+def crowd() -> tuple[Loop, str]:
+    """Return a loop where "big" waits for three quarters of the arena, of which "quiet" holds 44 %, and big's name.
+
+    "quiet" has had more tokens beside a third tenant: the turn of "big" is first.
+    """
+    layout = make_layout(4, None, num_full=1, num_local=0)
+    loop = Loop(layout, Limits(1_000, 8, 16, 4, num_blocks=101), MODEL)
+    add(loop, "quiet", 1, prompt=24, new=75)
+    add(loop, "quiet", 1, prompt=24, new=95, start=1)
+    add(loop, "third", 1, prompt=2, new=60)
+    step(loop, 66)
+    assert rows(loop) == {"quiet": 2}
+    (name,) = add(loop, "big", 1, prompt=300, new=2)
+    step(loop, 1)
+    assert loop.scheduler.sequences[name].status is Status.WAITING
+    return loop, name
+
+
+def begun(loop: Loop, name: str) -> bool:
+    """Return whether a request runs, or has run."""
+    return name not in loop.scheduler.sequences or loop.scheduler.sequences[name].status is Status.RUNNING
+
+
+def test_a_sequence_that_wants_more_memory_than_its_share_holds_up_no_other_tenant() -> None:
+    """Prompts of another tenant that stay within its half begin meanwhile; those that do not, wait behind it."""
+    loop, big = crowd()
+    (large,) = add(loop, "quiet", 1, prompt=60, new=2, start=8)
+    step(loop, 3)
+    assert not begun(loop, large)
+    loop.scheduler.abort(large)
+    (small,) = add(loop, "quiet", 1, prompt=8, new=2, start=9)
+    step(loop, 2)
+    assert begun(loop, small)
+    assert not begun(loop, big)
+
+
+def test_a_sequence_that_waits_for_memory_is_not_passed_by_those_of_lower_priority() -> None:
+    loop, big = crowd()
+    loop.scheduler.add(make_request("later", [1, 2], length=5, tenant="quiet", priority=1))
+    step(loop, 3)
+    assert not begun(loop, "later")
+    loop.scheduler.abort(big)
+    step(loop, 2)
+    assert begun(loop, "later")
+
+
+def test_a_sequence_that_is_passed_does_not_starve() -> None:
+    """Prompts of another tenant never stop coming, and hold two fifths of the arena."""
+    loop, big = crowd()
+    passed, steps = 0, 0
+    while not begun(loop, big):
+        steps += 1
+        assert steps < 1_500, "starvation"
+        if rows(loop)["quiet"] < 4 and loop.scheduler.stats().waiting < 2:
+            add(loop, "quiet", 1, prompt=24, new=40, start=10 + steps)
+        before = set(loop.scheduler.running)
+        step(loop, 1)
+        passed += len(set(loop.scheduler.running) - before)
+    assert passed > 20
+
+
+def test_a_row_that_waits_again_is_not_overtaken_by_a_later_one_of_its_tenant() -> None:
+    """It was preempted with a token in flight, and is not in the queue before that has come."""
+    loop = make_loop(rows=4)
+    add(loop, "hog", 4)
+    step(loop, 6)
+    add(loop, "other", 1, new=40)
+    step(loop, 2)
+    assert rows(loop) == {"hog": 3, "other": 1}
+    waiting = [s for s in loop.scheduler.sequences.values() if s.status is Status.WAITING]
+    loop.scheduler.abort(waiting[0].request.request_id)
+    (later,) = add(loop, "other", 1, start=5)
+    (earlier,) = (s.request.request_id for s in loop.scheduler.running if s.request.tenant == "other")
+    loop.scheduler.preempt(earlier)
+    assert loop.scheduler.sequences[earlier].status is Status.PREEMPTED
+    step(loop, 1)
+    assert not begun(loop, later)
+    step(loop, 2)
+    assert begun(loop, earlier)

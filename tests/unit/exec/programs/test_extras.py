@@ -14,18 +14,18 @@ from jaxtyping import Bool, Float, Int
 from jswa.exec.programs import sampling
 from jswa.exec.programs.extras import (
     IN_PROMPT,
+    ITEMS,
     MOST,
     Extras,
-    bias_line,
-    count_skipped,
+    bit_lines,
     count_tokens,
-    extras_lines,
+    extras_batches,
     init_extras,
-    set_bias,
+    set_bits,
     set_extras,
 )
 from jswa.exec.programs.sampling import Sampling
-from jswa.plan import RowMask
+from jswa.plan import EVERY_TOKEN, ExtrasEntry, Mask, RowMask, Words
 from jswa.types import MAX_LOGPROBS
 from tests.support import oracles
 from tests.support.fakes import NO_EXTRAS, sampling_columns, share
@@ -33,8 +33,9 @@ from tests.support.fakes import NO_EXTRAS, sampling_columns, share
 VOCAB, ROWS, TABLE = 37, 8, 4  # 37 tokens: the second word of a mask is not full; 4 rows have extras
 WORDS = -(-VOCAB // 32)
 
-_count, _set_extras = jax.jit(count_tokens), jax.jit(set_extras)
-_set_bias, _skip = jax.jit(set_bias), jax.jit(count_skipped)
+_NONE = np.zeros(0, np.int32)
+
+_count, _set_extras, _set_bits = jax.jit(count_tokens), jax.jit(set_extras), jax.jit(set_bits)
 _sample = jax.jit(
     lambda logits, positions, columns, extras: sampling.sample(logits, positions, Sampling.of(columns), extras)
 )
@@ -55,6 +56,22 @@ def words_of(allowed: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:
     for token in np.flatnonzero(allowed).tolist():
         words[token // 32] |= 1 << (token % 32)
     return np.array(words, np.uint32).view(np.int32)
+
+
+def entry_of(row_id: int, **given: Any) -> ExtrasEntry:
+    """Return a row that begins, plain but for what is given."""
+    plain = {"bias_ids": _NONE, "bias": _NONE.view(np.float32), "allowed": EVERY_TOKEN, "prompt": _NONE}
+    return ExtrasEntry(**{"row_id": row_id, "generated": _NONE, **plain, **given})
+
+
+def set_rows(extras: Extras, entries: list[ExtrasEntry], masks: list[RowMask]) -> Extras:
+    """Set rows as a step does."""
+    rows, vocab = extras["seen"].shape
+    for line in bit_lines(entries, vocab):
+        extras = _set_bits(extras, line)
+    for batch in extras_batches(entries, masks, rows):
+        extras = _set_extras(extras, batch)
+    return extras
 
 
 def choice_of(values: Any, rng: np.random.Generator) -> Float[np.ndarray, " R"]:
@@ -108,22 +125,27 @@ class Batch:
     def extras(self) -> Extras:
         """Return the tables of these rows."""
         extras = init_extras(TABLE, VOCAB)
-        begins = [(i, np.array(prompt, np.int32)) for i, prompt in enumerate(self.prompts)]
-        masks = [
-            RowMask(i, None, tuple(np.flatnonzero(~self.allowed[i])))
-            if i % 2
-            else RowMask(i, words_of(self.allowed[i]), ())
-            for i in range(TABLE)
-        ]
-        extras = _set_extras(extras, extras_lines(begins, masks, VOCAB))
-        parts, skipped = [], [(TABLE, 0)] * 24 * TABLE
+        parts, entries, masks = [], [], []
         for i in range(TABLE):
+            words = words_of(self.allowed[i])
+            listed = np.arange(WORDS, dtype=np.int32)
+            first = [Mask(0, None, words), Mask(0, listed, words), Mask(-1, listed[1:], words[1:]), EVERY_TOKEN][i]
+            changed = [listed[:0], listed[:0], listed[:1], listed][i]
+            masks += [RowMask(i, Words(changed, words[changed]))] if len(changed) else []
             ids = np.flatnonzero(self.bias[i]).astype(np.int32)
-            extras = _set_bias(extras, bias_line(i, ids, self.bias[i][ids], VOCAB))
             prompt, text, cut = self.prompts[i], self.texts[i], max(0, self.skipped[i] - len(self.prompts[i]))
-            skipped = [(i, token) for token in text[:cut]] + skipped
+            entries.append(
+                entry_of(
+                    i,
+                    bias_ids=ids,
+                    bias=self.bias[i][ids],
+                    allowed=first,
+                    prompt=np.array(prompt * (ITEMS if i == 1 else 1), np.int32),  # more than fit: sent as bits
+                    generated=np.array(text[:cut], np.int32),
+                )
+            )
             parts += [(i, t, False) for t in prompt] + [(i, t, True) for t in text[cut:]]
-        extras = _skip(extras, np.array(skipped[: 24 * TABLE], np.int32).T)
+        extras = set_rows(extras, entries, masks)
         parts += [(TABLE, 0, False)] * (TABLE * 24 - len(parts))  # padding, and one compiled shape
         ids, tokens, generated = (np.array(column) for column in zip(*parts, strict=True))
         filled: Extras = _count(extras, tokens.astype(np.int32), ids.astype(np.int32), generated)
@@ -234,7 +256,7 @@ def test_counts_ignore_padding_and_tokens_of_the_prompt() -> None:
 
 def test_counts_stop_before_they_overflow_into_the_mark_of_the_prompt() -> None:
     """Also if all tokens of a large step are the same; the mark stays, and other tokens count on."""
-    extras = _set_extras(init_extras(1, VOCAB), extras_lines([(0, np.array([3], np.int32))], (), VOCAB))
+    extras = set_rows(init_extras(1, VOCAB), [entry_of(0, prompt=np.array([3], np.int32))], [])
     tokens, row = np.full(10_000, 3, np.int32), np.zeros(10_000, np.int32)
     for _ in range(5):
         extras = _count(extras, tokens, row, np.ones(10_000, bool))
@@ -247,19 +269,60 @@ def test_counts_stop_before_they_overflow_into_the_mark_of_the_prompt() -> None:
 def test_a_new_row_starts_without_counts_and_a_new_mask_keeps_them() -> None:
     """Beginning a row resets its counts, bias and mask; a new mask changes nothing else; other rows stay."""
     before = Batch.make(0).extras()
-    prompt, mask, none = np.array([2, 0, 32, 2], np.int32), np.array([9, 2], np.int32), np.zeros(0, np.int32)
-    lines = extras_lines([(1, prompt), (3, none)], [RowMask(2, mask, ()), RowMask(3, None, (0, 36))], VOCAB)
-    assert len(lines) == 3, "a row without prompt takes one line for beginning and mask"
-    after = {name: np.asarray(table) for name, table in _set_extras(before, lines).items()}
+    prompt, at = np.array([2, 0, 32, 2], np.int32), np.array([0, 1], np.int32)
+    masks = [
+        RowMask(2, Words(at, np.array([9, 2], np.int32))),
+        RowMask(3, Words(at, np.array([-2, ~(1 << 4)], np.int32))),
+    ]
+    allowed = Mask(0, at[1:], np.array([7], np.int32))
+    entries = [entry_of(1, prompt=prompt), entry_of(3, allowed=allowed)]
+    after = {name: np.asarray(table) for name, table in set_rows(before, entries, masks).items()}
     assert (after["seen"][1] == np.isin(np.arange(VOCAB), prompt) * IN_PROMPT).all()
     assert not after["seen"][3].any()
     assert (after["bias_ids"][[1, 3]] == VOCAB).all()
     assert (after["mask"][1] == -1).all()
-    assert (after["mask"][2] == mask).all()
-    assert after["mask"][3].tolist() == [-2, ~(1 << 4)]
+    assert after["mask"][2].tolist() == [9, 2]
+    assert after["mask"][3].tolist() == [-2, ~(1 << 4)], "a change counts, not what the row begins with"
     changed = {"seen": [1, 3], "bias_ids": [1, 3], "bias": [], "mask": [1, 2, 3]}
     for name, table in before.items():
         assert (np.delete(after[name], changed[name], 0) == np.delete(np.asarray(table), changed[name], 0)).all()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_items_that_do_not_fit_one_launch_come_after_the_beginning_of_their_row(order: int) -> None:
+    """Twenty rows that begin, the last or the first with more skipped tokens than a launch has items."""
+    rows = 20
+    many = np.arange(2 * ITEMS + 5, dtype=np.int32) % 30
+    ids = np.arange(10, dtype=np.int32)
+    entries = [
+        entry_of(
+            i, bias_ids=ids, bias=ids.astype(np.float32), prompt=ids + i, generated=many if i == rows - 1 else _NONE
+        )
+        for i in range(rows)
+    ]
+    dirty = jax.tree.map(lambda table: jnp.full_like(table, 3), init_extras(rows, 64))
+    extras = set_rows(dirty, entries[::order], [])
+    seen = np.zeros((rows, 64), int)
+    for i in range(rows):
+        seen[i, ids + i] = IN_PROMPT
+    np.add.at(seen[-1], many, 1)
+    assert (np.asarray(extras["seen"]) == seen).all()
+    assert (np.asarray(extras["bias_ids"])[:, :11] == [*ids.tolist(), 64]).all()
+    assert (np.asarray(extras["mask"]) == -1).all()
+
+
+def test_rows_that_begin_in_one_step_share_a_launch_of_few_bytes() -> None:
+    """Eight rows with a prompt of 50 tokens, 10 biases and a mask of 20 words; a long prompt is sent as bits."""
+    ids = np.arange(50, dtype=np.int32)
+    allowed = Mask(0, ids[:20], ids[:20])
+    entries = [
+        entry_of(i, bias_ids=ids[:10], bias=ids[:10].astype(np.float32), allowed=allowed, prompt=ids) for i in range(8)
+    ]
+    (batch,) = extras_batches(entries, [], 256)
+    assert batch.nbytes / 8 < 2_000
+    assert not list(bit_lines(entries, 262_144))
+    (line,) = bit_lines([entry_of(3, prompt=np.arange(100_000, dtype=np.int32))], 262_144)
+    assert line.nbytes == 262_144 // 8 + 8
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, MAX_LOGPROBS - 3])

@@ -28,7 +28,7 @@ REFUSED: dict[str, Any] = {
     "response_format": {"type": "json_object"}, "use_beam_search": True, "best_of": 5, "vllm_xargs": {"a": 1},
 }  # fmt: skip
 NEUTRAL: dict[str, Any] = {
-    "guided_json": None, "guided_choice": [], "grammar": "", "json_schema": {}, "return_token_ids": False,
+    "guided_json": None, "guided_choice": [], "grammar": "", "json_schema": "", "return_token_ids": False,
     "repeat_penalty": 1.0, "typical_p": 1, "mirostat": 0, "top_n_sigma": -1, "num_beams": 1, "do_sample": True,
     "enable_thinking": None, "include_reasoning": True, "thinking_token_budget": -1, "n_predict": -1, "options": {},
     "spaces_between_special_tokens": True, "truncation_side": "left", "verbosity": "medium", "stop_sequences": [],
@@ -49,6 +49,13 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(shared: Client,
         assert (error["param"], error["code"]) == (name, "unsupported_value")
         assert error["message"].startswith(f"{name}: ")
         assert len(shared.engine.seen) == before
+
+
+@pytest.mark.parametrize("name", ["guided_json", "json_schema", "response_schema", "format"])
+def test_an_empty_schema_is_refused_too(shared: Client, name: str) -> None:
+    """It asks for JSON, of any kind."""
+    for path, body in BODIES.items():
+        assert shared.refusal(path, {**body, name: {}})["param"] == name
 
 
 def test_values_that_change_nothing_are_accepted(shared: Client) -> None:

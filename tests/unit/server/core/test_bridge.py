@@ -156,7 +156,7 @@ def test_an_abort_by_the_operator_is_reported_to_the_request() -> None:
         async with running(engine) as bridge:
             inbox = submit(bridge, ask(engine, "a", tokens=200))
             await inbox.get()
-            bridge.abort(["a"], tell=True)
+            bridge.abort(["a"], deliver_last=True)
             assert (await last_event(inbox)).finish_reason == "abort"
             assert bridge.active == 0
 
@@ -418,7 +418,7 @@ def test_an_error_while_a_request_is_aborted_ends_that_request_alone(monkeypatch
         monkeypatch.setattr(engine, "abort", fail)
         async with running(engine) as bridge:
             bad = submit(bridge, ask(engine, "bad", tokens=200))
-            bridge.abort(["bad"], tell=True)
+            bridge.abort(["bad"], deliver_last=True)
             while not isinstance(event := await bad.get(), ApiError):
                 pass
             assert event.status == 500

@@ -74,30 +74,30 @@ def test_one_request_has_at_most_half_of_the_queue() -> None:
 
 def test_a_budget_keeps_a_share_for_each_key() -> None:
     budget = Budget(800, KEYS)
-    assert budget.take("hog", 500)
-    assert not budget.take("hog", 1)
+    assert budget.acquire("hog", 500)
+    assert not budget.acquire("hog", 1)
     for key in ("a", "b", "c"):
-        assert budget.take(key, 100)
+        assert budget.acquire(key, 100)
     assert (budget.used, budget.refused) == (800, 1)
-    budget.give_back("hog", 500)
-    assert budget.take("a", 400)
+    budget.release("hog", 500)
+    assert budget.acquire("a", 400)
 
 
 def test_an_empty_budget_takes_what_is_larger_than_itself() -> None:
     """Otherwise such a request could never be served."""
     budget = Budget(10, KEYS)
-    assert budget.take("hog", 50)
-    assert not budget.take("a", 1)
-    budget.give_back("hog", 50)
-    assert budget.take("a", 1)
+    assert budget.acquire("hog", 50)
+    assert not budget.acquire("a", 1)
+    budget.release("hog", 50)
+    assert budget.acquire("a", 1)
 
 
-def test_one_key_never_has_all_places() -> None:
+def test_one_key_never_has_all_queue() -> None:
     async def test() -> None:
         lanes, done = Lanes(2, KEYS, 100), list[str]()
 
         async def work(key: str, go: asyncio.Event) -> None:
-            async with lanes.turn(key):
+            async with lanes.lane(key):
                 await go.wait()
                 done.append(key)
 
@@ -121,7 +121,7 @@ def test_keys_that_wait_are_called_in_turn() -> None:
         lanes, done = Lanes(1, KEYS, 100), list[str]()
 
         async def work(key: str) -> None:
-            async with lanes.turn(key):
+            async with lanes.lane(key):
                 await asyncio.sleep(0)
                 done.append(key)
 
@@ -137,7 +137,7 @@ def test_a_place_is_free_again_however_its_owner_ends() -> None:
         lanes = Lanes(1, {None: 1.0}, 100)
 
         async def work() -> None:
-            async with lanes.turn(None):
+            async with lanes.lane(None):
                 await asyncio.sleep(10)
 
         tasks = [asyncio.ensure_future(work()) for _ in range(4)]
@@ -150,7 +150,7 @@ def test_a_place_is_free_again_however_its_owner_ends() -> None:
         assert lanes.waiting == 0
         tasks[3].cancel()
         await settle()
-        await lanes.enter(None)
+        await lanes.acquire(None)
 
     run(test)
 
@@ -158,8 +158,8 @@ def test_a_place_is_free_again_however_its_owner_ends() -> None:
 def test_who_waits_is_bounded_for_each_key() -> None:
     async def test() -> None:
         lanes = Lanes(1, KEYS, 16)
-        await lanes.enter("hog")
-        waiting = [asyncio.ensure_future(lanes.enter("hog")) for _ in range(40)]
+        await lanes.acquire("hog")
+        waiting = [asyncio.ensure_future(lanes.acquire("hog")) for _ in range(40)]
         await settle()
         full = [task for task in waiting if task.done()]
         assert len(full) == 30, "half of the places, and an eighth of its own"
@@ -167,7 +167,7 @@ def test_who_waits_is_bounded_for_each_key() -> None:
         assert isinstance(error, ApiError)
         assert error.status == 429
         assert lanes.refused == 30
-        quiet = asyncio.ensure_future(lanes.enter("a"))
+        quiet = asyncio.ensure_future(lanes.acquire("a"))
         await settle()
         assert not quiet.done()
         for task in (*waiting, quiet):

@@ -1,10 +1,14 @@
 """Turns of keys at the processes that render chat templates, and what happens if one must be killed."""
 
+import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from server.text.template_worker import frame
+from server.text.templates import answer_of, encoded
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.floods import slow_tokenizer
 from tests.support.server.harness import Client, serving, until
@@ -72,3 +76,21 @@ def test_the_clock_of_a_template_does_not_count_waiting_for_threads(client: Clie
         until(lambda: helpers.lanes.waiting >= 8)
         assert chat(client, "other", "a") == 200
     assert renderer.killed == killed
+
+
+@pytest.mark.parametrize(
+    "value", ["", "a" * 99, 'ż\n\ud800😀"\\' * 20, {}, [], None, {"a": [1, 2.5, {"b" * 40: ["c" * 30, True]}]}]
+)
+def test_questions_are_encoded_in_pieces_that_joined_are_json(value: Any) -> None:
+    """Also of strings and names that are longer than a piece, with characters that JSON escapes."""
+    pieces = list(encoded({"messages": [{"content": value}], "variables": {}}, piece=16))
+    assert json.loads(b"".join(pieces)) == {"messages": [{"content": value}], "variables": {}}
+    assert max(map(len, pieces)) <= 16 * 12  # a character beyond 16 bits is escaped as two
+
+
+@pytest.mark.parametrize("text", ["", "T", '{"a', "ż\n\ud800😀" * 9])
+def test_a_prompt_comes_back_as_it_is(text: str) -> None:
+    """No JSON has to be parsed for it; other answers are JSON."""
+    assert answer_of(frame(text)[4:]) == {"text": text}
+    assert frame(text)[4:5] == b"T"
+    assert answer_of(frame({"failed": text})[4:]) == {"failed": text}

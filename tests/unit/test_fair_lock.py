@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jswa.batch import Turns
+from jswa.batch import FairLock
 
 
 def started(function: Callable[[], None]) -> threading.Thread:
@@ -17,23 +17,23 @@ def started(function: Callable[[], None]) -> threading.Thread:
 
 def test_threads_get_the_lock_in_the_order_in_which_they_ask() -> None:
     """A thread that asks again at once comes after those that wait: a plain lock would go back to it."""
-    turns, order = Turns(), []
+    lock, order = FairLock(), []
     ready = [threading.Event() for _ in range(3)]
 
     def work(number: int) -> None:
         for _ in range(3):
             ready[number].set()
-            with turns:
+            with lock:
                 order.append(number)
 
-    turns.acquire()
+    lock.acquire()
     threads = []
     for number in range(3):
         threads.append(started(lambda number=number: work(number)))  # type: ignore[misc]
         ready[number].wait(10)
-        while turns.waiting <= number:
+        while lock.waiting <= number:
             pass
-    turns.release()
+    lock.release()
     for thread in threads:
         thread.join(10)
     assert order[:3] == [0, 1, 2]
@@ -42,18 +42,18 @@ def test_threads_get_the_lock_in_the_order_in_which_they_ask() -> None:
 
 def test_take_never_waits() -> None:
     """It fails while another thread, or the same one, has the lock."""
-    turns = Turns()
-    assert turns.take()
-    assert not turns.take()
-    turns.release()
-    with turns:
-        assert not turns.take()
-    assert turns.take()
+    lock = FairLock()
+    assert lock.take()
+    assert not lock.take()
+    lock.release()
+    with lock:
+        assert not lock.take()
+    assert lock.take()
 
 
 def test_an_interrupted_wait_gives_the_lock_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the interrupt comes before or after the lock was given to the thread that waits."""
-    turns = Turns()
+    lock = FairLock()
 
     class Interrupted:
         """A lock whose second `acquire`, the wait, is interrupted; `late`: once the lock was given."""
@@ -65,19 +65,19 @@ def test_an_interrupted_wait_gives_the_lock_on(monkeypatch: pytest.MonkeyPatch) 
             self.calls += 1
             if self.calls == 2:
                 if self.late:
-                    turns.release()
+                    lock.release()
                 raise KeyboardInterrupt
 
         def release(self) -> None:
             pass
 
     for late in (False, True):
-        turns.acquire()
+        lock.acquire()
         with monkeypatch.context() as patch:
             patch.setattr(threading, "Lock", lambda late=late: Interrupted(late=late))
             with pytest.raises(KeyboardInterrupt):
-                turns.acquire()
+                lock.acquire()
         if not late:
-            turns.release()
-        assert turns.take(), "the lock is lost"
-        turns.release()
+            lock.release()
+        assert lock.take(), "the lock is lost"
+        lock.release()
