@@ -223,10 +223,10 @@ def leverage_table(rows: Sequence[Row], machine: Machine, most: int = 4) -> list
     for row in rows:
         load = Load(row["rows"], row["context"], row["tokens"], row["drawing"])
         works = works_of(known(row["model"], FORMATS[row["formats"]]), load)
-        ends = [(name, *(seconds_of(works, c) for c in both)) for name, *both in at_each_end(machine.constants)]
+        ends = [(name, seconds_of(works, a), seconds_of(works, b)) for name, a, b in at_each_end(machine.constants)]
         ends.sort(key=lambda each: -abs(each[1] - each[2]))
         what = f"{row['model']}, {row['rows']} x {row['context']:,}, {row['drawing']}"
-        lines += [f"| {what} | `{name}` | {1e3 * a:.2f} to {1e3 * b:.2f} |" for name, a, b in ends[:most]]
+        lines += [f"| {what} | `{name}` | {1e3 * low:.2f} to {1e3 * high:.2f} |" for name, low, high in ends[:most]]
     return lines
 
 

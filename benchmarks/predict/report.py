@@ -103,9 +103,9 @@ def goals(results: Results, found: Sequence[Difference]) -> list[str]:
     }
     share = steps[64, 8192][0]["share"] if (64, 8192) in steps else None
     lines = ["| goal | measured | reached |", "| --- | ---: | --- |"]
-    for wanted in (13_858, 20_000):
-        goal = f"gpt-oss-20b, MXFP4, 1k in and 1k out: {wanted:,} output tokens/s"
-        lines.append(_goal(goal, rate, wanted, None if rate is None else f"{rate:,.0f}"))
+    for tokens in (13_858, 20_000):
+        goal = f"gpt-oss-20b, MXFP4, 1k in and 1k out: {tokens:,} output tokens/s"
+        lines.append(_goal(goal, rate, tokens, None if rate is None else f"{rate:,.0f}"))
     for wanted in (0.82, 0.88):
         goal = f"gemma-3-27b, decode, 64 x 8,192: {wanted:.0%} of the roof of the run"
         lines.append(_goal(goal, share, wanted, None if share is None else f"{share:.0%}"))
