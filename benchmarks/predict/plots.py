@@ -98,11 +98,12 @@ def plot_steps(lines: Sequence[StepLine], device: str, machine: str | None, path
     figure, axes = pyplot.subplots(1, len(models), figsize=(4.2 * len(models), 3.8), squeeze=False)
     for axis, model in zip(axes[0], models, strict=True):
         for line in (each for each in lines if each.model == model):
-            (drawn,) = axis.plot(*zip(*line.measured, strict=True), "o-", markersize=4, label=f"{line.rows} rows")
-            for points, style in ((line.predicted, "--"), (line.roof, ":")):
+            (drawn,) = axis.plot(*zip(*line.measured, strict=True), "o-", markersize=4, label=f"rows: {line.rows}")
+            for points, style in ((line.predicted, "x--"), (line.roof, "_:")):
                 if points:
-                    axis.plot(*zip(*points, strict=True), style, color=drawn.get_color())
-        axis.set(title=model, xlabel="tokens of context", ylabel="ms per decode step", xscale="log", yscale="log")
+                    axis.plot(*zip(*points, strict=True), style, color=drawn.get_color(), markersize=4)
+        axis.set(title=model, xlabel="tokens of context", ylabel="ms per decode step", xscale="log")
+        axis.set_ylim(0)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     beside = "" if machine is None else f"; dashed: predicted for {machine}, dotted: its roof"

@@ -1,6 +1,7 @@
 """`benchmarks.predict.report`: all or some results, of an H200 or of a CPU, on made-up files."""
 
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks.predict.figures import PUBLISHED, known
 from benchmarks.predict.report import main
 from benchmarks.predict.results import formats_of, model_of, options, read_folder
 from benchmarks.predict.step import Load, seconds_of, works_of
+from tools.cases.kernels.attention_layers import DECODE_LAYERS
 
 C = H200.constants
 RATES = {"copy_bytes_per_s": 4.2e12, "flops": 780e12}
@@ -49,8 +51,8 @@ def write_steps(folder: Path, model: str, times: dict[Load, float | str], *more:
 
 def write_kernels(folder: Path, device: str) -> dict[str, Any]:
     """Write a file as `kernels` does, of a kernel that is 0.2 ms slower than predicted. Return its row."""
-    layer = {"heads": [32, 16, 128, 128], "page_size": 64, "window": None, "batch": 64, "context": 8192}
-    row: dict[str, Any] = {"label": "gemma-3-27b full, decode, 64 x 8192", "layer": layer, "queries": 1}
+    layer = replace(next(each for each in DECODE_LAYERS if each.name == "gemma-3-27b full"), batch=64, context=8192)
+    row: dict[str, Any] = {"label": "gemma-3-27b full, decode, 64 x 8192", "layer": asdict(layer), "queries": 1}
     row |= {"bytes": 4.3e9, "flops": 1.7e10}
     late = kernel_work(row).seconds(C) + 2e-4  # of each of 10 layers
     row["seconds"] = {"mosaic": {"median": late, "least": late, "most": late}, "cudnn": "NotImplementedError: no"}
@@ -106,7 +108,7 @@ def test_a_whole_run_is_ranked_by_the_time_that_a_step_loses(tmp_path: Path) -> 
     assert "| not read | facts.json |" in text
     rank = [text.index(f"| {what} |") for what in lost]
     assert rank == sorted(rank)
-    assert "| 13,107 | no |" in text  # 256 · 1,024 tokens in 20 s
+    assert "| 13,107 (256 prompts of 768, 1024 out) | no |" in text  # 256 · 1,024 tokens in 20 s
     assert "| 80% | no |" in text
     assert "6 rows, 8,192 to 131,072: added bytes at" in text
     assert "does not fit" in text
