@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from benchmarks.predict.constants import Constants
 from benchmarks.predict.counts import FORMATS
 from benchmarks.predict.figures import known
-from benchmarks.predict.results import File, Results, formats_of, model_of
+from benchmarks.predict.results import File, Results, formats_of, model_of, title_of
 from benchmarks.predict.step import SCOPES, Load, roof_of, seconds_of, works_of
 
 Line = list[tuple[float, float]]
@@ -46,7 +46,7 @@ def step_lines(results: Results, constants: Constants | None) -> list[StepLine]:
         rows = [row for row in file["steps"] if "seconds" in row and row["tokens"] == 1]
         for count in sorted({row["rows"] for row in rows}):
             of_count = sorted((row["context"], row["seconds"]["median"]) for row in rows if row["rows"] == count)
-            line = StepLine(name or path.stem, count, [(at, 1e3 * seconds) for at, seconds in of_count], [], [])
+            line = StepLine(title_of(path, file), count, [(at, 1e3 * seconds) for at, seconds in of_count], [], [])
             if constants is not None and name is not None and formats is not None:
                 for at, _ in of_count:
                     works = works_of(known(name, FORMATS[formats]), Load(count, at))

@@ -19,7 +19,7 @@ from benchmarks import result_file
 from benchmarks.predict import plots
 from benchmarks.predict.compare import Difference, amount, differences, table
 from benchmarks.predict.constants import MACHINES, Constants, machine_of
-from benchmarks.predict.results import STAGES, File, Results, model_of, read_folder
+from benchmarks.predict.results import STAGES, File, Results, model_of, read_folder, title_of
 from benchmarks.predict.step import constants_of
 
 
@@ -141,7 +141,7 @@ def _steps(results: Results) -> list[str]:
     lines = ["## Steps", "", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for path, file in results.stages["steps"]:
         for row in file["steps"]:
-            cells = [model_of(path, file) or path.stem, row["rows"], f"{row['context']:,}", row["tokens"]]
+            cells = [title_of(path, file), row["rows"], f"{row['context']:,}", row["tokens"]]
             if "seconds" in row:
                 median, launch = row["seconds"]["median"], row.get("launch_seconds")
                 cells += [amount(median, "s"), "" if launch is None else amount(launch, "s"), f"{row['share']:.0%}"]
@@ -191,9 +191,9 @@ def _throughput(results: Results) -> list[str]:
     for path, file in results.stages["offline"]:
         for kind in ("batched", "alone"):
             rate = file[kind]["tokens_per_s"]
-            lines.append(f"| jswa, {kind} | {model_of(path, file) or path.stem} | {_spread(rate)} |")
+            lines.append(f"| jswa, {kind} | {title_of(path, file)} | {_spread(rate)} |")
     for path, file in results.stages["peer"]:
-        lines.append(f"| transformers | {model_of(path, file) or path.stem} | {_spread(file['tokens_per_s'])} |")
+        lines.append(f"| transformers | {title_of(path, file)} | {_spread(file['tokens_per_s'])} |")
     head = ["## Throughput", "", "| engine | model | tokens/s, in and out |", "| --- | --- | ---: |"]
     return [*head, *lines, ""] if lines else []
 

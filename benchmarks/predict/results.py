@@ -88,6 +88,11 @@ def model_of(path: Path, file: Mapping[str, Any]) -> str | None:
     return next((name for name in named if isinstance(name, str) and name in CONFIGS), None)
 
 
+def title_of(path: Path, file: Mapping[str, Any]) -> str:
+    """Return what to call the measured model in a table: its name, the one in the command, or the file's."""
+    return model_of(path, file) or options(file).get("--model") or path.stem
+
+
 def formats_of(file: Mapping[str, Any]) -> str | None:
     """Return the name of the storage formats of the measured model; None if the prediction has no such formats."""
     given = options(file)
