@@ -12,7 +12,7 @@ from benchmarks.predict import plots
 from benchmarks.predict.compare import calls_of, differences, kernel_work
 from benchmarks.predict.constants import H200
 from benchmarks.predict.counts import FORMATS
-from benchmarks.predict.figures import PUBLISHED, known
+from benchmarks.predict.figures import PUBLISHED, known, throughput_row
 from benchmarks.predict.report import main
 from benchmarks.predict.results import formats_of, model_of, options, read_folder
 from benchmarks.predict.step import Load, seconds_of, works_of
@@ -114,6 +114,19 @@ def test_a_whole_run_is_ranked_by_the_time_that_a_step_loses(tmp_path: Path) -> 
     assert "does not fit" in text
     assert "| gemma-3-27b full, decode, 64 x 8192 |" in text
     assert " | 1100.0 |" in text  # SDPA, from the file of torch
+
+
+def test_the_throughput_of_a_load_is_compared_with_that_of_full_batches(tmp_path: Path) -> None:
+    """256 prompts of 512 to 1,024 tokens, 768 on average, in 256 rows."""
+    write_all(tmp_path)
+    found = [each for each in differences(read_folder(tmp_path), C) if each.kind == "throughput"]
+    load, prefill = (next(each for each in found if (each.lost is None) == (part == 1)) for part in range(2))
+    full = throughput_row("gpt-oss-20b", "mxfp4", 256, 768, 1024, "greedy", H200)
+    assert load.predicted == pytest.approx(full["output_tokens_per_s"])
+    assert load.measured == pytest.approx(256 * 1024 / 20)
+    assert load.lost == pytest.approx(1e3 * 256 * (1 / load.measured - 1 / load.predicted))
+    assert prefill.predicted == pytest.approx(1 / full["prefill_seconds_per_token"] / 1024 * 768)
+    assert load.low < load.predicted < load.high
 
 
 def test_a_copy_that_is_slower_than_predicted_is_listed(tmp_path: Path) -> None:
