@@ -6,12 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.predict.constants import Constants
-from benchmarks.predict.counts import FORMATS, attentions
-from benchmarks.predict.figures import known, prefill_seconds, prefill_works
+from benchmarks.predict.counts import FORMATS, attentions, mixtures
+from benchmarks.predict.figures import CHUNK, known, prefill_seconds, prefill_works
 from benchmarks.predict.results import File, Results, formats_of, model_of, options
-from benchmarks.predict.step import Load, Work, attention_of, predict, range_of, rounding, seconds_of, works_of
+from benchmarks.predict.step import (
+    Load,
+    Work,
+    attention_of,
+    expert_shares,
+    predict,
+    range_of,
+    rounding,
+    seconds_of,
+    works_of,
+)
 from jswa.architecture import Reach
 from tools.cases.hub_configs import CONFIGS
+from tools.cases.kernels.experts import LAYERS, Layer
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,7 @@ def differences(results: Results, constants: Constants) -> list[Difference]:
     found = [
         *(each for path, file in stages["steps"] for each in step_differences(path, file, constants)),
         *(each for _, file in stages["kernels"] for each in kernel_differences(file, constants)),
+        *(each for _, file in stages["experts"] for each in expert_differences(file, constants)),
         *(each for path, file in stages["offline"] for each in throughput_differences(path, file, constants)),
         *machine_differences(results, constants),
     ]
@@ -110,6 +122,30 @@ def kernel_work(row: Mapping[str, Any]) -> Work:
     return attention_of("attention", row["bytes"], more, row["flops"], 1, head_dim, bits, prefill)
 
 
+def expert_differences(file: File, constants: Constants) -> Iterator[Difference]:
+    """Compare the default tuning of each product of experts; a layer's two products have a row each."""
+    for row in file["experts"]:
+        layer = next((each for each in LAYERS if each.name == row["layer"]), None)
+        if layer is None:
+            continue
+        work = expert_work(layer, row)
+        measured, predicted = row["default"]["median"], work.seconds(constants)
+        low, high = range_of(work.seconds, constants)
+        name = layer.name.partition(",")[0]
+        calls = len(mixtures(known(name, FORMATS["bf16"]).model)) if name in CONFIGS else None
+        lost = None if calls is None else 1e3 * calls * (measured - predicted)
+        what = f"{layer.name}, {row['matrix']}, {row['tokens']} tokens"
+        yield Difference("kernel", what, "s", measured, predicted, low, high, lost)
+
+
+def expert_work(layer: Layer, row: Mapping[str, Any]) -> Work:
+    """Return the work of one product of experts; "up" has gates and ups."""
+    tokens, matrices = row["tokens"], 2 if row["matrix"] == "up" else 1
+    flops = 2.0 * tokens * layer.top_k * layer.d_model * layer.hidden * matrices
+    shares = expert_shares(tokens, layer.top_k, layer.experts, 4 if layer.packed else 16)
+    return Work("experts", row["bytes"], row["bytes"], flops, shares, ((1, "gemm_start"),))
+
+
 def calls_of(label: str) -> int | None:
     """Return how many layers of a released model are those of a measure; None if the label names none."""
     name, _, kind = label.partition(",")[0].rpartition(" ")
@@ -124,30 +160,34 @@ def throughput_differences(path: Path, file: File, constants: Constants) -> Iter
     needed = ("--prompts", "--input", "--output", "--max-num-seqs")
     if name is None or formats is None or not all(option in given for option in needed):
         return
-    prompts, longest, output, most = (int(given[option]) for option in needed)
-    of, mean, steps = known(name, FORMATS[formats]), longest * 3 // 4, -(-prompts // most) * output
-    decode = works_of(of, Load(min(prompts, most), mean + output // 2))  # prompts have longest/2 to longest tokens
-    prefill = prefill_works(of, mean)
+    prompts, longest, first, most = (int(given[option]) for option in needed)
+    of, what, mean = known(name, FORMATS[formats]), f"{name}, {formats}", longest * 3 // 4  # of longest/2 to longest
+    chunk = int(given.get("--max-num-batched-tokens", CHUNK))
+    prefill = prefill_works(of, mean, chunk)
+    for output, figures in file.get("by_output", {first: file["batched"]}).items():
+        made, steps = prompts * int(output), -(-prompts // most) * int(output)
+        decode = works_of(of, Load(min(prompts, most), mean + int(output) // 2))
 
-    def seconds(c: Constants) -> float:
-        return steps * seconds_of(decode, c) + prompts * prefill_seconds(prefill, mean, c)
+        def seconds(c: Constants, decode: tuple[Work, ...] = decode, steps: int = steps) -> float:
+            return steps * seconds_of(decode, c) + prompts * prefill_seconds(prefill, mean, c, chunk)
+
+        measured, predicted = figures["seconds"]["median"], seconds(constants)
+        fast, slow = (made / end for end in range_of(seconds, constants))
+        load, lost = f"{what}, {prompts} prompts of {mean}, {output} out", 1e3 * (measured - predicted) / steps
+        yield Difference("throughput", load, "tok/s", made / measured, made / predicted, slow, fast, lost)
 
     def of_prefill(c: Constants) -> float:
-        return mean / prefill_seconds(prefill, mean, c)
+        return mean / prefill_seconds(prefill, mean, c, chunk)
 
-    what, made, batched = f"{name}, {formats}", prompts * output, file["batched"]
-    low, high = range_of(lambda c: made / seconds(c), constants)
-    measured, predicted = batched["seconds"]["median"], seconds(constants)
-    load, lost = f"{what}, {prompts} prompts of {mean}, {output} out", 1e3 * (measured - predicted) / steps
-    yield Difference("throughput", load, "tok/s", made / measured, made / predicted, low, high, lost)
-    rate, (low, high) = batched["prefill_tokens_per_s"]["median"], range_of(of_prefill, constants)
+    rate, (low, high) = file["batched"]["prefill_tokens_per_s"]["median"], range_of(of_prefill, constants)
     yield Difference("throughput", f"{what}, prefill", "tok/s", rate, of_prefill(constants), low, high, None)
 
 
 def machine_differences(results: Results, constants: Constants) -> Iterator[Difference]:
     """Compare the rates of a copy and of a matrix product that the runs have measured."""
     low, high = range_of(lambda c: c.copy, constants), range_of(lambda c: c.matmul, constants)
-    rates = [(f"{path.name}: ", file["ceilings"]) for path, file in results.stages["kernels"]]
+    rated = [*results.stages["experts"], *results.stages["kernels"]]
+    rates = [(f"{path.name}: ", file["ceilings"]) for path, file in rated]
     rates += [(f"{path.name}: ", file["roof"]) for path, file in results.stages["steps"]]
     for where, rate in rates:
         copied, product = rate["copy_bytes_per_s"], rate["flops"]

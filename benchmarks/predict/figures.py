@@ -101,22 +101,22 @@ def prefill_row(name: str, formats: str, machine: Machine, prompt: int = _PROMPT
     }
 
 
-def prefill_works(of: Setting, prompt: int) -> list[Work]:
+def prefill_works(of: Setting, prompt: int, chunk: int = CHUNK) -> list[Work]:
     """Return the work of a prompt's chunks, or of one chunk that is filled with as many short prompts as it holds."""
-    return [work for load in _chunks(prompt) for work in works_of(of, load)]
+    return [work for load in _chunks(prompt, chunk) for work in works_of(of, load)]
 
 
-def prefill_seconds(works: Sequence[Work], prompt: int, constants: Constants) -> float:
+def prefill_seconds(works: Sequence[Work], prompt: int, constants: Constants, chunk: int = CHUNK) -> float:
     """Return the seconds of one prompt, from the result of `prefill_works`."""
-    return seconds_of(works, constants) / max(1, CHUNK // prompt)
+    return seconds_of(works, constants) / max(1, chunk // prompt)
 
 
-def _chunks(prompt: int) -> Iterator[Load]:
-    if prompt <= CHUNK:
-        yield Load(CHUNK // prompt, prompt, prompt)
+def _chunks(prompt: int, chunk: int) -> Iterator[Load]:
+    if prompt <= chunk:
+        yield Load(chunk // prompt, prompt, prompt)
         return
-    for at in range(0, prompt, CHUNK):
-        end = min(at + CHUNK, prompt)
+    for at in range(0, prompt, chunk):
+        end = min(at + chunk, prompt)
         yield Load(1, end, end - at, "greedy" if end == prompt else "none")
 
 

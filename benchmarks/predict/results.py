@@ -12,13 +12,15 @@ from tools.cases.hub_configs import CONFIGS
 File = dict[str, Any]
 # What a report can use, by the module that measures it.
 STAGES = {
+    "cached": "answers behind a cached prefix",
+    "experts": "products of the experts",
     "kernels": "attention kernels",
     "torch": "the same in torch",
     "steps": "decode steps and prefill chunks",
     "offline": "throughput of the engine",
     "peer": "throughput of transformers",
 }
-_FORMATS = {None: "bf16", "none": "bf16", "mxfp4": "mxfp4", "fp8": "fp8"}
+_FORMATS = {None: "bf16", "none": "bf16", "auto": "bf16", "mxfp4": "mxfp4", "fp8": "fp8"}
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Results:
     @property
     def devices(self) -> list[str]:
         """The devices that jax measured, each once."""
-        files = [file for stage in ("kernels", "steps", "offline") for _, file in self.stages[stage]]
+        files = [file for stage in ("experts", "kernels", "steps", "offline") for _, file in self.stages[stage]]
         return list(dict.fromkeys(str(file["device"]) for file in files if "device" in file))
 
 
@@ -62,6 +64,9 @@ def stage_of(file: object) -> str | None:
         return None
     if isinstance(file.get("attention"), list):
         return "kernels" if "ceilings" in file else "torch"
+    named = next((stage for stage in ("cached", "experts") if isinstance(file.get(stage), list)), None)
+    if named is not None:
+        return named
     if isinstance(file.get("steps"), list) and "roof" in file:
         return "steps"
     if "batched" in file:
@@ -94,7 +99,10 @@ def title_of(path: Path, file: Mapping[str, Any]) -> str:
 
 
 def formats_of(file: Mapping[str, Any]) -> str | None:
-    """Return the name of the storage formats of the measured model; None if the prediction has no such formats."""
+    """Return the name of the storage formats of the measured model; None if the prediction has no such formats.
+
+    Random weights without another choice have 16 bits.
+    """
     given = options(file)
     weights = _FORMATS.get(file.get("quantization", given.get("--quantization")))
     in_8_bits = str(file.get("kv_cache_dtype", given.get("--kv-cache-dtype", ""))).startswith("fp8")

@@ -242,14 +242,19 @@ def _experts(of: Setting, tokens: int) -> Work:
     """Return the two products of each mixture, with the activation behind the first, gather and sum."""
     model, bits, moes = of.model, of.formats.of_experts, mixtures(of.model)
     weights = float(expert_bytes(model, np.array([tokens]), bits)[0])
-    # A tile has twice the mean of an expert's rows (pallas_kernels.experts.hopper.heuristics).
-    few = all(2 * -(-tokens * moe.top_k // moe.num_experts) <= FEW_ROWS for moe in moes)
-    shares = "experts_bytes", "experts_flops"
-    if bits < 8:
-        shares = "experts_bytes_4" if few else "experts_bytes_4_wide", "experts_flops_4"
+    shares = expert_shares(tokens, moes[0].top_k, moes[0].num_experts, bits)
     gathered = 4.0 * tokens * sum(moe.top_k * model.d_model for moe in moes)
     flops, counts = 2.0 * tokens * chosen_numbers(model), ((2 * len(moes), "gemm_start"),)
     return Work("experts", weights, weights, flops, shares, counts, small=(_GATHER * len(moes), gathered))
+
+
+def expert_shares(tokens: int, top_k: int, experts: int, bits: float) -> tuple[str, str]:
+    """Return the constants of the products of experts."""
+    if bits >= 8:
+        return "experts_bytes", "experts_flops"
+    # A tile has twice the mean of an expert's rows (pallas_kernels.experts.hopper.heuristics).
+    few = 2 * -(-tokens * top_k // experts) <= FEW_ROWS
+    return "experts_bytes_4" if few else "experts_bytes_4_wide", "experts_flops_4"
 
 
 def _sampling(size: float, drawing: Drawing) -> Work:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import result_file
 from benchmarks.predict import plots
-from benchmarks.predict.compare import calls_of, differences, kernel_work
+from benchmarks.predict.compare import calls_of, differences, expert_work, kernel_work
 from benchmarks.predict.constants import H200
 from benchmarks.predict.counts import FORMATS
 from benchmarks.predict.figures import PUBLISHED, known, throughput_row
@@ -17,8 +17,11 @@ from benchmarks.predict.report import main
 from benchmarks.predict.results import formats_of, model_of, options, read_folder
 from benchmarks.predict.step import Load, seconds_of, works_of
 from tools.cases.kernels.attention_layers import DECODE_LAYERS
+from tools.cases.kernels.experts import LAYERS
 
 C = H200.constants
+PACKED = "gpt-oss-20b, 4 bits"
+EXPERTS = {"layer": PACKED, "matrix": "up", "tokens": 256, "bytes": 32 * 2 * 2880**2 * 17 / 32}
 RATES = {"copy_bytes_per_s": 4.2e12, "flops": 780e12}
 
 
@@ -77,14 +80,22 @@ def write_all(folder: Path, device: str = "NVIDIA H200") -> None:
     result_file.write(
         folder / "torch.json", {"attention": [{"label": row["label"], "seconds": {"sdpa": {"median": 1.1e-3}}}]}, {}
     )
+    of_two = {"1024": {"seconds": spread(20.0)}, "256": {"seconds": spread(6.0)}}
     figures = {"seconds": spread(20.0), "tokens_per_s": spread(22_938.0), "prefill_tokens_per_s": spread(50_000.0)}
     words = "python -m benchmarks.speed.offline --hub gpt-oss-20b --quantization=mxfp4 --prompts 256 --input 1024"
-    header = {"command": f"{words} --output 1024 --max-num-seqs 256"}
+    header = {"command": f"{words} --output 1024 256 --max-num-seqs 256"}
     result_file.write(
-        folder / "offline-gpt-oss-20b.json", {"device": device, "batched": figures, "alone": figures}, header
+        folder / "offline-gpt-oss-20b.json",
+        {"device": device, "batched": figures, "alone": figures, "by_output": of_two},
+        header,
     )
     peer = {"device": "x86_64", "attention": "sdpa", "tokens_per_s": spread(9e3), "output_tokens_per_s": spread(5e3)}
     result_file.write(folder / "peer-gpt-oss-20b.json", peer, {})
+    late = 1.5 * expert_work(next(each for each in LAYERS if each.name == PACKED), EXPERTS).seconds(C)
+    row = {**EXPERTS, "default": {"median": late, "least": late, "most": late}}
+    result_file.write(folder / "experts.json", {"device": device, "ceilings": RATES, "experts": [row]}, {})
+    cases = [{"model": "a", "wrong": ""}, {"model": "b", "wrong": "log probabilities differ by 1"}]
+    result_file.write(folder / "cached.json", {"device": device, "cached": cases}, {})
     (folder / "facts.json").write_text('{"device": "NVIDIA H200"}')
 
 
@@ -101,6 +112,8 @@ def test_a_whole_run_is_ranked_by_the_time_that_a_step_loses(tmp_path: Path) -> 
     assert lost["gemma-3-27b, bf16, 64 x 8,192"] == pytest.approx(5, abs=0.02)  # files have four digits
     assert lost["gemma-3-27b full, decode, 64 x 8192 (mosaic)"] == pytest.approx(2, abs=0.02)
     assert lost["gpt-oss-20b, mxfp4, 256 x 1,536"] == pytest.approx(-1, abs=0.02)
+    experts = expert_work(next(each for each in LAYERS if each.name == PACKED), EXPERTS).seconds(C)
+    assert lost[f"{PACKED}, up, 256 tokens"] == pytest.approx(24 * 1e3 * experts / 2, rel=1e-3)
     assert [abs(value) for value in lost.values()] == sorted(map(abs, lost.values()), reverse=True)
     assert {each.kind for each in found} == {"step", "kernel", "throughput", "machine"}
     text = report(tmp_path)
@@ -108,6 +121,7 @@ def test_a_whole_run_is_ranked_by_the_time_that_a_step_loses(tmp_path: Path) -> 
     assert "| not read | facts.json |" in text
     rank = [text.index(f"| {what} |") for what in lost]
     assert rank == sorted(rank)
+    assert "| cached = cold | 1 of 2 cases | no |" in text
     assert "| 13,107 (256 prompts of 768, 1024 out) | no |" in text  # 256 · 1,024 tokens in 20 s
     assert "| 80% | no |" in text
     assert "6 rows, 8,192 to 131,072: added bytes at" in text
@@ -120,10 +134,12 @@ def test_the_throughput_of_a_load_is_compared_with_that_of_full_batches(tmp_path
     """256 prompts of 512 to 1,024 tokens, 768 on average, in 256 rows."""
     write_all(tmp_path)
     found = [each for each in differences(read_folder(tmp_path), C) if each.kind == "throughput"]
-    load, prefill = (next(each for each in found if (each.lost is None) == (part == 1)) for part in range(2))
+    assert sorted(each.what.rpartition(", ")[2] for each in found) == ["1024 out", "256 out", "prefill"]
+    load, prefill = (next(each for each in found if each.what.endswith(end)) for end in (" 1024 out", "prefill"))
     full = throughput_row("gpt-oss-20b", "mxfp4", 256, 768, 1024, "greedy", H200)
     assert load.predicted == pytest.approx(full["output_tokens_per_s"])
     assert load.measured == pytest.approx(256 * 1024 / 20)
+    assert load.lost is not None
     assert load.lost == pytest.approx(1e3 * 256 * (1 / load.measured - 1 / load.predicted))
     assert prefill.predicted == pytest.approx(1 / full["prefill_seconds_per_token"] / 1024 * 768)
     assert load.low < load.predicted < load.high
@@ -174,9 +190,9 @@ def two_devices(folder: Path) -> None:
     ("prepare", "words", "message"),
     [
         (lambda folder: write_kernels(folder, "NVIDIA L4"), [], "'NVIDIA L4'.*--machine"),
-        (two_devices, [], "several devices: cpu, NVIDIA H200"),
+        (two_devices, [], "several devices: NVIDIA H200, cpu"),
         (lambda folder: (folder / "a.json").write_text("{"), [], "a.json is not JSON"),
-        (lambda folder: None, [], "no result file of kernels, torch, steps, offline, peer"),
+        (lambda folder: None, [], "no result file of cached, experts, kernels, torch, steps, offline, peer"),
         (lambda folder: write_kernels(folder, "cpu"), ["--predicted", "no.json"], "no.json has no constants"),
     ],
     ids=["unknown device", "two devices", "not JSON", "empty", "no predictions"],
@@ -224,7 +240,7 @@ def test_model_and_formats_are_read_from_file_command_or_name() -> None:
     assert model_of(Path("steps-Mistral-7B-v0.1.json"), {}) == "Mistral-7B-v0.1"
     assert model_of(Path("a.json"), {"model": "gemma-3-27b", "command": "x --hub gpt-oss-20b"}) == "gemma-3-27b"
     assert model_of(Path("steps-tiny.json"), {"command": "x --config /tmp/config.json"}) is None
-    assert formats_of({}) == "bf16"
+    assert formats_of({}) == formats_of({"command": "x --quantization auto"}) == "bf16"
     assert formats_of({"quantization": "mxfp4"}) == "mxfp4"
     assert formats_of({"command": "x --quantization fp8 --kv-cache-dtype fp8"}) == "fp8, fp8 KV"
     assert formats_of({"command": "x --quantization int3"}) is None
