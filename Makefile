@@ -112,7 +112,7 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same
 # make gpu GPU_PYTHON=python3.
 GPU_PYTHON ?= .venv-cuda/bin/python
 OUT        ?= benchmarks/results/gpu
-STAGES     ?= facts numerics kernels torch roofline
+STAGES     ?= facts numerics kernels torch report
 gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: numerics, benchmarks (STAGES=… OUT=…; see benchmarks/gpu/run.py)
 	PYTHONPATH=.gpu-site $(GPU_PYTHON) -m benchmarks.gpu.run --out $(OUT) --stages $(STAGES)
 

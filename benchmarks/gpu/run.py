@@ -9,11 +9,11 @@ Each stage is a process with a time limit, and writes its log and its JSON to DI
     matrix     tests of attention with all combinations of head size, window, page, group and length
     kernels    benchmarks.gpu.kernels
     torch      benchmarks.gpu.torch_attention, baselines of `kernels`
-    roofline   benchmarks.gpu.roofline: a table and a plot of both
     tune       benchmarks.gpu.autotune
     steps      benchmarks.gpu.decode_steps on random weights in the shapes of released models
     offline    benchmarks.speed.offline on the same models
     peer       benchmarks.gpu.peer_transformers, the baseline of `offline`
+    report     benchmarks.predict.report: tables, plots, what differs from the prediction
 
 A stage that fails does not stop the others. A short table is printed at the end. The exit status is that of `numerics`.
 """
@@ -25,9 +25,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-from benchmarks.gpu.roofline import table
-from benchmarks.result_file import read
 
 _MODELS = ("gemma-3-27b", "gpt-oss-20b", "Mistral-7B-v0.1")
 
@@ -56,7 +53,6 @@ def stages(out: Path) -> list[Stage]:
         Stage("matrix", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly", matrix), 580),
         Stage("kernels", ("-m", "benchmarks.gpu.kernels", "--json", f"{out}/kernels.json"), 300),
         Stage("torch", ("-m", "benchmarks.gpu.torch_attention", "--json", f"{out}/torch.json"), 240),
-        Stage("roofline", ("-m", "benchmarks.gpu.roofline", str(out)), 60),
         Stage("tune", ("-m", "benchmarks.gpu.autotune", "--seconds", "400", "--out", f"{out}/tuning.json"), 560),
         *(
             Stage(
@@ -82,6 +78,7 @@ def stages(out: Path) -> list[Stage]:
             )
             for name in _MODELS
         ),
+        Stage("report", ("-m", "benchmarks.predict.report", str(out)), 60),
     ]
 
 
@@ -92,7 +89,7 @@ def main() -> None:
     parser.add_argument(
         "--stages",
         nargs="+",
-        default=["facts", "numerics", "kernels", "torch", "roofline"],
+        default=["facts", "numerics", "kernels", "torch", "report"],
         help="names, or their beginnings",
     )
     args = parser.parse_args()
@@ -106,7 +103,6 @@ def main() -> None:
             done[stage.name] = run(stage, args.out)
     for name, (status, seconds) in done.items():
         print(f"{name:24} {'ok' if status == 0 else f'status {status}':12} {seconds:6.0f} s")
-    print("\n".join(table(read(args.out / "kernels.json"), read(args.out / "torch.json"))))
     sys.exit(done.get("numerics", (0, 0.0))[0])
 
 

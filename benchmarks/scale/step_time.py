@@ -3,11 +3,12 @@
     seconds = launch + max(weight bytes / B, FLOP of matrices / F)
                      + max(KV bytes / B, FLOP of attention / F) + sums over devices
 
-Bytes and FLOP are exact: they follow from the model, its part on one device, and the plan (weights once per step, the
-experts that its tokens choose, the keys and values that each row sees, padding to the engine's buckets). Peaks are
-those of the data sheet. The shares of the peaks that are reached are assumed, all of them in `Assumed`. The host's time
-is measured (`benchmarks.speed.host_overhead` on a CPU server); the host works beside the device, and its time counts
-only if it is longer.
+Bytes and FLOP are exact (`benchmarks.predict.counts`): they follow from the model, its part on one device, and the plan
+(weights once per step, the experts that its tokens choose, the keys and values that each row sees, padding to the
+engine's buckets). Peaks are those of the data sheet. The shares of the peaks that are reached are assumed, all of them
+in `Assumed`: two shares for all kernels, where `benchmarks.predict.step` has constants for each kind of kernel. The
+host's time is measured (`benchmarks.speed.host_overhead` on a CPU server); the host works beside the device, and its
+time counts only if it is longer.
 """
 
 import functools
@@ -17,7 +18,18 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jswa.architecture import MlpConfig, ModelConfig, MoeConfig, Reach
+from benchmarks.predict.counts import (
+    chosen_numbers,
+    expert_bytes,
+    expert_numbers,
+    first_visible,
+    kv_numbers,
+    matrices_of,
+    pair_flops,
+    reach_of,
+    visible,
+)
+from jswa.architecture import ModelConfig, Reach
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table
 
@@ -130,46 +142,16 @@ class StepTime:
 
     def work(self, starts: Int[np.ndarray, " R"], counts: Int[np.ndarray, " R"], sampled: int) -> Work:
         """Return the work of a step whose row i runs positions [starts[i], starts[i] + counts[i])."""
-        total, rows, ends = int(counts.sum()), len(starts), starts + counts
-        full_pairs = int((ends * (ends + 1) // 2 - starts * (starts + 1) // 2).sum())
-        local_pairs = int((_seen(self.reach, ends) - _seen(self.reach, starts)).sum())
-        return Work(
-            int(self.padded_rows[rows] if total == rows else self.padded[total]),
-            sampled,
-            int(ends.sum()),
-            int((ends - _first_visible(self.reach, starts)).sum()),
-            full_pairs,
-            local_pairs,
-        )
+        total, rows = int(counts.sum()), len(starts)
+        padded = int(self.padded_rows[rows] if total == rows else self.padded[total])
+        return Work(padded, sampled, *visible(self.reach, starts, counts))
 
     def decode_work(self, lengths: Int[np.ndarray, " R"], steps: int) -> Work:
         """Return the work of `steps` decode steps of the same rows; the first of them runs positions `lengths`."""
         queries = lengths[:, None] + np.arange(steps)
         full = queries.sum(0) + len(lengths)
-        local = (queries + 1 - _first_visible(self.reach, queries)).sum(0)
+        local = (queries + 1 - first_visible(self.reach, queries)).sum(0)
         return Work(int(self.padded_rows[len(lengths)]), len(lengths), full, local, full, local)
-
-
-def _first_visible(reach: Reach | None, at: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-    if reach is None:
-        return np.zeros_like(at)
-    first: Int[np.ndarray, "*n"] = (
-        at // reach.size * reach.size if reach.chunked else np.maximum(at - (reach.size - 1), 0)
-    )
-    return first
-
-
-def _seen(reach: Reach | None, end: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-    """Return the number of pairs of a query at [0, end) and a key that it sees."""
-    if reach is None:
-        return np.zeros_like(end)
-    size = reach.size
-    if reach.chunked:
-        pairs: Int[np.ndarray, "*n"] = end // size * (size * (size + 1) // 2) + end % size * (end % size + 1) // 2
-        return pairs
-    short = np.minimum(end, size)
-    pairs = short * (short + 1) // 2 + (end - short) * size
-    return pairs
 
 
 def step_time(
@@ -187,53 +169,32 @@ def step_time(
         bits: bits per weight; KV and embeddings have 16.
         expert_bits: bits per weight of an expert (MXFP4: 4.25 with its scales); by default `bits`.
     """
-    d, attention = part.d_model, [layer.attention for layer in part.layers]
-    projections = sum(
-        d * (a.num_heads * (a.head_dim + a.v_head_dim) + a.num_kv_heads * (a.head_dim + a.v_head_dim))
-        for a in attention
-    )
-    moes = [layer.mlp for layer in part.layers if isinstance(layer.mlp, MoeConfig)]
-    dense_mlps = [layer.mlp for layer in part.layers if isinstance(layer.mlp, MlpConfig)] + [
-        moe.shared for moe in moes if moe.shared is not None
-    ]
-    always = projections + sum(_mlp(d, mlp) for mlp in dense_mlps) + sum(d * moe.num_experts for moe in moes)
-    head = part.vocab_size * d // part.devices
-    per_expert = bits / 8 if expert_bits is None else expert_bits / 8
-    chosen = sum(moe.top_k * 3 * d * moe.hidden / moe.devices for moe in moes)
-    tokens = np.arange(limits.max_tokens + 1)
-    experts = np.zeros(limits.max_tokens + 1)
-    for moe in moes:
-        # Tokens choose experts uniformly and independently; all devices have the same share of the chosen experts.
-        touched = moe.num_experts * (1 - (1 - moe.top_k / moe.num_experts) ** tokens)
-        experts += touched / moe.devices * 3 * d * moe.hidden * per_expert
-    whole = sum(moe.num_experts // moe.devices * 3 * d * moe.hidden for moe in moes)
-    full = [a for a in attention if a.kind == "full"]
-    local = [a for a in attention if a.kind == "local"]
+    matrices = matrices_of(part)
+    always = matrices.qkv + matrices.o + matrices.mlp + matrices.router
+    of_experts = bits if expert_bits is None else expert_bits
     padded, padded_rows = _buckets(limits)
     rows, seconds = zip(*HOST_SECONDS, strict=True)
     return StepTime(
         device=device,
         assumed=assumed or Assumed(),
-        reach=local[0].reach if local else None,
-        held=always * bits / 8 + whole * per_expert + head * 2 * (1 if part.tie_embeddings else 2),
-        dense=always * bits / 8 + head * 2,
-        experts=experts,
-        token_flops=2 * (always + chosen),
-        head_flops=2 * head,
-        full_bytes=sum(2 * a.num_kv_heads * (a.stored_head_dim + a.v_head_dim) for a in full),
-        local_bytes=sum(2 * a.num_kv_heads * (a.stored_head_dim + a.v_head_dim) for a in local),
-        full_flops=sum(2 * a.num_heads * (a.head_dim + a.v_head_dim) for a in full),
-        local_flops=sum(2 * a.num_heads * (a.head_dim + a.v_head_dim) for a in local),
+        reach=reach_of(part),
+        held=always * bits / 8
+        + expert_numbers(part) * (of_experts / 8)
+        + matrices.head * 2 * (1 if part.tie_embeddings else 2),
+        dense=always * bits / 8 + matrices.head * 2,
+        experts=expert_bytes(part, np.arange(limits.max_tokens + 1), of_experts),
+        token_flops=2 * (always + chosen_numbers(part)),
+        head_flops=2 * matrices.head,
+        full_bytes=2 * kv_numbers(part, "full"),
+        local_bytes=2 * kv_numbers(part, "local"),
+        full_flops=pair_flops(part, "full"),
+        local_flops=pair_flops(part, "local"),
         sums=2 * len(part.layers) + 1 if part.devices > 1 else 0,
-        sum_bytes=2 * d * 2 * (part.devices - 1) / part.devices,
+        sum_bytes=2 * part.d_model * 2 * (part.devices - 1) / part.devices,
         padded=padded,
         padded_rows=padded_rows,
         host=np.interp(np.arange(limits.max_rows + 1), np.array(rows), np.array(seconds)),
     )
-
-
-def _mlp(d: int, mlp: MlpConfig) -> int:
-    return (3 if mlp.gated else 2) * d * mlp.hidden
 
 
 @functools.cache
