@@ -43,9 +43,10 @@ class Mask(NamedTuple):
 
     def words(self, at: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
         """Return some of the words."""
-        if self.at is None:
-            return self.bits[at]
         found = np.full(len(at), self.fill, np.int32)
+        if self.at is None:
+            found[:] = self.bits[at]
+            return found
         if len(self.at):
             places = np.minimum(np.searchsorted(self.at, at), len(self.at) - 1)
             listed = self.at[places] == at

@@ -207,4 +207,4 @@ class FakeEngine:
 
 def _logprobs(token: int, top: int) -> ChoiceLogprobs:
     others = [t for t in range(100, 130) if t != token][: top - 1]
-    return ChoiceLogprobs(token, -0.25, 1, [token, *others], [-0.25, *(-1.0 - i for i in range(len(others)))])
+    return ChoiceLogprobs(token, -0.25, 1, (token, *others), (-0.25, *(-1.0 - i for i in range(len(others)))))

@@ -300,8 +300,8 @@ def test_items_that_do_not_fit_one_launch_come_after_the_beginning_of_their_row(
         )
         for i in range(rows)
     ]
-    dirty = {name: jnp.full_like(table, 3) for name, table in init_extras(rows, 64).items()}
-    extras = set_rows(Extras(**dirty), entries[::order], [])  # type: ignore[typeddict-item]
+    dirty: Extras = jax.tree.map(lambda table: jnp.full_like(table, 3), init_extras(rows, 64))
+    extras = set_rows(dirty, entries[::order], [])
     seen = np.zeros((rows, 64), int)
     for i in range(rows):
         seen[i, ids + i] = IN_PROMPT
