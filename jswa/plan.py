@@ -43,10 +43,10 @@ class Mask(NamedTuple):
 
     def words(self, at: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
         """Return some of the words."""
-        if self.at is None:
-            whole: Int[np.ndarray, " m"] = self.bits[at]
-            return whole
         found = np.full(len(at), self.fill, np.int32)
+        if self.at is None:
+            found[:] = self.bits[at]
+            return found
         if len(self.at):
             index = np.minimum(np.searchsorted(self.at, at), len(self.at) - 1)
             listed = self.at[index] == at

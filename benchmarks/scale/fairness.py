@@ -1,6 +1,6 @@
 """What three quiet tenants feel of a fourth one that floods the engine. Virtual time; scheduler and cache are real.
 
-    python -m benchmarks.scale.fairness [--seconds 120] [--model gemma-3-27b] [--json FILE]
+    python -m benchmarks.scale.fairness [--seconds 120] [--model gemma-3-27b] [--seed 0] [--quiet 500 50] [--json FILE]
 
 The quiet tenants send requests at random, a tenth of what the device can do each. The fourth tenant keeps to its share
 (the baseline), or always has 400 requests under way. `ratio` is the quiet tenants' 99th percentile of the time to the
@@ -44,7 +44,6 @@ KINDS = {
     "few long generations": Kind(200, 3_000, 0.5),
     "long prompts": Kind(30_000, 50, 0.06),
 }
-_QUIET_KIND = Kind(500, 50, 1.0)
 
 
 def make_requests(tenant: str, kind: Kind, seed: int) -> Iterator[TraceRequest]:
@@ -57,11 +56,13 @@ def make_requests(tenant: str, kind: Kind, seed: int) -> Iterator[TraceRequest]:
         yield TraceRequest(now, f"{tenant}-{number}", 0, prompt, np.zeros(kind.output, np.int32))
 
 
-def run(fleet: Fleet, fourth: Kind, *, floods: bool, tenants: bool, seconds: float, warm: float) -> dict[str, Any]:
+def run(
+    fleet: Fleet, fourth: Kind, quiet: Kind, *, floods: bool, tenants: bool, seconds: float, warm: float, seed: int
+) -> dict[str, Any]:
     """Serve all tenants; return the quiet ones' seconds to the first token, and what the fourth one got."""
     replica = new_replica(fleet.layout, fleet.limits, fleet.time, window=(warm, seconds), skip=False)
-    sources = {name: make_requests(name, _QUIET_KIND, seed) for seed, name in enumerate(QUIET)}
-    sources[FOURTH] = make_requests(FOURTH, fourth, len(QUIET))
+    kinds = {**dict.fromkeys(QUIET, quiet), FOURTH: fourth}
+    sources = {name: make_requests(name, kind, 100 * seed + n) for n, (name, kind) in enumerate(kinds.items())}
     jobs: list[Job] = []
     arrivals = [(0.0, number, name) for number, name in enumerate(sources)]
     if floods:
@@ -107,13 +108,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gemma-3-27b")
     parser.add_argument("--seconds", type=float, default=120.0, help="of virtual time, of which a sixth is warm-up")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals and lengths")
+    parser.add_argument("--quiet", type=int, nargs=2, default=(500, 50), help="tokens of a quiet prompt and its output")
+    parser.add_argument("--tenants-only", action="store_true", help="without the rows of one queue")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     fleet, rows = fleet_of(given.model, longest=50_000), []
     for name, kind in KINDS.items():
-        base = 0.0
-        for floods, tenants in ((False, True), (True, True), (True, False)):
-            found = run(fleet, kind, floods=floods, tenants=tenants, seconds=given.seconds, warm=given.seconds / 6)
+        base, quiet = 0.0, Kind(given.quiet[0], given.quiet[1], 1.0)
+        for floods, tenants in ((False, True), (True, True), (True, False))[: 2 if given.tenants_only else 3]:
+            found = run(
+                fleet,
+                kind,
+                quiet,
+                floods=floods,
+                tenants=tenants,
+                seconds=given.seconds,
+                warm=given.seconds / 6,
+                seed=given.seed,
+            )
             base = base or found["ttft_p99"]
             what = {(False, True): "within its share", (True, True): "floods", (True, False): "floods, one queue"}
             rows.append({"kind": name, "fourth": what[floods, tenants], **found, "ratio": found["ttft_p99"] / base})

@@ -64,8 +64,14 @@ def is_passed(draft: Draft, sequence: Sequence, match: Match, writer: Sequence |
     return False
 
 
-def admissible(cache: CacheManager, limits: Limits, running: Rows[Sequence], sequence: Sequence, match: Match) -> bool:
-    """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3)."""
+def admissible(
+    cache: CacheManager, limits: Limits, running: Rows[Sequence], sequence: Sequence, match: Match, spare: int = 0
+) -> bool:
+    """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3).
+
+    Args:
+        spare: slots that must be left besides.
+    """
     layout = cache.layout
     claimed = prefill_rows = 0
     for other in running:
@@ -75,7 +81,7 @@ def admissible(cache: CacheManager, limits: Limits, running: Rows[Sequence], seq
     reserve = layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
     need = layout.resident_slots(sequence.num_known + 1)
     alone = peak_slots(layout, limits.max_tokens, sequence.num_known + 1)
-    return max(need + reserve, alone) - cache.leased_slots(match) + claimed <= cache.available_slots
+    return max(need + reserve, alone) - cache.leased_slots(match) + claimed <= cache.available_slots - spare
 
 
 def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> None:

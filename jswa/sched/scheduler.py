@@ -175,7 +175,7 @@ class Scheduler:
                 passed.add(sequence.request.tenant)
                 continue
             victims = 0
-            while not self._free_row_ids or not admissible(self.cache, self.limits, self._running, sequence, match):
+            while not self._free_row_ids or not self._admissible(sequence, match):
                 victim = self._victim(sequence, draft)
                 if victim is None:
                     break
@@ -291,7 +291,8 @@ class Scheduler:
     def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
         """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
         room = self._turns.room(sequence, draft.budget - draft.reserved, draft.for_others)
-        fits = room > 0 and self._free_row_ids and admissible(self.cache, self.limits, self._running, sequence, match)
+        spare = self._turns.spare(sequence, self._use()) if self._turns.several else 0
+        fits = room > 0 and self._free_row_ids and self._admissible(sequence, match, spare)
         opened = open_lease(self.cache, sequence, match) if fits else None
         if opened is None:
             return False
@@ -315,6 +316,9 @@ class Scheduler:
         draft.prompts[sequence] = None
         self._add(draft, sequence, count)
         return True
+
+    def _admissible(self, sequence: Sequence, match: Match, spare: int = 0) -> bool:
+        return admissible(self.cache, self.limits, self._running, sequence, match, spare)
 
     def _apply_token(self, sequence: Sequence, token: int) -> TokenEvent:
         if token == NOTHING_ALLOWED:

@@ -26,6 +26,7 @@ from jswa.sched.queue import Queue
 from jswa.sched.sequence import Rank, Sequence, Status
 
 _BURST = 8  # steps
+_SPARE = 16  # part of the memory that a tenant beyond its share leaves free
 _PASSED = 64  # steps of prompts that may pass a sequence which waits for memory
 
 _LAST: Rank = (2**63, 0)  # no rank is later
@@ -194,6 +195,16 @@ class Turns:
         least = max(1.0, load[own])
         takeable = [r for r in left if load[r.request.tenant] > least and r.rank[0] >= sequence.rank[0]]
         return max(takeable, key=lambda r: (load[r.request.tenant], r.rank), default=None)
+
+    def spare(self, sequence: Sequence, use: Use) -> int:
+        """Return the slots that must stay free if a sequence begins, so that other tenants' next requests find room.
+
+        0 unless the tenant has running rows and would exceed its share. Without free slots each such request preempts a
+        row, whose KV is then computed again.
+        """
+        own = sequence.request.tenant
+        runs = any(row.request.tenant == own for row in use.held)
+        return use.slots // _SPARE if runs and self._loads(sequence, use)[own] > 1.0 else 0
 
     def passes(self, sequence: Sequence, first: Sequence, use: Use) -> bool:
         """Return whether a sequence of another tenant may begin before `first`, which waits for memory.

@@ -2,8 +2,12 @@
 
 from collections import Counter
 
+import pytest
+
 from jswa.config import Limits
-from jswa.sched.sequence import Status
+from jswa.sched.admission import admissible, match_of
+from jswa.sched.sequence import Sequence, Status
+from jswa.sched.turns import Turns, Use
 from tests.support.fakes import Loop, TextModel, make_layout, make_request
 
 HYBRID = make_layout(4, 6, num_full=1, num_local=2)
@@ -252,3 +256,29 @@ def test_a_row_that_waits_again_is_not_overtaken_by_a_later_one_of_its_tenant() 
     assert not begun(loop, later)
     step(loop, 2)
     assert begun(loop, earlier)
+
+
+def test_a_tenant_beyond_its_share_leaves_room_for_others_to_come() -> None:
+    """A sixteenth of the memory, unless it has no row: a prompt that needs nearly all must begin at some time."""
+    layout = make_layout(4, None, num_full=1, num_local=0)
+    turns = Turns(64, 8, 16)
+    hog, later, quiet, huge = (
+        Sequence(make_request(f"{n}", [1] * length, length=400, tenant=tenant), (0, n), limit=400)
+        for n, (tenant, length) in enumerate([("hog", 20), ("hog", 20), ("quiet", 20), ("huge", 300)])
+    )
+    for sequence in (hog, later, quiet, huge):
+        turns.register(sequence)
+    for held, expected in ((20, 0), (50, 10)):  # pages of 160, of which a third is the share
+        assert turns.spare(later, Use({hog: held}, 8, 160, layout)) == expected
+    assert turns.spare(quiet, Use({hog: 50}, 8, 160, layout)) == 0
+    assert turns.spare(huge, Use({hog: 50}, 8, 160, layout)) == 0
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_what_must_stay_free_counts_at_the_admission(spare: int) -> None:
+    """A prompt that fits exactly does not begin if one page more must stay free."""
+    loop = Loop(make_layout(4, None, num_full=1, num_local=0), Limits(400, 8, 64, 4, num_blocks=41), MODEL)
+    request = make_request("a", [1] * 159, length=160)
+    sequence = Sequence(request, (0, 0), limit=160)
+    cache, limits = loop.scheduler.cache, loop.scheduler.limits
+    assert admissible(cache, limits, (), sequence, match_of(cache, sequence), spare) == (spare == 0)

@@ -300,7 +300,7 @@ def test_items_that_do_not_fit_one_launch_come_after_the_beginning_of_their_row(
         )
         for i in range(rows)
     ]
-    dirty = jax.tree.map(lambda table: jnp.full_like(table, 3), init_extras(rows, 64))
+    dirty: Extras = jax.tree.map(lambda table: jnp.full_like(table, 3), init_extras(rows, 64))
     extras = set_rows(dirty, entries[::order], [])
     seen = np.zeros((rows, 64), int)
     for i in range(rows):
