@@ -17,7 +17,7 @@ from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import Request, StepPlan, TokenEvent
 from jswa.types import MissReason, PrefixHit, RequestOutput, SamplingParams
-from tests.support.turns import whose_turn
+from tests.support.turns import in_turn, whose_turn
 from tools.divergence import k3
 
 OPTIONS: dict[str, Any] = {
@@ -282,11 +282,13 @@ def cold() -> Iterator[LLM]:
         yield llm
 
 
+@in_turn(0, 2)
 def test_conversations_get_the_tokens_of_cold_runs_in_deterministic_mode(same_shape: LLM) -> None:
     """Greedy and sampled turns, with and without penalties."""
     check_deterministic(same_shape, seed=2, count=24)
 
 
+@in_turn(1, 2)
 def test_conversations_have_the_probabilities_of_cold_runs(cached: LLM, cold: LLM) -> None:
     """In steps of any shape: log probabilities within 2e-4, equal greedy tokens except for ties, a divergence of 0.
 
