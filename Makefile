@@ -11,10 +11,14 @@ TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me 
 # Test processes: one more than two cores, as some tests wait for other processes.
 WORKERS ?= 3
 PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
-# The tests of `make test-types`: some of each room whose annotated types are checked.
-TYPED   := tests/unit/cache tests/unit/exec tests/unit/sched tests/unit/text tests/unit/model/test_moe.py \
-           tests/unit/model/weights/test_dequantize.py tests/property/test_lease.py tests/property/test_prefix.py \
-           tests/unit/pallas_kernels/experts/test_mxfp4.py tests/e2e/api/test_step_stats.py
+# The tests of `make test-types`, some of each room whose annotated types are checked: those of every run, and those
+# that run by turns.
+TYPED   := tests/unit/exec tests/property/test_lease.py tests/e2e/api/test_step_stats.py
+TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_prefix.py \
+           tests/unit/text tests/unit/sched tests/unit/model/weights/test_dequantize.py \
+           tests/unit/pallas_kernels/experts/test_mxfp4.py
+# What CI compiles for an H200, by turns: the kernels and whole steps whose names contain one of these.
+SAMPLES := gpt-oss gemma Mi
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/model/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
@@ -43,8 +47,11 @@ run: .venv/base  ## talk with the embedded model
 test: .venv/installed  ## run the tests on WORKERS=3 processes, and measure their coverage
 	$(PYTEST) --durations=30 --cov --cov-report=term
 
+# $(call turns,ENVIRONMENT,EVERY,WORDS): those of the words that have their turn.
+turns    = $$($(1)/bin/python -m tests.support.turns $(2) $(3))
+
 test-types: .venv/installed  ## run some of them with annotated shapes and types checked at every call
-	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) $(TYPED)
+	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(BIN)/python -m pytest -q --durations=10 $(TYPED) $(call turns,.venv,3,$(TYPED3))
 
 test-triton: .venv-gpu/installed  ## run the Triton kernel's tests in Triton's interpreter
 	.venv-gpu/bin/python -m pytest -q --durations=10 -m "triton and not nightly" $(TRITON)
@@ -89,7 +96,7 @@ scale-test: .venv/installed  ## several hosts, replicas behind Ray Serve, fleets
 	$(BIN)/python -m benchmarks.scale.run short
 
 scale-test-short: .venv/installed  ## those that take seconds
-	$(PYTEST) --dist loadfile --durations=10 -m "scale and not nightly" tests/scale
+	$(BIN)/python -m pytest -q --durations=10 -m "scale and not nightly" tests/scale
 
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
 	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py
@@ -104,9 +111,9 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
 
-gpu-compile-sample: .venv-gpu/installed  ## a few of the same
-	.venv-gpu/bin/python -m tools.aot.hopper --sample
-	.venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"
+gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
+	sample=$(call turns,.venv-gpu,3,$(SAMPLES)); .venv-gpu/bin/python -m tools.aot.hopper --sample --only $$sample && \
+	  { [ $$sample != gemma ] || .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and
 # make gpu GPU_PYTHON=python3.

@@ -25,7 +25,8 @@ DIST = ROOT / "dist"
 FOLDERS = ("jswa", "pallas_kernels", "server")
 BESIDE = {".gitignore", "CHANGELOG.md", "LICENSE", "NOTICE", "PKG-INFO", "README.md", "pyproject.toml"}
 TYPED = {"jswa/py.typed", "jswa/_server/py.typed", "pallas_kernels/py.typed"}
-SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-len", "128")  # compiles in half the time
+# One shape of steps, so that one program is compiled.
+SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-len", "128", "--deterministic")
 
 
 def build() -> tuple[Path, Path]:

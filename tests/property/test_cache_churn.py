@@ -10,12 +10,10 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from tests.support.fakes import Loop, TextModel, make_request
-from tests.support.turns import whose_turn
+from tests.support.turns import by_turns, whose_turn
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
 PAGE = 64
-ALWAYS = ("gpt-oss-20b", "MiMo-V2-Flash")  # local layers per full layer: 1 and 4
-MODELS = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly) for name in GEOMETRIES]
 
 
 class Churn:
@@ -108,9 +106,9 @@ def churn(model: str, operations: int, seed: int) -> None:
     traffic.finish()
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", by_turns(list(GEOMETRIES), 4))
 def test_100_000_operations_leak_no_page(model: str) -> None:
-    """25,000 for each of four models, two of them in `make nightly` only."""
+    """25,000 for each of four models, one of them in each turn."""
     churn(model, 25_000, seed=1)
 
 

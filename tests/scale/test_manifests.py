@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.server.processes import ROOT
-from tests.support.turns import by_turn
 from tests.unit.cluster.test_manifests import CUSTOM, FILES, RAY, documents, find
 
-pytestmark = [pytest.mark.scale, pytest.mark.usefixtures("ray_environment"), *by_turn(0, 3)]
+pytestmark = [pytest.mark.scale, pytest.mark.usefixtures("ray_environment"), pytest.mark.nightly]
 VALIDATE = ROOT / ".venv-ray" / "bin" / "kubernetes-validate"
 VERSION = "1.37"
 

@@ -1,4 +1,4 @@
-"""Replicas behind Ray Serve, started by its command line, in one of three turns and nightly.
+"""Replicas behind Ray Serve, started by its command line, nightly.
 
 Two replicas of the embedded model on two CPUs. This file does not import Ray: it finds and kills processes by title.
 """
@@ -27,9 +27,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.server.harness import until
 from tests.support.server.processes import ROOT
-from tests.support.turns import by_turn
 
-pytestmark = [pytest.mark.scale, pytest.mark.usefixtures("ray_environment"), *by_turn(0, 3)]
+pytestmark = [pytest.mark.scale, pytest.mark.usefixtures("ray_environment"), pytest.mark.nightly]
 SERVE = ROOT / ".venv-ray" / "bin" / "serve"
 # Programs that other tests have compiled already.
 SMALL: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 512, "max_num_batched_tokens": 64, "deterministic": True}

@@ -2,12 +2,15 @@
 
 The turn is a number drawn from the commit (the date outside of a git checkout). It is printed below the results, and
 TEST_TURN=NUMBER repeats it.
+
+    python -m tests.support.turns EVERY PATH…    prints the paths that have their turn
 """
 
 import datetime
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,13 @@ def has_turn(index: int, every: int) -> bool:
     return index % every == turn() % every
 
 
-def by_turn(index: int, every: int) -> list[pytest.MarkDecorator]:
-    """Return the marks of a module that runs in turn `index` of `every`, and nightly in all turns."""
-    return [] if has_turn(index, every) else [pytest.mark.nightly]
+def in_turn[Test: Callable[..., object]](index: int, every: int) -> Callable[[Test], Test]:
+    """Return the decorator of a test that runs in turn `index` of `every`, and nightly in all turns."""
+
+    def decorate(test: Test) -> Test:
+        return test if has_turn(index, every) else pytest.mark.nightly(test)
+
+    return decorate
 
 
 def whose_turn[Case](cases: Iterable[Case], every: int) -> list[Case]:
@@ -49,3 +56,7 @@ def by_turns(cases: Sequence[str], every: int, *values: Any) -> list[Any]:
         pytest.param(case, *values, marks=() if index * every // len(cases) == now else pytest.mark.nightly)
         for index, case in enumerate(cases)
     ]
+
+
+if __name__ == "__main__":
+    print(*whose_turn(sys.argv[2:], int(sys.argv[1])))

@@ -10,6 +10,7 @@ import pytest
 import jswa
 from jswa import LLM
 from jswa.llm import TINY
+from tests.support.tiny import ONE_SHAPE
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -17,7 +18,6 @@ TEMPLATE = (
 )
 CAT = [{"role": "user", "content": "The cat"}]
 DOG = [{"role": "user", "content": "The dog"}]
-OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 256}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "use_tqdm": False}
 
 
@@ -33,7 +33,7 @@ def tiny(folder: Path, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """`tiny` with a simple chat template."""
-    with LLM(tiny(tmp_path_factory.mktemp("chat"), chat_template=TEMPLATE), **OPTIONS) as model:
+    with LLM(tiny(tmp_path_factory.mktemp("chat"), chat_template=TEMPLATE), **ONE_SHAPE) as model:
         yield model
 
 
@@ -72,7 +72,7 @@ def test_messages_that_cannot_be_rendered_or_run_are_refused(llm: LLM, tmp_path:
     with pytest.raises(jswa.InvalidPrompt, match="no"):
         llm.chat(CAT, chat_template="{{ raise_exception('no') }}", **GREEDY)
     more = {"added_tokens_decoder": {"1024": {"content": "<far>", "special": True}}, "eos_token": "<far>"}
-    with LLM(tiny(tmp_path, **more), **OPTIONS) as plain:
+    with LLM(tiny(tmp_path, **more), **ONE_SHAPE) as plain:
         assert plain.engine.model.eos_token_ids == (2, 6)
         with pytest.raises(jswa.InvalidToken, match=r"1024: must be in \[0, 1024\)"):
             plain.generate("The cat<far>", **GREEDY)
@@ -90,7 +90,7 @@ def test_the_tokenizers_eos_token_ends_generation_too(llm: LLM, tmp_path: Path) 
     third = free.token_ids[2]
     end = llm.tokenizer.backend.id_to_token(third)
     assert end is not None
-    with LLM(tiny(tmp_path, chat_template=TEMPLATE, eos_token=end), **OPTIONS) as model:
+    with LLM(tiny(tmp_path, chat_template=TEMPLATE, eos_token=end), **ONE_SHAPE) as model:
         assert model.engine.model.eos_token_ids == (2, 6, third)
         ended, first = model.generate(prompt, **GREEDY)[0].outputs[0], free.token_ids.index(third)
         assert (ended.token_ids, ended.finish_reason) == (free.token_ids[: first + 1], "stop")

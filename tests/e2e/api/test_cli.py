@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from jswa.commands.cli import run
-
-SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-len", "128")
+from tests.support.tiny import ONE_SHAPE_FLAGS
 
 
 def jswa(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +19,9 @@ def jswa(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def test_generate_prints_json_and_statistics() -> None:
     """One object per prompt, in order; speed and KV pages go to stderr."""
-    done = jswa("generate", "--json", "--stats", "--max-tokens", "4", "--temperature", "0", *SMALL, "The cat", "One")
+    done = jswa(
+        "generate", "--json", "--stats", "--max-tokens", "4", "--temperature", "0", *ONE_SHAPE_FLAGS, "The cat", "One"
+    )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["prompt"] for row in rows] == ["The cat", "One"]
@@ -34,7 +35,7 @@ def test_generate_prints_json_and_statistics() -> None:
     [
         (("generate", "--model", "no/such", "x"), "no/such"),
         (("generate", "--max-model-len", "9999", "x"), "max_model_len = 9999"),
-        (("generate", "--temperature", "nan", "x"), "temperature = nan"),
+        (("generate", *ONE_SHAPE_FLAGS, "--temperature", "nan", "x"), "temperature = nan"),
         (("capacity", "no/such.json"), "such.json"),
     ],
 )

@@ -12,8 +12,8 @@ from jswa.commands.task_sets import read_sets
 from jswa.errors import InvalidPrompt, TaskSetError
 from jswa.llm import LLM
 from tests.e2e.api.test_cli import jswa
+from tests.support.tiny import ONE_SHAPE, ONE_SHAPE_FLAGS
 
-SMALL = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "max_model_len": 256, "deterministic": True}
 STORY = "Once upon a time there was a cat. The cat lived in a small house near the forest and was happy. "
 
 
@@ -26,7 +26,7 @@ def write(folder: Path, task: str, *items: dict[str, object]) -> None:
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     """A small engine."""
-    return LLM("tiny", **SMALL)
+    return LLM("tiny", **ONE_SHAPE)
 
 
 def say(llm: LLM, max_tokens: int) -> str:
@@ -46,15 +46,14 @@ def test_the_command_prints_a_table_and_writes_all_answers(tmp_path: Path) -> No
     schema = {"type": "object"}
     write(tmp_path, "json", {"prompt": STORY, "answer": "{}", "score": "json", "schema": schema})
     write(tmp_path, "ignored", answered)
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
     result = tmp_path / "result.json"
-    done = jswa("eval", "tiny", f"--sets={tmp_path}", "--tasks=lookup, json", f"--json={result}", *options)
+    done = jswa("eval", "tiny", f"--sets={tmp_path}", "--tasks=lookup, json", f"--json={result}", *ONE_SHAPE_FLAGS)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     found = json.loads(result.read_text())
     assert lines[1] == ["lookup", "32", "2", "0.0%", "right", "0.0%", "to", "65.8%", "1", "too", "long"]
     assert lines[2] == ["json", "-", "1", "0.0%", "right", "0.0%", "to", "79.3%"]
-    assert (found["model"], found["options"]["max_num_seqs"]) == ("tiny", 2)
+    assert (found["model"], found["options"]["max_num_seqs"]) == ("tiny", 4)
     assert set(found["sets"]) == {"lookup", "json"}
     assert [(item["correct"], type(item["text"])) for item in found["items"]] == [(False, str)] * 3
     assert found["too_long"] == [{"task": "lookup", "line": 3}]

@@ -14,15 +14,15 @@ import jswa
 from jswa.errors import GenerationError
 from jswa.llm import LLM, TINY
 from jswa.types import RequestOutput, SamplingParams
+from tests.support.tiny import ONE_SHAPE, SHAPES
 
-OPTIONS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 512}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "use_tqdm": False}
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """One engine for the whole module."""
-    with LLM("tiny", **OPTIONS) as model:
+    with LLM("tiny", **SHAPES) as model:
         yield model
 
 
@@ -258,7 +258,7 @@ def test_a_checkpoint_without_a_tokenizer_accepts_only_ids(tmp_path: Path) -> No
     """Text is refused and the error says why; with ids, the text of the result is empty."""
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((TINY / name).read_bytes())
-    with LLM(tmp_path, max_num_seqs=1, max_num_batched_tokens=16, max_model_len=64) as model:
+    with LLM(tmp_path, **ONE_SHAPE) as model:
         assert model.tokenizer is None
         output = model.generate([1, 70, 71], temperature=0, max_tokens=4, ignore_eos=True, use_tqdm=False)[0]
         assert (len(output.outputs[0].token_ids), output.outputs[0].text) == (4, "")

@@ -11,6 +11,7 @@ import pytest
 import jswa
 from jswa.llm import LLM
 from tests.support.oracles import quick_compiles
+from tests.support.tiny import ONE_SHAPE, SHAPES
 
 PROMPTS = [f"{start} {end}" for start in ("The cat", "A girl named Lily", "Once upon") for end in ("saw", "and", "ran")]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "use_tqdm": False}
@@ -19,7 +20,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "use_tqdm": False}
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """One engine for the module; fewer rows than prompts, so that some wait."""
-    with quick_compiles(), LLM("tiny", max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256) as model:
+    with quick_compiles(), LLM("tiny", **SHAPES) as model:
         yield model
 
 
@@ -121,11 +122,11 @@ def test_a_call_that_fails_lets_go_of_the_engine(llm: LLM, monkeypatch: pytest.M
 def test_close_ends_the_calls_of_other_threads_with_an_error() -> None:
     """They raise EngineError; none hangs."""
     with quick_compiles():
-        llm = LLM("tiny", max_num_seqs=2, max_num_batched_tokens=64, max_model_len=256)
+        llm = LLM("tiny", **ONE_SHAPE)
     begun, errors = threading.Barrier(3), []
 
     def read() -> None:
-        stream = llm.generate(PROMPTS[0], max_tokens=250, ignore_eos=True, stream=True)
+        stream = llm.generate(PROMPTS[0], max_tokens=400, ignore_eos=True, stream=True)
         try:
             next(stream)
             begun.wait(60)
@@ -155,9 +156,8 @@ def test_threads_that_begin_together_load_one_model(monkeypatch: pytest.MonkeyPa
         init(self, *arguments, **options)
 
     monkeypatch.setattr(LLM, "__init__", counted)
-    options: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 128}
     with quick_compiles(), ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(jswa.generate, "The cat", **options, **{**GREEDY, "max_tokens": 4}) for _ in range(2)]
+        calls = [pool.submit(jswa.generate, "The cat", **ONE_SHAPE, **{**GREEDY, "max_tokens": 4}) for _ in range(2)]
         first, second = (next(iter(call.result(120))).outputs[0].token_ids for call in calls)
     assert first == second
     assert len(loads) == 1

@@ -6,11 +6,11 @@ import pytest
 
 import jswa
 from jswa.types import SamplingParams
+from tests.support.tiny import ONE_SHAPE, SHAPES
 
 
 def test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
-    # deterministic: one shape, hence one program for each choice of log probabilities.
-    with jswa.LLM("tiny", max_num_seqs=2, max_num_batched_tokens=64, max_model_len=256, deterministic=True) as llm:
+    with jswa.LLM("tiny", **ONE_SHAPE) as llm:
         engine = llm.engine
         llm.generate(["a", "b"], use_tqdm=False, temperature=0, max_tokens=3)
         assert engine.step_stats().compiled_in_steps == 0
@@ -42,7 +42,7 @@ def test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step(capl
 
 def test_steps_run_in_the_largest_programs_until_the_others_are_compiled() -> None:
     """Then nothing is compiled in a step, and the text is the same as with all programs."""
-    with jswa.LLM("tiny", max_num_seqs=2, max_num_batched_tokens=64, max_model_len=256) as llm:
+    with jswa.LLM("tiny", **SHAPES) as llm:
         engine = llm.engine
         params = SamplingParams(logprobs=1, temperature=0, max_tokens=4)
         engine.prepare(params, fewest=True)

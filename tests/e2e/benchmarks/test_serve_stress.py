@@ -9,6 +9,7 @@ import pytest
 from benchmarks.serve.load import Address
 from benchmarks.serve.serve_stress import SOAKED, TINY, beside_malformed, soak
 from tests.support.server.processes import ROOT, Process, started
+from tests.support.tiny import ONE_SHAPE_FLAGS
 
 FAKE = str(Path(__file__).parents[2] / "support" / "server" / "fake_process.py")
 
@@ -19,14 +20,13 @@ def address(server: Process) -> Address:
     return Address(host, int(port), server.process.pid)
 
 
-@pytest.mark.parametrize("bodies", [300, pytest.param(10_000, marks=pytest.mark.nightly)])
-def test_malformed_bodies_do_not_disturb_streams(bodies: int) -> None:
-    """Each of 32 streams gets the text that it gets alone, and nothing is held at the end."""
-    # Few shapes: each of them is compiled.
-    command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
+@pytest.mark.parametrize(("bodies", "streams"), [(300, 8), pytest.param(10_000, 32, marks=pytest.mark.nightly)])
+def test_malformed_bodies_do_not_disturb_streams(bodies: int, streams: int) -> None:
+    """Each stream gets the text that it gets alone, and nothing is held at the end."""
+    command = ["-m", "jswa", "serve", "tiny", "--port", "0", *ONE_SHAPE_FLAGS]
     with started(command, environ={"JSWA_CHECK": "1"}) as server:
-        found = asyncio.run(beside_malformed(address(server), bodies, 32))
-        assert found["good_texts"] >= 32
+        found = asyncio.run(beside_malformed(address(server), bodies, streams))
+        assert found["good_texts"] >= streams
         assert server.process.poll() is None
 
 

@@ -61,7 +61,7 @@ CUTS = {  # page sizes, and whether decode steps have a bucket of their own
 }
 
 
-@pytest.mark.parametrize("name", [*list(CUTS)[:2], *by_turns(list(CUTS)[2:], 4)])
+@pytest.mark.parametrize("name", by_turns(list(CUTS), 3))
 def test_chunks_batches_and_pages_do_not_change_the_logits(
     name: str, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
@@ -100,13 +100,13 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
                 compare(logits, expected[key])
 
 
-ALWAYS = ("gpt_oss_base", "llama4_text_every_second", "gemma4_text_mix")
+MOST_DIFFERENT = ("gpt_oss_base", "llama4_text_every_second", "gemma4_text_mix")
 PAGE_SIZES = {"gemma2_base": 16, "qwen3_window_from_layer_2": 1, "gemma4_text_moe": 1}  # of others: 4
 VARIANTS = ("mixtral_window", "phi3_long", *PAGE_SIZES)
-OTHERS = sorted({*VARIANTS, *(name for name in names() if name.endswith("_base"))} - {*ALWAYS})
+OTHERS = sorted({*VARIANTS, *(name for name in names() if name.endswith("_base"))} - {*MOST_DIFFERENT})
 
 
-@pytest.mark.parametrize("name", [*ALWAYS, *by_turns(OTHERS, 8)])
+@pytest.mark.parametrize("name", [*by_turns(MOST_DIFFERENT, 3), *by_turns(OTHERS, 20)])
 def test_batched_chunks_of_every_family_give_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     """Sinks, chunked attention, softcaps and mixtures of experts in the paged step."""
     page_size = PAGE_SIZES.get(name, 4)
@@ -180,21 +180,22 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: py
             assert generate(engine, [fixture.prompt, *company], len(expected))[0] == expected
 
 
-def test_a_text_of_2000_tokens_holds_one_window_of_local_pages() -> None:
+@pytest.mark.parametrize("length", [400, pytest.param(2_000, marks=pytest.mark.nightly)])
+def test_a_long_text_holds_one_window_of_local_pages(length: int) -> None:
     """At most touch(W) + 1 local pages after each step of prefill and decode; the tokens are the dense model's."""
     engine = make_engine()
     model, params, layout, *_ = small_engine_parts()
     assert layout.reach == Reach(64)
     most = layout.touch(64) + 1
     prompt = make_prompts(1, seed=3, low=200, high=201)[0]
-    sampling = SamplingParams(temperature=0.0, max_tokens=2_000, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
     engine.add(engine.request("long", prompt, sampling))
     tokens: list[int] = []
     held = []
     while engine.has_work():
         tokens += [event.token for event in engine.step() if event.token is not None]
         held.append(engine.stats().local_pages)
-    assert len(tokens) == 2_000
+    assert len(tokens) == length
     assert max(held) <= most
     text = np.concatenate([prompt, tokens]).astype(np.int32)
     logits = dense_logits(model, params, text, compiled=True)[len(prompt) - 1 : -1]

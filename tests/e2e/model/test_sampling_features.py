@@ -18,8 +18,8 @@ from jswa.model.transformer import bind
 from jswa.model.weights.load import load_checkpoint
 from jswa.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
 from tests.support import oracles
+from tests.support.tiny import ONE_SHAPE, SHAPES
 
-OPTIONS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
 PROMPT = "Once upon a time"
 EOS = 2
 LONGEST = 128  # length of texts that the dense oracle is compiled for
@@ -28,7 +28,7 @@ LONGEST = 128  # length of texts that the dense oracle is compiled for
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """Return one engine for the whole file; every test must leave it empty."""
-    with oracles.quick_compiles(), LLM("tiny", **OPTIONS) as model:
+    with oracles.quick_compiles(), LLM("tiny", **SHAPES) as model:
         yield model
 
 
@@ -350,7 +350,7 @@ def test_generation_config_gives_defaults_for_keywords_but_not_for_sampling_para
     defaults = {"temperature": 0.0, "repetition_penalty": 4.0, "max_new_tokens": 7, "top_k": None}
     original = json.loads((TINY / "generation_config.json").read_text(encoding="utf-8"))
     (tmp_path / "generation_config.json").write_text(json.dumps({**original, **defaults}), encoding="utf-8")
-    with LLM(tmp_path, max_num_seqs=1, max_num_batched_tokens=16, max_model_len=64) as model:
+    with LLM(tmp_path, **{**ONE_SHAPE, "max_model_len": 64}) as model:
 
         def ids(*args: Any, **keywords: Any) -> list[int]:
             outputs: list[RequestOutput] = model.generate(PROMPT, *args, use_tqdm=False, **keywords)

@@ -45,7 +45,7 @@ def run(folder: Path, name: str, counts: tuple[int, ...]) -> dict[int, Facts]:
     return {int(devices): facts for devices, facts in json.loads(last).items()}
 
 
-@pytest.mark.parametrize("name", by_turns(["llama", "gpt_oss"], 4))
+@pytest.mark.parametrize("name", by_turns(["llama", "gpt_oss"], 8))
 def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> None:
     """In all forms of weights; see `check_placed`."""
     program(tmp_path, name, "placed")

@@ -17,9 +17,9 @@ def test_an_engine_on_triton_generates_the_text_of_xla(monkeypatch: pytest.Monke
     texts = []
     for backend in ("xla", "triton"):
         with LLM(
-            "tiny", max_num_seqs=2, max_num_batched_tokens=32, max_model_len=256, attention_backend=backend
+            "tiny", max_num_seqs=1, max_num_batched_tokens=16, max_model_len=256, attention_backend=backend
         ) as llm:
-            outputs = llm.generate(["The cat", "Once upon a time"], temperature=0, max_tokens=8, use_tqdm=False)
+            outputs = llm.generate(["The cat", "Once upon a time"], temperature=0, max_tokens=4, use_tqdm=False)
         texts.append([output.outputs[0].text for output in outputs])
     assert texts[0] == texts[1]
     assert triton_interpreter.READS["kv"], "the kernel has not run"

@@ -17,7 +17,7 @@ from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import Request, StepPlan, TokenEvent
 from jswa.types import MissReason, PrefixHit, RequestOutput, SamplingParams
-from tests.support.turns import whose_turn
+from tests.support.turns import in_turn, whose_turn
 from tools.divergence import k3
 
 OPTIONS: dict[str, Any] = {
@@ -282,11 +282,13 @@ def cold() -> Iterator[LLM]:
         yield llm
 
 
+@in_turn(0, 2)
 def test_conversations_get_the_tokens_of_cold_runs_in_deterministic_mode(same_shape: LLM) -> None:
     """Greedy and sampled turns, with and without penalties."""
     check_deterministic(same_shape, seed=2, count=24)
 
 
+@in_turn(1, 2)
 def test_conversations_have_the_probabilities_of_cold_runs(cached: LLM, cold: LLM) -> None:
     """In steps of any shape: log probabilities within 2e-4, equal greedy tokens except for ties, a divergence of 0.
 
@@ -360,10 +362,10 @@ def ask(llm: LLM, prompt: list[int], salt: str = "", prompt_logprobs: int | None
 
 
 def test_the_prefix_hit_of_an_output_tells_how_many_tokens_were_run(
-    cached: LLM, monkeypatch: pytest.MonkeyPatch
+    same_shape: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second turn finds all tokens that the first has run: its prompt, and its answer without the last token."""
-    runner: Any = cached.engine.runner
+    runner: Any = same_shape.engine.runner
     launch, run = runner.launch, 0
 
     def count(plan: StepPlan) -> object:
@@ -373,13 +375,13 @@ def test_the_prefix_hit_of_an_output_tells_how_many_tokens_were_run(
 
     monkeypatch.setattr(runner, "launch", count)
     for length in range(24, 24 + PAGE + 1):
-        cached.flush_cache()
-        prompt = ids_of(cached, "A sad bird ran into the garden. ", length)
-        first = ask(cached, prompt)
+        same_shape.flush_cache()
+        prompt = ids_of(same_shape, "A sad bird ran into the garden. ", length)
+        first = ask(same_shape, prompt)
         assert first.prefix == PrefixHit(length, 0, 0, 0, "cold")
         before = run
         again = [*prompt, *first.outputs[0].token_ids, *prompt[:5]]
-        second = ask(cached, again)
+        second = ask(same_shape, again)
         known = length + 11
         # One token beyond whole pages is not worth a copy of the page.
         found = known - 1 if known % PAGE == 1 else known
@@ -387,18 +389,18 @@ def test_the_prefix_hit_of_an_output_tells_how_many_tokens_were_run(
         assert run - before == len(again) - found + 11
 
 
-def test_prefixes_that_must_not_be_used_are_not_reported_as_cached(cached: LLM) -> None:
+def test_prefixes_that_must_not_be_used_are_not_reported_as_cached(same_shape: LLM) -> None:
     """Under another salt, with log probabilities of the prompt, and after a flush; each miss has its own reason."""
-    prompt = ids_of(cached, "Mia went home because it was very big. ", 70)
-    text = ask(cached, prompt, "mine").outputs[0].token_ids
+    prompt = ids_of(same_shape, "Mia went home because it was very big. ", 70)
+    text = ask(same_shape, prompt, "mine").outputs[0].token_ids
     cases: list[tuple[str, int | None, int, MissReason]] = [
         ("mine", None, 69, "cold"),
         ("yours", None, 0, "salt"),
         ("mine", 0, 0, "prompt logprobs"),
     ]
     for salt, prompt_logprobs, found, reason in cases:
-        output = ask(cached, prompt, salt, prompt_logprobs)
+        output = ask(same_shape, prompt, salt, prompt_logprobs)
         assert output.prefix == PrefixHit(70, found, found, 0, reason)
         assert output.outputs[0].token_ids == text
-    cached.flush_cache()
-    assert ask(cached, prompt, "mine").prefix == PrefixHit(70, 0, 0, 0, "cold")
+    same_shape.flush_cache()
+    assert ask(same_shape, prompt, "mine").prefix == PrefixHit(70, 0, 0, 0, "cold")

@@ -24,8 +24,9 @@ from jswa.storage import page_copies, persist
 from jswa.storage.cache_store import cache_identity
 from jswa.storage.snapshot import capture
 from tests.support.oracles import small_model
+from tests.support.tiny import ONE_SHAPE, SHAPES
+from tests.support.turns import by_turns
 
-OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 512}
 SMALL: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "max_model_len": 512}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "use_tqdm": False}
 STORY = "Once upon a time there was a little girl who had a cat. The cat was big and liked to play in the garden. " * 2
@@ -36,7 +37,7 @@ FLOAT32 = np.dtype("float32")
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """Return the engine that saves, with a conversation of two turns and a few other texts in its cache."""
-    with LLM("tiny", **OPTIONS) as model:
+    with LLM("tiny", **SHAPES) as model:
         first = turn(model, STORY)
         turn(model, first + ENDS[0])
         model.generate([STORY + end for end in ENDS], **GREEDY)
@@ -46,7 +47,7 @@ def llm() -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def later() -> Iterator[LLM]:
     """Return an engine that was started later; its cache is empty at the start of each test."""
-    with LLM("tiny", **OPTIONS) as model:
+    with LLM("tiny", **SHAPES) as model:
         yield model
 
 
@@ -96,7 +97,7 @@ def test_a_restarted_engine_continues_with_the_saved_prefixes(llm: LLM, later: L
     assert held(later) == held(llm)
     prompts = [STORY, *(STORY + end + " he" for end in ENDS), STORY[:100] + "!", "Nobody knows this"]
     warm, again = (model.generate(prompts, **GREEDY) for model in (llm, later))
-    with LLM("tiny", **OPTIONS, prefix_cache=False) as cold_model:
+    with LLM("tiny", **SHAPES, prefix_cache=False) as cold_model:
         cold = cold_model.generate(prompts, **GREEDY)
     for one, other, plain in zip(warm, again, cold, strict=True):
         assert other.prefix == one.prefix
@@ -170,20 +171,18 @@ def test_an_empty_cache_can_be_saved_and_loaded(later: LLM, tmp_path: Path) -> N
     assert later.load_cache(tmp_path / "cache", cache_salt="nobody") == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"block_size": 8}, "page_size"),
-        ({"load_format": "dummy"}, "weights"),
-        ({"dtype": "bfloat16"}, "dtype"),
-        ({"deterministic": True}, "deterministic"),
-    ],
-)
-def test_a_cache_of_another_engine_is_refused_by_name(
-    saved: Path, tmp_path: Path, options: dict[str, Any], field: str
-) -> None:
+OTHERS: dict[str, dict[str, Any]] = {
+    "page_size": {"block_size": 8},
+    "weights": {"load_format": "dummy"},
+    "dtype": {"dtype": "bfloat16"},
+    "deterministic": {"deterministic": True},
+}
+
+
+@pytest.mark.parametrize("field", by_turns(list(OTHERS), 4))
+def test_a_cache_of_another_engine_is_refused_by_name(saved: Path, tmp_path: Path, field: str) -> None:
     """The error names the first difference with both values; the engine is unchanged, and can load its own cache."""
-    with LLM("tiny", **{**SMALL, **options}) as other:
+    with LLM("tiny", **SMALL, **OTHERS[field]) as other:
         before = held(other)
         with pytest.raises(jswa.CacheFileError, match=rf"cache: {field} of the cache is '.*', this engine's is '.*'"):
             other.load_cache(saved)
@@ -224,7 +223,7 @@ def test_models_and_layouts_have_different_identities() -> None:
 
 def test_an_engine_without_prefix_cache_refuses_to_save_and_load(saved: Path) -> None:
     """The ConfigError names the option."""
-    with LLM("tiny", **SMALL, prefix_cache=False) as model:
+    with LLM("tiny", **ONE_SHAPE, prefix_cache=False) as model:
         for call in (model.save_cache, model.load_cache):
             with pytest.raises(jswa.ConfigError) as caught:
                 call(saved)

@@ -24,7 +24,7 @@ from tests.support.paged import FLOAT32, LENGTH, TOLERANCE, Device, Kind, Sessio
 from tests.support.turns import by_turns
 
 CHUNK = 24
-ALWAYS = ("gpt_oss_base", "llama4_text_every_second", "gemma4_text_mix")
+MOST_DIFFERENT = ("gpt_oss_base", "llama4_text_every_second", "gemma4_text_mix")
 PAGE_SIZES = {  # of others: 4
     "gemma2_base": 16,
     "gemma3_text_p6": 1,
@@ -33,8 +33,8 @@ PAGE_SIZES = {  # of others: 4
 }
 VARIANTS = ("mistral_w8", "mistral_layer_types", "mimo_v2_flash_base", "gemma3n_text_base", *PAGE_SIZES)
 # One fixture of every other family.
-NIGHTLY = [name for name in names() if name.endswith("_base") and name not in (*ALWAYS, *VARIANTS)]
-FIXTURES = (*ALWAYS, *VARIANTS, *NIGHTLY)
+NIGHTLY = [name for name in names() if name.endswith("_base") and name not in (*MOST_DIFFERENT, *VARIANTS)]
+FIXTURES = (*MOST_DIFFERENT, *VARIANTS, *NIGHTLY)
 
 
 def branch(tokens: Int[np.ndarray, " T"], at: int, vocab: int, seed: int = 0) -> Int[np.ndarray, " T"]:
@@ -96,7 +96,11 @@ class Family:
 
 @pytest.fixture(
     scope="module",
-    params=[*ALWAYS, *by_turns(VARIANTS, 4), *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)],
+    params=[
+        *by_turns(MOST_DIFFERENT, 3),
+        *by_turns(VARIANTS, 8),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY),
+    ],
 )
 def family(request: pytest.FixtureRequest) -> Family:
     """Return one device for all tests of a family."""
@@ -265,10 +269,13 @@ def test_a_start_at_the_end_of_the_hit_reads_one_window_of_cached_kv(family: Fam
         compare(bad.logits["second"], family.device.cold(text.tokens))  # it ran again, without the cache
 
 
-@pytest.mark.parametrize(("pattern", "window"), [("LF", 8), ("LLF", 8), ("FLL", 3)])
-def test_a_replay_that_is_one_token_shorter_gives_other_logits(pattern: str, window: int) -> None:
+WINDOWS = {"LF": 8, "LLF": 8, "FLL": 3}
+
+
+@pytest.mark.parametrize("pattern", by_turns(list(WINDOWS), 3))
+def test_a_replay_that_is_one_token_shorter_gives_other_logits(pattern: str) -> None:
     """Without NaN: the row starts one token later, and its local layers see one position less."""
-    model = small_model(pattern, window=window)
+    model = small_model(pattern, window=WINDOWS[pattern])
     device = Device(model, random_params(model), 4, tokens=CHUNK, texts=4)
     tokens = np.random.default_rng(2).integers(0, model.vocab_size, LENGTH).astype(np.int32)
     family = Family(device, tokens, device.cold(tokens))

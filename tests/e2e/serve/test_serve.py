@@ -18,6 +18,7 @@ import pytest
 import jswa
 from tests.support.server.fuzz import fuzz, narrowed
 from tests.support.server.processes import ROOT, Process, started
+from tests.support.tiny import ONE_SHAPE, ONE_SHAPE_FLAGS
 
 STORY = "Once upon a time"
 ANSWER = "Theo was a quiet"  # the first five tokens that tiny answers to STORY
@@ -32,8 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     (folder / "server.py").write_text(STRANGER)
     (folder / "server").mkdir()
     (folder / "server" / "__init__.py").write_text(STRANGER)
-    # Few shapes: each is compiled three times.
-    command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
+    command = ["-m", "jswa", "serve", "tiny", "--port", "0", *ONE_SHAPE_FLAGS]
     with started(command, folder=folder, environ={"PYTHONPATH": str(ROOT), "JSWA_CHECK": "1"}) as process:
         yield process
 
@@ -47,7 +47,7 @@ def client(server: Process) -> Iterator[openai.OpenAI]:
 
 def test_served_text_equals_generated_text(client: openai.OpenAI) -> None:
     prompts = [STORY, "The cat", "One day"]
-    wanted = [output.outputs[0] for output in jswa.generate(prompts, use_tqdm=False, **GREEDY)]
+    wanted = [output.outputs[0] for output in jswa.generate(prompts, use_tqdm=False, **ONE_SHAPE, **GREEDY)]
     found = client.completions.create(model="tiny", prompt=prompts, **GREEDY)
     assert [choice.text for choice in found.choices] == [one.text for one in wanted]
     assert [choice.finish_reason for choice in found.choices] == [one.finish_reason for one in wanted]
@@ -127,8 +127,8 @@ def test_errors_with_the_package(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model="tiny", prompt=STORY, temperature=-1)
     assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 4096"):
-        client.completions.create(model="tiny", prompt=[5] * 4096)
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 512"):
+        client.completions.create(model="tiny", prompt=[5] * 512)
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="other", prompt=STORY)
     assert missing.value.code == "model_not_found"
@@ -143,7 +143,8 @@ def test_errors_with_the_package(client: openai.OpenAI) -> None:
 def test_served_log_probabilities_equal_the_engines(client: openai.OpenAI) -> None:
     prompt = list(b"Once upon a time there was")
     ids = [1, *(3 + byte for byte in prompt)]
-    (wanted,) = jswa.generate([ids], use_tqdm=False, temperature=0, max_tokens=1, prompt_logprobs=1, logprobs=1)
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "prompt_logprobs": 1, "logprobs": 1}
+    (wanted,) = jswa.generate([ids], use_tqdm=False, **ONE_SHAPE, **asked)
     found = (
         client.completions.create(
             model="tiny", prompt=[ids], max_tokens=1, temperature=0, logprobs=1, echo=True, seed=1234
@@ -179,7 +180,7 @@ def test_disconnects_and_bad_requests_do_not_harm_others(server: Process, client
         return str(client.completions.create(model="tiny", prompt=STORY, **GREEDY).choices[0].text)
 
     def leaves(index: int) -> None:
-        body = {"prompt": STORY + " " * index, "max_tokens": 1500, "stream": True, "ignore_eos": True}
+        body = {"prompt": STORY + " " * index, "max_tokens": 400, "stream": True, "ignore_eos": True}
         with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
             for _ in zip(range(3), response.iter_lines(), strict=False):
                 pass

@@ -16,6 +16,7 @@ from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 from server.core.service import Served
 from tests.support.server.harness import Client, serve, until
+from tests.support.tiny import ONE_SHAPE
 
 PATH = "/v1/completions"
 GREEDY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0}
@@ -23,16 +24,14 @@ GREEDY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 20, "tempe
 
 def engines(breaks: threading.Event) -> Iterator[Engine]:
     """Yield one engine after the other; the first one fails to launch a step once `breaks` is set."""
-    options: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 512, "max_num_batched_tokens": 64}
-    options |= {"deterministic": True}  # one shape, hence few programs
-    llm = LLM("tiny", **options)
+    llm = LLM("tiny", **ONE_SHAPE)
     first = weakref.ref(llm.engine)
     break_when(breaks, llm.engine)
     yield llm.engine
     llm.close()
     gc.collect()
     assert first() is None, "the failed engine must be freed: its memory is needed"
-    llm = LLM("tiny", **options)
+    llm = LLM("tiny", **ONE_SHAPE)
     yield llm.engine
 
 

@@ -31,6 +31,7 @@ def tls(tmp_path: Path) -> Path:
 def server(tls: Path) -> Iterator[Process]:
     """TLS by flags and API keys by the environment, both of which override the file with the other options."""
     options = "metrics-prefix: vllm\napi_key: [from-file]\nport: 1\nmax_num_seqs: 1\nshutdown_timeout: 60\n"
+    options += "max_num_batched_tokens: 16\n"
     (tls / "options.yaml").write_text(options)
     command = ["-m", "jswa", "serve", "tiny", "--port", "0", "--config", str(tls / "options.yaml")]
     command += ["--ssl-keyfile", str(tls / "key.pem"), "--ssl-certfile", str(tls / "cert.pem"), "--keep-alive", "0.1"]

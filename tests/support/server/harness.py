@@ -119,11 +119,11 @@ def serve(
             client.http.close()
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Wait until a condition is true, or fail after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():

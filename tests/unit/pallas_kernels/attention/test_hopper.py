@@ -40,6 +40,7 @@ TUNINGS = [
     (EXTEND, Tuning(32, 3, 1, producer=False, row_parts=1, ahead=True)),
 ]
 NIGHTLY_TUNINGS = [
+    *(pair for pair in TUNINGS if pair not in whose_turn(TUNINGS, 3)),
     (SINKS_AND_WINDOW, Tuning(128, 2, 3, producer=False)),
     (FULL, Tuning(64, 3, 1, producer=False)),
     (FULL, Tuning(32, 2, 5, producer=False)),
@@ -80,7 +81,9 @@ def lower(layer: Layer) -> None:
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize(("case", "tuning"), [*named(TUNINGS), *named(NIGHTLY_TUNINGS, pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("case", "tuning"), [*named(whose_turn(TUNINGS, 3)), *named(NIGHTLY_TUNINGS, pytest.mark.nightly)]
+)
 def test_all_tunings_give_the_same_result(case: Case, tuning: Tuning) -> None:
     """Blocks, stages, splits, the producer, row parts and scores ahead only change the speed."""
     compare(case, tuning)
@@ -117,7 +120,7 @@ def test_a_row_of_length_zero_gives_zeros(case: Case) -> None:
     np.testing.assert_array_equal(out[1:], 0)
 
 
-@pytest.mark.parametrize("name", by_turns(list(LAYER), 4))
+@pytest.mark.parametrize("name", by_turns(list(LAYER), 8))
 def test_layers_lower_for_hopper(name: str) -> None:
     """Lowering needs no GPU packages; `make gpu-compile` runs the rest of the compilation."""
     lower(LAYER[name])

@@ -33,7 +33,7 @@ def served() -> list[ParameterSet]:
             if implementation == "triton":
                 continue  # see test_triton
             if implementation != "mosaic" or case.for_mosaic:
-                slow = implementation == "mosaic" and not (case.quick and has_turn(index, 3))
+                slow = implementation == "mosaic" and not (case.quick and has_turn(index, 6))
                 marks = [pytest.mark.nightly] if slow else []
                 out.append(pytest.param(case, implementation, id=f"{implementation}: {case.name}", marks=marks))
     return out

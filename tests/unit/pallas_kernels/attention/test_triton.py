@@ -71,14 +71,14 @@ def compare(case: Case) -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", by_turns(list(NAMED), 4))
+@pytest.mark.parametrize("name", by_turns(list(NAMED), 8))
 def test_a_token_attends_to_exactly_the_keys_it_may_see(interpreter: Any, name: str) -> None:
     """The result is the softmax over visible keys. All other cells hold NaN."""
     compare(NAMED[name])
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", by_turns(list(NAMED_TUNINGS), 3))
+@pytest.mark.parametrize("name", by_turns(list(NAMED_TUNINGS), 6))
 def test_all_tunings_give_the_same_result(interpreter: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, blocks and splits only change the speed. There may be more splits than blocks."""
     case, tuning = NAMED_TUNINGS[name]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
 from tests.support.kernels.grouped_calls import expect, make_call, run
+from tests.support.turns import has_turn
 from tools.cases.kernels.experts import CASES, Case
 
 # For rounding the result, a product before its bias, and both halves before the activation.
@@ -22,10 +23,10 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 8e-3}
 def served() -> list[ParameterSet]:
     """Return each case with each implementation that serves it. To interpret a Hopper kernel takes seconds."""
     out = []
-    for case in CASES:
+    for index, case in enumerate(CASES):
         for implementation in get_args(Implementation):
             if implementation != "mosaic" or case.for_mosaic:
-                slow = implementation == "mosaic" and not case.quick
+                slow = implementation == "mosaic" and not (case.quick and has_turn(index, 2))
                 marks = [pytest.mark.nightly] if slow else []
                 out.append(pytest.param(case, implementation, id=f"{implementation}: {case.name}", marks=marks))
     return out

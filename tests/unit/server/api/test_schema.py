@@ -2,16 +2,21 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.server.fuzz import fuzz, narrowed
 from tests.support.server.harness import serving
+from tests.support.turns import by_turns
 
 
-def test_requests_generated_from_the_schema_are_answered_properly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("requests", by_turns(["of any kind", "mostly valid"], 2))
+def test_requests_generated_from_the_schema_are_answered_properly(requests: str, tmp_path: Path) -> None:
     with serving(template="{% for m in messages %}{{ m.content }}{% endfor %}", admin_api_key="root") as client:
-        fuzz(client.url, client.url + "/openapi.json", 8, tmp_path, "root")
-        before = len(client.engine.seen)
-        fuzz(client.url, narrowed(client.url, "fake", tmp_path), 10, tmp_path, "root")
-        assert len(client.engine.seen) > before + 50, "hardly any request was valid"
+        if requests == "mostly valid":
+            fuzz(client.url, narrowed(client.url, "fake", tmp_path), 10, tmp_path, "root")
+            assert len(client.engine.seen) > 50, "hardly any request was valid"
+        else:
+            fuzz(client.url, client.url + "/openapi.json", 8, tmp_path, "root")
         assert not client.service.jobs
         assert not client.engine.has_work()
         assert client.service.admission.texts == 0

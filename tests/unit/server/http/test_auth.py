@@ -15,6 +15,7 @@ from server.http import limits
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
 from tests.support.server.processes import ROOT, started
+from tests.support.turns import by_turns
 
 PATH = "/v1/completions"
 BODY = {"prompt": "abc", "max_tokens": 4}
@@ -109,17 +110,17 @@ def test_a_body_over_the_limit_gets_413() -> None:
         assert response.json()["error"]["code"] == "request_too_large"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        (PATH, {"prompt": "abc d" * 1_000_000}, 400),
-        (PATH, {"prompt": [[5] * 4_000] * 500}, 400),
-        ("/tokenize", {"prompt": "abc d" * 1_000_000}, 400),
-        ("/detokenize", {"tokens": [100] * 1_000_000}, 200),
-    ],
-    ids=["text", "tokens", "tokenize", "detokenize"],
-)
-def test_large_bodies_do_not_block_other_requests(shared: Client, path: str, body: object, status: int) -> None:
+LARGE: dict[str, tuple[str, object, int]] = {
+    "text": (PATH, {"prompt": "abc d" * 1_000_000}, 400),
+    "tokens": (PATH, {"prompt": [[5] * 4_000] * 500}, 400),
+    "tokenize": ("/tokenize", {"prompt": "abc d" * 1_000_000}, 400),
+    "detokenize": ("/detokenize", {"tokens": [100] * 1_000_000}, 200),
+}
+
+
+@pytest.mark.parametrize("name", by_turns(list(LARGE), 4))
+def test_large_bodies_do_not_block_other_requests(shared: Client, name: str) -> None:
+    path, body, status = LARGE[name]
     content, waits = json.dumps(body), []
     with ThreadPoolExecutor(1) as pool:
         large = pool.submit(shared.http.post, path, content=content, headers=JSON, timeout=60)
