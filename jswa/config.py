@@ -23,7 +23,8 @@ class EngineConfig:
             values beyond ±448 times their scale are clipped (the scale is 1 unless the checkpoint has KV scales).
         quantization: Storage of linear layers and experts. auto: as in the checkpoint, if it has them in 8 bits (one
             scale per output) or in MXFP4 (experts). none: everything in dtype. int8, fp8: rounded at start, also
-            embedding and output head; experts in MXFP4 stay.
+            embedding and output head; experts in MXFP4 stay. mxfp4: as auto, but experts that are not in MXFP4 are an
+            error; dummy weights get random experts in MXFP4.
         max_model_len: Maximum tokens of one request, prompt and generated text together. Default: the model's maximum.
         max_num_seqs: Maximum number of sequences that run at the same time. Default: 16 on CPU, 256 on GPU.
         max_num_batched_tokens: Maximum tokens per step, of prefill chunks and decoding sequences together. Default:
@@ -59,7 +60,7 @@ class EngineConfig:
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    quantization: Literal["auto", "none", "int8", "fp8"] = "auto"
+    quantization: Literal["auto", "none", "int8", "fp8", "mxfp4"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

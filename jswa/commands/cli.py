@@ -198,7 +198,7 @@ def convert(
     target: Path,
     *,
     dtype: str = "auto",
-    quantization: Literal["auto", "none", "int8", "fp8"] = "auto",
+    quantization: Literal["auto", "none", "int8", "fp8", "mxfp4"] = "auto",
 ) -> None:
     """Convert a checkpoint to the engine's own layout, which loads faster.
 
