@@ -223,9 +223,7 @@ def random_params(
     return params
 
 
-def _random_mxfp4(
-    whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], key: jax.Array, *, is_scale: bool
-) -> jax.Array:
+def _random_mxfp4(whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], key: jax.Array, *, is_scale: bool) -> jax.Array:
     """Return random codes, or scales such that the numbers are about as large as those of `_random`.
 
     A scale is one of two neighbouring powers of two. The root mean square of the numbers is then 2.3 scales.
