@@ -106,18 +106,13 @@ class EngineConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(name, getattr(self, name), f"must be {', '.join(choices[:-1])} or {choices[-1]}")
-        sizes = self.cudagraph_capture_sizes
-        if not isinstance(sizes, tuple) or not all(_is_int(size) and size > 0 for size in sizes):
-            raise ConfigError("cudagraph_capture_sizes", sizes, "must be whole numbers of at least 1")
-        if sizes and self.deterministic:
-            limit = "must be left out: deterministic = True runs every step in one batch shape"
-            raise ConfigError("cudagraph_capture_sizes", sizes, limit)
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in (0, 1]")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
+        _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
         _adapter_folders(self.lora_modules)
 
     @property
@@ -183,6 +178,14 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
         prefix_cache_interval=options.prefix_cache_interval,
         long_prefill=options.long_prefill_token_threshold or 0,
     )
+
+
+def _check_sizes(sizes: tuple[int, ...], *, deterministic: bool) -> None:
+    if not isinstance(sizes, tuple) or not all(_is_int(size) and size > 0 for size in sizes):
+        raise ConfigError("cudagraph_capture_sizes", sizes, "must be whole numbers of at least 1")
+    if sizes and deterministic:
+        limit = "must be left out: deterministic = True runs every step in one batch shape"
+        raise ConfigError("cudagraph_capture_sizes", sizes, limit)
 
 
 def _step_sizes(sizes: tuple[int, ...], max_rows: int, max_tokens: int) -> tuple[int, ...]:
