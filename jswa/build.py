@@ -102,7 +102,8 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     on_gpu = device.platform == "gpu"
     dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
     kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
-    backends = choose_backends(options, dtype, device.platform, getattr(device, "compute_capability", None))
+    capability, sms = (getattr(device, name, None) for name in ("compute_capability", "core_count"))
+    backends = choose_backends(options, dtype, device.platform, capability, sms if on_gpu else None)
     mode = options.quantization
     found = check_adapters(options.adapters, load_config(folder)) if options.lora_modules else []
     if options.load_format == "dummy":
@@ -117,7 +118,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     model = model.at_length(limits.max_model_len)
     part = shard_config(model, options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size)
-    _log.info("kernels: attention %s, experts %s", *backends)
+    _log.info("kernels: attention %s, experts %s", backends.attention, backends.experts)
     memory = options.kv_cache_memory_bytes
     if memory is None:
         scratch = scratch_bytes(part, params, layout, limits, backends, kv_dtype) if on_gpu else 0

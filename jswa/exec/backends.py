@@ -15,16 +15,22 @@ _log = logging.getLogger("jswa")
 
 
 class Backends(NamedTuple):
-    """The implementations of attention and of experts, static in a step."""
+    """The implementations of attention and of experts, static in a step.
+
+    `sms`: multiprocessors of the device; None: the kernels assume a number.
+    """
 
     attention: Attention = "xla"
     experts: Experts = "xla"
+    sms: int | None = None
 
 
 PORTABLE = Backends()
 
 
-def choose_backends(options: EngineConfig, dtype: jnp.dtype, platform: str, capability: str | None) -> Backends:
+def choose_backends(
+    options: EngineConfig, dtype: jnp.dtype, platform: str, capability: str | None, sms: int | None = None
+) -> Backends:
     """Return the kernels to run.
 
     Mosaic is for Hopper and 16-bit types, Triton for other NVIDIA GPUs since Ampere; XLA runs anywhere. A named kernel
@@ -34,6 +40,7 @@ def choose_backends(options: EngineConfig, dtype: jnp.dtype, platform: str, capa
     Args:
         platform: of the device: "gpu", "cpu", …
         capability: a GPU's compute capability, such as "9.0".
+        sms: a GPU's multiprocessors.
     """
     triton = importlib.util.find_spec("jax_triton") is not None
     if options.attention_backend == "triton" and not triton:
@@ -52,4 +59,5 @@ def choose_backends(options: EngineConfig, dtype: jnp.dtype, platform: str, capa
     return Backends(
         attention if options.attention_backend == "auto" else options.attention_backend,
         experts if options.moe_backend == "auto" else options.moe_backend,
+        sms,
     )

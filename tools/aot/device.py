@@ -4,6 +4,7 @@ Needs the packages of the extra `aot`, but no driver, no CUDA runtime and no cuD
 """
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from tools.aot.facts import KernelFacts, parse
 
 TARGET = Path(__file__).parent.parent.parent / "pallas_kernels" / "tuning" / "h200.txtpb"
+# Multiprocessors of the target: kernels that are compiled for another number have other splits.
+SMS = int(re.findall(r"core_count: (\d+)", TARGET.read_text())[0])
 _DUMPS = tempfile.TemporaryDirectory()  # removed when the process ends
 
 # jax reads these when it first makes a backend or a compiler, not when it is imported.

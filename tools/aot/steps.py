@@ -189,7 +189,7 @@ def _step_config(
     num_blocks = KV_BYTES // layout.block_bytes(2)
     limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=adapters)
-    config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic"))
+    config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic", device.SMS))
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
 

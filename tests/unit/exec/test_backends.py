@@ -17,8 +17,14 @@ from jswa.exec.programs.state import state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
 from jswa.model.hf.config import parse_config
+from pallas_kernels.attention.hopper.call import plan_of as attention_plan
+from pallas_kernels.experts.hopper.call import plan_of as experts_plan
+from pallas_kernels.experts.hopper.plan import Shape
 from tests.parity.load import load_fixture
+from tests.support.kernels.calls import shape_of
 from tests.support.oracles import random_params
+from tools.cases.kernels.attention_layers import LAYERS
+from tools.cases.kernels.attention_shapes import arguments
 
 
 @pytest.mark.parametrize(
@@ -39,6 +45,17 @@ def test_the_default_backends_of_devices(
     """Only Hopper GPUs have WGMMA, not newer ones."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert choose_backends(EngineConfig(), jnp.dtype(dtype), *device) == want
+
+
+def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
+    """An H20 has 78, an H200 132: experts start as many thread blocks as run at once, and splits of attention fill them."""
+    chosen = choose_backends(EngineConfig(), jnp.dtype("bfloat16"), "gpu", "9.0", 78)
+    assert chosen == Backends("mosaic", "mosaic", 78)
+    attention = shape_of(arguments(next(layer for layer in LAYERS if layer.name == "gpt-oss-20b full, one row")))
+    assert attention_plan(attention, 78).tuning.splits < attention_plan(attention, 132).tuning.splits
+    bfloat16 = jnp.dtype("bfloat16")
+    experts = Shape(256, 32, 2880, 2880, bfloat16, None, bias=False, packed=False)
+    assert experts_plan(experts, 78).blocks in (78, 156)
 
 
 def test_a_gpu_without_kernels_gets_a_warning(
