@@ -131,6 +131,8 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     runner = Runner(
         part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype, broadcast=broadcast
     )
+    if on_gpu:
+        runner.warm_up()
     return Built(model, limits, layout, runner, adapters.digests)
 
 

@@ -6,6 +6,7 @@ stands for 2^(s - 127); 255 is NaN. Checkpoints store `Mxfp4` (gpt-oss), the Hop
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Num, UInt, UInt8
@@ -94,6 +95,14 @@ def tile_scales(scales: Num[Array, "*E across along 64 2"]) -> Int[Array, "*E ac
     """Return the scales of tiles as the Hopper kernel reads them, from those of the first and the second 32 inputs."""
     wide = scales.astype(jnp.int32) + (126 - SHIFT)
     return (wide[..., 0] | (wide[..., 1] << 8)).astype(jnp.uint16).astype(jnp.int16)
+
+
+def untiled(weights: Mxfp4Tiles) -> Float[Array, "*E C K"]:
+    """Return the numbers of tiles in float32, exactly: for checks, since it makes eight times the bytes."""
+    *lead, across, along, _ = weights.scales.shape
+    each = jax.vmap(tile_numbers)(weights.words.reshape(-1, 4, 128), weights.scales.reshape(-1, TILE))
+    numbers = each.astype(jnp.float32).reshape(*lead, across, along, TILE, TILE) * 2.0**SHIFT
+    return jnp.swapaxes(numbers, -3, -2).reshape(*lead, across * TILE, along * TILE)
 
 
 def _first_bits() -> UInt[Array, " 8"]:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.storage.convert import convert
 from pallas_kernels.experts.api import Implementation
-from pallas_kernels.experts.mxfp4 import SHIFT, TILE, Mxfp4, tile_numbers, tiles, unpack
+from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, tiles, unpack, untiled
 from pallas_kernels.quantized import Quantized, dequantized
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
@@ -186,10 +185,7 @@ def numbers_of(params: Params, name: str) -> np.ndarray:
     scales = params[f"{name}.scales"]
     if f"{name}.blocks" in params:
         return np.asarray(unpack(Mxfp4(params[f"{name}.blocks"], scales), FLOAT32))
-    words = params[f"{name}.words"]
-    experts, across, along = words.shape[:3]
-    each = jax.vmap(jax.vmap(jax.vmap(tile_numbers)))(words, scales).astype(FLOAT32) * 2.0**SHIFT
-    return np.asarray(each.transpose(0, 1, 3, 2, 4).reshape(experts, across * TILE, along * TILE))
+    return np.asarray(untiled(Mxfp4Tiles(params[f"{name}.words"], scales)))
 
 
 @pytest.mark.parametrize("experts", ["xla", "mosaic"])

@@ -1,0 +1,54 @@
+"""Kernels are checked at start, and a wrong one is refused by name (jswa/exec/canary.py)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.errors import JswaError, KernelError
+from jswa.exec.backends import Backends
+from jswa.exec.buckets import Bucket
+from jswa.exec.canary import check_kernels
+from pallas_kernels.attention import reference
+from tests.support.oracles import quick_compiles, random_params, small_model
+
+
+def checked(backends: Backends, buckets: Sequence[Bucket]) -> int:
+    """Check the kernels of a small hybrid model; return how many."""
+    model = small_model("LF", window=64)
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
+    layout = KVLayout.of(model, limits.page_size)
+    with quick_compiles():
+        return check_kernels(model, random_params(model), layout, limits, buckets, backends, np.dtype(np.float32))
+
+
+DECODE, MIXED = Bucket(2, 2, decode=True), Bucket(8, 2, decode=False)
+
+
+def test_right_kernels_pass() -> None:
+    """Full and local layers, in a decode bucket and with prefill; XLA's own kernel is not compared with itself."""
+    assert checked(Backends("reference"), [DECODE, MIXED]) == 4
+    assert checked(Backends(), [DECODE, MIXED]) == 0
+
+
+@pytest.mark.parametrize("fault", ["scale", "nan"])
+def test_a_kernel_that_is_broken_on_purpose_is_refused_by_name(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results a tenth too large, and NaN in one head."""
+    right = reference.paged_attention
+
+    def wrong(q: jax.Array, kv: jax.Array, rows: Any, tiles: Any, **rest: Any) -> jax.Array:
+        out = right(q, kv, rows, tiles, **rest)
+        return out * 1.1 if fault == "scale" else out.at[:, 0].set(jnp.nan)
+
+    monkeypatch.setattr(reference, "paged_attention", wrong)
+    jax.clear_caches()  # the right kernel may have been traced
+    with pytest.raises(KernelError, match=r"attention kernel 'reference', .* heads of .*ptxas") as refused:
+        checked(Backends("reference"), [DECODE])
+    assert isinstance(refused.value, JswaError)
+    assert "attention kernel" in refused.value.kernel
+    assert not refused.value.difference <= refused.value.bound
