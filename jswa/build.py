@@ -21,7 +21,7 @@ from jswa.env import Switches
 from jswa.exec.backends import choose_backends
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
-from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena, table_bytes
+from jswa.exec.sizing import claim_memory, free_bytes, require_room, scratch_bytes, size_arena, table_bytes
 from jswa.model.hf.config import load_config
 from jswa.model.partition import shard_config
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
@@ -127,6 +127,8 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
         if hosts is not None:
             memory = hosts.least(memory // _MIB) * _MIB
     limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize, on_gpu=on_gpu)
+    if on_gpu:
+        require_room(limits, layout, kv_dtype.itemsize, _own_devices(device, mesh))
     broadcast = hosts.broadcast if hosts is not None and not hosts.member.rank else None
     runner = Runner(
         part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype, broadcast=broadcast

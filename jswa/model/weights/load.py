@@ -216,7 +216,8 @@ def random_params(
         if jnp.issubdtype(leaf.dtype, jnp.integer):
             make = partial(_random_mxfp4, leaf, target.shape, is_scale=name.endswith(".scales"))
         else:
-            make = partial(_random, name, leaf, target.shape, dtype, config.final_norm.offset)
+            kind, offset = f".{name.rpartition('.')[2]}", config.final_norm.offset
+            make = partial(_random, kind, leaf, target.shape, dtype, offset)
         # Each device of a mesh generates its own shard.
         generate = make if mesh is None else jax.jit(make, out_shardings=target.sharding)
         params[name] = generate(jax.random.key(seed + index))
@@ -238,17 +239,19 @@ def _random_mxfp4(whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], key: jax.
     return tile_scales(scales) if in_tiles else scales[..., 0].astype(jnp.uint8)
 
 
+@partial(jax.jit, static_argnums=range(5))
 def _random(
-    name: str, whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], dtype: jnp.dtype, offset: float, key: jax.Array
+    kind: str, whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], dtype: jnp.dtype, offset: float, key: jax.Array
 ) -> jax.Array:
-    """Return one random parameter of the given shape.
+    """Return one random parameter of the given shape; `kind` is the end of its name.
 
-    The shape may exceed that of the whole parameter, because devices may store the same KV heads.
+    The shape may exceed that of the whole parameter, because devices may store the same KV heads. One program, so that
+    nothing else of that size is allocated beside it.
     """
-    if name.endswith(_FACTORS):
+    if kind in _FACTORS:
         return jnp.ones(shape, dtype)
     if len(shape) > 1:
-        fan_in = whole.shape[-1] if name.endswith("embed") else whole.shape[-2]
+        fan_in = whole.shape[-1] if kind.endswith("embed") else whole.shape[-2]
         noise = jax.random.normal(key, shape, dtype)
         return noise * jnp.asarray(fan_in**-0.5, dtype)
-    return jnp.full(shape, 1.0 - offset if name.endswith(".weight") else 0.0, dtype)
+    return jnp.full(shape, 1.0 - offset if kind == ".weight" else 0.0, dtype)

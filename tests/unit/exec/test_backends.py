@@ -48,7 +48,7 @@ def test_the_default_backends_of_devices(
 
 
 def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
-    """An H20 has 78, an H200 132: experts start as many thread blocks as run at once, and splits of attention fill them."""
+    """An H20 has 78, an H200 132: experts start as many thread blocks as run at once; splits fill them."""
     chosen = choose_backends(EngineConfig(), jnp.dtype("bfloat16"), "gpu", "9.0", 78)
     assert chosen == Backends("mosaic", "mosaic", 78)
     attention = shape_of(arguments(next(layer for layer in LAYERS if layer.name == "gpt-oss-20b full, one row")))
