@@ -91,7 +91,7 @@ def check_kernels(
 def _difference(case: _Case) -> tuple[float, float]:
     """Return the largest difference where XLA's result is finite, and the largest that rounding can make."""
     found, expected = (np.asarray(array, np.float32) for array in case.run())
-    eps = float(jnp.finfo(jnp.bfloat16).eps)  # of the coarsest type that kernels run in
+    eps = 2.0**-7  # of bfloat16, the coarsest type that kernels run in
     finite = np.isfinite(expected)
     if not finite.any():
         return 0.0, 0.0
@@ -116,8 +116,8 @@ def _attention_cases(
     kv_dtype: np.dtype,
 ) -> Iterator[_Case]:
     kinds: dict[Hashable, int] = {}
-    for layer, config in enumerate(model.layers):
-        a = config.attention
+    for layer, one in enumerate(model.layers):
+        a = one.attention
         key = a.kind, a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim, a.scale, a.reach, a.softcap, a.sinks
         kinds.setdefault(key, layer)
     for layer in kinds.values():
@@ -211,7 +211,7 @@ def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket],
             weights, bias = _weights(params, prefix), params.get(f"{prefix}_bias")
             gated = Glu(moe.activation, moe.clamp, moe.alpha) if matrix == "gate_up" else None
             for bucket in buckets:
-                x = jax.ShapeDtypeStruct((_rows(moe, bucket.tokens), _inputs(weights)), run_dtype(params))  # type: ignore[no-untyped-call]
+                x: Any = jax.ShapeDtypeStruct((_rows(moe, bucket.tokens), _inputs(weights)), run_dtype(params))  # type: ignore[no-untyped-call]
                 key = variant(x, weights, bias, gated, backends.experts, backends.sms)
                 if (matrix, gated, key) in seen:
                     continue

@@ -66,7 +66,7 @@ def grouped_matmul(
         # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.experts.hopper import call as mosaic
 
-        return mosaic.grouped_matmul(x, weights, groups, bias, gated, sms)
+        return mosaic.grouped_matmul(x, weights, groups, bias, gated, sms=sms)
     if isinstance(weights, Mxfp4Tiles):
         raise NoExpertKernel(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
     out: Array = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)

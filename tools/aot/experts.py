@@ -109,7 +109,7 @@ def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFac
     Returns its kernel, the thread blocks per multiprocessor that its tuning counts with, and the seconds to trace,
     lower and compile the call.
     """
-    given = arguments(layer, matrix, tokens, device.h200())
+    given: Any = arguments(layer, matrix, tokens, device.h200())  # shapes
     plan = plan_of(Shape.of(given.x, given.weights, given.bias, given.gated), device.SMS)
 
     def multiply(x: jax.Array, weights: jax.Array, groups: Groups, bias: jax.Array | None) -> jax.Array:

@@ -22,8 +22,8 @@ def grouped_matmul(
     groups: Groups,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
-    sms: int | None = None,
     tuning: Tuning | None = None,
+    sms: int | None = None,
 ) -> Float[Array, "R N"]:
     """See `api.grouped_matmul`. The grid and the length of the list of tiles are static; how many count is data.
 

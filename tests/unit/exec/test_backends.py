@@ -111,13 +111,13 @@ def test_the_packaged_ptxas_comes_before_that_of_an_installation(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec_of(tmp_path / name.replace(".", "/")))
     assert (found := find_ptxas()) is not None
     assert found.version == (12, 8, 93)
-    for root, version in ((None, (13, 5, 37)), (tmp_path / "wished", (13, 4, 1))):
+    for root, wanted in ((None, (13, 5, 37)), (tmp_path / "wished", (13, 4, 1))):
         if root is not None:
             monkeypatch.setenv("CUDA_ROOT", str(root))
         prefer_packaged()
         prefer_packaged()
         assert (found := find_ptxas()) is not None
-        assert found.version == version
+        assert found.version == wanted
     assert os.environ["PATH"].count("installed") == 1
 
 

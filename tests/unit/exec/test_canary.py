@@ -46,7 +46,7 @@ def test_a_kernel_that_is_broken_on_purpose_is_refused_by_name(fault: str, monke
         return out * 1.1 if fault == "scale" else out.at[:, 0].set(jnp.nan)
 
     monkeypatch.setattr(reference, "paged_attention", wrong)
-    jax.clear_caches()  # the right kernel may have been traced
+    jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
     with pytest.raises(KernelError, match=r"attention kernel 'reference', .* heads of .*ptxas") as refused:
         checked(Backends("reference"), [DECODE])
     assert isinstance(refused.value, JswaError)
