@@ -32,6 +32,7 @@ from pallas_kernels.experts.api import Weights, grouped_matmul, variant
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, row_count
 from pallas_kernels.experts.mxfp4 import Mxfp4Tiles, untiled
+from pallas_kernels.interpreter import interpreting
 from pallas_kernels.ptxas import find_ptxas
 
 _log = logging.getLogger("jswa")
@@ -77,9 +78,10 @@ def check_kernels(
         cases += _attention_cases(model, local, layout, limits, _chosen(buckets), backends, kv_dtype)
     if backends.experts not in ("xla", "reference"):
         cases += _expert_cases(model, local, buckets, backends)
-    # Threads, since nearly all of the time is compilation.
+    # Threads, since nearly all of the time is compilation; the interpreter is a setting of this thread.
     with ThreadPoolExecutor(_THREADS) as pool:
-        for case, (difference, bound) in zip(cases, pool.map(_difference, cases), strict=True):
+        results = map(_difference, cases) if interpreting() else pool.map(_difference, cases)
+        for case, (difference, bound) in zip(cases, results, strict=True):
             _log.debug("%s: differs from XLA by %.3g, at most %.3g is rounding", case.kernel, difference, bound)
             if not difference <= bound:  # NaN too
                 raise KernelError(case.kernel, difference, bound, str(find_ptxas() or "ptxas was not found"))
