@@ -13,15 +13,15 @@ from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
-from jswa.cluster.hosts import Hosts, join
+from jswa.cluster.hosts import Hosts, is_shared, join
 from jswa.cluster.rank import find_member
 from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.engine import Engine
-from jswa.env import Switches
+from jswa.env import Switches, flags_for_autotuning
 from jswa.exec.backends import choose_backends
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
-from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena, table_bytes
+from jswa.exec.sizing import claim_memory, free_bytes, require_room, scratch_bytes, size_arena, table_bytes
 from jswa.model.hf.config import load_config
 from jswa.model.partition import shard_config
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
@@ -29,6 +29,7 @@ from jswa.model.weights.lora_files import check_adapters, load_adapters
 from jswa.model.weights.safetensors_files import weights_fingerprint
 from jswa.storage.plan_trace import write_header
 from jswa.version import __version__
+from pallas_kernels.ptxas import find_ptxas, prefer_packaged
 
 _log = logging.getLogger("jswa")
 _MIB = 2**20
@@ -52,10 +53,14 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     """
     switches = Switches.read()
     use_compilation_cache(switches.compilation_cache)
+    if switches.autotune_results is not None:
+        os.environ["XLA_FLAGS"] = flags_for_autotuning(switches.autotune_results, os.environ.get("XLA_FLAGS", ""))
     claim_memory(options.gpu_memory_utilization)
     member = find_member(options, os.environ)
     hosts = None if member is None else join(member, _what_runs(folder, options))
     try:
+        if hosts is not None:
+            _share_programs(switches.compilation_cache, hosts)
         model, limits, layout, runner, adapters = _build(folder, options, hosts)
         if hosts is not None and hosts.member.rank:
             _follow(runner, hosts)
@@ -86,6 +91,16 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     return engine
 
 
+def _share_programs(folder: Path | None, hosts: Hosts) -> None:
+    """Let host 0 compile for all, if the hosts share the folder of compiled programs.
+
+    With a folder each, a host without a program would wait for host 0 to compile what host 0 has on disk.
+    """
+    if is_shared(folder, hosts.member.rank, hosts.least):
+        jax.config.update("jax_share_binary_between_hosts", True)  # type: ignore[no-untyped-call]
+        _log.info("host 0 compiles for all hosts, which share %s", folder)
+
+
 def _follow(runner: Runner, hosts: Hosts) -> Never:
     """Run what the first host launches, and exit with it."""
     _log.info("host %d is ready", hosts.member.rank)
@@ -102,7 +117,11 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     on_gpu = device.platform == "gpu"
     dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
     kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
-    backends = choose_backends(options, dtype, device.platform, getattr(device, "compute_capability", None))
+    capability, sms = (getattr(device, name, None) for name in ("compute_capability", "core_count"))
+    if on_gpu:
+        prefer_packaged()
+    compiler = find_ptxas() if on_gpu else None
+    backends = choose_backends(options, dtype, device.platform, capability, sms if on_gpu else None, compiler)
     mode = options.quantization
     found = check_adapters(options.adapters, load_config(folder)) if options.lora_modules else []
     if options.load_format == "dummy":
@@ -117,7 +136,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     model = model.at_length(limits.max_model_len)
     part = shard_config(model, options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size)
-    _log.info("kernels: attention %s, experts %s", *backends)
+    _log.info("kernels: attention %s, experts %s", backends.attention, backends.experts)
     memory = options.kv_cache_memory_bytes
     if memory is None:
         scratch = scratch_bytes(part, params, layout, limits, backends, kv_dtype) if on_gpu else 0
@@ -126,10 +145,14 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
         if hosts is not None:
             memory = hosts.least(memory // _MIB) * _MIB
     limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize, on_gpu=on_gpu)
+    if on_gpu:
+        require_room(limits, layout, kv_dtype.itemsize, _own_devices(device, mesh))
     broadcast = hosts.broadcast if hosts is not None and not hosts.member.rank else None
     runner = Runner(
         part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype, broadcast=broadcast
     )
+    if on_gpu:
+        runner.warm_up()
     return Built(model, limits, layout, runner, adapters.digests)
 
 

@@ -23,7 +23,8 @@ class EngineConfig:
             values beyond ±448 times their scale are clipped (the scale is 1 unless the checkpoint has KV scales).
         quantization: Storage of linear layers and experts. auto: as in the checkpoint, if it has them in 8 bits (one
             scale per output) or in MXFP4 (experts). none: everything in dtype. int8, fp8: rounded at start, also
-            embedding and output head; experts in MXFP4 stay.
+            embedding and output head; experts in MXFP4 stay. mxfp4: as auto, but experts that are not in MXFP4 are an
+            error; dummy weights get random experts in MXFP4.
         max_model_len: Maximum tokens of one request, prompt and generated text together. Default: the model's maximum.
         max_num_seqs: Maximum number of sequences that run at the same time. Default: 16 on CPU, 256 on GPU.
         max_num_batched_tokens: Maximum tokens per step, of prefill chunks and decoding sequences together. Default:
@@ -35,6 +36,10 @@ class EngineConfig:
         gpu_memory_utilization: Fraction of the GPU's memory for weights, temporary buffers and KV cache.
         kv_cache_memory_bytes: Size of the KV cache on each device in bytes. Default: what weights and temporary buffers
             leave of gpu_memory_utilization; on CPU a quarter of all memory, at most 4 GiB.
+        cudagraph_capture_sizes: Batch sizes that step programs are compiled for, each a CUDA graph on a GPU: up to
+            max_num_seqs, rows of a step with one token each; beyond it, tokens of a step. They must include
+            max_num_seqs and max_num_batched_tokens, which hold every step; a step runs in the smallest that holds it.
+            Default: powers of two and the sizes halfway between.
         seed: Random seed for requests that do not set one.
         prefix_cache: Reuse the KV of prompt prefixes that earlier requests have computed.
         prefix_cache_interval: Keep a resume point at every multiple of this many prompt tokens, not only at the ends of
@@ -59,7 +64,7 @@ class EngineConfig:
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    quantization: Literal["auto", "none", "int8", "fp8"] = "auto"
+    quantization: Literal["auto", "none", "int8", "fp8", "mxfp4"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -67,6 +72,7 @@ class EngineConfig:
     block_size: int | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
+    cudagraph_capture_sizes: tuple[int, ...] = ()
     seed: int = 0
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
@@ -106,6 +112,7 @@ class EngineConfig:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
+        _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
         _adapter_folders(self.lora_modules)
 
     @property
@@ -128,6 +135,7 @@ class Limits:
     max_tokens: int
     page_size: int
     num_blocks: int = field(default=0)
+    step_sizes: tuple[int, ...] = ()
     one_bucket: bool = False
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
@@ -164,11 +172,32 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
         max_rows,
         max_tokens,
         page_size,
+        step_sizes=_step_sizes(options.cudagraph_capture_sizes, max_rows, max_tokens),
         one_bucket=options.deterministic,
         prefix_cache=options.prefix_cache,
         prefix_cache_interval=options.prefix_cache_interval,
         long_prefill=options.long_prefill_token_threshold or 0,
     )
+
+
+def _check_sizes(sizes: tuple[int, ...], *, deterministic: bool) -> None:
+    if not isinstance(sizes, tuple) or not all(_is_int(size) and size > 0 for size in sizes):
+        raise ConfigError("cudagraph_capture_sizes", sizes, "must be whole numbers of at least 1")
+    if sizes and deterministic:
+        limit = "must be left out: deterministic = True runs every step in one batch shape"
+        raise ConfigError("cudagraph_capture_sizes", sizes, limit)
+
+
+def _step_sizes(sizes: tuple[int, ...], max_rows: int, max_tokens: int) -> tuple[int, ...]:
+    """Return the sizes in ascending order. Raises ConfigError unless some program holds every step."""
+    for name, needed in (("max_num_seqs", max_rows), ("max_num_batched_tokens", max_tokens)):
+        if sizes and needed not in sizes:
+            limit = f"must include {name} = {needed}: without it, no program holds a step of that size"
+            raise ConfigError("cudagraph_capture_sizes", sizes, limit)
+    if sizes and max(sizes) > max_tokens:
+        limit = f"must be at most max_num_batched_tokens = {max_tokens}"
+        raise ConfigError("cudagraph_capture_sizes", sizes, limit)
+    return tuple(sorted(set(sizes)))
 
 
 def _is_int(value: object) -> bool:

@@ -5,6 +5,9 @@ JSWA_NO_OVERLAP=1            wait for each step to finish before the next step i
 JSWA_DUMP_PLANS=FILE         write the plan of every step to FILE, for `python -m jswa.commands.trace replay FILE`
 JSWA_COMPILATION_CACHE=DIR   folder for compiled programs (default ~/.cache/jswa; empty: none). Cached programs are
                              executed without verification: the folder must be writable by this user only.
+JSWA_AUTOTUNE_RESULTS=FILE   what XLA has measured to choose kernels of matrix products on a GPU: read if FILE exists,
+                             and written as programs are compiled. As text if the name ends in .pbtxt. For machines
+                             that keep no folder of compiled programs, which has the same measurements.
 """
 
 import os
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from jswa.errors import ConfigError
 
-NAMES = ("JSWA_CHECK", "JSWA_NO_OVERLAP", "JSWA_DUMP_PLANS", "JSWA_COMPILATION_CACHE")
+NAMES = ("JSWA_CHECK", "JSWA_NO_OVERLAP", "JSWA_DUMP_PLANS", "JSWA_COMPILATION_CACHE", "JSWA_AUTOTUNE_RESULTS")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Switches:
     overlap: bool = True
     dump_plans: Path | None = None
     compilation_cache: Path | None = None
+    autotune_results: Path | None = None
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> "Switches":
@@ -34,12 +38,26 @@ class Switches:
                 raise ConfigError(name, value, f"is not a switch; the switches are {', '.join(NAMES)}")
         dump = environ.get("JSWA_DUMP_PLANS")
         cache = environ.get("JSWA_COMPILATION_CACHE", str(Path.home() / ".cache" / "jswa"))
+        results = environ.get("JSWA_AUTOTUNE_RESULTS")
         return Switches(
             check=_flag(environ, "JSWA_CHECK"),
             overlap=not _flag(environ, "JSWA_NO_OVERLAP"),
             dump_plans=Path(dump) if dump else None,
             compilation_cache=Path(cache) if cache else None,
+            autotune_results=Path(results) if results else None,
         )
+
+
+def flags_for_autotuning(results: Path, flags: str = "") -> str:
+    """Return XLA_FLAGS with which XLA reads autotuning results from a file, if it exists, and writes all it has to it.
+
+    XLA reads them when jax makes its first backend. Flags that are in `flags` already are not repeated.
+    """
+    path = results.absolute()
+    wanted = [f"--xla_gpu_load_autotune_results_from={path}"] if path.exists() else []
+    wanted.append(f"--xla_gpu_dump_autotune_results_to={path}")
+    given = flags.split()
+    return " ".join([*given, *(flag for flag in wanted if flag not in given)])
 
 
 def _flag(environ: Mapping[str, str], name: str) -> bool:

@@ -15,6 +15,7 @@
     ├── CacheFileError           a saved prefix cache is missing, incomplete or from another model; the engine runs on
     ├── GenerationError          one request has no next token, because its logits are not finite
     │   └── NothingAllowed           its own constraints forbid every token
+    ├── KernelError              a kernel gives wrong numbers on this machine: the engine does not start
     ├── HostLost                 a host that shares the model is lost: the process must exit
     └── EngineError              an invariant of jswa is violated: the engine must stop
 
@@ -130,6 +131,26 @@ class GenerationError(JswaError):
 
 class NothingAllowed(GenerationError):
     """One request has no next token: the constraints that it asked for forbid every token. The others continue."""
+
+
+class KernelError(JswaError):
+    """A kernel gives wrong numbers on this machine, so the engine does not start.
+
+    Attributes:
+        kernel: which one, for which sizes.
+        difference: the largest difference from XLA's numbers; NaN if the kernel gives any.
+        bound: the largest difference that rounding can make.
+    """
+
+    def __init__(self, kernel: str, difference: float, bound: float, compiler: str) -> None:
+        super().__init__(
+            f"{kernel}: its numbers differ from XLA's by up to {difference:.3g}, and rounding explains {bound:.3g}. "
+            f"The likely cause is the compiler, {compiler}: install the one that jswa[cuda12] or jswa[cuda13] names, "
+            "or choose attention_backend = xla and moe_backend = xla"
+        )
+        self.kernel = kernel
+        self.difference = difference
+        self.bound = bound
 
 
 class HostLost(JswaError):

@@ -1,8 +1,8 @@
 """Sizes of a Hopper GPU (sm_90) that plans of kernels and checks of compiled kernels count with. Imports no jax."""
 
-# Assumes an SXM board (H100, H200, GH200). An H100 PCIe has 114 and an H20 has 78: kernels stay correct there, but
-# their splits and their number of thread blocks are chosen for a larger GPU.
-SMS = 132  # multiprocessors
+# Multiprocessors of an SXM board (H100, H200, GH200), for callers that name no other number: an H100 PCIe has 114, an
+# H20 has 78. Kernels are correct with any number; splits and the number of thread blocks depend on it.
+SMS = 132
 
 WARPGROUP_ROWS = 64  # rows of one WGMMA, the matrix product of a warpgroup
 WGMMA_COLUMNS = 256  # at most, of one WGMMA

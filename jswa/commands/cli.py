@@ -198,7 +198,7 @@ def convert(
     target: Path,
     *,
     dtype: str = "auto",
-    quantization: Literal["auto", "none", "int8", "fp8"] = "auto",
+    quantization: Literal["auto", "none", "int8", "fp8", "mxfp4"] = "auto",
 ) -> None:
     """Convert a checkpoint to the engine's own layout, which loads faster.
 
@@ -268,12 +268,16 @@ def env() -> None:
     """Print the versions of jswa and its dependencies, and the devices, for bug reports."""
     import jax
 
+    from pallas_kernels.ptxas import find_ptxas
+
     print(f"jswa {__version__}, python {sys.version.split()[0]} on {sys.platform}")
     for name in ("jax", "jaxlib", "flax", "numpy", "safetensors", "tokenizers", "orbax-checkpoint", "jax-triton"):
         try:
             print(f"{name} {version(name)}")
         except PackageNotFoundError:
             print(f"{name} not installed")
+    if ptxas := find_ptxas():
+        print(ptxas)
     for device in jax.devices():
         print(f"device {device.id}: {device.device_kind} ({device.platform})")
 

@@ -10,30 +10,44 @@ from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.experts.api import Implementation as Experts
+from pallas_kernels.ptxas import Ptxas
 
 _log = logging.getLogger("jswa")
 
 
 class Backends(NamedTuple):
-    """The implementations of attention and of experts, static in a step."""
+    """The implementations of attention and of experts, static in a step.
+
+    `sms`: multiprocessors of the device; None: the kernels assume a number.
+    """
 
     attention: Attention = "xla"
     experts: Experts = "xla"
+    sms: int | None = None
 
 
 PORTABLE = Backends()
 
 
-def choose_backends(options: EngineConfig, dtype: jnp.dtype, platform: str, capability: str | None) -> Backends:
+def choose_backends(
+    options: EngineConfig,
+    dtype: jnp.dtype,
+    platform: str,
+    capability: str | None,
+    sms: int | None = None,
+    compiler: Ptxas | None = None,
+) -> Backends:
     """Return the kernels to run.
 
     Mosaic is for Hopper and 16-bit types, Triton for other NVIDIA GPUs since Ampere; XLA runs anywhere. A named kernel
     is never replaced: if it cannot serve the model, compiling it raises an error. Raises ConfigError if the package of
-    a named kernel is missing.
+    a named kernel is missing, and if Mosaic's compiler is known to give wrong code.
 
     Args:
         platform: of the device: "gpu", "cpu", …
         capability: a GPU's compute capability, such as "9.0".
+        sms: a GPU's multiprocessors.
+        compiler: the ptxas that compiles Mosaic's kernels.
     """
     triton = importlib.util.find_spec("jax_triton") is not None
     if options.attention_backend == "triton" and not triton:
@@ -49,7 +63,14 @@ def choose_backends(options: EngineConfig, dtype: jnp.dtype, platform: str, capa
                 "install jswa[cuda12] or jswa[cuda13]"
             )
     experts: Experts = "mosaic" if hopper else "xla"
-    return Backends(
+    chosen = Backends(
         attention if options.attention_backend == "auto" else options.attention_backend,
         experts if options.moe_backend == "auto" else options.moe_backend,
+        sms,
     )
+    if platform == "gpu" and compiler is not None and compiler.is_wrong:
+        for option, kernel in (("attention_backend", chosen.attention), ("moe_backend", chosen.experts)):
+            if kernel == "mosaic":
+                limit = f"{compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or choose xla"
+                raise ConfigError(option, kernel, limit)
+    return chosen

@@ -23,10 +23,17 @@ class Bucket:
 
 
 def bucket_table(limits: Limits, *, on_gpu: bool) -> tuple[Bucket, ...]:
-    """Return all buckets, smallest first: at most 6 on CPU, under 40 on GPU; only the largest if `one_bucket`."""
+    """Return all buckets, smallest first: at most 6 on CPU, under 40 on GPU.
+
+    Only the largest if `one_bucket`; with `step_sizes`, decode buckets of the sizes up to `max_rows`, and mixed ones of
+    the larger sizes and of `max_tokens`.
+    """
     if limits.one_bucket:
         return (Bucket(limits.max_tokens, limits.max_rows, decode=False),)
-    if on_gpu:
+    if limits.step_sizes:
+        rows = [size for size in limits.step_sizes if size <= limits.max_rows]
+        tokens = [size for size in limits.step_sizes if size > limits.max_rows] or [limits.max_tokens]
+    elif on_gpu:
         rows = _ladder(1, limits.max_rows, (1.0, 1.5))
         tokens = _ladder(128, limits.max_tokens, (1.0, 1.5))
     else:

@@ -63,20 +63,28 @@ class Inputs(NamedTuple):
         return self.rows[:, COLUMNS.index(name)]
 
 
+def padding(spec: PackSpec) -> Int[np.ndarray, " size"]:
+    """Return the packed array of a step without rows, which changes nothing on the device."""
+    packed = np.zeros(spec.size, np.int32)
+    inputs = unpack(packed, spec)
+    for column in ("row_id", "extras"):
+        inputs.column(column)[:] = spec.max_rows
+    for section in (inputs.full_pages, inputs.local_pages):
+        section[:, 0] = spec.max_rows
+    return packed
+
+
 def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     """Pack a plan. The array is fresh each time: the device may still read the previous one."""
-    packed = np.zeros(spec.size, np.int32)
+    packed = padding(spec)
     inputs = unpack(packed, spec)
     columns = (plan.row_ids, plan.starts, plan.counts, plan.full_write_from, plan.local_visible_from, plan.samples)
     for index, column in enumerate(columns):
         inputs.rows[: plan.num_rows, index] = column
     inputs.rows[: plan.num_rows, -len(SAMPLING) :] = plan.sampling
-    inputs.rows[plan.num_rows :, 0] = spec.max_rows
-    inputs.rows[plan.num_rows :, COLUMNS.index("extras")] = spec.max_rows
     inputs.tokens[: plan.num_tokens] = plan.tokens
     for section, entries in ((inputs.full_pages, plan.full_pages), (inputs.local_pages, plan.local_pages)):
         section[: len(entries)] = entries
-        section[len(entries) :, 0] = spec.max_rows
     inputs.targets[: plan.num_tokens] = plan.targets[: spec.targets]
     if spec.adapters:
         inputs.adapters[: plan.num_rows] = plan.adapters

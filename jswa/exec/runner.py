@@ -22,12 +22,11 @@ from jswa.config import Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
+from jswa.exec.canary import check_kernels
 from jswa.exec.launches import (
     COPY_PAGES,
     MOVE_PAGES,
     PREPARE,
-    SET_BITS,
-    SET_EXTRAS,
     SET_ROWS,
     STEP,
     Launch,
@@ -37,13 +36,18 @@ from jswa.exec.launches import (
     plan_launches,
 )
 from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
-from jswa.exec.pack import PackSpec
-from jswa.exec.programs.extras import Extras, extras_batches, set_bits, set_extras
-from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
+from jswa.exec.pack import PackSpec, padding
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import StepConfig, StepOutputs, step
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
+from jswa.exec.side_programs import (
+    compile_copy_pages,
+    compile_extras,
+    compile_rename_pages,
+    compile_set_rows,
+    idle_launches,
+)
 from jswa.model.lora import has_adapters
 from jswa.model.transformer import Params, run_dtype
 from jswa.plan import Logprobs, LogprobTable, StepLogprobs, StepPlan
@@ -54,6 +58,7 @@ _FAMILIES: tuple[Logprobs, ...] = get_args(Logprobs)
 # XLA's rematerialization counts the arena once per write, as if no write were in place. It concludes that memory is
 # short, and recomputes all indices in every layer.
 _OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
+_WARM_UPS = 3  # the first run of a program loads its kernels, the second records its CUDA graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +84,9 @@ class Runner:
     """Holds the device state alone: each launch donates it to the step and keeps the state that comes back.
 
     Every bucket is compiled at start. The log probability families are compiled by `prepare`, or bucket by bucket when
-    they are first used. The programs that copy pages to the host and back are compiled by `prepare_copies`.
+    they are first used; on a GPU the largest programs of each at start too, so that XLA tunes their matrix products
+    before the arena takes the memory, and while nothing else runs. The programs that copy pages to the host and back
+    are compiled by `prepare_copies`.
 
     Args:
         model, layout: of one device's part, if the parameters are spread over a mesh.
@@ -125,13 +132,33 @@ class Runner:
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
         self.configs = [self._config(bucket, family) for family in _FAMILIES for bucket in self.buckets]
         with ThreadPoolExecutor() as pool:
-            steps = {n: pool.submit(self._compiled, n) for n in self._family("none")}
+            late = [number for family in _FAMILIES[1:] for number in self._largest(family)] if on_gpu else []
+            steps = {n: pool.submit(self._compiled, n) for n in (*self._family("none"), *late)}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
             self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes).result()
             self._set_rows = pool.submit(compile_set_rows, self._shapes).result()
             self._extras = pool.submit(compile_extras, self._shapes["extras"]).result()
             self.compiled = {n: future.result() for n, future in steps.items()}
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
+
+    def warm_up(self) -> None:
+        """Check all kernels, then run every compiled program three times without rows: nothing on the device changes.
+
+        Afterwards no request waits until kernels are loaded and CUDA graphs recorded. With several hosts, each calls
+        this before the first launch. Raises KernelError if a kernel gives wrong numbers.
+        """
+        check_kernels(self._model, self.params, self.layout, self.limits, self.buckets, self._backends, self.kv_dtype)
+        begin = time.perf_counter()
+        for _ in range(_WARM_UPS):
+            self._run(list(idle_launches(self.layout, self._shapes)))
+        for number in sorted(self.compiled):
+            config, since = self.configs[number], time.perf_counter()
+            for _ in range(_WARM_UPS):
+                self._run([Launch(STEP + number, (padding(config.pack),))])
+            jax.block_until_ready(self.state["last_token"])  # type: ignore[no-untyped-call]
+            milliseconds = 1e3 * (time.perf_counter() - since)
+            _log.info("%s (log probabilities: %s): %.0f ms", config.bucket, config.logprobs, milliseconds)
+        _log.info("%d programs ran %d times in %.1f s", len(self.compiled), _WARM_UPS, time.perf_counter() - begin)
 
     def launch(self, plan: StepPlan) -> Pending:
         """Launch a plan and return at once. Uploads once, and once per batch of moves, of table rows, or extras."""
@@ -356,36 +383,3 @@ def _unsupported(backends: Backends) -> Iterator[None]:
         raise ConfigError("attention_backend", backends.attention, str(error)) from error
     except NoExpertKernel as error:
         raise ConfigError("moe_backend", backends.experts, str(error)) from error
-
-
-def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
-    """Compile `copy_pages` ahead of time. The lanes are donated."""
-    return _compile(partial(copy_pages, layout=layout), state["lanes"], np.zeros((3, WIDTH), np.int32))
-
-
-def compile_rename_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
-    """Compile `rename_pages` ahead of time. The table is donated."""
-    pages = state["lanes"][0].shape[1] * layout.pages_per_block
-    return _compile(partial(rename_pages, num_pages=pages), state["full_table"], np.zeros((3, WIDTH), np.int32))
-
-
-def compile_set_rows(state: DeviceState) -> dict[int, jax.stages.Compiled]:
-    """Compile `set_rows` ahead of time, for each number of rows that a batch may have. The tables are donated."""
-    tables = state["full_table"], state["local_table"]
-    max_rows, width = tables[0].shape
-    sizes = [1 << n for n in range((min(ROWS, max_rows) - 1).bit_length() + 1)]
-    return {size: _compile(set_rows, tables, np.zeros((size, 1 + 2 * width), np.int32)) for size in sizes}
-
-
-def compile_extras(extras: Extras) -> dict[int, jax.stages.Compiled]:
-    """Compile the programs that set rows of the extras tables, by their number. The tables are donated."""
-    (batch,) = extras_batches((), (), len(extras["seen"]))
-    line = np.zeros(2 + extras["mask"].shape[1], np.int32)
-    return {SET_EXTRAS: _compile(set_extras, extras, batch), SET_BITS: _compile(set_bits, extras, line)}
-
-
-def _compile(function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:
-    """Compile a program from a state (or a part of it) and replicated arrays to the next state, which is donated."""
-    mesh = mesh_of(jax.tree.leaves(state)[0])
-    run = on_mesh(function, mesh, (state, *arguments), specs_of(state))
-    return jax.jit(run, donate_argnums=0).lower(state, *arguments).compile()

@@ -28,6 +28,7 @@ _log = logging.getLogger("jswa")
 _CPU_ARENA_BYTES = 4 * 2**30
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+_GIB = 2**30
 _SLACK = 0.02  # of the device's share, for fragmentation, programs and copies of pages
 
 
@@ -40,7 +41,8 @@ def claim_memory(share: float) -> None:
 def free_bytes(devices: Collection[jax.Device]) -> int:
     """Return the bytes left on each device beside the weights; on CPU a quarter of memory, at most 4 GiB in all.
 
-    Raises ConfigError if a device does not tell its memory.
+    No more than its largest free block, since every lane of the arena lies in one. Raises ConfigError if a device does
+    not tell its memory.
     """
     if all(device.platform == "cpu" for device in devices):
         return min(_CPU_ARENA_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4) // len(devices)
@@ -55,9 +57,52 @@ def free_bytes(devices: Collection[jax.Device]) -> int:
                 None,
                 f"must be given: {device.platform} does not report its memory{cause}, so jswa cannot tell what is free",
             )
-        return int(stats["bytes_limit"] * (1 - _SLACK)) - int(stats["bytes_in_use"])
+        left = int(stats["bytes_limit"] * (1 - _SLACK)) - int(stats["bytes_in_use"])
+        block = largest_block(device)
+        used, limit = stats["bytes_in_use"] / _GIB, stats["bytes_limit"] / _GIB
+        _log.info("%s: %.2f of %.2f GiB in use, largest free block %.2f GiB", device, used, limit, block / _GIB)
+        if block < left:
+            _log.warning("%.2f GiB in smaller free blocks are left out of the KV arena", (left - block) / _GIB)
+        return min(left, block)
 
     return min(map(free, devices))
+
+
+def largest_block(device: jax.Device) -> int:
+    """Return the bytes that one allocation on a GPU can have; what is free, if its allocator does not tell.
+
+    XLA's allocator ("best fit with coalescing") has one pool, unless XLA_PYTHON_CLIENT_PREALLOCATE=false lets it grow:
+    then what it has not claimed yet counts too.
+    """
+    stats = device.memory_stats() or {}
+    limit = int(stats["bytes_limit"])
+    block = int(stats.get("largest_free_block_bytes", 0)) or limit - int(stats["bytes_in_use"])
+    return max(block, limit - int(stats.get("pool_bytes", limit)))
+
+
+def require_room(limits: Limits, layout: KVLayout, itemsize: int, devices: Collection[jax.Device]) -> None:
+    """Raise ConfigError if the arena does not fit on one of these GPUs, or one of its lanes into no free block."""
+    lane = limits.num_blocks * layout.block_elems * itemsize
+    for device in devices:
+        stats = device.memory_stats() or {}
+        if not {"bytes_limit", "bytes_in_use"} <= stats.keys():
+            continue
+        block, left = largest_block(device), int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
+        _log.info(
+            "%s: %d lanes of %.2f GiB into %.2f GiB, largest free block %.2f GiB",
+            device,
+            layout.num_lanes,
+            lane / _GIB,
+            left / _GIB,
+            block / _GIB,
+        )
+        if lane > block or layout.num_lanes * lane > left:
+            raise ConfigError(
+                "kv_cache_memory_bytes",
+                layout.num_lanes * lane,
+                f"{device} has {left} bytes free, {block} of them in its largest block, and the KV arena is "
+                f"{layout.num_lanes} lanes of {lane} bytes: give less, or leave the option out",
+            )
 
 
 def scratch_bytes(

@@ -26,10 +26,14 @@ Storage = Literal["plain", "mxfp4", "mxfp4_tiles"]
 
 
 class Experts(NamedTuple):
-    """Kernel that runs the experts, and storage format of their matrices, as `grouped_matmul` expects them."""
+    """Kernel that runs the experts, and storage format of their matrices, as `grouped_matmul` expects them.
+
+    `sms`: multiprocessors of the device, or None.
+    """
 
     implementation: Implementation = "xla"
     storage: Storage = "plain"
+    sms: int | None = None
 
 
 _DEFAULT = Experts()
@@ -131,6 +135,7 @@ class Moe(nnx.Module):
             bias=None if self.gate_up_bias is None else self.gate_up_bias[...],
             gated=Glu(config.activation, config.clamp, config.alpha),
             implementation=self.kernel.implementation,
+            sms=self.kernel.sms,
         )
         out = grouped_matmul(
             hidden,
@@ -138,6 +143,7 @@ class Moe(nnx.Module):
             groups,
             bias=None if self.down_bias is None else self.down_bias[...],
             implementation=self.kernel.implementation,
+            sms=self.kernel.sms,
         )
         done = out.at[rows].get(mode="promise_in_bounds")
         if mine is not None:

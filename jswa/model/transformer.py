@@ -213,17 +213,17 @@ def run_dtype(params: Params) -> np.dtype:
     return next(np.dtype(dtype) for dtype in floats if jnp.issubdtype(dtype, jnp.floating))
 
 
-def bind(config: ModelConfig, params: Params, experts: Implementation = "xla") -> Decoder:
+def bind(config: ModelConfig, params: Params, experts: Implementation = "xla", sms: int | None = None) -> Decoder:
     """Return the decoder over these parameters; called inside a jitted function, at trace time only.
 
     The names of the parameters say which matrices are quantized to 8 bits or to 4 (experts only), and which have LoRA
     adapters.
 
     Args:
-        experts: the implementation of mixtures of experts; see `grouped_matmul`.
+        experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
     """
     dtype = run_dtype(params)
-    graph, state = _abstract(config, dtype, Experts(experts, _storage(params)))
+    graph, state = _abstract(config, dtype, Experts(experts, _storage(params), sms))
 
     def value(name: str) -> Array | Quantized | QuantizedRows | Adapted:
         if name in params:

@@ -38,7 +38,10 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
         modules = [f"{name}={folder}" for name, folder in modules.items()]
     elif not isinstance(modules, Sequence) or isinstance(modules, str):
         modules = [modules]
-    return EngineConfig(**{**options, "lora_modules": tuple(modules)})
+    sizes = options.get("cudagraph_capture_sizes", ())
+    if isinstance(sizes, Sequence) and not isinstance(sizes, str):
+        sizes = tuple(sizes)
+    return EngineConfig(**{**options, "lora_modules": tuple(modules), "cudagraph_capture_sizes": sizes})
 
 
 def default_sampling(folder: Path) -> dict[str, Any]:

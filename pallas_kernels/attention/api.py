@@ -43,6 +43,7 @@ def paged_attention(
     sinks: Float[Array, " H"] | None = None,
     kv_scales: Float[Array, "2 K"] | None = None,
     implementation: Implementation = "xla",
+    sms: int | None = None,
 ) -> Float[Array, "T H V"]:
     """Return softmax attention of each row's tokens to the keys at and before them, read from the row's pages.
 
@@ -64,6 +65,7 @@ def paged_attention(
         implementation: "reference" (float32, for tests), "xla" (any device), "mosaic" (Hopper; 16-bit types, 8-bit
             pages, head sizes to 512), "triton" (NVIDIA GPUs from sm_80 on, with the package jax-triton; head sizes to
             512).
+        sms: multiprocessors of the device, for "mosaic" and "triton". None: as many as an H200 or an A100 has.
 
     Raises:
         NoKernel: the implementation cannot serve these shapes or types.
@@ -75,7 +77,7 @@ def paged_attention(
     if q.shape[1] % kv.shape[2]:
         raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
     function = partial(
-        _function(implementation), rows=rows, tiles=tiles, layer_index=layer_index, attend=attend, sinks=sinks
+        _function(implementation, sms), rows=rows, tiles=tiles, layer_index=layer_index, attend=attend, sinks=sinks
     )
     if kv.dtype.itemsize > 1:
         if kv_scales is not None:
@@ -97,14 +99,14 @@ def _column_scales(kv_scales: Float[Array, "2 K"], row: int, v_dim: int) -> Floa
     return jnp.where(is_value[None], kv_scales[1][:, None], kv_scales[0][:, None]).astype(jnp.float32)
 
 
-def _function(implementation: Implementation) -> Callable[..., Array]:
+def _function(implementation: Implementation, sms: int | None) -> Callable[..., Array]:
     if implementation == "mosaic":
         # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.attention.hopper import call as mosaic
 
-        return mosaic.paged_attention
+        return partial(mosaic.paged_attention, sms=sms)
     if implementation == "triton":
-        return triton.paged_attention
+        return partial(triton.paged_attention, sms=sms)
     return reference.paged_attention if implementation == "reference" else xla.paged_attention
 
 

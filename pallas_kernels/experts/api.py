@@ -3,6 +3,7 @@
 Shape letters: R rows, E experts, K inputs, N outputs; C columns of weights: N, or 2N (gates, then ups) with a `Glu`.
 """
 
+from collections.abc import Hashable
 from functools import partial
 from typing import Literal, get_args
 
@@ -31,6 +32,7 @@ def grouped_matmul(
     bias: Float[Array, "E C"] | None = None,
     gated: Glu | None = None,
     implementation: Implementation = "xla",
+    sms: int | None = None,
 ) -> Float[Array, "R N"]:
     """Return x · weights[e] + bias[e] for the rows of each expert e, after the activation if there is one.
 
@@ -46,6 +48,7 @@ def grouped_matmul(
         gated: the activation.
         implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
             no CUDA graph can hold), "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
+        sms: multiprocessors of the device, for "mosaic". None: as many as an H200 has.
 
     Raises:
         NoExpertKernel: the implementation cannot serve these shapes or types.
@@ -63,11 +66,32 @@ def grouped_matmul(
         # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.experts.hopper import call as mosaic
 
-        return mosaic.grouped_matmul(x, weights, groups, bias, gated)
+        return mosaic.grouped_matmul(x, weights, groups, bias, gated, sms=sms)
     if isinstance(weights, Mxfp4Tiles):
         raise NoExpertKernel(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
     out: Array = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
     return out
+
+
+def variant(
+    x: Float[Array, "R K"],
+    weights: Weights,
+    bias: Float[Array, "E C"] | None,
+    gated: Glu | None,
+    implementation: Implementation,
+    sms: int | None = None,
+) -> Hashable:
+    """Return what tells the kernels of calls apart: equal for calls that run the same code, but for the number of rows.
+
+    Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
+    """
+    if implementation != "mosaic":
+        return implementation
+    from pallas_kernels.experts.hopper.call import plan_of
+    from pallas_kernels.experts.hopper.plan import Shape
+
+    shape = Shape.of(x, weights, bias, gated)  # type: ignore[arg-type]
+    return shape.experts, shape.inputs, shape.outputs, shape.dtype, shape.packed, shape.bias, plan_of(shape, sms).tuning
 
 
 def _expert(weights: Plain, expert: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:

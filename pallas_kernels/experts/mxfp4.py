@@ -6,9 +6,10 @@ stands for 2^(s - 127); 255 is NaN. Checkpoints store `Mxfp4` (gpt-oss), the Hop
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt, UInt8
+from jaxtyping import Array, Float, Int, Num, UInt, UInt8
 
 BLOCK = 32  # numbers that share a scale
 TILE = 64  # inputs and outputs of a tile
@@ -84,12 +85,24 @@ def tiles(weights: Mxfp4) -> Mxfp4Tiles:
     order = (*range(first), block, deep, warp, g, q, row, part, which, j, h)
     codes = codes.transpose(order).reshape(-1, 8).astype(jnp.uint32)
     words = (codes << _first_bits()[None]).sum(axis=1, dtype=jnp.uint32)
-    scales = weights.scales.reshape(*lead, across, TILE, along, 2).astype(jnp.int32)
-    scales = jnp.moveaxis(scales, -2, -3) + (126 - SHIFT)
+    scales = jnp.moveaxis(weights.scales.reshape(*lead, across, TILE, along, 2), -2, -3)
     return Mxfp4Tiles(
-        lax.bitcast_convert_type(words, jnp.int32).reshape(*lead, across, along, 4, 128),
-        (scales[..., 0] | (scales[..., 1] << 8)).astype(jnp.uint16).astype(jnp.int16),
+        lax.bitcast_convert_type(words, jnp.int32).reshape(*lead, across, along, 4, 128), tile_scales(scales)
     )
+
+
+def tile_scales(scales: Num[Array, "*E across along 64 2"]) -> Int[Array, "*E across along 64"]:
+    """Return the scales of tiles as the Hopper kernel reads them, from those of the first and the second 32 inputs."""
+    wide = scales.astype(jnp.int32) + (126 - SHIFT)
+    return (wide[..., 0] | (wide[..., 1] << 8)).astype(jnp.uint16).astype(jnp.int16)
+
+
+def untiled(weights: Mxfp4Tiles) -> Float[Array, "*E C K"]:
+    """Return the numbers of tiles in float32, exactly: for checks, since it makes eight times the bytes."""
+    *lead, across, along, _ = weights.scales.shape
+    each = jax.vmap(tile_numbers)(weights.words.reshape(-1, 4, 128), weights.scales.reshape(-1, TILE))
+    numbers = each.astype(jnp.float32).reshape(*lead, across, along, TILE, TILE) * 2.0**SHIFT
+    return jnp.swapaxes(numbers, -3, -2).reshape(*lead, across * TILE, along * TILE)
 
 
 def _first_bits() -> UInt[Array, " 8"]:

@@ -25,6 +25,7 @@ BAD: dict[str, list[Any]] = {
     "attention_backend": ["flash", "", None],
     "moe_backend": ["triton", None, ["xla"]],
     "gpu_memory_utilization": [0.0, -0.1, 1.01, math.nan],
+    "cudagraph_capture_sizes": [(0,), (1.5,), (True,), ("64",), [64], 64, None],
     "seed": [-1, 2**63, 1.0, True, None],
     "prefix_cache": [1, "yes", None],
     "prefix_cache_interval": WHOLE,
@@ -64,6 +65,9 @@ def test_options_that_are_not_given_fit_the_others(options: dict[str, Any], on_g
     [
         ({"max_model_len": 4097}, "max_model_len", "4096"),
         ({"max_num_seqs": 32, "max_num_batched_tokens": 31}, "max_num_batched_tokens", "32"),
+        ({"cudagraph_capture_sizes": (8, 512)}, "cudagraph_capture_sizes", "max_num_seqs = 16"),
+        ({"cudagraph_capture_sizes": (8, 16)}, "cudagraph_capture_sizes", "max_num_batched_tokens = 512"),
+        ({"cudagraph_capture_sizes": (16, 512, 513)}, "cudagraph_capture_sizes", "at most max_num_batched_tokens"),
     ],
 )
 def test_options_that_contradict_the_model_or_each_other_are_refused(
@@ -74,6 +78,12 @@ def test_options_that_contradict_the_model_or_each_other_are_refused(
         resolve_limits(EngineConfig(**options), MODEL, on_gpu=False)
     assert refused.value.field == field
     assert limit in refused.value.limit
+
+
+def test_one_batch_shape_has_no_sizes() -> None:
+    """Two options that contradict each other are refused before a model is read."""
+    with pytest.raises(ConfigError, match="deterministic = True"):
+        EngineConfig(cudagraph_capture_sizes=(16, 512), deterministic=True)
 
 
 def test_a_model_with_one_position_is_refused() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jswa.env import Switches
+from jswa.env import Switches, flags_for_autotuning
 from jswa.errors import ConfigError
 from jswa.llm import LLM
 
@@ -23,6 +23,18 @@ def test_each_variable_sets_its_switch() -> None:
     assert Switches.read({"JSWA_NO_OVERLAP": "1"}) == Switches(overlap=False, compilation_cache=home)
     assert Switches.read({"JSWA_DUMP_PLANS": "a/b"}) == Switches(dump_plans=Path("a/b"), compilation_cache=home)
     assert Switches.read({"JSWA_COMPILATION_CACHE": "c"}) == Switches(compilation_cache=Path("c"))
+    results = Switches(compilation_cache=home, autotune_results=Path("r.pbtxt"))
+    assert Switches.read({"JSWA_AUTOTUNE_RESULTS": "r.pbtxt"}) == results
+
+
+def test_autotuning_results_are_read_where_there_are_some_and_always_written(tmp_path: Path) -> None:
+    """XLA refuses to read a file that is not there. Other flags stay, and none is given twice."""
+    file = tmp_path / "results.pbtxt"
+    first = flags_for_autotuning(file, "--xla_other=1")
+    assert first == f"--xla_other=1 --xla_gpu_dump_autotune_results_to={file}"
+    assert flags_for_autotuning(file, first) == first
+    file.touch()
+    assert f"--xla_gpu_load_autotune_results_from={file}" in flags_for_autotuning(file).split()
 
 
 @pytest.mark.parametrize("name", ["JSWA_CHECK", "JSWA_NO_OVERLAP"])

@@ -4,6 +4,7 @@ Needs the packages of the extra `aot`, but no driver, no CUDA runtime and no cuD
 """
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,12 +17,16 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from pallas_kernels.ptxas import prefer_packaged
 from tools.aot.facts import KernelFacts, parse
 
 TARGET = Path(__file__).parent.parent.parent / "pallas_kernels" / "tuning" / "h200.txtpb"
+# Multiprocessors of the target: kernels that are compiled for another number have other splits.
+SMS = int(re.findall(r"core_count: (\d+)", TARGET.read_text())[0])
 _DUMPS = tempfile.TemporaryDirectory()  # removed when the process ends
 
 # jax reads these when it first makes a backend or a compiler, not when it is imported.
+prefer_packaged()  # as an engine does
 jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]
 os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 os.environ.update(MOSAIC_GPU_DUMP_PTX="1", MOSAIC_GPU_DUMP_PTXAS="1")  # to stdout: see `captured`

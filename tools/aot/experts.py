@@ -2,9 +2,10 @@
 
     .venv-gpu/bin/python -m tools.aot.experts [--only NAME] [--json FILE]
 
-Checked for each matrix: no spilled registers, shared memory within limits, WGMMA and TMA in use. For a whole mixture,
-from its router to its sum: one command buffer (CUDA graph), and no copy of a matrix. The speed is not measured: bytes
-and times are arithmetic.
+Checked for each matrix: no spilled registers, no stack, no advice of ptxas that it serialises WGMMA or ignores
+setmaxnreg, shared memory within limits, WGMMA and TMA in use, and as many thread blocks fit on a multiprocessor as the
+tuning counts with. For a whole mixture, from its router to its sum: one command buffer (CUDA graph), and no copy of a
+matrix. The speed is not measured: bytes and times are arithmetic.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from jswa.model.hf.config import parse_config
 from jswa.model.moe import Experts, Moe
 from pallas_kernels.experts.api import grouped_matmul
 from pallas_kernels.experts.groups import Groups
+from pallas_kernels.experts.hopper.call import plan_of
+from pallas_kernels.experts.hopper.plan import Shape
 from tools.aot import device
 from tools.aot.facts import KernelFacts, copies, top_level
 from tools.cases.hub_configs import CONFIGS
@@ -81,12 +84,13 @@ def main() -> None:
     options = parser.parse_args()
     layers = [layer for layer in LAYERS if options.only in layer.name]
     tokens = (*DECODE_TOKENS, *PREFILL_TOKENS)
-    kernels = [
+    compiled = [
         (f"{layer.name} {matrix}, {count} tokens", *compile_matrix(layer, matrix, count))
         for layer in layers
         for count in tokens
         for matrix in MATRICES
     ]
+    kernels = [(name, facts, seconds) for name, facts, _, seconds in compiled]
     print_kernels(kernels)
     blocks = [compile_block(layer, count) for layer in layers if layer.name in _MODELS for count in tokens]
     print_blocks(blocks)
@@ -94,31 +98,38 @@ def main() -> None:
         rows = [{"name": name, "seconds": seconds, **asdict(facts)} for name, facts, seconds in kernels]
         text = json.dumps({"jax": jax.__version__, "kernels": rows, "blocks": [asdict(b) for b in blocks]}, indent=1)
         options.json.write_text(text + "\n")
-    faults = [f"{name}: {fault}" for name, facts, _ in kernels for fault in facts.faults()]
+    faults = [f"{name}: {fault}" for name, facts, blocks, _ in compiled for fault in facts.faults(blocks)]
     faults += [f"{block.name}, {block.tokens} tokens: {fault}" for block in blocks for fault in block.faults]
     sys.exit("\n".join(faults) or None)
 
 
-def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFacts, float]:
-    """Compile one of a layer's matrices. Return its kernel, and the seconds to trace, lower and compile the call."""
-    given = arguments(layer, matrix, tokens, device.h200())
+def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFacts, int, float]:
+    """Compile one of a layer's matrices.
+
+    Returns its kernel, the thread blocks per multiprocessor that its tuning counts with, and the seconds to trace,
+    lower and compile the call.
+    """
+    given: Any = arguments(layer, matrix, tokens, device.h200())  # shapes
+    plan = plan_of(Shape.of(given.x, given.weights, given.bias, given.gated), device.SMS)
 
     def multiply(x: jax.Array, weights: jax.Array, groups: Groups, bias: jax.Array | None) -> jax.Array:
-        out: jax.Array = grouped_matmul(x, weights, groups, bias=bias, gated=given.gated, implementation="mosaic")
+        out: jax.Array = grouped_matmul(
+            x, weights, groups, bias=bias, gated=given.gated, implementation="mosaic", sms=device.SMS
+        )
         return out
 
     begin = time.perf_counter()
     with device.captured() as found:
         jax.jit(multiply).lower(*given[:4]).compile()
     (facts,) = found
-    return facts, time.perf_counter() - begin
+    return facts, plan.blocks // device.SMS, time.perf_counter() - begin
 
 
 def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     """Compile the whole mixture of the layer's model, with router and shared expert."""
     model = parse_config(CONFIGS[_MODELS[layer.name]], weights=False)
     config = next(_mixtures(model))
-    experts = Experts("mosaic", "mxfp4_tiles" if layer.packed else "plain")
+    experts = Experts("mosaic", "mxfp4_tiles" if layer.packed else "plain", device.SMS)
     graph, state = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, experts)))
 
     def step(state: nnx.State[Any, Any], x: jax.Array) -> jax.Array:

@@ -18,9 +18,12 @@ class KernelFacts:
     Attributes:
         registers: per thread, when the kernel starts.
         spills: bytes of registers stored in memory.
+        stack: bytes of memory of each thread, for spilled registers or indexed arrays.
         smem: bytes of shared memory.
         threads: per thread block.
         wgmma, tma: instructions in the PTX: matrix products, and copies of boxes between global and shared memory.
+        advice: ptxas' remarks that it waits for each WGMMA before it issues the next (C7510 to C7515), or ignores a
+            setmaxnreg: the kernel is right, and much slower than it was written.
     """
 
     name: str
@@ -30,6 +33,8 @@ class KernelFacts:
     threads: int
     wgmma: int
     tma: int
+    stack: int = 0
+    advice: tuple[str, ...] = ()
 
     @property
     def blocks_per_sm(self) -> int:
@@ -37,13 +42,17 @@ class KernelFacts:
         by_registers = SM_REGISTERS // (-(-self.registers // 8) * 8 * self.threads)
         return min(by_registers, SM_SMEM_BYTES // (self.smem + BLOCK_SMEM_BYTES), SM_THREADS // self.threads)
 
-    def faults(self) -> list[str]:
-        """Return the checks of a Hopper kernel that fail."""
+    def faults(self, blocks: int = 1) -> list[str]:
+        """Return the checks of a Hopper kernel that fail. `blocks` must fit on a multiprocessor."""
+        few = f"{self.blocks_per_sm} thread blocks fit on a multiprocessor, and its tuning counts with {blocks}"
         return [
             *([f"{self.spills} bytes spilled"] if self.spills else []),
+            *([f"{self.stack} bytes of stack"] if self.stack else []),
+            *self.advice,
             *([f"{self.smem} bytes of shared memory"] if self.smem > SMEM_BYTES else []),
             *([] if self.wgmma else ["no WGMMA"]),
             *([] if self.tma else ["no TMA"]),
+            *([few] if 0 < self.blocks_per_sm < blocks else []),
             *([] if self.blocks_per_sm else ["does not fit on a multiprocessor"]),
         ]
 
@@ -66,8 +75,10 @@ def parse(text: str) -> Iterator[KernelFacts]:
             int(spills[1]),
             _smem(source),
             int(threads[1]),
-            source.count("wgmma.mma_async"),
+            source.count("wgmma.mma_async.sync"),
             source.count("cp.async.bulk.tensor"),
+            sum(map(int, re.findall(r"(\d+) bytes stack frame", source))),
+            tuple(re.findall(r"^ptxas \w+\s*: (.*(?:C751[0-5]|serialized|setmaxnreg).*)$", source, re.MULTILINE)),
         )
 
 

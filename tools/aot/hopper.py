@@ -4,7 +4,8 @@
     make gpu-compile ONLY=gemma   only those whose name contains it
     make gpu-compile-sample       a few of them
 
-Checked for each kernel: no spilled registers, shared memory within limits, WGMMA and TMA in use. For a step also: the
+Checked for each kernel: no spilled registers, no stack, no advice of ptxas that it serialises WGMMA or ignores
+setmaxnreg, shared memory within limits, WGMMA and TMA in use. For a step also: the
 state is updated in place, no copy is as large as a lane, a decode step is one command buffer (CUDA graph), and the
 number of kernels that compute indices does not grow with the model's depth. The speed is not measured.
 """
@@ -61,7 +62,15 @@ def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
 
     def attend(q: jax.Array, kv: jax.Array, rows: Rows, tiles: Tiles, sinks: jax.Array | None) -> jax.Array:
         out: jax.Array = paged_attention(
-            q, kv, rows, tiles, layer_index=given.layer_index, attend=given.attend, sinks=sinks, implementation="mosaic"
+            q,
+            kv,
+            rows,
+            tiles,
+            layer_index=given.layer_index,
+            attend=given.attend,
+            sinks=sinks,
+            implementation="mosaic",
+            sms=device.SMS,
         )
         return out
 

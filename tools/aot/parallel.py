@@ -122,9 +122,8 @@ def compile_shared(spec: Spec) -> Facts:
     rows = spec.tokens if spec.decode else 64
     bucket, blocks = Bucket(spec.tokens, rows, decode=spec.decode), KV_BYTES // layout.block_bytes(2)
     limits = Limits(whole.max_position, rows, spec.tokens, page_size=PAGE, num_blocks=blocks)
-    config = StepConfig(
-        part, layout, bucket, PackSpec.of(bucket, page_size=PAGE, max_rows=rows), Backends("mosaic", "mosaic")
-    )
+    spec_of_pack, kernels = PackSpec.of(bucket, page_size=PAGE, max_rows=rows), Backends("mosaic", "mosaic", device.SMS)
+    config = StepConfig(part, layout, bucket, spec_of_pack, kernels)
     where = Placement(whole, mesh)
     shapes = param_shapes(whole, BFLOAT16, "mxfp4_tiles" if packed else "plain")
     params: Any = {name: where.shape(name, shape) for name, shape in shapes.items()}

@@ -39,9 +39,9 @@ class StepSpec:
         layers: the number of layers, from the first on.
         shorter: a second number of layers, to check that the indices do not grow with depth. At least two layers of
             each kind: if only one layer needs some indices, XLA fuses them into that layer.
-        tokens: of a prefill step with `ROWS` rows; 0: a decode step.
-        rows: of a decode step.
-        quantization: of the weights; see `jswa.model.weights.formats`.
+        tokens: of a step with prefill; 0: a decode step.
+        rows: of the step.
+        quantization: of the weights; see `jswa.model.weights.formats`. mxfp4: experts as the Hopper kernel reads them.
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
     """
 
@@ -56,7 +56,8 @@ class StepSpec:
     @property
     def name(self) -> str:
         """The name in the output."""
-        kind = f"prefill {self.tokens}" if self.tokens else f"{self.rows} rows"
+        rows = f"{self.rows} rows"
+        kind = f"prefill {self.tokens}" + f" of {rows}" * (self.rows != ROWS) if self.tokens else rows
         held = "" if self.quantization == "none" else f", {self.quantization}"
         return f"{self.model}, {self.layers} layers, {kind}{held}" + (f", LoRA {self.adapters}" * bool(self.adapters))
 
@@ -73,7 +74,9 @@ _MISTRAL = StepSpec("Mistral-7B-v0.1", 4, 2)
 _EIGHT_BITS = [replace(_MISTRAL, quantization=kind, tokens=tokens) for kind in ("int8", "fp8") for tokens in (0, 2048)]
 _ADAPTED = [replace(_MISTRAL, adapters=64, tokens=tokens) for tokens in (0, 2048)]
 _PREFILL = [replace(spec, tokens=2048) for spec in _MODELS]
-STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *_PREFILL, *_EIGHT_BITS, *_ADAPTED)
+_GPT_OSS = replace(_MODELS[1], quantization="mxfp4")
+_FOUR_BITS = (_GPT_OSS, replace(_GPT_OSS, rows=256), replace(_GPT_OSS, rows=256, tokens=2048))
+STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *_PREFILL, *_EIGHT_BITS, *_FOUR_BITS, *_ADAPTED)
 SAMPLE_STEPS = (replace(_MODELS[1], layers=6), replace(_MODELS[2], layers=4, tokens=2048))
 
 
@@ -125,10 +128,13 @@ def facts_of(spec: StepSpec) -> StepFacts:
     model = parse_config(CONFIGS[spec.model], weights=False)
     model = replace(model, layers=model.layers[: spec.layers])
     layout = KVLayout.of(model, PAGE)
-    bucket = Bucket(spec.tokens, ROWS, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
+    bucket = Bucket(spec.tokens, spec.rows, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
     config, state = _step_config(model, layout, bucket, adapters=spec.adapters > 0)
     shapes = param_shapes(model, BFLOAT16)
-    held = jax.eval_shape(lambda params: _held(model, params, spec.quantization), shapes)
+    if spec.quantization == "mxfp4":
+        held = param_shapes(model, BFLOAT16, "mxfp4_tiles")
+    else:
+        held = jax.eval_shape(lambda params: _held(model, params, spec.quantization), shapes)
     adapters = jax.eval_shape(lambda params: _adapters(params, spec.adapters), shapes)
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
     params = device.on_h200({**held, **adapters})
@@ -189,7 +195,7 @@ def _step_config(
     num_blocks = KV_BYTES // layout.block_bytes(2)
     limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=adapters)
-    config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic"))
+    config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic", device.SMS))
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
 

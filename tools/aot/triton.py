@@ -145,6 +145,7 @@ def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
                 attend=given.attend,
                 sinks=sinks,
                 implementation="triton",
+                sms=card.sms,
             )
             return out
 
@@ -185,7 +186,7 @@ def compile_step(name: str, card: Gpu) -> StepFacts:
         model.max_position, bucket.rows, bucket.tokens, page_size=64, num_blocks=KV_BYTES // layout.block_bytes(2)
     )
     spec = PackSpec.of(bucket, page_size=64, max_rows=bucket.rows, targets=False)
-    config = StepConfig(model, layout, bucket, spec, Backends(attention="triton"))
+    config = StepConfig(model, layout, bucket, spec, Backends(attention="triton", sms=card.sms))
     with compiling_for(card) as sharding:
         state = _on(state_shapes(layout, limits, model.vocab_size, BFLOAT16), sharding)
         params = _on(param_shapes(model, BFLOAT16), sharding)

@@ -16,6 +16,7 @@ class Gpu:
         arch: its name for ptxas.
         smem: bytes of shared memory that one thread block may use.
         sm_smem, sm_registers, sm_threads: bytes of shared memory, registers and threads of a multiprocessor.
+        sms: multiprocessors.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Gpu:
     sm_smem: int
     sm_registers: int
     sm_threads: int
+    sms: int
 
     @classmethod
     def of(cls, target: str) -> "Gpu":
@@ -42,6 +44,7 @@ class Gpu:
             number("shared_memory_per_core"),
             number("registers_per_core_limit"),
             number("threads_per_core_limit"),
+            number("core_count"),
         )
 
 

@@ -85,7 +85,7 @@ def forward(
         full_table = _enter(state["full_table"], inputs.full_pages)
         local_table = _enter(state["local_table"], inputs.local_pages)
         state = {**state, "full_table": full_table, "local_table": local_table}
-        sizes = [_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
+        sizes = [layer_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
         indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
         # A row whose next token the host does not know yet runs the token that it sampled last.
         previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
@@ -112,7 +112,7 @@ def forward(
         return out
 
     select = None if every else indices.last_tokens
-    decoder = bind(config.model, params, config.backends.experts)
+    decoder = bind(config.model, params, config.backends.experts, config.backends.sms)
     adapters = None if inputs.adapters is None else inputs.adapters[indices.token_rows]
     hidden = decoder(tokens, indices.positions, attend, select, adapters)
     return {**state, "lanes": lanes, "extras": extras}, hidden, indices, finite
@@ -188,17 +188,18 @@ def attend_layer(
             q,
             view,
             kind.last if last else kind.rows,
-            indices.last_tiles if last else indices.tiles[_tile_tokens(config, layer)],
+            indices.last_tiles if last else indices.tiles[layer_tile_tokens(config, layer)],
             layer_index=own.index,
             attend=_static(config.model.layers[layer].attention),
             sinks=sinks,
             kv_scales=kv_scales,
             implementation=config.backends.attention,
+            sms=config.backends.sms,
         )
     return view.reshape(lane.shape), out
 
 
-def _tile_tokens(config: StepConfig, layer: int) -> int:
+def layer_tile_tokens(config: StepConfig, layer: int) -> int:
     """Return the query tokens per tile of a layer's attention."""
     if config.bucket.decode:
         return 1

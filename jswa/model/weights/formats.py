@@ -24,7 +24,7 @@ from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles, tiles, tiles_hold
 from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
 
-QuantizationMode = Literal["none", "auto", "int8", "fp8"]
+QuantizationMode = Literal["none", "auto", "int8", "fp8", "mxfp4"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
 _ENDS = ("embed", "lm_head")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
@@ -42,22 +42,24 @@ def choose_formats(
 
     Mode "auto" leaves two kinds of matrices as the checkpoint has them: 8 bits with one scale or a scale per row, and
     MXFP4 experts. "int8" and "fp8" quantize linear layers, embedding and head, and leave MXFP4 experts as they are.
-    "none" stores everything in the engine's dtype. Raises ConfigError for experts in 8 bits if the Hopper kernel runs
-    them.
+    "none" stores everything in the engine's dtype. "mxfp4" is "auto" for checkpoints that have their experts in MXFP4.
+    Raises ConfigError for other checkpoints in that mode, and for experts in 8 bits if the Hopper kernel runs them.
     """
     if mode == "none":
         return {}
     found: dict[str, Kind | Literal["mxfp4"]] = {}
     linear = [name for name in table if LINEAR.search(name)]
-    if mode != "auto":
+    if mode in ("int8", "fp8"):
         found |= {name: mode for name in _ENDS if name in table}
     stacks = [name for name in linear if len(shapes[name].shape) == 3]
     packed = bool(stacks) and all(isinstance(weights[x.key], Packed) for name in stacks for x in table[name].parts)
+    for name in stacks:
+        _require_mxfp4(name, mode, stored=packed)
     for name in linear:
         stored = _stored_kind(table[name], weights)
         if packed and name in stacks:
             found[name] = "mxfp4"
-        elif mode != "auto":
+        elif mode in ("int8", "fp8"):
             _require_runnable(mode, len(shapes[name].shape), experts)
             found[name] = mode
         elif stored is not None and not (name in stacks and experts == "mosaic"):
@@ -74,6 +76,7 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
         found: the matrix as one or two parameters that are on the devices already.
     """
     if name in found:
+        _require_mxfp4(name, mode, stored=not (LINEAR.search(name) and found[name].ndim == 3))
         if mode not in ("int8", "fp8") or not (LINEAR.search(name) or name in _ENDS):
             return found
         _require_runnable(mode, found[name].ndim, experts)
@@ -88,6 +91,13 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
     if mode == "none" or (mode != "auto" and kind not in (mode, "mxfp4")):
         raise ConfigError("quantization", mode, f"{name} is stored as {kind}: must be auto or {kind}")
     return _mxfp4_params(name, blocks, experts, placement) if kind == "mxfp4" else found
+
+
+def _require_mxfp4(name: str, mode: QuantizationMode, *, stored: bool) -> None:
+    """Raise ConfigError if experts should be in MXFP4 and the checkpoint does not store them so."""
+    if mode == "mxfp4" and not stored:
+        limit = f"{name} is not stored in MXFP4, and jswa does not round to it: must be auto, none, int8 or fp8"
+        raise ConfigError("quantization", mode, limit)
 
 
 def _require_runnable(mode: QuantizationMode, axes: int, experts: Implementation) -> None:
@@ -226,4 +236,14 @@ def _without_zero_block_scales(matrices: Mxfp4) -> Mxfp4:
 
 _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))
 _magnitudes = jax.jit(magnitudes)
-_tiles, _tiles_hold = jax.jit(tiles), jax.jit(tiles_hold)
+_tiles_hold = jax.jit(tiles_hold)
+
+
+@jax.jit
+def _tiles(matrices: Mxfp4) -> Mxfp4Tiles:
+    """Return tiles, made expert by expert: on the way there are 16 times the bytes of an expert, not of all of them.
+
+    Several gigabytes between weights that stay would leave holes that the KV arena cannot use.
+    """
+    out: Mxfp4Tiles = jax.lax.map(tiles, matrices)
+    return out

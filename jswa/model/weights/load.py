@@ -4,6 +4,7 @@ Tensors are read a few rows at a time, and every tensor must be used exactly onc
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,15 +12,17 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Shaped
 
-from jswa.architecture import ModelConfig
-from jswa.errors import CheckpointError
+from jswa.architecture import ModelConfig, MoeConfig
+from jswa.errors import CheckpointError, ConfigError
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.hf.tensor_map import Part, Source, sources, unused_names
+from jswa.model.moe import Storage
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.converted import is_converted, load_converted
@@ -30,6 +33,7 @@ from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
 from jswa.storage.json_object import label, read_object
 from pallas_kernels.experts.api import Implementation
+from pallas_kernels.experts.mxfp4 import BLOCK, TILE, tile_scales
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _FACTORS = (".scalar", ".expert_scale", ".output_scale")  # 1 is their neutral value, as for norms
@@ -67,6 +71,7 @@ def load_checkpoint(
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: must be a folder")
     declared = adapt(load_config(folder))
+    _require_experts(declared, quantization)
     shard_config(declared, 1 if mesh is None else mesh.size)  # raises before anything is read
     if is_converted(folder):
         return load_converted(folder, declared, dtype, partial(reformat, mode=quantization, experts=experts), mesh)
@@ -161,44 +166,92 @@ def dummy_checkpoint(
 ) -> tuple[ModelConfig, Params]:
     """Return random weights for the config of a folder; only config.json is read.
 
-    Quantization "auto" stores all matrices in `dtype`. Several devices get other numbers than one.
+    Quantization "auto" stores all matrices in `dtype`, "mxfp4" the experts in MXFP4. Several devices get other numbers
+    than one. Raises ConfigError if the model cannot be held or split so.
     """
     config = load_config(folder)
+    _require_experts(config, quantization)
     shard_config(config, 1 if mesh is None else mesh.size)
-    params, placement = random_params(config, dtype, seed, mesh), Placement(config, mesh)
+    placement = Placement(config, mesh)
+    if quantization == "mxfp4":
+        storage: Storage = "mxfp4_tiles" if experts == "mosaic" else "mxfp4"
+        _require_whole_blocks(config, TILE if experts == "mosaic" else BLOCK)
+        return config, random_params(config, dtype, seed, mesh, storage)
+    params = random_params(config, dtype, seed, mesh)
     formatted: Params = {}
     for name in list(params):
         formatted |= reformat(name, {name: params.pop(name)}, placement, quantization, experts)
     return config, formatted
 
 
-def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int, mesh: Mesh | None = None) -> Params:
+def _require_experts(config: ModelConfig, quantization: QuantizationMode) -> None:
+    """Raise ConfigError if experts should be in MXFP4 and the model has none."""
+    if quantization == "mxfp4" and not _mixtures(config):
+        raise ConfigError("quantization", quantization, "is a format of experts, and the model has none")
+
+
+def _require_whole_blocks(config: ModelConfig, size: int) -> None:
+    """Raise ConfigError unless the sides of all experts' matrices are multiples of `size`."""
+    for side in {config.d_model, *(moe.hidden for moe in _mixtures(config))}:
+        if side % size:
+            raise ConfigError("quantization", "mxfp4", f"experts have a side of {side}: must be a multiple of {size}")
+
+
+def _mixtures(config: ModelConfig) -> list[MoeConfig]:
+    return [layer.mlp for layer in config.layers if isinstance(layer.mlp, MoeConfig)]
+
+
+def random_params(
+    config: ModelConfig, dtype: jnp.dtype, seed: int, mesh: Mesh | None = None, storage: Storage = "plain"
+) -> Params:
     """Return random parameters: matrices N(0, 1/fan_in), identity norms, zero biases and sinks.
 
-    Activations therefore have about the same magnitude in all layers.
+    Activations therefore have about the same magnitude in all layers. `storage`: of the experts' matrices, as in
+    `param_shapes`; in 4 bits all codes are equally likely.
     """
     params: Params = {}
     placement = Placement(config, mesh)
-    for index, (name, leaf) in enumerate(param_shapes(config, dtype).items()):
+    for index, (name, leaf) in enumerate(param_shapes(config, dtype, storage).items()):
         target = placement.shape(name, leaf)
-        make = partial(_random, name, leaf, target.shape, dtype, config.final_norm.offset)
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            make = partial(_random_mxfp4, leaf, target.shape, is_scale=name.endswith(".scales"))
+        else:
+            kind, offset = f".{name.rpartition('.')[2]}", config.final_norm.offset
+            make = partial(_random, kind, leaf, target.shape, dtype, offset)
         # Each device of a mesh generates its own shard.
         generate = make if mesh is None else jax.jit(make, out_shardings=target.sharding)
         params[name] = generate(jax.random.key(seed + index))
     return params
 
 
-def _random(
-    name: str, whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], dtype: jnp.dtype, offset: float, key: jax.Array
-) -> jax.Array:
-    """Return one random parameter of the given shape.
+def _random_mxfp4(whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], key: jax.Array, *, is_scale: bool) -> jax.Array:
+    """Return random codes, or scales such that the numbers are about as large as those of `_random`.
 
-    The shape may exceed that of the whole parameter, because devices may store the same KV heads.
+    A scale is one of two neighbouring powers of two. The root mean square of the numbers is then 2.3 scales.
     """
-    if name.endswith(_FACTORS):
+    unsigned = jnp.dtype(f"uint{8 * whole.dtype.itemsize}")
+    if not is_scale:
+        return lax.bitcast_convert_type(jax.random.bits(key, shape, unsigned), whole.dtype)
+    in_tiles = whole.dtype == jnp.int16
+    inputs = whole.shape[2] * (TILE if in_tiles else BLOCK)
+    least = 126 - round(math.log2(2.3 * inputs**0.5))
+    scales = jax.random.randint(key, (*shape, 2), least, least + 2)
+    return tile_scales(scales) if in_tiles else scales[..., 0].astype(jnp.uint8)
+
+
+@partial(jax.jit, static_argnums=range(5))
+def _random(
+    kind: str, whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], dtype: jnp.dtype, offset: float, key: jax.Array
+) -> jax.Array:
+    """Return one random parameter of the given shape; `kind` is the end of its name.
+
+    The shape may exceed that of the whole parameter, because devices may store the same KV heads. One program, so that
+    nothing else of that size is allocated beside it.
+    """
+    if kind in _FACTORS:
         return jnp.ones(shape, dtype)
     if len(shape) > 1:
-        fan_in = whole.shape[-1] if name.endswith("embed") else whole.shape[-2]
+        fan_in = whole.shape[-1] if kind.endswith("embed") else whole.shape[-2]
         noise = jax.random.normal(key, shape, dtype)
         return noise * jnp.asarray(fan_in**-0.5, dtype)
-    return jnp.full(shape, 1.0 - offset if name.endswith(".weight") else 0.0, dtype)
+    return jnp.full(shape, 1.0 - offset if kind == ".weight" else 0.0, dtype)

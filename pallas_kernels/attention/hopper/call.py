@@ -14,6 +14,7 @@ from pallas_kernels.attention.hopper.refs import scratch
 from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
+from pallas_kernels.hopper import SMS
 
 _MOST = 65_504.0  # greatest float16
 
@@ -27,6 +28,7 @@ def paged_attention(
     layer_index: int,
     attend: Attend,
     sinks: Float[Array, " H"] | None,
+    sms: int | None = None,
     tuning: Tuning | None = None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`. Tiles may have any size; those of `heuristics.tile_tokens` waste the least.
@@ -38,8 +40,7 @@ def paged_attention(
     tokens, heads, _ = q.shape
     if kv.dtype.itemsize == 1:
         q = jnp.clip(q.astype(jnp.float32), -_MOST, _MOST).astype(jnp.float16)
-    shape = Shape.of(q, kv, rows, tiles, attend)
-    plan = launch(shape, tuning or tuning_for(shape) or default_tuning(shape))
+    plan = plan_of(Shape.of(q, kv, rows, tiles, attend), sms, tuning)
     items = _items(plan, rows, tiles, tokens)
     out: Array = _attend(
         plan, _pack(plan, q, tiles), kv, items, rows.page_rows, jnp.full(1, layer_index, jnp.int32), sinks
@@ -48,6 +49,14 @@ def paged_attention(
     if plan.queries == 1:
         return out.reshape(tokens, heads, plan.v_dim)
     return _unpack(plan, out, tiles, in_tiles(rows, tiles))
+
+
+def plan_of(shape: Shape, sms: int | None = None, tuning: Tuning | None = None) -> Launch:
+    """Return the launch for a shape: with the tuning given, else the one that was measured, else the default.
+
+    Raises ValueError if the tuning does not fit the shape.
+    """
+    return launch(shape, tuning or tuning_for(shape) or default_tuning(shape, sms or SMS))
 
 
 def _pack(plan: Launch, q: Float[Array, "T H D"], tiles: Tiles) -> Float[Array, "I K M D2"]:

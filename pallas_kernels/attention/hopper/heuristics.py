@@ -13,7 +13,7 @@ def tile_tokens(group: int) -> int:
     return max(1, 2 * WARPGROUP_ROWS // group)
 
 
-def default_tuning(shape: Shape) -> Tuning:
+def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
     """Choose a tuning by rules of thumb and the compiler's reports (`make gpu-compile`), not by measurements.
 
     * Two consumers of 64 rows each if a tile has more than 64 rows, its queries see many keys, and V does not need two
@@ -26,6 +26,9 @@ def default_tuning(shape: Shape) -> Tuning:
       several consumers, or long rows, a thread block has the multiprocessor to itself.
     * Splits by `splits.splits`.
     * Scores ahead (a tenth faster in FlashAttention 3) if the compiler spills no registers.
+
+    Args:
+        sms: multiprocessors of the GPU.
     """
     block, row_parts = 64, 1
     if shape.column_parts == 1 and shape.queries * shape.group > WARPGROUP_ROWS:
@@ -43,7 +46,7 @@ def default_tuning(shape: Shape) -> Tuning:
     budget = SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
     if shape.column_parts > 1 and Launch.of_shape(shape, Tuning(block, 2, 2, producer)).smem_bytes > budget:
         block = 64 if shape.upcast else 32
-    split = _splits(Launch.of_shape(shape, Tuning(block, 1, 1, producer, row_parts)))
+    split = _splits(Launch.of_shape(shape, Tuning(block, 1, 1, producer, row_parts)), sms)
     out = Tuning(block, _MOST_STAGES, split, producer, row_parts)
     fit = Launch.of_shape(shape, out)
     stages = min(out.stages, max(1, -(-fit.most_blocks(block, fit.chunk_queries) // split)))
@@ -55,7 +58,7 @@ def default_tuning(shape: Shape) -> Tuning:
     return out._replace(stages=stages, ahead=ahead)
 
 
-def _splits(plan: Launch) -> int:
+def _splits(plan: Launch, sms: int) -> int:
     """Return the thread blocks per item and KV head. Two fit on a multiprocessor if they have one consumer each."""
     blocks, units = plan.most_blocks(plan.tuning.block, plan.chunk_queries), plan.items * plan.kv_heads
-    return splits(blocks, units, SMS if plan.consumers > 1 else 2 * SMS)
+    return splits(blocks, units, sms if plan.consumers > 1 else 2 * sms)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
-from pallas_kernels.attention.triton.heuristics import default_tuning
+from pallas_kernels.attention.triton.heuristics import SMS, default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, check_tuning, column_parts
 
 _PTX_VERSION = 88  # of CUDA 12.9. Triton would choose the newest that its own ptxas knows; the plugin's may be older.
@@ -27,6 +27,7 @@ def paged_attention(
     layer_index: int,
     attend: Attend,
     sinks: Float[Array, " H"] | None,
+    sms: int | None = None,
     tuning: Tuning | None = None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`.
@@ -36,7 +37,7 @@ def paged_attention(
     """
     tokens, heads, _ = q.shape
     shape = Shape.of(q, kv, rows, tiles, attend)
-    tuning = tuning or default_tuning(shape)
+    tuning = tuning or default_tuning(shape, sms or SMS)
     check_tuning(tuning)
     splits = tuning.splits
     size = (tokens, heads, shape.v_dim)

@@ -13,6 +13,7 @@ from pallas_kernels.experts.hopper import kernel
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Launch, Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4Tiles
+from pallas_kernels.hopper import SMS
 
 
 def grouped_matmul(
@@ -22,15 +23,20 @@ def grouped_matmul(
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
     tuning: Tuning | None = None,
+    sms: int | None = None,
 ) -> Float[Array, "R N"]:
     """See `api.grouped_matmul`. The grid and the length of the list of tiles are static; how many count is data.
 
     Raises NoExpertKernel if the kernel cannot serve the shapes, and ValueError if the tuning does not fit them.
     """
-    shape = Shape.of(x, weights, bias, gated)
-    plan = launch(shape, tuning or default_tuning(shape))
+    plan = plan_of(Shape.of(x, weights, bias, gated), sms, tuning)
     out: Array = _run(plan, x, weights, _tiles(plan, groups), bias)
     return out
+
+
+def plan_of(shape: Shape, sms: int | None = None, tuning: Tuning | None = None) -> Launch:
+    """Return the launch for a shape. Raises ValueError if the tuning does not fit it."""
+    return launch(shape, tuning or default_tuning(shape, sms or SMS))
 
 
 def _tiles(plan: Launch, groups: Groups) -> Int[Array, "B 4"]:

@@ -2,14 +2,14 @@
 
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.plan import BAND, FEW_ROWS, UNIT, Launch, Shape, Tuning
-from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
+from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS
 
 _MOST_ROWS = 128
 _MOST_STAGES = 12
 _DEPTHS = (3, 2, 1)
 
 
-def default_tuning(shape: Shape) -> Tuning:
+def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
     """Choose a tuning by arithmetic and the compiler's reports, not by measurements.
 
     * Rows per tile: twice the mean of a group, so that few experts need two tiles, which read the weights twice.
@@ -19,6 +19,9 @@ def default_tuning(shape: Shape) -> Tuning:
     * Weights of 4 bits: two consumers in any case, since unpacking is work, and up to 6 KB per copy.
     * As many stages as fit.
     * Bands of columns if groups have several tiles; else whole rows of the weights, as they lie in memory.
+
+    Args:
+        sms: multiprocessors of the GPU.
     """
     mean = -(-(shape.rows - (ALIGN - 1) * min(shape.experts, shape.rows // ALIGN)) // shape.experts)
     rows = min(_MOST_ROWS, max(ALIGN, 1 << (2 * mean - 1).bit_length()))
@@ -33,4 +36,5 @@ def default_tuning(shape: Shape) -> Tuning:
     stages = max(2, min(_MOST_STAGES, shape.inputs // (UNIT * depth)))
     while stages > 2 and Launch.of_shape(shape, Tuning(rows, consumers, parts, stages, depth)).smem_bytes > budget:
         stages -= 1
-    return Tuning(rows, consumers, parts, stages, depth, band=BAND if rows > FEW_ROWS else shape.outputs // UNIT)
+    band = BAND if rows > FEW_ROWS else shape.outputs // UNIT
+    return Tuning(rows, consumers, parts, stages, depth, band, sms)

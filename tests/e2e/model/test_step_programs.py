@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,9 +20,10 @@ from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs import indices as indices_module
 from jswa.exec.programs import step as step_module
 from jswa.exec.programs.pages import move_batches
-from jswa.exec.programs.state import state_bytes, state_shapes
+from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig, step
-from jswa.exec.runner import Pending, Runner, compile_copy_pages
+from jswa.exec.runner import Pending, Runner
+from jswa.exec.side_programs import compile_copy_pages
 from jswa.model.transformer import param_shapes
 from jswa.plan import Logprobs, Request, StepPlan
 from jswa.sched.scheduler import Scheduler
@@ -161,6 +163,40 @@ def test_every_bucket_updates_the_kv_in_place() -> None:
         text = program.as_text() or ""
         assert seen in text
         assert not re.search(rf"= {re.escape(seen)}\S* copy\(", text), "the table of counts is copied"
+
+
+def test_warming_up_changes_nothing_on_the_device() -> None:
+    """Every program runs three times: arena, page tables, last tokens and extras are the same bytes as before."""
+    *_, runner = small_engine_parts()
+    rng = np.random.default_rng(0)
+    before = jax.tree.map(lambda leaf: rng.integers(0, 256, leaf.nbytes, np.uint8).view(leaf.dtype), runner.state)
+    pages = runner.limits.num_blocks * runner.layout.pages_per_block
+    for table in ("full_table", "local_table"):
+        before[table] = (before[table].view(np.uint32) % pages).astype(np.int32)
+    held, runs = {**runner.state}, Counter[object]()
+    runner.state = jax.tree.map(lambda array, leaf: jnp.asarray(array.reshape(leaf.shape)), before, held)
+    programs = dict(runner.compiled)
+    try:
+        for number, program in programs.items():
+            runner.compiled[number] = counted(program, runs, number)  # type: ignore[assignment]
+        runner.warm_up()
+        after = jax.tree.map(np.asarray, runner.state)
+    finally:
+        runner.compiled.update(programs)
+        runner.state = DeviceState(**held)  # type: ignore[typeddict-item]
+    assert runs == dict.fromkeys(programs, 3)
+    for one, other in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def counted(program: Callable[..., Any], runs: "Counter[object]", number: int) -> Callable[..., Any]:
+    """Return the program; its runs are counted."""
+
+    def run(*arguments: Any) -> Any:
+        runs[number] += 1
+        return program(*arguments)
+
+    return run
 
 
 def test_pages_are_copied_in_place() -> None:

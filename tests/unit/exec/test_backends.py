@@ -2,6 +2,9 @@
 
 import importlib.util
 import logging
+import os
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,8 +20,15 @@ from jswa.exec.programs.state import state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
 from jswa.model.hf.config import parse_config
+from pallas_kernels.attention.hopper.call import plan_of as attention_plan
+from pallas_kernels.experts.hopper.call import plan_of as experts_plan
+from pallas_kernels.experts.hopper.plan import Shape
+from pallas_kernels.ptxas import Ptxas, find_ptxas, prefer_packaged
 from tests.parity.load import load_fixture
+from tests.support.kernels.calls import shape_of
 from tests.support.oracles import random_params
+from tools.cases.kernels.attention_layers import LAYERS
+from tools.cases.kernels.attention_shapes import arguments
 
 
 @pytest.mark.parametrize(
@@ -39,6 +49,85 @@ def test_the_default_backends_of_devices(
     """Only Hopper GPUs have WGMMA, not newer ones."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert choose_backends(EngineConfig(), jnp.dtype(dtype), *device) == want
+
+
+def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
+    """An H20 has 78, an H200 132: experts start as many thread blocks as run at once; splits fill them."""
+    chosen = choose_backends(EngineConfig(), jnp.dtype("bfloat16"), "gpu", "9.0", 78)
+    assert chosen == Backends("mosaic", "mosaic", 78)
+    attention = shape_of(arguments(next(layer for layer in LAYERS if layer.name == "gpt-oss-20b full, one row")))
+    assert attention_plan(attention, 78).tuning.splits < attention_plan(attention, 132).tuning.splits
+    bfloat16 = jnp.dtype("bfloat16")
+    experts = Shape(256, 32, 2880, 2880, bfloat16, None, bias=False, packed=False)
+    assert experts_plan(experts, 78).blocks in (78, 156)
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "refused"),
+    [
+        ((12, 8, 93), {}, "attention_backend"),
+        ((12, 9, 41), {"attention_backend": "xla"}, "moe_backend"),
+        ((12, 9, 41), {"attention_backend": "xla", "moe_backend": "xla"}, None),
+        ((12, 9, 86), {}, None),
+        ((13, 5, 37), {}, None),
+    ],
+)
+def test_a_compiler_that_gives_wrong_code_is_refused(
+    version: tuple[int, ...], options: dict[str, Any], refused: str | None
+) -> None:
+    """By name, path and version, and no other kernel is taken without a word."""
+    arguments = EngineConfig(**options), jnp.dtype("bfloat16"), "gpu", "9.0", 132, Ptxas("/x/ptxas", version)
+    if refused is None:
+        choose_backends(*arguments)
+        return
+    with pytest.raises(
+        ConfigError, match=rf"ptxas {'.'.join(map(str, version))} \(/x/ptxas\) gives wrong code"
+    ) as error:
+        choose_backends(*arguments)
+    assert error.value.field == refused
+
+
+def test_the_ptxas_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version is read as XLA reads it."""
+    ptxas = tmp_path / "ptxas"
+    ptxas.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.41'\n")
+    ptxas.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_ptxas() == Ptxas(str(ptxas), (12, 9, 41))
+    assert Ptxas(str(ptxas), (12, 9, 41)).is_wrong
+
+
+def test_the_packaged_ptxas_comes_before_that_of_an_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mosaic takes the first on PATH, where an older CUDA may lie; CUDA_ROOT is a wish that is kept."""
+    for name, version in (("installed", "12.8.93"), ("nvidia/cu13", "13.5.37"), ("wished", "13.4.1")):
+        ptxas = tmp_path / name / "bin" / "ptxas"
+        ptxas.parent.mkdir(parents=True)
+        ptxas.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, V{version}'\n")
+        ptxas.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "installed" / "bin"))
+    monkeypatch.delenv("CUDA_ROOT", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec_of(tmp_path / name.replace(".", "/")))
+    assert (found := find_ptxas()) is not None
+    assert found.version == (12, 8, 93)
+    for root, wanted in ((None, (13, 5, 37)), (tmp_path / "wished", (13, 4, 1))):
+        if root is not None:
+            monkeypatch.setenv("CUDA_ROOT", str(root))
+        prefer_packaged()
+        prefer_packaged()
+        assert (found := find_ptxas()) is not None
+        assert found.version == wanted
+    assert os.environ["PATH"].count("installed") == 1
+
+
+def spec_of(folder: Path) -> ModuleSpec | None:
+    """Return the spec of a package in a folder, if there is one."""
+    if not folder.is_dir():
+        return None
+    spec = ModuleSpec(folder.name, None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    return spec
 
 
 def test_a_gpu_without_kernels_gets_a_warning(

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.config import Limits
+from jswa.config import Limits, resolve_limits
 from jswa.errors import EngineError
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.plan import StepPlan
-from tests.support.fakes import sampling_columns
+from jswa.text.inputs import engine_config
+from tests.support.fakes import make_layer, make_model, sampling_columns
 
 
 def make_plan(counts: list[int]) -> StepPlan:
@@ -83,6 +84,28 @@ def test_a_gpu_compiles_under_forty_programs(max_tokens: int) -> None:
     assert decode[0] == 1
     assert decode[-1] == 256
     assert all(after <= 2 * before for before, after in itertools.pairwise(decode))
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "max_tokens", "decode", "mixed"),
+    [
+        ([2048, 64, 256], 2048, [64, 256], [2048]),
+        ([256, 512, 2048, 512], 2048, [256], [512, 2048]),
+        ([1, 256], 256, [1, 256], [256]),
+    ],
+)
+def test_only_the_sizes_that_are_asked_for_are_compiled(
+    sizes: list[int], max_tokens: int, decode: list[int], mixed: list[int], on_gpu: bool
+) -> None:
+    """Up to max_num_seqs they are rows of a decode step, beyond it tokens of a mixed one."""
+    options = {"max_num_seqs": 256, "max_num_batched_tokens": max_tokens, "cudagraph_capture_sizes": sizes}
+    limits = resolve_limits(engine_config(options), make_model(make_layer(8, (1, 2, 2))), on_gpu=on_gpu)
+    table = bucket_table(limits, on_gpu=on_gpu)
+    assert [bucket.rows for bucket in table if bucket.decode] == decode
+    assert [bucket.tokens for bucket in table if not bucket.decode] == mixed
+    assert pick_bucket(table, make_plan([1] * 256)).decode
+    assert pick_bucket(table, make_plan([max_tokens - 255] + [1] * 255)).tokens == max_tokens
 
 
 def test_a_plan_beyond_the_limits_is_an_engine_error() -> None:

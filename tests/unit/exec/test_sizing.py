@@ -1,6 +1,7 @@
 """The memory that the arena gets (jswa/exec/sizing.py)."""
 
 import dataclasses
+import logging
 import os
 from typing import Any
 
@@ -12,7 +13,7 @@ from jswa.cache.capacity import useful_blocks
 from jswa.config import EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE
-from jswa.exec.sizing import claim_memory, free_bytes, scratch_bytes, size_arena, table_bytes
+from jswa.exec.sizing import claim_memory, free_bytes, require_room, scratch_bytes, size_arena, table_bytes
 from tests.support.fakes import make_layer, make_layout, make_model
 from tests.support.oracles import small_engine_parts
 
@@ -40,9 +41,14 @@ class FakeDevice:
     platform: str
     bytes_limit: int = 0
     bytes_in_use: int = 0
+    largest_free_block_bytes: int = 0
+    pool_bytes: int = 0
 
     def memory_stats(self) -> dict[str, int]:
-        return {"bytes_limit": self.bytes_limit, "bytes_in_use": self.bytes_in_use}
+        stats = {"bytes_limit": self.bytes_limit, "bytes_in_use": self.bytes_in_use}
+        if self.pool_bytes:
+            stats |= {"pool_bytes": self.pool_bytes, "largest_free_block_bytes": self.largest_free_block_bytes}
+        return stats
 
 
 @pytest.mark.parametrize(("memory", "devices", "expected"), [(8, 1, 2), (64, 1, 4), (8, 2, 1), (64, 4, 1)])
@@ -80,6 +86,42 @@ def test_the_fullest_gpu_decides_how_large_the_arena_is(monkeypatch: pytest.Monk
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
     found: Any = [FakeDevice("gpu", 100_000, 30_000), FakeDevice("gpu", 100_000, 40_000)]
     assert free_bytes(found) == 58_000
+
+
+@pytest.mark.parametrize(
+    ("block", "pool", "expected"),
+    [(70_000, 100_000, 68_000), (50_000, 100_000, 50_000), (0, 100_000, 68_000), (10_000, 50_000, 50_000)],
+)
+def test_the_arena_is_no_larger_than_the_largest_free_block(
+    block: int, pool: int, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lane must lie in one. The log has the numbers; an allocator that tells 0 does not know, a small pool grows."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
+    found: Any = [FakeDevice("gpu", 100_000, 30_000, block, pool)]
+    with caplog.at_level(logging.INFO, "jswa"):
+        assert free_bytes(found) == expected
+    assert "largest free block" in caplog.text
+    assert ("left out of the KV arena" in caplog.text) == (expected < 68_000)
+
+
+def test_an_arena_that_does_not_fit_is_an_error_with_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lanes of 3,200 bytes: into one block each, and into what is free."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
+    layout = make_layout(4, 10, num_full=2, num_local=2)
+    limits = Limits(64, 4, 16, 4, num_blocks=20)
+    lane = 20 * layout.block_elems * 2
+
+    def require(free: int, block: int) -> None:
+        found: Any = [FakeDevice("gpu", 10 * lane, 10 * lane - free, block, 10 * lane)]
+        require_room(limits, layout, 2, found)
+
+    require(2 * lane, lane)
+    for free, block in ((2 * lane, lane - 1), (2 * lane - 1, lane)):
+        with pytest.raises(
+            ConfigError, match=f"{free} bytes free, {block} of them .* 2 lanes of {lane} bytes"
+        ) as error:
+            require(free, block)
+        assert error.value.field == "kv_cache_memory_bytes"
 
 
 @pytest.mark.parametrize(("rows", "megabytes"), [(256, 149), (1400, 814)])

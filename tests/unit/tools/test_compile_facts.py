@@ -45,6 +45,38 @@ def test_a_kernel_without_report_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
+    "advice",
+    [
+        "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register "
+        "resources for the wgmma pipeline in the function 'decode'",
+        "(C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma "
+        "instructions defining accumulator registers of a wgmma between start and end of the pipeline stage",
+        "'setmaxnreg' ignored to maintain minimum register requirements",
+    ],
+)
+def test_advice_of_ptxas_is_a_fault(advice: str) -> None:
+    """The kernel computes the right numbers, and waits for each product. setmaxnreg in the PTX is an instruction."""
+    source = PTX.replace("wgmma.mma", "setmaxnreg.dec.sync.aligned.u32 24;\nwgmma.mma", 1) + f"ptxas info    : {advice}"
+    (found,) = parse((source + REPORT).format(name="decode", threads=128, spills=0, registers=144))
+    assert found == replace(GOOD, advice=(advice,))
+    assert found.faults() == [advice]
+
+
+def test_a_stack_frame_is_a_fault() -> None:
+    """Arrays with indices that are not constants lie there, in memory."""
+    text = (PTX + REPORT).replace("0 bytes stack", "16 bytes stack")
+    (found,) = parse(text.format(name="decode", threads=128, spills=0, registers=144))
+    assert found.faults() == ["16 bytes of stack"]
+
+
+def test_a_tuning_that_counts_with_more_thread_blocks_than_fit_is_a_fault() -> None:
+    """Two of 384 threads need at most 80 registers."""
+    assert replace(GOOD, threads=384, registers=80).faults(2) == []
+    (fault,) = replace(GOOD, threads=384, registers=88).faults(2)
+    assert fault == "1 thread blocks fit on a multiprocessor, and its tuning counts with 2"
+
+
+@pytest.mark.parametrize(
     ("facts", "blocks"),
     [
         (GOOD, 2),

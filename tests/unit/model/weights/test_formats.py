@@ -12,9 +12,10 @@ from jswa.errors import CheckpointError, ConfigError
 from jswa.llm import TINY
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
-from jswa.model.weights.load import load_checkpoint
+from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
+from jswa.storage.convert import convert
 from pallas_kernels.experts.api import Implementation
-from pallas_kernels.experts.mxfp4 import Mxfp4, tiles, unpack
+from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, tiles, unpack, untiled
 from pallas_kernels.quantized import Quantized, dequantized
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
@@ -177,3 +178,53 @@ def test_tiny_predicts_as_well_in_8_bits(mode: QuantizationMode, most: float) ->
     params = load_checkpoint(TINY, FLOAT32, quantization=mode)[1]
     texts = scores.held_out_stories(8)
     assert scores.bits_per_byte(model, params, texts) < most * scores.bits_per_byte(model, plain, texts)
+
+
+def numbers_of(params: Params, name: str) -> np.ndarray:
+    """Return the numbers of an MXFP4 matrix [E, outputs, inputs], of blocks or of tiles."""
+    scales = params[f"{name}.scales"]
+    if f"{name}.blocks" in params:
+        return np.asarray(unpack(Mxfp4(params[f"{name}.blocks"], scales), FLOAT32))
+    return np.asarray(untiled(Mxfp4Tiles(params[f"{name}.words"], scales)))
+
+
+@pytest.mark.parametrize("experts", ["xla", "mosaic"])
+def test_dummy_experts_in_mxfp4_are_as_large_as_those_in_16_bits(experts: Implementation, tmp_path: Path) -> None:
+    """They are made in the form that the kernel reads, all 16 codes among them, and the logits are usual ones."""
+    config, _ = plain_tensors("gpt_oss_base", intermediate_size=64)
+    write(tmp_path, config, {})
+    model, params = dummy_checkpoint(tmp_path, FLOAT32, 0, quantization="mxfp4", experts=experts)
+    assert not any(name.endswith((".gate_up", ".down")) for name in params)
+    found = 0
+    for name in (key.rpartition(".")[0] for key in params if key.endswith((".blocks", ".words"))):
+        numbers = numbers_of(params, name)
+        assert len(np.unique(numbers)) > 16
+        assert 0.7 < numbers.std() * numbers.shape[-1] ** 0.5 < 1.5
+        found += 1
+    assert found == 2 * len(model.layers)
+    if experts == "xla":
+        logits = dense_logits(model, params, np.arange(5, dtype=np.int32))
+        assert 0.01 < logits.std() < 100
+
+
+@pytest.mark.parametrize("form", ["plain", "converted", "dummy"])
+def test_mxfp4_is_refused_for_experts_that_are_not_stored_so(form: str, tmp_path: Path) -> None:
+    """jswa does not round to 4 bits, and a model without experts has nothing to hold in them."""
+    config, tensors = plain_tensors("gpt_oss_base")
+    write(tmp_path / "source", config, tensors)
+    if form == "plain":
+        with pytest.raises(ConfigError, match="not stored in MXFP4"):
+            load(tmp_path / "source", "mxfp4")
+    elif form == "converted":
+        convert(tmp_path / "source", tmp_path / "converted", "float32")
+        with pytest.raises(ConfigError, match="not stored in MXFP4"):
+            load(tmp_path / "converted", "mxfp4")
+    else:
+        with pytest.raises(ConfigError, match="the model has none"):
+            dummy_checkpoint(TINY, FLOAT32, 0, quantization="mxfp4")
+
+
+def test_mxfp4_holds_a_checkpoint_in_mxfp4_as_auto_does(tmp_path: Path) -> None:
+    """Bit for bit."""
+    write_gpt_oss_mxfp4(tmp_path)
+    assert_equal(load(tmp_path, "mxfp4"), load(tmp_path, "auto"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import Float, UInt8
 
-from pallas_kernels.experts.mxfp4 import SHIFT, Mxfp4, tile_numbers, tiles, tiles_hold, unpack
+from pallas_kernels.experts.mxfp4 import SHIFT, Mxfp4, tile_numbers, tiles, tiles_hold, unpack, untiled
 
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -52,6 +52,12 @@ def test_tiles_hold_the_same_numbers() -> None:
         numbers = np.asarray(tile_numbers(words[expert, across, along], scales[expert, across, along]), np.float64)
         part = expected[expert, 64 * across :, 64 * along :][:64, :64]
         np.testing.assert_array_equal(numbers * 2.0**SHIFT, part)
+
+
+def test_tiles_are_undone_exactly() -> None:
+    """The numbers of tiles, outputs first."""
+    weights, expected = random_weights()
+    np.testing.assert_array_equal(np.asarray(untiled(tiles(weights))), expected.astype(np.float32))
 
 
 def test_each_thread_unpacks_its_part_of_the_operand() -> None:
