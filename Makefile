@@ -36,7 +36,8 @@ endef
 CLIENTS := sdk lm-eval guidellm aiperf routers
 
 .PHONY: help run test test-types test-triton check package fmt nightly scale-test scale-test-short clients parity tiny lock
-.PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton gpu-compile gpu-compile-sample gpu
+.PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
+.PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -116,23 +117,29 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
 	  { [ $$sample != gemma ] || .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and
-# make gpu GPU_PYTHON=python3.
+# make gpu GPU_PYTHON=python3. COMMIT is needed where the sources come without git.
 GPU_PYTHON ?= .venv-cuda/bin/python
 OUT        ?= benchmarks/results/gpu
-STAGES     ?= facts numerics kernels torch report
-gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: numerics, benchmarks (STAGES=… OUT=…; see benchmarks/gpu/run.py)
-	PYTHONPATH=.gpu-site $(GPU_PYTHON) -m benchmarks.gpu.run --out $(OUT) --stages $(STAGES)
+CALL       ?= 1
+COMMIT     ?= $(shell git rev-parse --short HEAD 2>/dev/null)
+gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: a call of nine minutes (CALL=1, 2 or 3, OUT=…; see benchmarks/gpu/README.md)
+	PYTHONPATH=.gpu-site $(GPU_PYTHON) -m benchmarks.gpu.run --call $(CALL) --out $(OUT) --commit "$(COMMIT)"
+
+gpu-rehearsal: .venv/installed  ## the same with small sizes on a CPU
+	$(BIN)/python -m benchmarks.gpu.run --call $(CALL) --out $(OUT) --rehearse --patience 10
 
 .venv-cuda/bin/python: pyproject.toml requirements.lock
 	$(PYTHON) -m venv --clear .venv-cuda
 	$(call install,.venv-cuda,core build cuda13 dev)
 	@touch $@
 
-# Packages in plain Python that a machine with jax and pytest may lack.
+# Packages that a machine with jax and pytest may lack: what jswa and its tests import, and the server. For that machine's
+# Python and not this one's.
+GPU_SITE := --python-version 3.12 --only-binary :all: $(patsubst %,--platform manylinux%_x86_64,_2_28 _2_17 2014 _2_5 1)
 .gpu-site/installed: requirements.lock
 	@mkdir -p .gpu-site
-	$(PYTHON) tools/lock.py select gpu-site > .gpu-site/requirements.txt
-	$(PYTHON) $(PIP) --target .gpu-site --upgrade --no-deps --require-hashes -r .gpu-site/requirements.txt
+	$(PYTHON) tools/lock.py select gpu-site server > .gpu-site/requirements.txt
+	$(PYTHON) $(PIP) --target .gpu-site --upgrade --no-deps --require-hashes $(GPU_SITE) -r .gpu-site/requirements.txt
 	@touch $@
 
 package: .venv/installed .venv-package/installed  ## build wheel and sdist into dist/, install and run them

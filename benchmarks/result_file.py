@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+COMMIT = "RESULT_COMMIT"  # environment variable: the commit of sources that were copied without their repository
 _LOAD_AT_START = os.getloadavg()  # what else the machine had to do: this module is imported before anything is measured
 _PACKAGES = ("jswa", "jax", "numpy", "torch", "transformers")
 _OUTPUT_OPTIONS = ("--json", "--plot", "--out")
@@ -36,8 +37,8 @@ def read(path: Path) -> dict[str, Any]:
 def about() -> dict[str, Any]:
     """Return the header for results that this process has measured.
 
-    The commit ends in "-dirty" if tracked files other than results differ from it. Commit and CPU model are None if
-    they are unknown.
+    The commit is that which the environment names (`COMMIT`), or git's, which ends in "-dirty" if tracked files other
+    than results differ from it. Commit and CPU model are None if they are unknown.
     """
     packages = {name: sys.modules[name] for name in _PACKAGES if name in sys.modules}
     return {
@@ -93,6 +94,8 @@ def _command() -> str:
 
 
 def _commit() -> str | None:
+    if given := os.environ.get(COMMIT):
+        return given
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
     commit = _git("rev-parse", "--short", "HEAD")
     return f"{commit}-dirty" if commit and changed else commit

@@ -48,6 +48,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # Compiling takes most of the time, so XLA optimises only in tests marked `optimized`, in `make nightly`, and on a GPU.
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+else:  # a GPU would multiply float32 in TF32, and miss every tolerance
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 QUICK = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
 
 # Interpreted Mosaic kernels block a thread of XLA's pool per warpgroup, and a few more: a pool of two deadlocks.

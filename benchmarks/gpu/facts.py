@@ -1,4 +1,4 @@
-"""Facts about a GPU: its kind, memory, versions, and the time to launch a program on it.
+"""Facts about a GPU: its kind, memory, versions, each ptxas that is there, and the time to launch a program on it.
 
     python -m benchmarks.gpu.facts [--json FILE]
 
@@ -7,11 +7,15 @@ description: pallas_kernels/tuning/<device>.txtpb.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
+import shutil
+import site
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +26,24 @@ from benchmarks import result_file
 from pallas_kernels.attention.tuned import device_name
 
 _ARRAYS = (100, 300, 600)
+_PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-triton", "triton", "nvidia-cuda-nvcc", "torch", "transformers")
+_MEMORY = ("bytes_limit", "bytes_in_use", "largest_free_block_bytes")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Print; write JSON and the description if they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="result file to write")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     device = jax.devices()[0]
     facts: dict[str, Any] = {
         "device": device.device_kind,
         "compute_capability": getattr(device, "compute_capability", None),
-        "memory": (device.memory_stats() or {}).get("bytes_limit"),
+        "core_count": getattr(device, "core_count", None),
+        "memory": {name: (device.memory_stats() or {}).get(name) for name in _MEMORY},
+        "packages": {name: installed(name) for name in _PACKAGES},
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "ptxas": version("ptxas"),
+        "ptxas": {str(path): version(str(path)) for path in compilers()},
         "dispatch_microseconds": {count: dispatch(count) for count in _ARRAYS},
     }
     print(json.dumps(facts, indent=1))
@@ -59,6 +67,21 @@ def dispatch(count: int, repeats: int = 200) -> float:
         state = program(state)
         seconds.append(time.perf_counter() - start)
     return 1e6 * statistics.median(seconds)
+
+
+def installed(package: str) -> str | None:
+    """Return the version of a package; None if it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def compilers() -> list[Path]:
+    """Return each ptxas that XLA's plugin may find: those of packages, that of CUDA, and that on the PATH."""
+    found = [path for folder in site.getsitepackages() for path in sorted(Path(folder).glob("nvidia/*/bin/ptxas"))]
+    found += [Path("/usr/local/cuda/bin/ptxas"), *map(Path, filter(None, [shutil.which("ptxas")]))]
+    return [path for path in dict.fromkeys(found) if path.is_file()]
 
 
 def version(command: str) -> str | None:

@@ -1,128 +1,99 @@
-"""Runner of all tests and benchmarks that need a GPU, in stages. `make gpu` calls it.
+"""A call to a GPU machine: its stages one after another, within its time, and the few files that come back.
 
-    python -m benchmarks.gpu.run --out DIR [--stages NAME ...]
+    python -m benchmarks.gpu.run --call 1 --out $OUT [--seconds 540] [--again STAGE ...] [--stages STAGE ...]
+    python -m benchmarks.gpu.run --call 1 --out DIR --rehearse       the same with small sizes on a CPU
 
-Each stage is a process with a time limit, and writes its log and its JSON to DIR:
+`make gpu CALL=1` calls it. The calls are listed in `benchmarks.gpu.calls`:
 
-    facts      benchmarks.gpu.facts: device, versions, the compiler's target description, time to launch a program
-    numerics   tests of all kernel cases against their oracles, on the device
-    matrix     tests of attention with all combinations of head size, window, page, group and length
-    kernels    benchmarks.gpu.kernels
-    torch      benchmarks.gpu.torch_attention, baselines of `kernels`
-    tune       benchmarks.gpu.autotune
-    steps      benchmarks.gpu.decode_steps on random weights in the shapes of released models
-    offline    benchmarks.speed.offline on the same models
-    peer       benchmarks.gpu.peer_transformers, the baseline of `offline`
-    report     benchmarks.predict.report: tables, plots, what differs from the prediction
+    1  facts, ladder, numerics, cached against cold       is anything wrong?
+    2  experts and attention tuned, kernels beside torch, decode steps
+    3  throughput beside transformers, the server under load, a soak
 
-A stage that fails does not stop the others. A short table is printed at the end. The exit status is that of `numerics`.
+A stage is a process with a limit. It starts if its least time is left, and is skipped if the ladder found a kernel
+broken that it needs, or if its result file, in DIR or in --earlier, says that it is complete. What comes back is packed
+after every stage, so a call that is ended from outside loses one stage only; at the end it has the report of
+`benchmarks.predict.report`, too. `benchmarks.gpu.bring_back` unpacks it.
+The exit status is 1 if a stage has failed.
 """
 
 import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-_MODELS = ("gemma-3-27b", "gpt-oss-20b", "Mistral-7B-v0.1")
+from benchmarks import result_file
+from benchmarks.gpu.bring_back import HOME, pack
+from benchmarks.gpu.calls import CALL_SECONDS, CALLS, PACKING_SECONDS, REPORT_SECONDS
+from benchmarks.gpu.stage import ROOT, Ended, Place, Stage, run_stages
+
+_GOOD = ("complete", "done before")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A command and the seconds that it may take."""
-
-    name: str
-    command: tuple[str, ...]
-    seconds: int
-
-
-def stages(out: Path) -> list[Stage]:
-    """Return all stages in their order."""
-    cases = (
-        "tests/unit/pallas_kernels/attention/test_paged_attention.py",
-        "tests/unit/pallas_kernels/experts/test_grouped_matmul.py",
-    )
-    matrix = "tests/unit/pallas_kernels/attention/test_hopper.py"
-    load = ("--prompts", "256", "--input", "1024", "--output", "1024", "--repeats", "2")
-    offline = (*load, "--max-num-seqs", "256")
-    return [
-        Stage("facts", ("-m", "benchmarks.gpu.facts", "--json", f"{out}/facts.json"), 120),
-        Stage("numerics", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *cases), 300),
-        Stage("matrix", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly", matrix), 580),
-        Stage("kernels", ("-m", "benchmarks.gpu.kernels", "--json", f"{out}/kernels.json"), 300),
-        Stage("torch", ("-m", "benchmarks.gpu.torch_attention", "--json", f"{out}/torch.json"), 240),
-        Stage("tune", ("-m", "benchmarks.gpu.autotune", "--seconds", "400", "--out", f"{out}/tuning.json"), 560),
-        *(
-            Stage(
-                f"steps-{name}",
-                ("-m", "benchmarks.gpu.decode_steps", "--hub", name, "--json", f"{out}/steps-{name}.json"),
-                400,
-            )
-            for name in _MODELS
-        ),
-        *(
-            Stage(
-                f"offline-{name}",
-                ("-m", "benchmarks.speed.offline", "--hub", name, *offline, "--json", f"{out}/offline-{name}.json"),
-                280,
-            )
-            for name in _MODELS
-        ),
-        *(
-            Stage(
-                f"peer-{name}",
-                ("-m", "benchmarks.gpu.peer_transformers", "--hub", name, *load, "--json", f"{out}/peer-{name}.json"),
-                400,
-            )
-            for name in _MODELS
-        ),
-        Stage("report", ("-m", "benchmarks.predict.report", str(out)), 60),
-    ]
-
-
-def main() -> None:
-    """Run the stages that --stages names."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a call and print a table of its stages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument(
-        "--stages",
-        nargs="+",
-        default=["facts", "numerics", "kernels", "torch", "report"],
-        help="names, or their beginnings",
-    )
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    unknown = {name for name in args.stages if not any(s.name.startswith(name) for s in stages(args.out))}
-    if unknown:
-        parser.error(f"--stages: there is no {', '.join(sorted(unknown))}")
-    done: dict[str, tuple[int, float]] = {}
-    for stage in stages(args.out):
-        if any(stage.name.startswith(name) for name in args.stages):
-            done[stage.name] = run(stage, args.out)
-    for name, (status, seconds) in done.items():
-        print(f"{name:24} {'ok' if status == 0 else f'status {status}':12} {seconds:6.0f} s")
-    sys.exit(done.get("numerics", (0, 0.0))[0])
+    parser.add_argument("--call", type=int, choices=sorted(CALLS), required=True, help="number of the call")
+    parser.add_argument("--out", type=Path, required=True, help="folder for what comes back")
+    parser.add_argument("--rehearse", action="store_true", help="small sizes on a CPU")
+    parser.add_argument("--seconds", type=float, default=CALL_SECONDS, help="of the whole call")
+    parser.add_argument("--patience", type=float, default=1, help="factor of all limits, for a rehearsal on a busy CPU")
+    parser.add_argument("--earlier", type=Path, help="folder with results of earlier calls (default: those committed)")
+    parser.add_argument("--stages", nargs="+", help="only these stages of the call")
+    parser.add_argument("--again", nargs="+", default=[], help="stages to run though they are complete")
+    parser.add_argument("--commit", help="of the sources, where there is no git: for the headers of the results")
+    args = parser.parse_args(words)
+    stages = CALLS[args.call]
+    names = [stage.name for stage in stages]
+    if unknown := {*(args.stages or ()), *args.again} - set(names):
+        parser.error(f"call {args.call} has no stage {', '.join(sorted(unknown))}: its stages are {', '.join(names)}")
+    if args.commit:
+        os.environ[result_file.COMMIT] = args.commit
+    chosen = [stage for stage in stages if args.stages is None or stage.name in args.stages]
+    with tempfile.TemporaryDirectory() as folder:
+        earlier = args.earlier or (Path(folder, "none") if args.rehearse else HOME)
+        place = Place(Path(folder), earlier, args.rehearse, args.patience)
+        ended = run(args.call, chosen, place, args)
+    print("\n".join(table(args.call, ended)))
+    return 0 if all(one.status in _GOOD for one in ended) else 1
 
 
-def run(stage: Stage, out: Path) -> tuple[int, float]:
-    """Run a stage; return its exit status (124: out of time) and seconds. Writes its log and prints the end of it."""
-    start, log = time.perf_counter(), out / f"{stage.name}.log"
-    with log.open("w") as file:
-        try:
-            status = subprocess.run(
-                [sys.executable, *stage.command],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=stage.seconds,
-                env={"JAX_PLATFORMS": "cuda", **os.environ},  # tests run on the CPU by default
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status = 124
-    print(f"== {stage.name}", *log.read_text(errors="replace").splitlines()[-12:], sep="\n", flush=True)
-    return status, time.perf_counter() - start
+def run(call: int, stages: Sequence[Stage], place: Place, args: argparse.Namespace) -> list[Ended]:
+    """Run the stages, and pack what there is after each."""
+    seconds = args.seconds - PACKING_SECONDS - REPORT_SECONDS
+    until, ended = time.monotonic() + seconds * place.patience, list[Ended]()
+    for stage in stages:
+        ended += run_stages([stage], place, (until - time.monotonic()) / place.patience, args.again)
+        rows = [vars(one) for one in ended]
+        result_file.write(place.out / f"call-{call}.json", {"rehearsal": place.rehearse, "stages": rows})
+        pack(place.out, args.out, "\n".join(table(call, ended)) + "\n")
+    found = report(place)
+    print(found)
+    pack(place.out, args.out, "\n".join([*table(call, ended), "", found]) + "\n")
+    return ended
+
+
+def report(place: Place) -> str:
+    """Write tables and plots of the results beside them; return what differs from the prediction, or the error."""
+    command = [sys.executable, "-m", "benchmarks.predict.report", str(place.out)]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=REPORT_SECONDS * place.patience, check=True
+        )
+    except subprocess.SubprocessError as error:
+        return f"no report: {error}"
+    written = place.out / "report.md"
+    return written.read_text() if written.is_file() else done.stdout
+
+
+def table(call: int, ended: Sequence[Ended]) -> list[str]:
+    """Return lines of Markdown: how each stage has ended."""
+    rows = [f"| {one.stage} | {one.status} | {one.seconds:.0f} | {one.why} |" for one in ended]
+    return [f"call {call}", "", "| stage | ended | seconds | why |", "| --- | --- | --- | --- |", *rows]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

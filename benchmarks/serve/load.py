@@ -151,10 +151,15 @@ async def hold(at: Address, sent: bytes, seconds: float) -> None:
         writer.transport.abort()
 
 
+async def get_text(at: Address, path: str, key: str = "") -> str:
+    """Return the body of a route's response."""
+    answer = await ask(at, b"", path=path, method="GET", key=key)
+    return answer.raw.partition(b"\r\n\r\n")[2].decode()
+
+
 async def get_json(at: Address, path: str, key: str = "") -> Any:
     """Return the JSON of a route."""
-    answer = await ask(at, b"", path=path, method="GET", key=key)
-    return json.loads(answer.raw.partition(b"\r\n\r\n")[2])
+    return json.loads(await get_text(at, path, key))
 
 
 @dataclass

@@ -1,9 +1,10 @@
 """Throughput of the whole engine on a batch of prompts: tokens per second, and the host's share of the time.
 
     python -m benchmarks.speed.offline [--model tiny] [--prompts 32] [--input 256] [--output 128] [--json FILE]
-    python -m benchmarks.speed.offline --hub gemma-3-27b    random weights in the shape of a released model
+    python -m benchmarks.speed.offline --hub gemma-3-27b [--quantization fp8]    random weights in a released shape
 
-Prompt lengths are uniform in [input / 2, input]. The prefix cache is off, because every repeat sends the same prompts.
+Prompt lengths are uniform in [input / 2, input]. The prefix cache is off, and each repeat has prompts of its own, so
+that nothing is found anywhere. With several --output, the load runs with each; the first one is that of the tables.
 A first run warms up and is not counted; the median and the range of the next `--repeats` runs are printed. The baseline
 of the same run sends prompts one after another.
 
@@ -32,6 +33,7 @@ from jswa.plan import StepLogprobs, StepPlan
 from jswa.types import SamplingParams
 from tools.cases.hub_configs import CONFIGS
 
+MEMORY = ("bytes_limit", "bytes_in_use", "peak_bytes_in_use", "largest_free_block_bytes")
 FIGURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokens_per_s")
 
 
@@ -134,9 +136,14 @@ def main() -> None:
     parser.add_argument("--hub", choices=sorted(CONFIGS), help="random weights in this model's shape, not --model")
     parser.add_argument("--prompts", type=int, default=32, help="number of prompts")
     parser.add_argument("--input", type=int, default=256, help="tokens of the longest prompt")
-    parser.add_argument("--output", type=int, default=128, help="tokens generated for each prompt")
+    parser.add_argument("--output", type=int, nargs="+", default=[128], help="tokens generated for each prompt")
+    parser.add_argument("--quantization", default="auto", help="storage of the weights, as of an engine")
     parser.add_argument("--repeats", type=int, default=5, help="runs that are counted")
     parser.add_argument("--max-num-seqs", type=int, default=16, help="rows of a step")
+    parser.add_argument("--max-num-batched-tokens", type=int, help="tokens of a step")
+    parser.add_argument(
+        "--cudagraph-capture-sizes", type=int, nargs="+", default=[], help="compile these batch sizes only"
+    )
     parser.add_argument("--json", type=Path, help="result file to write")
     parser.add_argument("--plot", type=Path, help="picture to write (needs matplotlib)")
     args = parser.parse_args()
@@ -144,7 +151,10 @@ def main() -> None:
     started = time.perf_counter()
     options: dict[str, Any] = {
         "max_num_seqs": args.max_num_seqs,
-        "max_model_len": args.input + args.output,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+        "max_model_len": args.input + max(args.output),
+        "quantization": args.quantization,
+        "cudagraph_capture_sizes": tuple(args.cudagraph_capture_sizes),
         "prefix_cache": False,
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -156,17 +166,28 @@ def main() -> None:
     with llm:
         ready = time.perf_counter() - started
         lengths = random.integers(args.input // 2, args.input + 1, args.prompts)
-        prompts = [random.integers(3, llm.engine.model.vocab_size, n).tolist() for n in lengths]
+
+        def fresh() -> list[list[int]]:
+            """Return prompts that have not been sent yet. Their lengths are always the same."""
+            return [random.integers(3, llm.engine.model.vocab_size, n).tolist() for n in lengths]
+
         engine = llm.engine
         engine.runner = timed = TimedRunner(engine.runner)
-        run(engine, timed, prompts[:2], 4)
-        batched = median_of([prefill_and_run(engine, timed, prompts, args.output) for _ in range(args.repeats)])
-        alone = median_of([prefill_and_run(engine, timed, [p], args.output) for p in prompts[: args.repeats]])
+        run(engine, timed, fresh()[:2], 4)
+        by_output = {
+            output: median_of([prefill_and_run(engine, timed, fresh(), output) for _ in range(args.repeats)])
+            for output in args.output
+        }
+        batched = by_output[args.output[0]]
+        alone = median_of([prefill_and_run(engine, timed, [p], args.output[0]) for p in fresh()[: args.repeats]])
+        memory = jax.devices()[0].memory_stats() or {}
     results = {
         "device": jax.devices()[0].device_kind,
         "start_seconds": ready,
+        "memory": {name: memory[name] for name in MEMORY if name in memory},
         "batched": batched,
         "alone": alone,
+        "by_output": by_output,
     }
     for name in FIGURES:
         b, a = batched[name], alone[name]

@@ -1,4 +1,4 @@
-"""Tunings of the Hopper kernel that were measured on a device: `tuning/<device>.json`, by `benchmarks.gpu.autotune`.
+"""Tunings of the Hopper kernel as data, `tuning/<device>.json`, by `benchmarks.gpu.kernels.tune_attention`.
 
 An entry serves all shapes with its key: sizes that a model fixes are exact, batch and table width are rounded up to
 powers of two. A shape without an entry gets `hopper.heuristics.default_tuning`.

@@ -5,6 +5,8 @@ absolute multiples of their size, however the step is cut into tiles. The loop o
 its cost does not depend on the context either. Softmax: Milakov and Gimelshein 2018 (arXiv 1805.02867).
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -31,6 +33,8 @@ def paged_attention(
     v_dim = attend.value_size(kv.shape[-1], head_dim)
     num_tiles, tile_size = tiles.tokens.shape
     dtype = q.dtype if kv.dtype.itemsize == 1 else kv.dtype
+    precision = lax.Precision.HIGHEST if dtype == jnp.float32 else None  # else a GPU multiplies float32 in TF32
+    product = partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
     block_pages = max(1, BLOCK_TOKENS // page_size)
     block_tokens = block_pages * page_size
 
@@ -56,7 +60,7 @@ def paged_attention(
             visible &= key_position[:, None, :] >= attend.first_visible(query_position)[:, :, None]
         visible = visible[:, None, None]
         keys = gathered[..., :head_dim]
-        scores = jnp.einsum("bkgqd,bksd->bkgqs", queries, keys, preferred_element_type=jnp.float32)
+        scores = product("bkgqd,bksd->bkgqs", queries, keys)
         scores *= attend.scale
         if attend.softcap is not None:
             scores = attend.softcap * jnp.tanh(scores / attend.softcap)
@@ -65,7 +69,7 @@ def paged_attention(
         probability = jnp.where(visible, jnp.exp(scores - new_top[..., None]), 0.0)
         # Values are masked too: a cell that was never written may hold NaN, and 0 · NaN is NaN.
         values = jnp.where(in_tile[:, None, :, None], gathered[..., -v_dim:], 0)
-        update = jnp.einsum("bkgqs,bksv->bkgqv", probability.astype(dtype), values, preferred_element_type=jnp.float32)
+        update = product("bkgqs,bksv->bkgqv", probability.astype(dtype), values)
         return total * shrink[..., None] + update, weight * shrink + probability.sum(axis=-1), new_top
 
     shape = (num_tiles, num_kv_heads, group, tile_size)

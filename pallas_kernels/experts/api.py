@@ -146,12 +146,14 @@ def _xla(
     tiles = (sizes + TILE_ROWS - 1) // TILE_ROWS
     ends = jnp.cumsum(tiles)
     # Room for a whole tile behind the last row: at the end of x a slice would begin earlier, in another tile's rows.
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # else a GPU multiplies float32 in TF32
     padded = jnp.concatenate([x, jnp.zeros((TILE_ROWS, x.shape[1]), x.dtype)])
 
     def tile(index: Int[Array, ""], out: Float[Array, "R2 N"]) -> Float[Array, "R2 N"]:
         expert = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
         start = starts[expert] + (index - (ends[expert] - tiles[expert])) * TILE_ROWS
-        product = lax.dynamic_slice_in_dim(padded, start, TILE_ROWS) @ _expert(weights, expert, x.dtype)
+        rows = lax.dynamic_slice_in_dim(padded, start, TILE_ROWS)
+        product = jnp.matmul(rows, _expert(weights, expert, x.dtype), precision=precision)
         result = _finish(product, None if bias is None else bias[expert], gated)
         # Tiles come in order, so rows that this one writes past its expert's last row are overwritten by the next.
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)

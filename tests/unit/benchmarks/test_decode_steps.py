@@ -1,4 +1,4 @@
-"""`benchmarks.gpu.decode_steps`: its rows lie on pages as a scheduler would have laid them out, and all of it runs."""
+"""`benchmarks.gpu.engine.decode_steps`: rows lie on pages as a scheduler would lay them out, and all of it runs."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu.decode_steps import lay_out_rows, main, plan_of
+from benchmarks.gpu.engine.decode_steps import lay_out_rows, main, plan_of
 from jswa.architecture import Reach
 from jswa.config import Limits
 from tests.parity.load import read_config

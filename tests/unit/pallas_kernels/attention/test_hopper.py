@@ -90,9 +90,9 @@ def test_all_tunings_give_the_same_result(case: Case, tuning: Tuning) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("case", whose_turn([*matrix(), *prefill_matrix()], 5), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*matrix(), *prefill_matrix()], ids=lambda case: case.name)
 def test_matrix(case: Case) -> None:
-    """Combinations of head sizes, windows, pages, groups and lengths, all in five turns, agree with the oracle."""
+    """All pairs of head sizes, windows, pages and groups agree with the oracle."""
     compare(case)
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
 from pallas_kernels.attention.api import Implementation, paged_attention, write_kv
-from pallas_kernels.attention.rows import Attend
+from pallas_kernels.attention.rows import Attend, Rows
 from tests.support.kernels.calls import Call, expect, make_call, run, tiles_of, token_rows
 from tests.support.oracles import Row
 from tests.support.turns import has_turn
-from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, Case, RowSpec
+from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, PADDED, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
@@ -49,6 +49,29 @@ def test_a_token_attends_to_exactly_the_keys_it_may_see(case: Case, implementati
         np.testing.assert_allclose(out[: len(expected)], expected, rtol=0, atol=TOLERANCE[case.dtype])
         assert np.isfinite(out[len(expected) :]).all(), "padding tokens must give finite garbage"
         np.testing.assert_array_equal(run(call, case, implementation), out)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_float32_is_multiplied_in_float32(implementation: Implementation) -> None:
+    """Also on a GPU, which would otherwise take ten bits of fraction of each factor (TF32)."""
+    case = CASES[0]
+
+    def program(q: jax.Array, kv: jax.Array) -> jax.Array:
+        counts = np.array([row.count for row in PADDED], np.int32)
+        zeros = jnp.zeros(4, jnp.int32)
+        rows = Rows(zeros, jnp.asarray(counts), jnp.zeros((4, 3), jnp.int32), zeros, zeros)
+        tiles = tiles_of(counts, case.tokens, case.tile)
+        out: jax.Array = paged_attention(
+            q, kv, rows, tiles, layer_index=0, attend=Attend(1.0), implementation=implementation
+        )
+        return out
+
+    for dtype, kv_dtype in (("float32", "float32"), ("bfloat16", FP8)):
+        q, kv = jnp.zeros((case.tokens, 4, 8), dtype), jnp.zeros((9, 1, 2, 4, 16), kv_dtype)
+        text = jax.jit(program).lower(q, kv).as_text()
+        products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+        assert len(products) == 2
+        assert all(line.count("HIGHEST") == 2 for line in products)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla"])

@@ -3,6 +3,7 @@
 import inspect
 from typing import get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,6 +42,16 @@ def test_a_row_is_multiplied_by_its_experts_matrix(case: Case, implementation: I
         out[call.owned], expected[call.owned], rtol=TOLERANCE[case.dtype], atol=TOLERANCE[case.dtype]
     )
     np.testing.assert_array_equal(run(call, case, implementation)[call.owned], out[call.owned])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_float32_is_multiplied_in_float32(implementation: Implementation) -> None:
+    """Also on a GPU, which would otherwise take ten bits of fraction of each factor (TF32)."""
+    call = make_call(Case("", (3,)))
+    program = jax.jit(lambda x, w: grouped_matmul(x, w, call.groups, implementation=implementation))
+    products = [line for line in program.lower(call.x, call.weights).as_text().splitlines() if "dot_general" in line]
+    assert products
+    assert all(line.count("HIGHEST") == 2 for line in products)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla", "mosaic"])

@@ -1,12 +1,14 @@
 """Time of whole decode steps and prefill chunks by rows and context, against the bytes and FLOP that they cannot avoid.
 
-    python -m benchmarks.gpu.decode_steps --hub gemma-3-27b [--rows 1 16 64 256] [--contexts 1024 8192 32768 131072]
+    python -m benchmarks.gpu.engine.decode_steps --hub gemma-3-27b [--rows 1 16 64 256] [--contexts 1024 8192 32768]
+                                                 [--quantization mxfp4]
 
 Runs on random weights, without a scheduler and without prefill: rows get entries in the page tables as if their
 contexts had been computed, each with pages of its own, and run `--steps` steps one after another without waiting for
 tokens. So the time of a step is that of the device, or the host's time to launch it if that is longer, which is printed
-beside it. A prefill chunk belongs to one row, at the end of each context. A size that does not fit the arena is listed
-as such.
+beside it: that of the first steps, because PJRT lets 32 programs wait for a GPU and has the host wait with the next.
+Only programs of the measured sizes are compiled. A prefill chunk belongs to one row, at the end of each context. A size
+that does not fit the arena is listed as such.
 
 Local layers see a window, so a longer context should add the bytes of the full layers only. `bytes` counts weights and
 all visible keys and values (`benchmarks.scale.step_time`). `share` is the shortest possible time (bytes at the
@@ -28,7 +30,7 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
-from benchmarks.gpu.kernels import ceilings
+from benchmarks.gpu.kernels.attention import ceilings
 from benchmarks.scale.step_time import StepTime, step_time
 from jswa.config import EngineConfig
 from jswa.exec.runner import Runner
@@ -36,9 +38,14 @@ from jswa.exec.sizing import claim_memory
 from jswa.llm import LLM
 from jswa.plan import FROM_DEVICE, SAMPLING, StepPlan, TableRow
 from tools.cases.hub_configs import CONFIGS
+from tools.cases.small_models import SMALL_MODELS
 
 Row = dict[str, Any]
+BITS = {"fp8": 8, "int8": 8}  # of a weight, where it is not that of the run
+MXFP4_BITS = 4.25  # with a scale of 8 bits for 32 weights
 NO_EXTRAS = 2**30  # past the end of the extras tables
+MEMORY = ("bytes_limit", "bytes_in_use", "peak_bytes_in_use", "largest_free_block_bytes")
+IN_FLIGHT = 24  # launches that are timed: fewer than the 32 that PJRT's GPU client lets wait
 
 
 class CachedRow(NamedTuple):
@@ -108,11 +115,13 @@ def time_steps(runner: Runner, cached: list[CachedRow], steps: int, count: int) 
     move = 1 if count == 1 else 0
     runner.launch(plan_of(cached, 0, count, begin=True)).tokens()
     plans = [plan_of(cached, move * n, count, begin=False) for n in range(1, steps + 1)]
+    timed = min(IN_FLIGHT, steps)
     begin = time.perf_counter()
-    pending = [runner.launch(plan) for plan in plans]
+    pending = [runner.launch(plan) for plan in plans[:timed]]
     launched = time.perf_counter() - begin
+    pending += [runner.launch(plan) for plan in plans[timed:]]
     pending[-1].tokens()
-    return (time.perf_counter() - begin) / steps, launched / steps
+    return (time.perf_counter() - begin) / steps, launched / timed
 
 
 def figures(
@@ -170,11 +179,18 @@ def roof_of(square: int) -> dict[str, float]:
     return roof if on_gpu else {**roof, "copy_bytes_per_s": roof["copy_bytes_per_s"] / 2}
 
 
+def memory() -> dict[str, int]:
+    """Return the bytes that the device counts, if it does."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return {name: int(stats[name]) for name in MEMORY if name in stats}
+
+
 def measure(llm: LLM, roof: dict[str, float], args: argparse.Namespace) -> Iterator[Row]:
     """Measure decode steps of all sizes, then prefill chunks."""
     runner, engine = llm.engine.runner, llm.engine
     assert isinstance(runner, Runner)
-    model = step_time(engine.model, engine.limits)  # random weights have the type of the run
+    expert_bits = MXFP4_BITS if args.quantization == "mxfp4" else None
+    model = step_time(engine.model, engine.limits, bits=BITS.get(args.quantization, 16), expert_bits=expert_bits)
     for context in args.contexts:
         for rows in args.rows:
             yield figures(runner, model, roof, (rows, context, 1), args.steps, args.repeats)
@@ -190,6 +206,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     shape = parser.add_mutually_exclusive_group(required=True)
     shape.add_argument("--hub", choices=sorted(CONFIGS), help="a released model")
     shape.add_argument("--config", type=Path, help="a config.json, instead of --hub")
+    shape.add_argument("--small", choices=sorted(SMALL_MODELS), help="a small model, for any machine")
+    parser.add_argument("--quantization", default="auto", help="storage of the random weights, as of an engine")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256], help="rows of a decode step")
     parser.add_argument(
         "--contexts", type=int, nargs="+", default=[1024, 8192, 32768, 130_000], help="tokens of context"
@@ -203,14 +221,25 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def config_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the config that the arguments name."""
+    if args.small:
+        return SMALL_MODELS[args.small]
+    found: dict[str, Any] = CONFIGS[args.hub] if args.hub else json.loads(args.config.read_text())
+    return found
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print; write JSON if it is asked for."""
     args = parsed(words)
-    raw = CONFIGS[args.hub] if args.hub else json.loads(args.config.read_text())
+    raw = config_of(args)
+    most_tokens = max(args.max_num_batched_tokens, *args.rows)
     options: dict[str, Any] = {
         "load_format": "dummy",
+        "quantization": args.quantization,
+        "cudagraph_capture_sizes": tuple(sorted({*args.rows, most_tokens})),
         "max_num_seqs": max(args.rows),
-        "max_num_batched_tokens": max(args.max_num_batched_tokens, *args.rows),
+        "max_num_batched_tokens": most_tokens,
         "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
     }
     roof = roof_of(args.square)
@@ -220,11 +249,13 @@ def main(words: Sequence[str] | None = None) -> None:
         llm = LLM(folder, **options)
     with llm:
         ready = time.perf_counter() - started
-        rows = list(measure(llm, roof, args))
+        about = {"device": jax.devices()[0].device_kind, "start_seconds": ready, "roof": roof, "memory": memory()}
+        rows: list[Row] = []
+        for row in measure(llm, roof, args):
+            rows.append(row)
+            if args.json:  # after each measure, because a run may be cut off
+                result_file.write(args.json, {**about, "steps": rows})
     print("\n".join(table(rows)))
-    if args.json:
-        device = jax.devices()[0].device_kind
-        result_file.write(args.json, {"device": device, "start_seconds": ready, "roof": roof, "steps": rows})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.gpu.autotune import candidates
+from benchmarks.gpu.kernels.tune_attention import candidates
 from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.plan import Tuning, launch
 from tests.support.kernels.calls import shape_of

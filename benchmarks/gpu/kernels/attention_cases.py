@@ -1,5 +1,6 @@
-"""Attention layers of released models at serving sizes, for `benchmarks.gpu.kernels`. Imports neither jax nor torch."""
+"""Attention layers of released models at serving sizes, for the modules beside this one. Imports no jax or torch."""
 
+import itertools
 from dataclasses import dataclass, replace
 
 from tools.cases.kernels.attention_layers import DECODE_LAYERS, Layer
@@ -84,6 +85,8 @@ PREFILL = (
     _prefill(_GEMMA, 2_048, 32_768),  # a chunk behind a long prefix
     _prefill(Layer("64/8 heads of 64, W 1024", (64, 8, 64, 64), window=1_024)),
 )
+# Decode and prefill in turn, so that a run which is short of time has measured some of both.
+MEASURES = tuple(measure for pair in itertools.zip_longest(DECODE, PREFILL) for measure in pair if measure is not None)
 # Small enough for any machine: shows only that the benchmark runs.
 _SMALL = Layer("smoke", (4, 2, 64, 64), 16, window=128, layers_per_page=2, context=300, batch=3)
 SMOKE = (Measure(_SMALL), Measure(replace(_SMALL, window=None), 128))

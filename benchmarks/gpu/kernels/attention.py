@@ -1,14 +1,15 @@
 """Attention kernels at serving sizes beside baselines: microseconds, share of the bandwidth, TFLOP/s.
 
-    python -m benchmarks.gpu.kernels [--only NAME] [--json FILE] [--implementations mosaic xla cudnn] [--smoke]
+    python -m benchmarks.gpu.kernels.attention [--only NAME] [--json FILE] [--implementations mosaic cudnn] [--smoke]
 
 Baselines of the same run: a large copy and a large matrix product (the ceilings), and cuDNN through `jax.nn` on
-contiguous K and V. `benchmarks.gpu.torch_attention` adds SDPA and compiled flex_attention in a run of its own. Bytes
-and FLOP are those inside the layer's window. A kernel that cannot run a measure is listed with the reason. Needs a GPU,
-except for --smoke.
+contiguous K and V. `benchmarks.gpu.kernels.torch_attention` adds SDPA and compiled flex_attention in a run of its own.
+Bytes and FLOP are those inside the layer's window. A kernel that cannot run a measure is listed with the reason. Needs
+a GPU, except for --smoke.
 """
 
 import argparse
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -20,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import result_file
-from benchmarks.gpu.attention_cases import DECODE, PREFILL, SMOKE, Measure
-from benchmarks.gpu.device_time import Timing, calls_worth_timing, time_calls
+from benchmarks.gpu.kernels.attention_cases import MEASURES, SMOKE, Measure
+from benchmarks.gpu.kernels.device_time import Timing, calls_worth_timing, time_calls
 from pallas_kernels.attention.api import Implementation, paged_attention, tile_tokens
 from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
 
@@ -37,9 +38,11 @@ def main() -> None:
     parser.add_argument("--implementations", nargs="+", default=["mosaic", "cudnn"], help="to measure")
     parser.add_argument("--calls", type=int, default=48, help="most calls in a program")
     parser.add_argument("--smoke", action="store_true", help="small sizes on any machine; the figures mean nothing")
+    parser.add_argument("--seconds", type=float, default=3600, help="after which nothing is measured")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
-    measures = SMOKE if args.smoke else (*DECODE, *PREFILL)
+    measures = SMOKE if args.smoke else MEASURES
+    end = time.monotonic() + args.seconds
     dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
     results: dict[str, Any] = {"device": jax.devices()[0].device_kind}
     results["ceilings"] = ceilings(dtype, size=512 if args.smoke else 8_192)
@@ -48,8 +51,12 @@ def main() -> None:
     results["attention"] = []
     for measure in measures:
         if args.only in measure.label:
+            late = time.monotonic() > end
             row = {"label": measure.label, **asdict(measure), "bytes": measure.bytes, "flops": measure.flops}
-            row["seconds"] = {name: timed(name, measure, dtype, args.calls) for name in args.implementations}
+            row["seconds"] = {
+                name: "the time is up" if late else timed(name, measure, dtype, args.calls)
+                for name in args.implementations
+            }
             results["attention"].append(row)
             print_row(row, results["ceilings"])
             if args.json:  # after each measure, because a run may be cut off

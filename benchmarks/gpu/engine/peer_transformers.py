@@ -1,6 +1,6 @@
 """Baseline for `benchmarks.speed.offline`: the continuous batching of transformers (torch) on the same load.
 
-    python -m benchmarks.gpu.peer_transformers --hub gemma-3-27b [--prompts 256] [--input 1024] [--output 1024]
+    python -m benchmarks.gpu.engine.peer_transformers --hub gemma-3-27b [--prompts 256] [--input 1024] [--output 1024]
 
 Random weights in the shape of a released model's text part, in bfloat16 (float32 on a CPU). Prompt lengths are those of
 `benchmarks.speed.offline`; decoding is greedy and ignores end tokens. A first run warms up and is not counted; the
@@ -22,6 +22,7 @@ import transformers
 
 from benchmarks import result_file
 from tools.cases.hub_configs import CONFIGS
+from tools.cases.small_models import SMALL_MODELS
 
 
 def make_model(raw: dict[str, Any], where: str) -> Any:
@@ -60,13 +61,15 @@ def main() -> None:
     shape = parser.add_mutually_exclusive_group(required=True)
     shape.add_argument("--hub", choices=sorted(CONFIGS), help="a released model")
     shape.add_argument("--config", type=Path, help="a config.json, instead of --hub")
+    shape.add_argument("--small", choices=sorted(SMALL_MODELS), help="a small model, for any machine")
     parser.add_argument("--prompts", type=int, default=256, help="number of prompts")
     parser.add_argument("--input", type=int, default=1024, help="tokens of the longest prompt")
     parser.add_argument("--output", type=int, default=1024, help="tokens generated for each prompt")
     parser.add_argument("--repeats", type=int, default=2, help="runs that are counted")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
-    raw: dict[str, Any] = dict(CONFIGS[args.hub]) if args.hub else json.loads(args.config.read_text())
+    raw: dict[str, Any] = dict(SMALL_MODELS[args.small]) if args.small else {}
+    raw = raw or (dict(CONFIGS[args.hub]) if args.hub else json.loads(args.config.read_text()))
     model, random = make_model(raw, "cuda" if torch.cuda.is_available() else "cpu"), np.random.default_rng(0)
     lengths = random.integers(args.input // 2, args.input + 1, args.prompts)
     prompts = [random.integers(3, model.config.vocab_size, n).tolist() for n in lengths]

@@ -1,6 +1,6 @@
-"""Baselines for `benchmarks.gpu.kernels` in torch: SDPA and compiled flex_attention on contiguous K and V.
+"""Baselines for `benchmarks.gpu.kernels.attention` in torch: SDPA and compiled flex_attention on contiguous K and V.
 
-    python -m benchmarks.gpu.torch_attention [--only NAME] [--json FILE] [--smoke]
+    python -m benchmarks.gpu.kernels.torch_attention [--only NAME] [--json FILE] [--smoke]
 
 Imports torch and not jax, so that it has the GPU to itself. In decode SDPA gets only the keys inside the window; a
 paged cache would have to gather them first, so its figure is a bound and not a rival.
@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import result_file
-from benchmarks.gpu.attention_cases import DECODE, PREFILL, SMOKE, Measure
+from benchmarks.gpu.kernels.attention_cases import MEASURES, SMOKE, Measure
 
 _CALLS, _REPEATS = 20, 7
 _CACHE_BYTES = 300e6  # several times the L2 of an H200: arguments beyond that are cold
@@ -30,13 +30,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only measures whose label contains this")
     parser.add_argument("--smoke", action="store_true", help="small sizes on any machine; the figures mean nothing")
+    parser.add_argument("--seconds", type=float, default=3600, help="after which nothing is measured")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
-    rows = []
-    for measure in SMOKE if args.smoke else (*DECODE, *PREFILL):
+    rows, end = [], time.monotonic() + args.seconds
+    for measure in SMOKE if args.smoke else MEASURES:
         if args.only not in measure.label:
             continue
-        seconds = {name: timed(make, measure) for name, make in (("sdpa", sdpa), ("flex", flex))}
+        late = time.monotonic() > end
+        seconds = {
+            name: "the time is up" if late else timed(make, measure) for name, make in (("sdpa", sdpa), ("flex", flex))
+        }
         rows.append({"label": measure.label, "seconds": seconds})
         print(f"{measure.label:56} {seconds}")
         if args.json:

@@ -1,0 +1,106 @@
+"""The three calls to a GPU machine: which stages, in which order, and how long each may take.
+
+A call is at most ten minutes there, so each is planned to nine: the limits of its stages add up to less. What must be
+known before anything is tuned comes first. The stages of a rehearsal are the same, with small sizes on a CPU.
+"""
+
+from benchmarks.gpu.stage import Stage
+
+CALL_SECONDS = 540
+PACKING_SECONDS, REPORT_SECONDS = 5, 15  # kept for what comes back
+
+_KERNELS, _ENGINE = "benchmarks.gpu.kernels", "benchmarks.gpu.engine"
+# Cases that a CPU interprets in a second or two.
+_PATIENT = ("--seconds", "3600", "--start-seconds", "900")  # the stage's own limit ends it
+_FEW_RUNGS = ("--only", "copy", "16 bits", "--together", "--rung-seconds", "900", *_PATIENT)
+_FEW_CASES = (
+    "--groups", "4 bits", "--only", "tiles and not gpt", "--processes", "1", "--case-seconds", "900", *_PATIENT,
+)  # fmt: skip
+_SMALL = ("--prompts", "2", "--prefix", "140", "--output", "3", "--models", "gpt-oss")
+_STEPS = ("--rows", "1", "2", "--contexts", "40", "--steps", "3", "--repeats", "1", "--square", "64")
+_SMALL_STEPS = (*_STEPS, "--max-num-batched-tokens", "16", "--kv-cache-memory-bytes", "30000000")
+_SIZES = ("--cudagraph-capture-sizes", "16", "64", "128", "256", "1024", "2048")  # a program each
+_ROWS = ("--max-num-seqs", "256", "--max-num-batched-tokens", "2048", *_SIZES)
+_SMALL_LOAD = (
+    "--prompts", "2", "--input", "8", "--output", "4", "2", "--repeats", "1", "--max-num-seqs", "2",
+    "--cudagraph-capture-sizes", "2", "12",
+)  # fmt: skip
+
+
+def _steps(name: str, *more: str) -> Stage:
+    sizes = ("--rows", "1", "64", "256", "--contexts", "1024", "8192", "32768", "130000", "--steps", "24")
+    return Stage(
+        f"steps-{name}",
+        f"{_ENGINE}.decode_steps",
+        ("--hub", name, *sizes, "--repeats", "2", *more),
+        ("--small", "gpt-oss" if "gpt" in name else "gemma-3", *_SMALL_STEPS, *more),
+        least=50,
+        most=100,
+        needs=("attention", "mxfp4") if "gpt" in name else ("attention",),
+    )
+
+
+def _offline(name: str, most: int, *more: str) -> Stage:
+    return Stage(
+        f"offline-{name}",
+        "benchmarks.speed.offline",
+        ("--hub", name, "--input", "1024", "--repeats", "1", *_ROWS, *more),
+        ("--model", "tiny", *_SMALL_LOAD),
+        least=60,
+        most=most,
+        needs=("attention", "mxfp4") if "gpt" in name else ("attention",),
+    )
+
+
+CALLS: dict[int, tuple[Stage, ...]] = {
+    1: (
+        Stage("facts", "benchmarks.gpu.facts", least=20, most=50),
+        Stage(
+            "ladder", "benchmarks.gpu.ladder", ("--seconds", "205"), _FEW_RUNGS,
+            least=60, most=215, autotune=False,
+        ),
+        Stage(
+            "numerics", "benchmarks.gpu.numerics", ("--seconds", "140", "--without", "{broken}"),
+            _FEW_CASES, least=60, most=155, autotune=False,
+        ),
+        Stage("cached", f"{_ENGINE}.cached", (), _SMALL, least=40, most=100, needs=("attention", "experts")),
+    ),
+    2: (
+        Stage(
+            "experts", f"{_KERNELS}.tune_experts", ("--seconds", "60"), ("--smoke", "--tokens", "4"),
+            least=30, most=80, needs=("mxfp4",),
+        ),
+        Stage(
+            "tune-attention", f"{_KERNELS}.tune_attention", ("--seconds", "70", "--out", "{out}/tuning.json"),
+            ("--smoke", "--out", "{out}/tuning.json"), least=30, most=90, needs=("attention",),
+        ),
+        Stage(
+            "kernels", f"{_KERNELS}.attention", ("--seconds", "65"),
+            ("--smoke", "--implementations", "xla", "--calls", "3"), least=40, most=80, needs=("attention",),
+        ),
+        Stage(
+            "torch", f"{_KERNELS}.torch_attention", ("--seconds", "55"), ("--smoke",), least=30, most=70,
+            packages=("torch",), autotune=False,
+        ),
+        _steps("gpt-oss-20b", "--quantization", "mxfp4"),
+        _steps("gemma-3-27b"),
+    ),
+    3: (
+        _offline("gpt-oss-20b", 125, "--prompts", "256", "--output", "1024", "256", "--quantization", "mxfp4"),
+        _offline("gemma-3-27b", 80, "--prompts", "64", "--output", "256"),
+        Stage(
+            "peer-gpt-oss-20b", f"{_ENGINE}.peer_transformers",
+            ("--hub", "gpt-oss-20b", "--prompts", "256", "--input", "1024", "--output", "256", "--repeats", "1"),
+            ("--small", "gpt-oss", "--prompts", "2", "--input", "8", "--output", "2", "--repeats", "1"),
+            least=40, most=70, packages=("torch", "transformers"), autotune=False,
+        ),
+        Stage(
+            "serve", f"{_ENGINE}.serve",
+            ("--hub", "gpt-oss-20b", "--quantization", "mxfp4", *_ROWS, "--seconds", "240"),
+            ("--small", "gpt-oss", "--requests", "4", "--concurrency", "2", "--input", "6", "--output", "6",
+             "--soak", "2", "--streams", "3", "--longest", "30", "--kv-cache-memory-bytes", "4000000", "--max-num-seqs",
+             "2", "--max-model-len", "256", "--cudagraph-capture-sizes", "2", "256", "--most-growth", "9"),
+            least=120, most=245, needs=("attention", "mxfp4"), packages=("fastapi", "uvicorn", "msgspec", "httpx2"),
+        ),
+    ),
+}  # fmt: skip

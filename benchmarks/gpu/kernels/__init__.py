@@ -1,0 +1,1 @@
+"""Kernels at serving sizes: how fast they are, and with which tunings. Baselines are beside them."""
