@@ -18,7 +18,7 @@ from jswa.errors import CheckpointError
 from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.safetensors_header import BITS, read_header
-from tests.support.hostile import FILE, INDEX, Header, pack, unpack, write_valid
+from tests.support.checkpoints.hostile import FILE, INDEX, Header, pack, unpack, write_valid
 
 SHARDS = tuple(f"model-0000{k}-of-00003.safetensors" for k in (1, 2, 3))
 Edit = Callable[[Header], object]

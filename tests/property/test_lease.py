@@ -19,7 +19,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import CacheManager
 from jswa.errors import UnsupportedModel
-from tests.support.fakes import LAYOUTS, make_layout, share
+from tests.support.builders import LAYOUTS, make_layout, share
 
 PAGE_SIZES = [1, 4, 16]
 SHAPES = {  # page sizes, and reaches of local layers

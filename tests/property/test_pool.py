@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from jswa.cache.pool import MAX_HOLES, PagePool
-from tests.support.fakes import share
+from tests.support.builders import share
 
 PAGES_PER_BLOCK = [1, 3, 6, 10, 20]
 

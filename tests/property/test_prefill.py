@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from jswa.config import Limits
 from jswa.plan import StepPlan
 from jswa.sched.sequence import Status
-from tests.support.fakes import Loop, TextModel, make_layout, make_request, share
+from tests.support.builders import make_layout, make_request, share
+from tests.support.fakes import Loop, TextModel
 
 BUDGET, SHARE, ROWS = 32, 8, 12
 LAYOUT = make_layout(4, 6, num_full=1, num_local=2)

@@ -23,7 +23,8 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.resume import replay_length
-from tests.support.fakes import LAYOUTS, TextModel, make_layout, share
+from tests.support.builders import LAYOUTS, make_layout, share
+from tests.support.fakes import TextModel
 
 SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in (1, 4, 16) for window in (1, 3, 6, 20)],

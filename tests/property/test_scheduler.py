@@ -23,7 +23,8 @@ from jswa.errors import PromptTooLong
 from jswa.plan import StepPlan, TokenEvent
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import FinishReason
-from tests.support.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
+from tests.support.builders import LAYOUTS, make_layout, make_request, share
+from tests.support.fakes import Loop, TextModel
 
 SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 6, 9)],

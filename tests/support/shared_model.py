@@ -30,9 +30,9 @@ from tests.e2e.model.test_kv_scales import grown
 from tests.parity.case import F, S
 from tests.parity.load import read_config
 from tests.parity.weights import random_weights, write_checkpoint
-from tests.support.adapters import DENSE, random_lora
+from tests.support.checkpoints.adapters import DENSE, random_lora
+from tests.support.checkpoints.quantized import mxfp4, write
 from tests.support.oracles import quick_compiles
-from tests.support.quantized import mxfp4, write
 from tools.aot.programs import collectives
 
 # Changes to the fixture of that name: eight query heads, few layers, and sizes that are multiples of eight.

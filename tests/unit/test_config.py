@@ -8,7 +8,7 @@ import pytest
 from jswa.architecture import Reach
 from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.errors import ConfigError
-from tests.support.fakes import make_layer, make_model
+from tests.support.builders import make_layer, make_model
 
 MODEL = make_model(make_layer(8, (1, 2, 2)), max_position=4096)
 WHOLE = [0, -1, 1.5, "64", True, math.nan]

@@ -24,7 +24,7 @@ from jswa.types import RequestOutput
 from server.core.service import Served
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
-from tests.support.adapters import DENSE, random_lora
+from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.oracles import dense_attention, quick_compiles
 from tests.support.server.harness import serve
 

@@ -12,7 +12,7 @@ from benchmarks.gpu.engine.decode_steps import lay_out_rows, main, plan_of
 from jswa.architecture import Reach
 from jswa.config import Limits
 from tests.parity.load import read_config
-from tests.support.fakes import LAYOUTS, make_layout
+from tests.support.builders import LAYOUTS, make_layout
 from tests.support.oracles import quick_compiles
 
 PAGE = 4

@@ -15,7 +15,7 @@ from jswa.architecture import Reach
 from jswa.config import Limits
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, launch
-from tests.support.fakes import make_layout
+from tests.support.builders import make_layout
 from tools.cases.kernels.experts import LAYERS
 from tools.cases.kernels.experts_shapes import arguments
 

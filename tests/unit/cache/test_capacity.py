@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from jswa.cache.capacity import peak_slots, row_capacity, rows_held, useful_blocks
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
-from tests.support.fakes import Loop, TextModel, make_layout, make_request, share
+from tests.support.builders import make_layout, make_request, share
+from tests.support.fakes import Loop, TextModel
 
 KINDS = [(1, 0), (0, 1), (1, 1), (1, 2), (1, 6)]
 

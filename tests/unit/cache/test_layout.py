@@ -12,7 +12,7 @@ from jswa.architecture import ModelConfig
 from jswa.cache.capacity import ideal_fraction
 from jswa.cache.layout import KVLayout
 from jswa.errors import UnsupportedModel
-from tests.support.fakes import make_layer, make_model
+from tests.support.builders import make_layer, make_model
 
 Heads = tuple[int, int, int]  # KV heads, head size, value size
 

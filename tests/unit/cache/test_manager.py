@@ -3,7 +3,7 @@
 import numpy as np
 
 from jswa.cache.manager import CacheManager
-from tests.support.fakes import make_layout
+from tests.support.builders import make_layout
 
 
 def test_ids_follow_a_page_that_moves_twice() -> None:

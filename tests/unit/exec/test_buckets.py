@@ -12,7 +12,7 @@ from jswa.errors import EngineError
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.plan import StepPlan
 from jswa.text.inputs import engine_config
-from tests.support.fakes import make_layer, make_model, sampling_columns
+from tests.support.builders import make_layer, make_model, sampling_columns
 
 
 def make_plan(counts: list[int]) -> StepPlan:

@@ -19,8 +19,8 @@ from jswa.model.weights.load import dummy_checkpoint
 from pallas_kernels.attention import reference
 from pallas_kernels.experts.hopper import call as hopper
 from pallas_kernels.interpreter import interpreted
+from tests.support.checkpoints.quantized import plain_tensors, write
 from tests.support.oracles import quick_compiles, random_params, small_model
-from tests.support.quantized import plain_tensors, write
 
 
 def checked(backends: Backends, buckets: Sequence[Bucket]) -> int:

@@ -14,7 +14,7 @@ from jswa.config import EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE
 from jswa.exec.sizing import claim_memory, free_bytes, require_room, scratch_bytes, size_arena, table_bytes
-from tests.support.fakes import make_layer, make_layout, make_model
+from tests.support.builders import make_layer, make_layout, make_model
 from tests.support.oracles import small_engine_parts
 
 

@@ -18,7 +18,7 @@ from pallas_kernels.quantized import Quantized, dequantized
 from tests.parity.load import Fixture, adapter_names, load_adapter, load_fixture
 from tests.parity.sketch import sketch
 from tests.parity.weights import write_checkpoint
-from tests.support.adapters import ATTENTION, DENSE, Lora, random_lora, save
+from tests.support.checkpoints.adapters import ATTENTION, DENSE, Lora, random_lora, save
 from tests.support.oracles import dense_attention, dense_logits, quick_compiles
 
 FLOAT32 = jnp.dtype("float32")

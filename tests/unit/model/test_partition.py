@@ -10,7 +10,7 @@ from jswa.architecture import MlpConfig, ModelConfig, MoeConfig, Norm, RouterCon
 from jswa.cache.layout import KVLayout
 from jswa.errors import ConfigError
 from jswa.model.partition import Cut, cut_of, shard_config
-from tests.support.fakes import make_layer, make_model
+from tests.support.builders import make_layer, make_model
 
 D, D_V, HIDDEN, EXPERTS = 6, 4, 24, 8
 

@@ -17,7 +17,7 @@ from jswa.sched.rows import RowTable
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import SamplingParams
-from tests.support.fakes import make_layout
+from tests.support.builders import make_layout
 
 VOCAB = 40
 LAYOUT = make_layout(4, None, num_full=1, num_local=0)

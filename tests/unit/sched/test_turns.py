@@ -8,7 +8,8 @@ from jswa.config import Limits
 from jswa.sched.admission import admissible, match_of
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
-from tests.support.fakes import Loop, TextModel, make_layout, make_request
+from tests.support.builders import make_layout, make_request
+from tests.support.fakes import Loop, TextModel
 
 HYBRID = make_layout(4, 6, num_full=1, num_local=2)
 MODEL = TextModel(1000)

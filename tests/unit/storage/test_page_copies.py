@@ -11,7 +11,8 @@ from jswa.architecture import Reach
 from jswa.storage.page_copies import Reading, Writing
 from jswa.storage.restore import restore
 from jswa.storage.snapshot import Captured, capture, origins
-from tests.support.fakes import LAYOUTS, Loop, share
+from tests.support.builders import LAYOUTS, share
+from tests.support.fakes import Loop
 from tests.unit.storage.test_snapshot import SHAPES, Traffic, make_loop, read
 
 shapes = given(

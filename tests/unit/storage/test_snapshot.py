@@ -15,7 +15,8 @@ from jswa.cache.manager import CacheManager, Move
 from jswa.config import Limits
 from jswa.storage.restore import Restored, restore
 from jswa.storage.snapshot import Captured, Snapshot, capture, check, origins
-from tests.support.fakes import LAYOUTS, Loop, TextModel, make_layout, make_request, share
+from tests.support.builders import LAYOUTS, make_layout, make_request, share
+from tests.support.fakes import Loop, TextModel
 
 VOCAB = 5  # so that texts branch often, and inside pages
 SHAPES = [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 9)] + [

@@ -8,7 +8,7 @@ import pytest
 from jswa.errors import InvalidPrompt
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
-from tests.support.text_folders import FAMILIES, reference_tokenizer
+from tests.support.checkpoints.text_folders import FAMILIES, reference_tokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief; mind <b>tags</b> & 'quotes'."}
 USER = {"role": "user", "content": "  the cat? naïve 漢字 "}

@@ -14,7 +14,7 @@ from jswa.errors import CheckpointError, InvalidPrompt
 from jswa.text.detokenizer import StreamDecoder
 from jswa.text.special_tokens import SpecialTokens
 from jswa.text.tokenizer import Tokenizer
-from tests.support.text_folders import FAMILIES, reference_tokenizer, special, write
+from tests.support.checkpoints.text_folders import FAMILIES, reference_tokenizer, special, write
 
 TEXTS = [
     "the cat sat on the mat", "  two  spaces ", "naïve café 漢字 😀 Zoë", "a\n\nb\n\n\nc\td", "12345 and 6,789",

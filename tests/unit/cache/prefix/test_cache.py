@@ -5,7 +5,7 @@ import pytest
 
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
-from tests.support.fakes import make_layout
+from tests.support.builders import make_layout
 
 PAGE = 4
 LAYOUT = make_layout(PAGE, 6, num_full=1, num_local=2)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jswa.architecture import Reach
 from jswa.cache.prefix.resume import last_live_boundary, replay_length, resume
-from tests.support.fakes import make_layout
+from tests.support.builders import make_layout
 
 SHAPES = [(1, Reach(1)), (1, Reach(5)), (4, Reach(3)), (4, Reach(9)), (4, Reach(4, chunked=True)), (2, Reach(6, True))]
 

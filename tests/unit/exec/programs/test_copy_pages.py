@@ -14,7 +14,7 @@ from jswa.config import Limits
 from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, move_batches, rename_pages, row_batches, set_rows
 from jswa.exec.programs.state import DeviceState, init_state
 from jswa.plan import TableRow
-from tests.support.fakes import share
+from tests.support.builders import share
 from tests.support.oracles import small_model
 
 NUM_BLOCKS = 20

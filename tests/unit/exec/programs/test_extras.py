@@ -28,7 +28,7 @@ from jswa.exec.programs.sampling import Sampling
 from jswa.plan import EVERY_TOKEN, ExtrasEntry, Mask, RowMask, Words
 from jswa.types import MAX_LOGPROBS
 from tests.support import oracles
-from tests.support.fakes import NO_EXTRAS, sampling_columns, share
+from tests.support.builders import NO_EXTRAS, sampling_columns, share
 
 VOCAB, ROWS, TABLE = 37, 8, 4  # 37 tokens: the second word of a mask is not full; 4 rows have extras
 WORDS = -(-VOCAB // 32)

@@ -18,7 +18,7 @@ from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.indices import StepIndices, step_indices
 from jswa.exec.programs.state import DeviceState, init_state, state_bytes, state_shapes
 from jswa.plan import StepPlan
-from tests.support.fakes import sampling_columns, share
+from tests.support.builders import sampling_columns, share
 from tests.support.oracles import small_model
 
 MAX_ROWS, MAX_LEN = 6, 96

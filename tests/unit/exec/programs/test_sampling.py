@@ -15,7 +15,7 @@ from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import Sampling
 from jswa.plan import NOT_FINITE
 from tests.support import oracles
-from tests.support.fakes import sampling_columns
+from tests.support.builders import sampling_columns
 
 VOCAB, ROWS, MANY = 37, 8, 512
 _sample = jax.jit(

@@ -16,7 +16,7 @@ from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.config import load_config, parse_config
 from jswa.model.hf.tensor_map import sources
 from tests.parity.load import all_configs
-from tests.support.hostile import loaded_within_limits, write_valid
+from tests.support.checkpoints.hostile import loaded_within_limits, write_valid
 
 Json = dict[str, Any]
 KeyPath = tuple[str | int, ...]

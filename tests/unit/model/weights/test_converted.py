@@ -20,7 +20,7 @@ from jswa.storage.cache_store import PageRunner
 from jswa.storage.convert import convert
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
-from tests.support.quantized import fp8_block, plain_tensors, write, write_gpt_oss_mxfp4
+from tests.support.checkpoints.quantized import fp8_block, plain_tensors, write, write_gpt_oss_mxfp4
 
 FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
 

@@ -21,8 +21,8 @@ from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.safetensors_files import Reader, stored_tensors
 from jswa.model.weights.safetensors_header import BITS
 from tests.parity.weights import write_checkpoint
-from tests.support.hostile import FILE, edit, pack, unpack
-from tests.support.quantized import (
+from tests.support.checkpoints.hostile import FILE, edit, pack, unpack
+from tests.support.checkpoints.quantized import (
     COMPRESSED,
     FLOAT8,
     INT8,

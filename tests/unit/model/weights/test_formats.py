@@ -19,8 +19,15 @@ from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, tiles, unpack, until
 from pallas_kernels.quantized import Quantized, dequantized
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
+from tests.support.checkpoints.quantized import (
+    COMPRESSED,
+    fp8_block,
+    int8_rows,
+    plain_tensors,
+    write,
+    write_gpt_oss_mxfp4,
+)
 from tests.support.oracles import dense_logits
-from tests.support.quantized import COMPRESSED, fp8_block, int8_rows, plain_tensors, write, write_gpt_oss_mxfp4
 from tools.tiny import scores
 
 FLOAT32 = jnp.dtype("float32")

@@ -17,7 +17,7 @@ from jswa.errors import CheckpointError
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.safetensors_header import BITS, read_header
 from jswa.storage.json_object import MAX_BYTES, MAX_VALUES, parse_object, read_object
-from tests.support.hostile import (
+from tests.support.checkpoints.hostile import (
     EMBED,
     FILE,
     INDEX,

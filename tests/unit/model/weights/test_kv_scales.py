@@ -16,7 +16,7 @@ from jswa.model.weights.kv_scales import scales_name, scales_of
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
 from jswa.storage.persist import weights_digest
-from tests.support.quantized import COMPRESSED, plain_tensors, write
+from tests.support.checkpoints.quantized import COMPRESSED, plain_tensors, write
 
 FLOAT32 = jnp.dtype("float32")
 SELF = "model.layers.0.self_attn."

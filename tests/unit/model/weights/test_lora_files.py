@@ -18,9 +18,9 @@ from jswa.errors import ConfigError
 from jswa.model.hf.config import parse_config
 from jswa.model.weights.lora_files import check_adapters, load_adapters
 from tests.parity.load import load_fixture
-from tests.support.adapters import CONFIG, DENSE, random_lora, save
-from tests.support.fakes import share
-from tests.support.hostile import edit, edit_json, pack, unpack
+from tests.support.builders import share
+from tests.support.checkpoints.adapters import CONFIG, DENSE, random_lora, save
+from tests.support.checkpoints.hostile import edit, edit_json, pack, unpack
 
 FILE, FIELDS = "adapter_model.safetensors", "adapter_config.json"
 FIXTURE = load_fixture("llama_one_layer")

@@ -13,7 +13,7 @@ from jswa.architecture import ModelConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
 from tests.parity.load import load_fixture
-from tests.support.hostile import FILE, Header, pack
+from tests.support.checkpoints.hostile import FILE, Header, pack
 
 NAMES = {"float32": "F32", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "int8": "I8", "uint8": "U8", "int32": "I32"}
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
