@@ -139,7 +139,7 @@ def extras_batches(
         yield from _batches(begins, items, max_rows)
 
 
-_Items = tuple[int | Int[np.ndarray, " n"], Int[np.ndarray, " n"], int | Int[np.ndarray, " n"]]
+_Items = tuple[int | Int[np.ndarray, " _"], Int[np.ndarray, " _"], int | Int[np.ndarray, " _"]]
 
 
 def _items(entry: ExtrasEntry) -> Iterator[_Items]:

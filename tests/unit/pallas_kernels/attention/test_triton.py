@@ -88,7 +88,7 @@ def test_all_tunings_give_the_same_result(interpreter: Any, name: str, monkeypat
 
 @pytest.mark.triton
 @pytest.mark.nightly
-@pytest.mark.parametrize("case", matrix(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*matrix()], ids=lambda case: case.name)
 def test_matrix(interpreter: Any, case: Case) -> None:
     """All pairs of head sizes, windows, pages and groups agree with the oracle."""
     compare(case)
