@@ -74,7 +74,7 @@ def grouped_matmul(
 
 
 def variant(
-    x: Float[Array, "R K"] | jax.ShapeDtypeStruct,
+    x: Float[Array, "R K"],
     weights: Weights,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,

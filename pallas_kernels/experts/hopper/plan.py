@@ -8,7 +8,6 @@ cores' work is empty, and one kernel serves decode and prefill.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -71,7 +70,7 @@ class Shape:
     @classmethod
     def of(
         cls,
-        x: Float[Array, "R K"] | jax.ShapeDtypeStruct,
+        x: Float[Array, "R K"],
         weights: Float[Array, "E K C"] | Mxfp4Tiles,
         bias: Float[Array, "E C"] | None,
         gated: Glu | None,
