@@ -72,6 +72,7 @@ def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
     if broken:
         right = hopper.grouped_matmul
         monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: right(*given, **rest) * 1.1)
+        jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
     with interpreted(), quick_compiles():
         arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends("xla", "mosaic")
         if broken:
