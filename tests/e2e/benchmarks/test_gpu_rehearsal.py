@@ -36,7 +36,7 @@ def run(module: str, *arguments: str, **environ: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", by_turns(list(STAGES), 6))
+@pytest.mark.parametrize("name", by_turns(list(STAGES), len(STAGES)))
 def test_a_stage_is_rehearsed(name: str, tmp_path: Path) -> None:
     """It ends well within its limit, unless it needs a package that is not there, and its result file comes back."""
     call, stage = STAGES[name]
