@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
-from jswa.cluster.hosts import Hosts, is_shared, join
+from jswa.cluster.hosts import Hosts, join
 from jswa.cluster.rank import find_member
 from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.engine import Engine
@@ -59,8 +59,6 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     member = find_member(options, os.environ)
     hosts = None if member is None else join(member, _what_runs(folder, options))
     try:
-        if hosts is not None:
-            _share_programs(switches.compilation_cache, hosts)
         model, limits, layout, runner, adapters = _build(folder, options, hosts)
         if hosts is not None and hosts.member.rank:
             _follow(runner, hosts)
@@ -89,16 +87,6 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     if hosts is not None:
         weakref.finalize(engine, hosts.close)
     return engine
-
-
-def _share_programs(folder: Path | None, hosts: Hosts) -> None:
-    """Let host 0 compile for all, if the hosts share the folder of compiled programs.
-
-    With a folder each, a host without a program would wait for host 0 to compile what host 0 has on disk.
-    """
-    if is_shared(folder, hosts.member.rank, hosts.least):
-        jax.config.update("jax_share_binary_between_hosts", True)  # type: ignore[no-untyped-call]
-        _log.info("host 0 compiles for all hosts, which share %s", folder)
 
 
 def _follow(runner: Runner, hosts: Hosts) -> Never:

@@ -9,14 +9,12 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Never
 
@@ -152,27 +150,6 @@ def join(member: Member, what: str) -> Hosts:
         return Hosts(member, Sender(peers, end_process, end_process), None)
     port, secret = _share(0, bytes(SECRET_BYTES))
     return Hosts(member, None, connect(member.host, port, member.rank, secret, float(_JOIN_SECONDS)))
-
-
-def is_shared(folder: Path | None, rank: int, least: Callable[[int], int]) -> bool:
-    """Return, on all hosts, whether they see one folder: host 0 writes a file, and the others look for it.
-
-    Every host must call it, also one that has no folder (None).
-
-    Args:
-        least: the minimum over all hosts of a number; each waits there for the others. See `Hosts.least`.
-    """
-    most = 2**31 - 1
-    number = least(secrets.randbelow(most) if rank == 0 else most)
-    mark = (folder or Path()) / f".hosts-{number}"
-    if rank == 0 and folder is not None:
-        with contextlib.suppress(OSError):  # a folder that cannot be written is not shared either
-            mark.touch()
-    least(0)  # the file is there now
-    seen = least(int(folder is not None and mark.exists()))
-    if rank == 0 and folder is not None:
-        mark.unlink(missing_ok=True)
-    return bool(seen)
 
 
 def _require_same(member: Member, what: str) -> None:
