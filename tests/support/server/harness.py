@@ -32,7 +32,7 @@ class Client:
     def __init__(self, service: Service, url: str, headers: Mapping[str, str]) -> None:
         self.service = service
         self.url = url
-        self.http = httpx2.Client(base_url=url, headers=dict(headers), timeout=20)
+        self.http = httpx2.Client(base_url=url, headers=dict(headers), timeout=120)
 
     def post(self, path: str, body: object = None, **more: Any) -> httpx2.Response:
         """Send a POST request with a JSON body."""
