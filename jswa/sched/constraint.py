@@ -31,6 +31,9 @@ def make_constraint(
     allowed = _allowed(params, vocab_size, {word[0] for word in bad_words if len(word) == 1})
     stops = [token for token in stop_ids if token < vocab_size] if params.min_tokens else []
     early = _early(allowed, stops, vocab_size) if stops else NO_WORDS
+    if early is None:
+        limit = "leaves no token that may be generated: all of them are stop tokens"
+        raise InvalidSampling("min_tokens", params.min_tokens, limit)
     bias = params.logit_bias or {}
     return Constraint(
         bias_ids=_known("logit_bias", bias, vocab_size),
@@ -91,12 +94,13 @@ def _allowed(params: SamplingParams, vocab_size: int, forbidden: set[int]) -> Ma
             ids = ids[~np.isin(ids, list(forbidden))]
         mask, left = Mask(0, *words_of(ids)) if len(ids) <= _FEW else Mask(0, None, bits_of(ids, vocab_size)), len(ids)
     if not left:
-        raise InvalidSampling("allowed_token_ids", given, "leaves no token that may be generated")
+        name = "bad_words" if given is None else "allowed_token_ids"
+        raise InvalidSampling(name, getattr(params, name), "leaves no token that may be generated")
     return mask
 
 
-def _early(allowed: Mask, stops: list[int], vocab_size: int) -> Words:
-    """Return the words of the mask that differ before min_tokens. Raises InvalidSampling if nothing is allowed then."""
+def _early(allowed: Mask, stops: list[int], vocab_size: int) -> Words | None:
+    """Return the words of the mask that differ before min_tokens; None if they allow nothing."""
     lost = words_of(np.array(stops, np.int32))
     before = allowed.words(lost.at)
     if allowed.fill == 0:
@@ -104,9 +108,7 @@ def _early(allowed: Mask, stops: list[int], vocab_size: int) -> Words:
     else:  # mostly so few are forbidden that nothing has to be counted
         most = 32 * len(allowed.bits) + len(stops)
         none_left = most >= vocab_size and vocab_size - _count(~allowed.bits) == _count(before & lost.bits)
-    if none_left:
-        raise InvalidSampling("min_tokens", stops, "leaves no token that may be generated: all of them are stop tokens")
-    return Words(lost.at, before & ~lost.bits)
+    return None if none_left else Words(lost.at, before & ~lost.bits)
 
 
 def _count(bits: Int[np.ndarray, " n"]) -> int:

@@ -35,11 +35,12 @@ Turn = tuple[int, float, int, int]
 
 
 class Use(NamedTuple):
-    """What running rows hold.
+    """The rows and the KV memory in use, and how much the engine has.
 
     Attributes:
-        held: slots of KV memory that each of them holds.
-        rows, slots: how many of each there are.
+        held: slots of KV memory that each running row holds.
+        rows, slots: numbers of rows and of slots of the engine.
+        layout: gives the slots that a new row would hold.
     """
 
     held: Mapping[Sequence, int]

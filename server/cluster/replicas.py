@@ -123,7 +123,9 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
     for name in _OF_THE_PROXY:
         if getattr(options.server, name) != getattr(_SERVER, name):
             raise ConfigError(
-                name, getattr(options.server, name), "must be set for Ray Serve: its proxy listens, not jswa"
+                name,
+                getattr(options.server, name),
+                "must be left out: Ray Serve's proxy listens, and `serve start` or `serve deploy` sets its address",
             )
     if options.engine.nnodes > 1:
         raise ConfigError("nnodes", options.engine.nnodes, "must be 1: a replica runs on one host")

@@ -226,7 +226,7 @@ class Job:
                 raise event
             done += 1 if event.logprobs is None else 1 + len(event.logprobs.top_ids) // _PLAIN
             if self._order.stream:
-                self._let_go(size_of(event))
+                self._release(size_of(event))
             if event.request_id in self._texts:
                 yield self._take(event, self._texts[event.request_id])
 
@@ -238,7 +238,7 @@ class Job:
         for text in self._texts.values():
             self._leave_queue(text)
         self._texts = {}
-        self._let_go(self._held)
+        self._release(self._held)
         self.timing.finished = self.timing.finished or time.monotonic()
 
     @property
@@ -272,7 +272,7 @@ class Job:
         self._bridge.abort(self._texts)
         while not self._events.empty():
             self._events.get_nowait()
-        self._hold(-self._held)  # at once: events of other requests in the same step may fit now
+        self._release(self._held)  # at once: events of other requests in the same step may fit now
         if most is None:
             message = "the answers of all requests use all memory of --max-answer-memory; try again later"
             return ApiError(503, message, code="answer_memory_full", headers={"Retry-After": "5"})
@@ -287,7 +287,7 @@ class Job:
         self._held += size
         self._answers.hold(self._order.key, size)
 
-    def _let_go(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         self._held -= size
         self._answers.release(self._order.key, size)
 
