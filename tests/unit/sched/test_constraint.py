@@ -115,7 +115,7 @@ def test_masks_contain_allowed_tokens_without_bad_words_and_early_stop_tokens(da
     if not late or not early:
         with pytest.raises(InvalidSampling) as caught:
             make_constraint(params, vocab, PROMPT, stops, words)
-        assert caught.value.field == ("min_tokens" if late else "allowed_token_ids")
+        assert caught.value.field == ("min_tokens" if late else "bad_words" if allowed is None else "allowed_token_ids")
         return
     found = make_constraint(params, vocab, PROMPT, stops, words)
     assert found is not None
