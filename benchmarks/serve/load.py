@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,13 +60,14 @@ def server(arguments: Sequence[str]) -> Iterator[Address]:
         [sys.executable, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
+    log = deque[str](maxlen=20)
     try:
         for line in process.stderr:
             if found := re.search(r"listening on http://([\w.]+):(\d+)", line):
                 break
+            log.append(line)
         else:
-            raise SystemExit("the server does not start")
-        os.set_blocking(process.stderr.fileno(), False)
+            raise SystemExit(f"the server ended before it listened; its last lines:\n{''.join(log)}")
         drain = _Drain(process)
         yield Address(found[1], int(found[2]), process.pid)
         process.send_signal(signal.SIGTERM)
@@ -85,7 +87,6 @@ class _Drain:
         import threading
 
         assert process.stderr is not None
-        os.set_blocking(process.stderr.fileno(), True)
         self._lines: list[str] = []
         self._stream = process.stderr
         self._thread = threading.Thread(target=self._read, daemon=True)
