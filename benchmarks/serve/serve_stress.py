@@ -145,12 +145,13 @@ async def beside_malformed(at: Address, bodies: int, good: int) -> dict[str, Any
 
 
 async def soak(
-    at: Address, seconds: float, good: int, seed: int, share: float, attackers: int = 6, rounds: int = 2
+    at: Address, seconds: float, good: int, seed: int, share: float, attackers: int = 6, warm_up: float = 30.0
 ) -> dict[str, Any]:
     """Send hostile requests beside good streams, whose texts must be the same as on an idle server.
 
-    At the end the server must use no more resources than at the start. The start is measured after `rounds` requests of
-    every kind: programs that are compiled once, thread pools, and memory that the heap does not return are not leaks.
+    At the end the server must use no more resources than at the start. The start is measured after a request of every
+    kind and `warm_up` seconds of the same load: programs that are compiled once, the heap's arenas of threads, and
+    memory that the heap does not return are not leaks.
     """
     asked = [
         json.dumps({"prompt": f"{i} little dogs and", "max_tokens": 40, "temperature": 0, "stream": True}).encode()
@@ -160,32 +161,17 @@ async def soak(
     assert all(alone), "a good stream has no text"
     found: Counter[str] = Counter()
     chance = random.Random(seed)
-    for kind in KINDS * rounds:
+    for kind in KINDS:
         begin = time.monotonic()
         await _attack(at, kind.__name__, kind(chance, share), found)
         print(f"{kind.__name__}: {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    streams = list(zip(asked, alone, strict=True))
+    await _load(at, warm_up, streams, attackers, seed, share, found)
     base = await _at_rest(at)
     found.clear()
-    watch, end, texts = Watch(at, "good"), time.monotonic() + seconds, 0
+    watch = Watch(at, "good")
     watching = asyncio.ensure_future(watch.run())
-
-    async def bad(number: int) -> None:
-        own = random.Random(f"{seed} {number}")
-        while time.monotonic() < end:
-            await _attack(at, *attack(own, share), found)
-
-    async def fine(body: bytes, wanted: str) -> None:
-        nonlocal texts
-        while time.monotonic() < end:
-            answer = await ask(at, body, key="good")
-            assert answer.text == wanted, (answer.status, answer.error, answer.text, wanted)
-            texts += 1
-
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(attackers):
-            tasks.create_task(bad(number))
-        for body, wanted in zip(asked, alone, strict=True):
-            tasks.create_task(fine(body, wanted))
+    texts = await _load(at, seconds, streams, attackers, seed, share, found)
     watching.cancel()
     after = await _at_rest(at)
     _assert_back(base, after)
@@ -195,6 +181,33 @@ async def soak(
         "health_ms": [percentile([sample["health_ms"] for sample in watch.samples], p) for p in (50, 90, 100)],
         "samples": watch.samples,
     }  # fmt: skip
+
+
+async def _load(
+    at: Address, seconds: float, good: list[tuple[bytes, str]], attackers: int, seed: int, share: float,
+    found: Counter[str],
+) -> int:  # fmt: skip
+    """Attack for some seconds beside good streams, given as body and text; return the number of good texts."""
+    end = time.monotonic() + seconds
+
+    async def bad(number: int) -> None:
+        own = random.Random(f"{seed} {number}")
+        while time.monotonic() < end:
+            await _attack(at, *attack(own, share), found)
+
+    async def fine(body: bytes, wanted: str) -> int:
+        texts = 0
+        while time.monotonic() < end:
+            answer = await ask(at, body, key="good")
+            assert answer.text == wanted, (answer.status, answer.error, answer.text, wanted)
+            texts += 1
+        return texts
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(attackers):
+            tasks.create_task(bad(number))
+        texts = [tasks.create_task(fine(body, wanted)) for body, wanted in good]
+    return sum(task.result() for task in texts)
 
 
 async def _attack(at: Address, name: str, one: Attack, found: Counter[str]) -> None:
