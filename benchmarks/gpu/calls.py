@@ -16,7 +16,7 @@ _FEW_RUNGS = ("--only", "copy", "16 bits", "--together", "--rung-seconds", "900"
 _FEW_CASES = (
     "--groups", "4 bits", "--only", "tiles and not gpt", "--processes", "1", "--case-seconds", "900", *_PATIENT,
 )  # fmt: skip
-_SMALL = ("--prompts", "2", "--prefix", "140", "--output", "3", "--models", "gpt-oss")
+_SMALL = ("--prompts", "2", "--prefix", "140", "--output", "3", "--step", "64", "--models", "gpt-oss")
 _STEPS = ("--rows", "1", "2", "--contexts", "40", "--steps", "3", "--repeats", "1", "--square", "64")
 _SMALL_STEPS = (*_STEPS, "--max-num-batched-tokens", "16", "--kv-cache-memory-bytes", "30000000")
 _SIZES = ("--cudagraph-capture-sizes", "16", "64", "128", "256", "1024", "2048")  # a program each

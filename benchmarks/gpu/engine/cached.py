@@ -26,8 +26,7 @@ from jswa.llm import LLM
 from tools.cases.small_models import SMALL_MODELS
 
 _KV_BYTES = 2**26
-_ROWS, _STEP = 2, 256  # rows and tokens of a step, at most
-_SIZES = (_ROWS, 64, _STEP)  # a cold prompt needs the largest program, a cached one a smaller one
+_ROWS = 2
 
 
 class Text(NamedTuple):
@@ -85,10 +84,11 @@ def measure(name: str, args: argparse.Namespace, *, deterministic: bool) -> dict
     prompts = [
         prefix + random.integers(3, config["vocab_size"], n).tolist() for n in random.integers(5, 60, args.prompts)
     ]
+    sizes = (_ROWS, args.step // 4, args.step)  # a cold prompt needs the largest program, a cached one a smaller one
     options: dict[str, Any] = {
         "load_format": "dummy", "max_num_seqs": _ROWS, "kv_cache_memory_bytes": _KV_BYTES,
-        "max_num_batched_tokens": _STEP, "max_model_len": args.prefix + 60 + args.output,
-        "deterministic": deterministic, "cudagraph_capture_sizes": () if deterministic else _SIZES,
+        "max_num_batched_tokens": args.step, "max_model_len": args.prefix + 60 + args.output,
+        "deterministic": deterministic, "cudagraph_capture_sizes": () if deterministic else sizes,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
@@ -116,6 +116,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=40, help="prompts behind the prefix")
     parser.add_argument("--prefix", type=int, default=700, help="tokens of the prefix")
     parser.add_argument("--output", type=int, default=32, help="tokens generated for each prompt")
+    parser.add_argument("--step", type=int, default=256, help="tokens of a step, at most")
     parser.add_argument("--rounding", type=float, default=0.05, help="most that log probabilities may differ, in nats")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args(words)
