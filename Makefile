@@ -141,7 +141,7 @@ GPU_SITE := --python-version 3.12 --only-binary :all: $(patsubst %,--platform ma
 .gpu-site/installed: requirements.lock
 	@mkdir -p .gpu-site
 	$(PYTHON) tools/lock.py select gpu-site server > .gpu-site/requirements.txt
-	$(PYTHON) $(PIP) --target .gpu-site --upgrade --no-deps --require-hashes $(GPU_SITE) -r .gpu-site/requirements.txt
+	$(PYTHON) $(PIP) --target .gpu-site --upgrade --no-compile --no-deps --require-hashes $(GPU_SITE) -r .gpu-site/requirements.txt
 	@touch $@
 
 package: .venv/installed .venv-package/installed  ## build wheel and sdist into dist/, install and run them
