@@ -21,12 +21,22 @@ from jswa.env import Switches, flags_for_autotuning
 from jswa.exec.backends import choose_backends
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
-from jswa.exec.sizing import claim_memory, free_bytes, require_room, scratch_bytes, size_arena, table_bytes
+from jswa.exec.sizing import (
+    claim_memory,
+    free_bytes,
+    require_memory,
+    require_room,
+    scratch_bytes,
+    size_arena,
+    table_bytes,
+)
 from jswa.model.hf.config import load_config
+from jswa.model.hf.quantization import parse_quantization
 from jswa.model.partition import shard_config
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import check_adapters, load_adapters
 from jswa.model.weights.safetensors_files import weights_fingerprint
+from jswa.storage.json_object import read_object
 from jswa.storage.plan_trace import write_header
 from jswa.version import __version__
 from pallas_kernels.ptxas import find_ptxas, prefer_packaged
@@ -51,11 +61,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     With several hosts it returns on the first host only. The other hosts run what the first host launches, and exit
     with it by SystemExit.
     """
-    switches = Switches.read()
-    use_compilation_cache(switches.compilation_cache)
-    if switches.autotune_results is not None:
-        os.environ["XLA_FLAGS"] = flags_for_autotuning(switches.autotune_results, os.environ.get("XLA_FLAGS", ""))
-    claim_memory(options.gpu_memory_utilization)
+    switches = _set_up_jax(options)
     member = find_member(options, os.environ)
     hosts = None if member is None else join(member, _what_runs(folder, options))
     try:
@@ -89,6 +95,39 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     return engine
 
 
+def check_model(folder: Path, options: EngineConfig) -> None:
+    """Check what config.json alone tells: that jswa can run the model, and that its weights fit on the devices.
+
+    With several hosts the memory is not checked, since they have not joined yet. Raises ModelError or ConfigError.
+    """
+    load_config(folder)
+    if find_member(options, os.environ) is None:
+        _set_up_jax(options)
+        make_mesh(options.tensor_parallel_size)
+        _require_memory(folder, options, jax.local_devices()[0])
+
+
+def _require_memory(folder: Path, options: EngineConfig, device: jax.Device) -> None:
+    stored = parse_quantization(read_object(folder / "config.json"))
+    require_memory(load_config(folder), stored, options, _dtype(options, device).name, device)
+
+
+def _set_up_jax(options: EngineConfig) -> Switches:
+    """Set what jax reads when it starts; return the debug switches of the environment."""
+    switches = Switches.read()
+    use_compilation_cache(switches.compilation_cache)
+    if switches.autotune_results is not None:
+        os.environ["XLA_FLAGS"] = flags_for_autotuning(switches.autotune_results, os.environ.get("XLA_FLAGS", ""))
+    claim_memory(options.gpu_memory_utilization)
+    return switches
+
+
+def _dtype(options: EngineConfig, device: jax.Device) -> jnp.dtype:
+    """Return the type of weights and activations."""
+    automatic = "bfloat16" if device.platform == "gpu" else "float32"
+    return jnp.dtype(automatic if options.dtype == "auto" else options.dtype)
+
+
 def _follow(runner: Runner, hosts: Hosts) -> Never:
     """Run what the first host launches, and exit with it."""
     _log.info("host %d is ready", hosts.member.rank)
@@ -103,13 +142,14 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     mesh = make_mesh(options.tensor_parallel_size, options.nnodes)
     device = jax.local_devices()[0]
     on_gpu = device.platform == "gpu"
-    dtype = jnp.dtype(options.dtype if options.dtype != "auto" else ("bfloat16" if on_gpu else "float32"))
+    dtype = _dtype(options, device)
     kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
     capability, sms = (getattr(device, name, None) for name in ("compute_capability", "core_count"))
     if on_gpu:
         prefer_packaged()
     compiler = find_ptxas() if on_gpu else None
     backends = choose_backends(options, dtype, device.platform, capability, sms if on_gpu else None, compiler)
+    _require_memory(folder, options, device)
     mode = options.quantization
     found = check_adapters(options.adapters, load_config(folder)) if options.lora_modules else []
     if options.load_format == "dummy":
@@ -155,7 +195,7 @@ def _on_one_host(options: EngineConfig) -> EngineConfig:
 
 def _what_runs(folder: Path, options: EngineConfig) -> str:
     """Describe what all hosts must have in common: versions, options, config and weights, wherever the files are."""
-    settings = dataclasses.replace(_on_one_host(options), lora_modules=())
+    settings = dataclasses.replace(_on_one_host(options), lora_modules=(), download_dir=None)
     weights = "" if options.load_format == "dummy" else weights_fingerprint(folder)
     return f"{__version__} {jax.__version__} {settings} {sorted(options.adapters)} {load_config(folder)} {weights}"
 

@@ -44,6 +44,8 @@ class EngineConfig:
         prefix_cache: Reuse the KV of prompt prefixes that earlier requests have computed.
         prefix_cache_interval: Keep a resume point at every multiple of this many prompt tokens, not only at the ends of
             prompts and generated texts and where texts diverge. Each costs a window of local KV. Default: none of them.
+        revision: Branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
+        download_dir: Folder for models from the Hugging Face Hub. Default: its cache (HF_HOME).
         load_format: auto: read safetensors. dummy: random weights in the config's shapes, without any weight file.
         attention_backend: Attention kernels. auto: by device. xla: any device. mosaic: Hopper. triton: NVIDIA since
             Ampere. reference: float32, for tests. A backend that cannot run the model is an error.
@@ -76,6 +78,8 @@ class EngineConfig:
     seed: int = 0
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
+    revision: str | None = None
+    download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     attention_backend: Literal["auto", "xla", "mosaic", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "mosaic", "reference"] = "auto"
@@ -98,14 +102,14 @@ class EngineConfig:
             "tensor_parallel_size",
             "nnodes",
         ):
-            value = getattr(self, name)
-            if value is not None and (not _is_int(value) or value < 1):
-                raise ConfigError(name, value, "must be a whole number of at least 1")
+            _check_count(name, getattr(self, name))
         if self.max_model_len == 1:
             raise ConfigError("max_model_len", 1, "must leave room for a prompt and a generated token: at least 2")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(name, getattr(self, name), f"must be {', '.join(choices[:-1])} or {choices[-1]}")
+        for name in ("revision", "download_dir"):
+            _check_text(name, getattr(self, name))
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in (0, 1]")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
@@ -178,6 +182,16 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
         prefix_cache_interval=options.prefix_cache_interval,
         long_prefill=options.long_prefill_token_threshold or 0,
     )
+
+
+def _check_count(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ConfigError(name, value, "must be a whole number of at least 1")
+
+
+def _check_text(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError(name, value, "must be a text that is not empty")
 
 
 def _check_sizes(sizes: tuple[int, ...], *, deterministic: bool) -> None:

@@ -11,6 +11,7 @@
     │       └── PromptTooLong            the prompt and one generated token can never fit
     ├── ModelError               the checkpoint is at fault, not the request
     │   ├── UnsupportedModel         the config asks for something jswa does not implement
+    │   ├── HubError                 the checkpoint cannot be downloaded: says why, and what to do
     │   └── CheckpointError          a checkpoint file is missing or corrupt, or contradicts the config
     ├── CacheFileError           a saved prefix cache is missing, incomplete or from another model; the engine runs on
     ├── GenerationError          one request has no next token, because its logits are not finite
@@ -115,6 +116,10 @@ class ModelError(JswaError):
 
 class UnsupportedModel(ModelError):
     """The config asks for something that jswa does not implement."""
+
+
+class HubError(ModelError):
+    """The checkpoint cannot be downloaded from the Hugging Face Hub; the message says what to do."""
 
 
 class CheckpointError(ModelError):

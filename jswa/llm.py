@@ -14,28 +14,29 @@ from typing import Any, Literal, Self, cast, overload
 
 from jswa.architecture import ModelConfig
 from jswa.batch import Batch, FairLock
-from jswa.build import build_engine
+from jswa.build import build_engine, check_model
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
 from jswa.engine import Engine
-from jswa.errors import CheckpointError, EngineError, InvalidPrompt
+from jswa.errors import EngineError, InvalidPrompt
 from jswa.plan import Request
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
+from jswa.storage.hub import find_model
 from jswa.text.chat_template import ChatTemplate, Message
 from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
 
 _LOADING = threading.Lock()
-TINY = Path(__file__).parent / "assets" / "tiny"
 
 
 class LLM:
     """An engine with its tokenizer. Use it as a context manager, or `close` it, to free the device's memory.
 
     Args:
-        model: a folder with a Hugging Face checkpoint, or "tiny", the embedded model.
+        model: a folder with a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the embedded
+            model.
         options: fields of `jswa.EngineConfig`, by name. Raises ConfigError for an unknown name.
 
     Several threads may call all methods; their requests share the steps. A thread holds the engine for one step at a
@@ -46,10 +47,14 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "tiny", **options: Any) -> None:
-        folder = TINY if str(model) == "tiny" else Path(model)
-        if not folder.is_dir():
-            raise CheckpointError(f"model = {str(model)!r}: must be the folder of a checkpoint, or 'tiny'")
         config = engine_config(options)
+        folder = find_model(
+            model,
+            revision=config.revision,
+            download_dir=config.download_dir,
+            check=lambda folder: check_model(folder, config),
+            weights=config.load_format != "dummy",
+        )
         # Read and check the small files first.
         self.tokenizer = Tokenizer.load(folder)
         self.chat_template = ChatTemplate.load(folder)

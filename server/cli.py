@@ -35,7 +35,8 @@ def serve(
     Parameters
     ----------
     model
-        Folder of a Hugging Face checkpoint, or "tiny", the small model that ships with jswa.
+        Folder of a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships
+        with jswa.
     config
         YAML file with any of these options by name. The command line overrides the environment (JSWA_PORT=8000),
         and the environment overrides the file.

@@ -33,9 +33,9 @@ from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.engine import Engine, StepRunner
 from jswa.exec.runner import Runner
-from jswa.llm import TINY
 from jswa.model.weights.load import load_checkpoint
 from jswa.plan import Request, TokenEvent
+from jswa.storage.hub import TINY
 from tools.cases.geometry import model_of
 
 PUBLISHED = Settings(clients=10, rounds=10, request=300, output=3000, parallel=10, rate=0.0, barrier=True)

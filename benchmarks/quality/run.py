@@ -33,8 +33,9 @@ from benchmarks.quality.configurations import AT_ONCE, SMALL_BUDGET, Outcome, ca
 from benchmarks.quality.report import markdown, plot
 from jswa.commands.evaluate import Row, Scored, questions, summarise
 from jswa.commands.task_sets import FOLDER, Item, is_correct, read_sets
-from jswa.llm import LLM, TINY
+from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
+from jswa.storage.hub import TINY
 from jswa.storage.json_object import read_object
 
 MARGIN, TOLERANCE, MOST_TIES = 1e-3, 2e-4, 1e-3  # docs/design.md §7

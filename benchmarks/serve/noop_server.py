@@ -16,8 +16,8 @@ from jswa.cache.capacity import useful_blocks
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
-from jswa.llm import TINY
 from jswa.plan import LogprobTable, StepLogprobs, StepPlan
+from jswa.storage.hub import TINY
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import MAX_LOGPROBS

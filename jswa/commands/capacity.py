@@ -1,7 +1,7 @@
 """`jswa capacity`: how many sequences' KV fits in memory, in jswa, ideally, and as vLLM and SGLang allocate it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,9 @@ from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.capacity import ideal_fraction, padding, rows_held
 from jswa.cache.layout import KVLayout
 from jswa.model.hf.config import parse_config
+from jswa.model.hf.quantization import parse_quantization
 from jswa.model.partition import shard_config
+from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
 
 LENGTHS = (2048, 8192, 32768, 131072)
@@ -37,10 +39,15 @@ class Row:
         return self.bytes_ideal / self.bytes_here
 
 
-def report(model: str, *, block_size: int, itemsize: int, memory: int, devices: int = 1) -> list[str]:
-    """Return the report for a config.json, or a folder with one, as lines. `memory`: bytes for KV on each device."""
+def report(
+    model: str, *, block_size: int, itemsize: int, memory: int, devices: int = 1, revision: str | None = None
+) -> list[str]:
+    """Return the report for a model, or a config.json, as lines. `memory`: bytes for KV on each device.
+
+    `model`: a folder or a hub id, as for `LLM`; of a hub id only config.json is downloaded.
+    """
     path = Path(model)
-    raw = read_object(path / "config.json" if path.is_dir() else path)
+    raw = read_object(path if path.is_file() else find_model(model, revision=revision, weights=False) / "config.json")
     whole = parse_config(raw, weights=False)
     config = shard_config(whole, devices)
     layout = KVLayout.of(config, block_size)
@@ -64,30 +71,14 @@ def report(model: str, *, block_size: int, itemsize: int, memory: int, devices: 
         f"{_gib(row.bytes_full):>10}   {row.rows_here:>6}, {row.rows_full}, {row.rows_fixed_ratio}, {row.rows_grouped}"
         for row in rows
     ]
+    from jswa.exec.sizing import weight_bytes  # imports jax, which takes a second
+
+    weights = weight_bytes(config, parse_quantization(raw), "auto", {4: "float32"}.get(itemsize, "bfloat16"))
+    each = "the device" if devices == 1 else f"each of {devices} devices"
+    lines.append(f"{each} holds {_gib(weights)} GiB of weights, {_gib(weights + memory)} GiB with KV")
     if devices > 1:
-        weights = weight_bytes(config, itemsize, packed=_is_packed(raw))
-        lines.append(
-            f"each of {devices} devices holds {_gib(weights)} GiB of weights, {_gib(weights + memory)} GiB with KV; "
-            "the KV sizes above are per device"
-        )
+        lines.append("the KV sizes above are per device")
     return [*lines, "KV is in GiB per row, in whole pages; share = ideal / here: the rest is padding and partial pages"]
-
-
-def weight_bytes(part: ModelConfig, itemsize: int, *, packed: bool = False) -> int:
-    """Return the bytes of parameters on each device. `packed`: experts in MXFP4, 4 bits and an 8-bit scale per 32."""
-    import jax.numpy as jnp  # takes a second to import, and only this function needs it
-
-    from jswa.model.transformer import param_shapes
-
-    dtype = jnp.dtype({2: "bfloat16", 4: "float32"}.get(itemsize, "int8"))
-    shapes = param_shapes(part, dtype, "mxfp4" if packed else "plain")
-    return sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in shapes.values())
-
-
-def _is_packed(raw: Mapping[str, object]) -> bool:
-    """Whether a config.json stores the experts in MXFP4."""
-    found = raw.get("quantization_config")
-    return isinstance(found, Mapping) and found.get("quant_method") == "mxfp4"
 
 
 def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:

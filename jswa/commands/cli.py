@@ -50,7 +50,8 @@ def generate(
     prompts
         Texts to continue.
     model
-        Folder of a Hugging Face checkpoint, or "tiny", the small model that ships with jswa.
+        Folder of a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships
+        with jswa.
     max_tokens
         Maximum number of tokens to generate per prompt.
     temperature
@@ -115,7 +116,8 @@ def chat(
     messages
         User messages to send, one per turn. Default: read them from the terminal or stdin, one per line.
     model
-        Folder of a Hugging Face checkpoint with a chat template, or "tiny", the small model that ships with jswa.
+        Folder of a Hugging Face checkpoint with a chat template, OWNER/NAME on the Hugging Face Hub, or "tiny", the
+        small model that ships with jswa.
     system
         System message of the conversation. Default: none.
     max_tokens
@@ -169,13 +171,15 @@ def capacity(
     itemsize: int = 2,
     memory_gib: float = 75.0,
     tensor_parallel_size: int = 1,
+    revision: str | None = None,
 ) -> None:
     """Print how much KV memory a sequence of 2k, 8k, 32k and 128k tokens takes, and how many sequences fit.
 
     Parameters
     ----------
     config
-        A config.json, or the folder of a checkpoint.
+        A config.json, the folder of a checkpoint, or OWNER/NAME on the Hugging Face Hub, of which only config.json is
+        downloaded.
     block_size
         Tokens per KV page.
     itemsize
@@ -184,39 +188,50 @@ def capacity(
         Memory for the KV cache on each device, in GiB.
     tensor_parallel_size
         Number of devices that share the model.
+    revision
+        Branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
     """
     from jswa.commands.capacity import report
 
-    memory = int(memory_gib * 2**30)
-    lines = report(config, block_size=block_size, itemsize=itemsize, memory=memory, devices=tensor_parallel_size)
+    memory, devices = int(memory_gib * 2**30), tensor_parallel_size
+    lines = report(config, block_size=block_size, itemsize=itemsize, memory=memory, devices=devices, revision=revision)
     print("\n".join(lines))
 
 
 @app.command
 def convert(
-    source: Path,
+    source: str,
     target: Path,
     *,
     dtype: str = "auto",
     quantization: Literal["auto", "none", "int8", "fp8", "mxfp4"] = "auto",
+    revision: str | None = None,
+    download_dir: str | None = None,
 ) -> None:
     """Convert a checkpoint to the engine's own layout, which loads faster.
 
     Parameters
     ----------
     source
-        Folder of a Hugging Face checkpoint.
+        Folder of a Hugging Face checkpoint, or OWNER/NAME on the Hugging Face Hub.
     target
         Folder to write, used as the model from then on. A folder that `jswa convert` wrote before is replaced.
     dtype
         Type of the weights: auto (as config.json says), float32, bfloat16 or float16.
     quantization
         Quantization to store, with the choices of `jswa serve --quantization`.
+    revision
+        Branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
+    download_dir
+        Folder for models from the Hugging Face Hub. Default: its cache (HF_HOME).
     """
+    from jswa.model.hf.config import load_config
     from jswa.storage.convert import convert as write
+    from jswa.storage.hub import find_model
 
+    folder = find_model(source, revision=revision, download_dir=download_dir, check=load_config)
     begin = time.monotonic()
-    size = write(source, target, dtype, quantization)
+    size = write(folder, target, dtype, quantization)
     print(f"{target}: {size / 2**30:.2f} GiB of weights in {time.monotonic() - begin:.1f} s")
 
 
@@ -235,7 +250,8 @@ def evaluate(
     Parameters
     ----------
     model
-        Folder of a Hugging Face checkpoint, or "tiny", the small model that ships with jswa.
+        Folder of a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships
+        with jswa.
     tasks
         Names of the tasks to run, separated by commas. Default: all tasks.
     sets

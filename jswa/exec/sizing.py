@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import os
 from collections.abc import Collection
 
@@ -20,8 +21,11 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
+from jswa.model.hf.quantization import Quantization
 from jswa.model.lora import has_adapters
-from jswa.model.transformer import Params
+from jswa.model.partition import shard_config
+from jswa.model.transformer import Params, param_shapes
+from jswa.model.weights.formats import ENDS, LINEAR, QuantizationMode
 from jswa.plan import Logprobs
 
 _log = logging.getLogger("jswa")
@@ -30,6 +34,46 @@ _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 _GIB = 2**30
 _SLACK = 0.02  # of the device's share, for fragmentation, programs and copies of pages
+
+
+def require_memory(
+    model: ModelConfig, stored: Quantization | None, options: EngineConfig, dtype: str, device: jax.Device
+) -> None:
+    """Raise ConfigError if the weights alone are larger than the memory of a device. Needs no weight file."""
+    shares = options.tensor_parallel_size
+    size = weight_bytes(shard_config(model, shares), stored, options.quantization, dtype)
+    if device.platform == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit, where = memory * options.nnodes // shares, "this machine"
+    else:
+        limit, where = int((device.memory_stats() or {}).get("bytes_limit", size)), str(device.device_kind)
+    if size > limit:
+        raise ConfigError(
+            "model",
+            model.family,
+            f"its weights take {shares * size / _GIB:.1f} GiB in {dtype} on {shares} devices, and {where} has "
+            f"{limit / _GIB:.1f} GiB for each: choose a smaller model, --quantization int8, or more devices with "
+            "--tensor-parallel-size",
+        )
+
+
+def weight_bytes(part: ModelConfig, stored: Quantization | None, mode: QuantizationMode, dtype: str) -> int:
+    """Return the bytes of the parameters that one device holds, as far as the config tells.
+
+    Args:
+        stored: how the checkpoint stores quantized weights. Matrices with a scale per tensor or row stay in 8 bits, and
+            experts in MXFP4 in 4; others are held in `dtype`.
+        mode: the option `quantization`.
+    """
+    method = None if stored is None or mode == "none" else stored.method
+    packed = mode == "mxfp4" or method == "mxfp4"
+    shapes = param_shapes(part, jnp.dtype(dtype), "mxfp4" if packed else "plain")
+    eight = mode in ("int8", "fp8") or (method is not None and not packed and stored is not None and not stored.blocks)
+    total = 0
+    for name, shape in shapes.items():
+        narrow = eight and (LINEAR.search(name) or (mode in ("int8", "fp8") and name in ENDS))
+        total += math.prod(shape.shape) * (1 if narrow else shape.dtype.itemsize)
+    return total
 
 
 def claim_memory(share: float) -> None:

@@ -8,8 +8,9 @@ import pytest
 from benchmarks.scale.simulate import SERVED, fleet_of
 from benchmarks.scale.step_time import Assumed, StepTime, Work
 from jswa.architecture import Reach
-from jswa.commands.capacity import weight_bytes
+from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
+from jswa.model.hf.quantization import Quantization
 from jswa.model.partition import shard_config
 from tools.cases.hub_configs import CONFIGS
 
@@ -61,7 +62,8 @@ def test_weights_equal_those_of_jswa_capacity(name: str) -> None:
     """Within 1 %: the model leaves out norms, biases and block scales. 8-bit weights count one byte."""
     served = SERVED[name]
     part = shard_config(parse_config(CONFIGS[served.config], weights=False), served.devices)
-    true = weight_bytes(part, int(served.bits / 8), packed=served.expert_bits is not None)
+    stored = None if served.expert_bits is None else Quantization("mxfp4")
+    true = weight_bytes(part, stored, "int8" if served.bits == 8 else "auto", "bfloat16")
     assert fleet_of(name, longest=8192).time.held == pytest.approx(true, rel=0.01)
 
 

@@ -20,7 +20,6 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 
 from jswa.cache.layout import KVLayout
-from jswa.commands.capacity import weight_bytes
 from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
@@ -29,8 +28,10 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import jit_step
+from jswa.exec.sizing import weight_bytes
 from jswa.model.collectives import AXIS
 from jswa.model.hf.config import parse_config
+from jswa.model.hf.quantization import Quantization
 from jswa.model.partition import shard_config
 from jswa.model.transformer import param_shapes
 from jswa.model.weights.placement import Placement
@@ -139,7 +140,9 @@ def compile_shared(spec: Spec) -> Facts:
     found = collectives(text)
     inside = [scope for _, scope in found if any(part.startswith("layer_") for part in scope.split("/"))]
     others = Counter(f"{kind} in {_scope(scope)}" for kind, scope in found if scope not in inside)
-    counted = weight_bytes(part, 2, packed=packed) + blocks * layout.block_bytes(2)
+    counted = weight_bytes(
+        part, Quantization("mxfp4") if packed else None, "auto", "bfloat16"
+    ) + blocks * layout.block_bytes(2)
     faults = []
     if len(inside) != 2 * spec.layers:
         faults.append(f"{len(inside)} collectives in {spec.layers} layers")

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import result_file
 from benchmarks.serve.load import Address, get_text, server
 from benchmarks.serve.serve_stress import streams
-from jswa.llm import TINY
+from jswa.storage.hub import TINY
 from tools.cases.hub_configs import CONFIGS
 from tools.cases.small_models import SMALL_MODELS
 

@@ -26,7 +26,7 @@ from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
 
 QuantizationMode = Literal["none", "auto", "int8", "fp8", "mxfp4"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
-_ENDS = ("embed", "lm_head")
+ENDS = ("embed", "lm_head")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -50,7 +50,7 @@ def choose_formats(
     found: dict[str, Kind | Literal["mxfp4"]] = {}
     linear = [name for name in table if LINEAR.search(name)]
     if mode in ("int8", "fp8"):
-        found |= {name: mode for name in _ENDS if name in table}
+        found |= {name: mode for name in ENDS if name in table}
     stacks = [name for name in linear if len(shapes[name].shape) == 3]
     packed = bool(stacks) and all(isinstance(weights[x.key], Packed) for name in stacks for x in table[name].parts)
     for name in stacks:
@@ -77,7 +77,7 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
     """
     if name in found:
         _require_mxfp4(name, mode, stored=not (LINEAR.search(name) and found[name].ndim == 3))
-        if mode not in ("int8", "fp8") or not (LINEAR.search(name) or name in _ENDS):
+        if mode not in ("int8", "fp8") or not (LINEAR.search(name) or name in ENDS):
             return found
         _require_runnable(mode, found[name].ndim, experts)
         return _quantize_on_devices(name, found[name], mode, placement)

@@ -13,10 +13,10 @@ from jaxtyping import Shaped
 from jswa.errors import CheckpointError
 from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.weights.safetensors_header import Stored, read_header
+from jswa.storage.hub import INDEX, SINGLE
 from jswa.storage.json_object import label, read_object, shown
 
 _BLOCK = 2**16  # bytes
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # ml_dtypes, because NumPy itself has neither bfloat16 nor float8, and safetensors' NumPy reader fails on float8.
 TYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -71,7 +71,7 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
     and the files disagree.
     """
     weight_map = _weight_map(folder)
-    listed: dict[str, list[str]] = {} if weight_map else {_SINGLE: []}
+    listed: dict[str, list[str]] = {} if weight_map else {SINGLE: []}
     for key, file in weight_map.items():
         listed.setdefault(file, []).append(key)
     tensors: dict[str, Tensor] = {}
@@ -84,13 +84,13 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
             if first is not None:
                 raise CheckpointError(f"{file}: {label(key)} is stored twice in this checkpoint, first in {first}")
             if weight_map.get(key, file) != file:
-                raise CheckpointError(f"{file}: {label(key)} is here, but {_INDEX} maps it to {weight_map[key]}")
+                raise CheckpointError(f"{file}: {label(key)} is here, but {INDEX} maps it to {weight_map[key]}")
             seen[key] = file
             if name is not None:
                 tensors[name] = Tensor(folder / file, key, stored)
         for key in listed[file]:
             if key not in header:
-                raise CheckpointError(f"{_INDEX}: weight_map maps {label(key)} to {file}, which does not have it")
+                raise CheckpointError(f"{INDEX}: weight_map maps {label(key)} to {file}, which does not have it")
     return tensors
 
 
@@ -117,10 +117,10 @@ def weights_fingerprint(folder: Path) -> str:
 
 def _weight_map(folder: Path) -> dict[str, str]:
     """Return the index's file names by tensor; empty for a checkpoint of one file."""
-    index = folder / _INDEX
+    index = folder / INDEX
     if not os.path.lexists(index):
-        if not os.path.lexists(folder / _SINGLE):
-            raise CheckpointError(f"{folder} has neither {_SINGLE} nor {_INDEX}")
+        if not os.path.lexists(folder / SINGLE):
+            raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}")
         return {}
     weight_map = read_object(index).get("weight_map")
     if (
@@ -128,12 +128,12 @@ def _weight_map(folder: Path) -> dict[str, str]:
         or not weight_map
         or not all(isinstance(name, str) for name in weight_map.values())
     ):
-        raise CheckpointError(f"{_INDEX}: weight_map = {shown(weight_map)}: must map tensor names to file names")
+        raise CheckpointError(f"{INDEX}: weight_map = {shown(weight_map)}: must map tensor names to file names")
     for file, key in {file: key for key, file in weight_map.items()}.items():
         # A file may be a link to another folder, as in the hub's cache, but a name must not leave the folder.
         if file in ("", ".", "..") or os.path.basename(file) != file or not os.path.isfile(folder / file):
             raise CheckpointError(
-                f"{_INDEX}: weight_map maps {label(key)} to {label(file)}, which is not a file of this checkpoint"
+                f"{INDEX}: weight_map maps {label(key)} to {label(file)}, which is not a file of this checkpoint"
             )
     return weight_map
 

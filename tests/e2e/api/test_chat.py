@@ -9,7 +9,7 @@ import pytest
 
 import jswa
 from jswa import LLM
-from jswa.llm import TINY
+from jswa.storage.hub import TINY
 from tests.support.tiny import ONE_SHAPE
 
 TEMPLATE = (

@@ -58,7 +58,7 @@ def test_the_process_of_a_wrong_command_ends_with_its_status() -> None:
 
 def test_capacity_and_env_need_no_weights() -> None:
     """They print the layers of a config, and the versions."""
-    from jswa.llm import TINY
+    from jswa.storage.hub import TINY
 
     capacity = jswa("capacity", str(TINY), "--block-size", "16")
     assert capacity.returncode == 0, capacity.stderr

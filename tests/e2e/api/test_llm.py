@@ -12,7 +12,8 @@ import pytest
 
 import jswa
 from jswa.errors import GenerationError
-from jswa.llm import LLM, TINY
+from jswa.llm import LLM
+from jswa.storage.hub import TINY
 from jswa.types import RequestOutput, SamplingParams
 from tests.support.tiny import ONE_SHAPE, SHAPES
 

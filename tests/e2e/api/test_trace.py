@@ -11,8 +11,9 @@ import pytest
 
 from jswa.commands.trace import replay
 from jswa.errors import CheckpointError
-from jswa.llm import LLM, TINY
+from jswa.llm import LLM
 from jswa.plan import StepPlan
+from jswa.storage.hub import TINY
 from jswa.storage.plan_trace import read
 from jswa.types import SamplingParams
 from tests.support.oracles import quick_compiles

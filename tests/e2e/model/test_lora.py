@@ -14,9 +14,10 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CacheFileError, RequestError
-from jswa.llm import LLM, TINY
+from jswa.llm import LLM
 from jswa.model.transformer import Params, bind
 from jswa.model.weights.load import load_checkpoint
+from jswa.storage.hub import TINY
 from jswa.text.detokenizer import StreamDecoder
 from jswa.text.inputs import Prompt
 from jswa.text.tokenizer import Tokenizer

@@ -13,9 +13,10 @@ import pytest
 from jaxtyping import Float
 
 import jswa
-from jswa.llm import LLM, TINY
+from jswa.llm import LLM
 from jswa.model.transformer import bind
 from jswa.model.weights.load import load_checkpoint
+from jswa.storage.hub import TINY
 from jswa.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
 from tests.support import oracles
 from tests.support.tiny import ONE_SHAPE, SHAPES

@@ -10,8 +10,9 @@ import httpx2
 import pytest
 
 from jswa.engine import Engine, PendingStep
-from jswa.llm import LLM, TINY
+from jswa.llm import LLM
 from jswa.plan import StepPlan
+from jswa.storage.hub import TINY
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 from server.core.service import Served

@@ -9,7 +9,9 @@ import pytest
 from jswa.cache.layout import KVLayout
 from jswa.commands import capacity
 from jswa.commands.capacity import Row
+from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
+from jswa.model.hf.quantization import parse_quantization
 from jswa.model.partition import shard_config
 from tools.cases.hub_configs import CONFIGS
 from tools.cases.hub_kv import FOLDED_KIB, FOLDED_SHOWN, GIB, KIB, ROWS
@@ -181,7 +183,8 @@ def test_devices_share_weights_and_kv(tmp_path: Path) -> None:
     raw = CONFIGS["gpt-oss-20b"]
     (tmp_path / "config.json").write_text(json.dumps(raw))
     whole = parse_config(raw, weights=False)
-    one, half = (capacity.weight_bytes(shard_config(whole, devices), 2, packed=True) for devices in (1, 2))
+    stored = parse_quantization(raw)
+    one, half = (weight_bytes(shard_config(whole, devices), stored, "auto", "bfloat16") for devices in (1, 2))
     assert 0.5 < half / one < 0.501
     lines = capacity.report(str(tmp_path), block_size=64, itemsize=2, memory=MEMORY, devices=2)
     line = next(line for line in lines if line.startswith("each of 2 devices holds"))

@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from jswa.architecture import ModelConfig, Reach
-from jswa.llm import TINY
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
+from jswa.storage.hub import TINY
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from tests.support.turns import by_turns

@@ -12,12 +12,13 @@ import pytest
 import jswa.storage.convert
 from jswa.commands.cli import app
 from jswa.errors import CheckpointError, ConfigError
-from jswa.llm import LLM, TINY
+from jswa.llm import LLM
 from jswa.model.weights.converted import MANIFEST
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.cache_store import PageRunner
 from jswa.storage.convert import convert
+from jswa.storage.hub import TINY
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.support.checkpoints.quantized import fp8_block, plain_tensors, write, write_gpt_oss_mxfp4

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jswa.errors import CheckpointError, ConfigError
-from jswa.llm import TINY
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.storage.convert import convert
+from jswa.storage.hub import TINY
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, tiles, unpack, untiled
 from pallas_kernels.quantized import Quantized, dequantized

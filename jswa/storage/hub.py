@@ -1,0 +1,218 @@
+"""Models by name: a folder, "tiny", or a repository of the Hugging Face Hub, of which the files needed are downloaded.
+
+huggingface_hub does the transfer. It reads HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE, and keeps
+files in its cache. When a connection breaks it continues the file where it stopped; a command that is run again
+downloads only the files that are not complete.
+"""
+
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from jswa.errors import CheckpointError, HubError
+from jswa.storage.json_object import read_object
+
+TINY = Path(__file__).parents[1] / "assets" / "tiny"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_SMALL = (
+    "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)  # fmt: skip
+_OFFLINE = "HF_HUB_OFFLINE is set, and {} does not hold all files of the model: unset it once to download them"
+_OTHER_DISK = "name a folder on another disk with --download-dir or HF_HOME"
+_GIB = 2**30
+_log = logging.getLogger("jswa")
+
+
+def find_model(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    check: Callable[[Path], object] = lambda folder: None,
+    weights: bool = True,
+) -> Path:
+    """Return the folder of a model, downloaded if `model` is the id of a repository on the hub, OWNER/NAME.
+
+    A folder on this machine is preferred to a repository of the same name.
+
+    Args:
+        revision: branch, tag or commit of the repository; the main branch if None.
+        download_dir: folder for downloads; huggingface_hub's cache if None.
+        check: called with the folder of a repository when it has all files but the weights. What it raises ends the
+            download.
+        weights: whether the weights are needed too.
+
+    Raises CheckpointError if there is no such folder and `model` is no id, and HubError if a download fails.
+    """
+    if str(model) == "tiny":
+        return TINY
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
+        raise CheckpointError(
+            f"model = {str(model)!r}: must be the folder of a checkpoint, OWNER/NAME of a model on the Hugging Face "
+            "Hub, or 'tiny'"
+        )
+    repository = _Repository(model, revision, download_dir)
+    folder = repository.download(_SMALL if weights else ("config.json",))
+    if not (folder / "config.json").exists():
+        raise HubError(f"{model} has no config.json, so it is not a checkpoint that jswa can run")
+    check(folder)
+    if weights:
+        commit = folder.name  # the same for all files, even if the branch moves meanwhile
+        repository._replace(revision=commit).download(weight_files(folder))
+        _require_weights(model, folder)
+    return folder
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Return the names of a checkpoint's safetensors files: those of its index, or the only one.
+
+    Raises CheckpointError if the index cannot be read.
+    """
+    if not (folder / INDEX).exists():
+        return [SINGLE]
+    found = read_object(folder / INDEX).get("weight_map")
+    names = found.values() if isinstance(found, dict) else ()
+    return sorted({name for name in names if isinstance(name, str)})
+
+
+def _require_weights(model: str, folder: Path) -> None:
+    missing = [name for name in weight_files(folder) if not (folder / name).exists()]
+    if missing and _offline():
+        raise HubError(f"{model}: {_OFFLINE.format(folder)}")
+    if missing:
+        raise HubError(
+            f"{model} has no {missing[0]}: jswa reads weights in safetensors only, not in .bin or GGUF files"
+        )
+
+
+class _Silent(tqdm):  # type: ignore[misc]
+    """A progress bar that shows nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        options.pop("name", None)
+        super().__init__(*arguments, **{**options, "disable": True})
+
+
+class _Repository(NamedTuple):
+    """A repository of the hub; `cache`: the folder of downloads, if it is not huggingface_hub's."""
+
+    name: str
+    revision: str | None
+    cache: str | None
+
+    def download(self, patterns: Sequence[str]) -> Path:
+        """Download the files whose names match, unless they are in the cache; return the snapshot's folder."""
+        from huggingface_hub import snapshot_download
+
+        where: dict[str, Any] = {
+            "repo_id": self.name, "revision": self.revision, "cache_dir": self.cache,
+            "allow_patterns": list(map(_literal, patterns)), "endpoint": os.environ.get("HF_ENDPOINT") or None,
+        }  # fmt: skip
+        with self._explained():
+            self._require_space(where)
+            return Path(snapshot_download(**where))
+
+    def _require_space(self, where: Mapping[str, Any]) -> None:
+        """Raise HubError if the disk has not enough room for the files that are not in the cache."""
+        from huggingface_hub import errors, snapshot_download
+
+        try:
+            files = snapshot_download(**where, dry_run=True, tqdm_class=_Silent)
+        except errors.DryRunError:  # offline, or no connection: the cache may hold everything
+            return
+        sizes = [file.file_size or 0 for file in files if file.will_download]
+        if not sizes:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        size, free = sum(sizes), shutil.disk_usage(self._folder).free
+        _log.info("%s: downloading %d files, %.2f GiB, to %s", self.name, len(sizes), size / _GIB, self._folder)
+        if size > free:
+            raise HubError(
+                f"{self.name} takes {size / _GIB:.1f} GiB, and the disk of {self._folder} has {free / _GIB:.1f} GiB "
+                f"free: {_OTHER_DISK}"
+            )
+
+    @property
+    def _folder(self) -> Path:
+        from huggingface_hub import constants
+
+        return Path(self.cache or constants.HF_HUB_CACHE)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn each error of a download into a HubError that says what to do."""
+        try:
+            yield
+        except HubError:
+            raise
+        except Exception as error:  # errors of HTTP, of JSON, and of the disk
+            raise HubError(f"{self.name}: {self._advice(error)}") from error
+
+    def _advice(self, error: Exception) -> str:
+        from huggingface_hub import constants, errors
+
+        hub = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+        if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+            error = error.__cause__  # the cache does not help where the hub fails
+        match error:
+            case errors.GatedRepoError():
+                return (
+                    f"access needs the owner's permission: ask for it at {hub}/{self.name}, then set HF_TOKEN to a "
+                    "token of your account, or run `hf auth login`"
+                )
+            case errors.RevisionNotFoundError():
+                return f"there is no revision {self.revision!r}: --revision must be a branch, a tag or a commit"
+            case errors.RepositoryNotFoundError():
+                return (
+                    f"there is no such folder, and no such model at {hub}. If the model is private, set HF_TOKEN to a "
+                    "token that may read it"
+                )
+            case errors.HfHubHTTPError():
+                return _of_status(error.response.status_code, hub)
+            case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled():
+                return _OFFLINE.format(self._folder)
+            case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+                return f"the disk of {self._folder} is full: {_OTHER_DISK}"
+            case PermissionError():
+                return f"{self._folder} cannot be written: name another folder with --download-dir or HF_HOME"
+        reason = " ".join(str(error).split())[:200]
+        return (
+            f"the download from {hub} failed ({type(error).__name__}: {reason}). Check the network, then run the "
+            "command again: files that are complete are kept"
+        )
+
+
+def _of_status(status: int, hub: str) -> str:
+    """Return what an HTTP status of the hub means, and what to do."""
+    if status == 401:
+        return f"{hub} does not accept the token: set HF_TOKEN to a valid one, or run `hf auth login`"
+    if status == 403:
+        return f"{hub} denies access: the token in HF_TOKEN may not read this model"
+    if status == 429:
+        return f"{hub} refuses more requests for now (429): wait some minutes, or set HF_TOKEN to have a larger share"
+    return f"{hub} answers with status {status}: try again later; files that are complete are not downloaded again"
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _literal(name: str) -> str:
+    """Return the pattern of a file name: an index names files, not patterns, but for the folder of templates."""
+    return name if name in _SMALL else re.sub(r"([*?[])", r"[\1]", name)
