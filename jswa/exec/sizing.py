@@ -65,10 +65,10 @@ def weight_bytes(part: ModelConfig, stored: Quantization | None, mode: Quantizat
             experts in MXFP4 in 4; others are held in `dtype`.
         mode: the option `quantization`.
     """
-    method = None if stored is None or mode == "none" else stored.method
-    packed = mode == "mxfp4" or method == "mxfp4"
+    kept = None if mode == "none" else stored
+    packed = mode == "mxfp4" or (kept is not None and kept.method == "mxfp4")
     shapes = param_shapes(part, jnp.dtype(dtype), "mxfp4" if packed else "plain")
-    eight = mode in ("int8", "fp8") or (method is not None and not packed and stored is not None and not stored.blocks)
+    eight = mode in ("int8", "fp8") or (kept is not None and not (packed or kept.blocks or kept.integers))
     total = 0
     for name, shape in shapes.items():
         narrow = eight and (LINEAR.search(name) or (mode in ("int8", "fp8") and name in ENDS))

@@ -8,8 +8,8 @@ from jswa.model.hf.fields import Fields
 from jswa.storage.json_object import shown
 
 _KEYS = ("quantization_config", "compression_config")
-_METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4")
-_FORMATS = ("float-quantized", "int-quantized", "mxfp4-pack-quantized", "naive-quantized")
+_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "mxfp4")
+_FORMATS = ("float-quantized", "int-quantized", "mxfp4-pack-quantized", "naive-quantized", "pack-quantized")
 _STRATEGIES = ("tensor", "channel", "block", "group")
 _MAX_GROUPS, _MAX_BLOCK = 64, 2**16
 
@@ -21,11 +21,15 @@ class Quantization:
     Attributes:
         method: name of the method in errors.
         blocks: rows and columns that share a scale, for each group of weights with block scales. Scales per tensor and
-            per row need no entry.
+            per row need no entry, nor do integers packed in int32: their tensors show bits and groups.
+        integers: whether some weights are integers packed in int32.
+        zero_offset: to be added to the stored zero points of packed integers.
     """
 
     method: str
     blocks: tuple[tuple[int, int], ...] = ()
+    integers: bool = False
+    zero_offset: int = 0
 
 
 def parse_quantization(raw: dict[str, Any]) -> Quantization | None:
@@ -49,15 +53,34 @@ def _parse(fields: Fields) -> Quantization:
     if method not in _METHODS:
         raise UnsupportedModel(f"{fields.where}: quant_method = {shown(method)}: must be one of {', '.join(_METHODS)}")
     if method == "compressed-tensors":
-        return Quantization(method, _compressed(fields))
+        blocks, integers = _compressed(fields)
+        return Quantization(method, blocks, integers)
+    if method in ("awq", "gptq"):
+        return _packed_integers(method, fields)
     if method == "fp8" and fields.string("fmt", "e4m3") != "e4m3":
         raise UnsupportedModel(f"{fields.where}: fmt = {shown(fields.raw['fmt'])}: must be e4m3")
     size = fields.raw.get("weight_block_size")
     return Quantization(method, () if method != "fp8" or size is None else (_block(fields, "weight_block_size"),))
 
 
-def _compressed(fields: Fields) -> tuple[tuple[int, int], ...]:
-    """Return the block sizes of all groups of a compressed-tensors config."""
+def _packed_integers(method: str, fields: Fields) -> Quantization:
+    """Parse the config of AWQ (AutoAWQ) or GPTQ (AutoGPTQ, GPTQModel)."""
+    bits = fields.integer("bits" if "bits" in fields.raw else "w_bit", 4)
+    if bits not in ((4,) if method == "awq" else (4, 8)):
+        raise UnsupportedModel(f"{fields.where}: bits = {bits}: must be 4{'' if method == 'awq' else ' or 8'}")
+    if method == "awq":
+        version = fields.string("version", "gemm").lower()
+        if version != "gemm":
+            raise UnsupportedModel(f"{fields.where}: version = {shown(version)}: must be gemm")
+        return Quantization(method, integers=True)
+    form = fields.string("checkpoint_format", "gptq")
+    if form not in ("gptq", "gptq_v2"):
+        raise UnsupportedModel(f"{fields.where}: checkpoint_format = {shown(form)}: must be gptq or gptq_v2")
+    return Quantization(method, integers=True, zero_offset=1 if form == "gptq" else 0)
+
+
+def _compressed(fields: Fields) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """Return the block sizes of all groups of a compressed-tensors config, and whether one packs integers."""
     if fields.table("transform_config"):
         raise UnsupportedModel(f"{fields.where}: transform_config needs rotated weights, which are not implemented")
     sparsity = Fields(fields.table("sparsity_config"), f"{fields.where}: sparsity_config").string("format", "dense")
@@ -67,22 +90,28 @@ def _compressed(fields: Fields) -> tuple[tuple[int, int], ...]:
     fewest = 0 if fields.raw.get("kv_cache_scheme") is not None else 1
     if not fewest <= len(groups) <= _MAX_GROUPS:
         raise fields.wrong("config_groups", f"must be an object of 1 to {_MAX_GROUPS} groups")
-    blocks = []
+    blocks, forms = [], set()
     for name in groups:
         where = f"{fields.where}: config_groups: {shown(name)}"
         group = Fields(Fields(groups, where).table(name), where)
         kind = group.string("format", common)
         if kind not in _FORMATS:
             raise UnsupportedModel(f"{where}: format = {shown(kind)}: must be one of {', '.join(_FORMATS)}")
-        blocks += _weights(Fields(group.table("weights"), f"{where}: weights"), packed=kind == "mxfp4-pack-quantized")
-    return tuple(dict.fromkeys(blocks))
+        forms.add(kind)
+        blocks += _weights(Fields(group.table("weights"), f"{where}: weights"), kind)
+    return tuple(dict.fromkeys(blocks)), "pack-quantized" in forms
 
 
-def _weights(fields: Fields, *, packed: bool) -> list[tuple[int, int]]:
+def _weights(fields: Fields, form: str) -> list[tuple[int, int]]:
     """Return the block size of one group, if it has one."""
-    if packed:  # MXFP4 always has blocks of 32 columns
+    if form == "mxfp4-pack-quantized":  # MXFP4 always has blocks of 32 columns
         return []
     kind, bits = fields.string("type", "int"), fields.integer("num_bits", 8)
+    if form == "pack-quantized":
+        if kind != "int" or bits not in (4, 8):
+            limit = "must be int, 4 or 8 bits"
+            raise UnsupportedModel(f"{fields.where}: type = {shown(kind)}, num_bits = {bits}: {limit}")
+        return []
     if kind not in ("int", "float") or bits != 8:
         raise UnsupportedModel(f"{fields.where}: type = {shown(kind)}, num_bits = {bits}: must be int or float, 8 bits")
     if fields.raw.get("actorder"):

@@ -26,7 +26,7 @@ from jswa.model.moe import Storage
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.converted import is_converted, load_converted
-from jswa.model.weights.dequantize import Weight, companions, is_activation_scale, read_rows, resolve
+from jswa.model.weights.dequantize import Weight, companions, is_activation_scale, resolve, row_reader
 from jswa.model.weights.formats import QuantizationMode, choose_formats, load_matrix, reformat
 from jswa.model.weights.kv_scales import kv_scale_names, read_scales, stored_scales
 from jswa.model.weights.placement import Placement, empty, load_all
@@ -80,16 +80,15 @@ def load_checkpoint(
     ignored = unused_names(config, tensors)
     if stored is not None:
         ignored |= set(filter(is_activation_scale, tensors))
+    if stored is not None and stored.method == "gptq":
+        ignored |= _neutral_biases(config, tensors)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in ignored}
     of_kv = kv_scale_names(len(config.layers), tensors)
     scales = stored_scales(config, tensors)
     table = sources(config, tensors)
     weights = _weights(table, {name: tensor for name, tensor in tensors.items() if name not in of_kv}, stored)
     with Reader(tensors) as reader:
-
-        def read(part: Part, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
-            return read_rows(weights[part.key], reader, begin, end)
-
+        read = row_reader(weights, reader)
         if config is not declared and _same(_part(table, _EMBED), _part(table, _HEAD), read):
             config, table = declared, sources(declared, tensors)
         shapes = param_shapes(config, dtype)
@@ -99,7 +98,7 @@ def load_checkpoint(
         formats = choose_formats(table, weights, shapes, quantization, experts)
 
         def load(name: str) -> Params:
-            shape = shapes[name]
+            shape, read = shapes[name], row_reader(weights, reader)
             if name in formats:
                 return load_matrix(name, formats[name], table[name], reader, weights, shape, read, experts, placement)
             out = empty(shape.shape, np.dtype(dtype))
@@ -123,6 +122,14 @@ def _weights(
     if extra := sorted(tensors.keys() - wanted):
         raise CheckpointError(f"the checkpoint has tensors that this model does not use: {_first_five(extra)}")
     return {part.key: resolve(part, tensors, quantization) for part in parts}
+
+
+def _neutral_biases(config: ModelConfig, tensors: Mapping[str, Tensor]) -> set[str]:
+    """Return the biases of zeros that AutoGPTQ writes for matrices whose model has no bias."""
+    used = {part.key for source in sources(config, tensors).values() for part in source.parts}
+    extra = {name for name in tensors if name.endswith(".bias") and f"{name[:-4]}qweight" in tensors} - used
+    with Reader({name: tensors[name] for name in extra}) as reader:
+        return {name for name in extra if not reader.rows(tensors[name], 0, 1).any()}
 
 
 def _first_five(names: list[str]) -> str:

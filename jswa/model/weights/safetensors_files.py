@@ -27,6 +27,8 @@ TYPES: dict[str, np.dtype] = {
     "F8_E8M0": np.dtype(np.uint8),  # exponents; see `dequantize`
     "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
 }
 
 

@@ -15,7 +15,15 @@ from jswa.model.hf.tensor_map import sources
 from tests.parity.load import load_fixture
 from tests.support.checkpoints.hostile import FILE, Header, pack
 
-NAMES = {"float32": "F32", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "int8": "I8", "uint8": "U8", "int32": "I32"}
+NAMES = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "int8": "I8",
+    "uint8": "U8",
+    "int32": "I32",
+}
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 Tensors = Mapping[str, np.ndarray]

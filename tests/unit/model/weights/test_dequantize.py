@@ -351,7 +351,7 @@ GROUP = {"weights": INT8, "targets": ["Linear"]}
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        *(({"quant_method": name}, f"quant_method = '{name}': must be one of") for name in ("awq", "gptq", "quark")),
+        *(({"quant_method": name}, f"quant_method = '{name}': must be one of") for name in ("bitsandbytes", "quark")),
         ({}, r"quant_method = '\(none\)': must be one of"),
         ({"quant_method": 3}, "quant_method = 3: must be a string"),
         (3, "quantization_config = 3: must be an object"),
@@ -362,7 +362,7 @@ GROUP = {"weights": INT8, "targets": ["Linear"]}
         ),
         ({**FP8, "weight_block_size": [True, 8]}, "weight_block_size = .*must be two whole numbers"),
         ({**COMPRESSED, "config_groups": {}}, "config_groups = {}: must be an object of 1 to 64 groups"),
-        ({**COMPRESSED, "format": "pack-quantized"}, "format = 'pack-quantized': must be one of float-quantized"),
+        ({**COMPRESSED, "format": "marlin-24"}, "format = 'marlin-24': must be one of float-quantized"),
         ({**COMPRESSED, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: format = 'sparse-24"),
         ({**COMPRESSED, "transform_config": {"a": 1}}, "transform_config needs rotated weights"),
         ({**COMPRESSED, "config_groups": {"a": {**GROUP, "weights": {"num_bits": 4}}}}, "num_bits = 4: must be"),
