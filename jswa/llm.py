@@ -53,7 +53,7 @@ class LLM:
             revision=config.revision,
             download_dir=config.download_dir,
             check=lambda folder: check_model(folder, config),
-            weights=config.load_format != "dummy",
+            needed="all but weights" if config.load_format == "dummy" else "all",
         )
         # Read and check the small files first.
         self.tokenizer = Tokenizer.load(folder)

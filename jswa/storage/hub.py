@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
@@ -40,7 +40,7 @@ def find_model(
     revision: str | None = None,
     download_dir: str | None = None,
     check: Callable[[Path], object] = lambda folder: None,
-    weights: bool = True,
+    needed: Literal["config", "all but weights", "all"] = "all",
 ) -> Path:
     """Return the folder of a model, downloaded if `model` is the id of a repository on the hub, OWNER/NAME.
 
@@ -51,7 +51,7 @@ def find_model(
         download_dir: folder for downloads; huggingface_hub's cache if None.
         check: called with the folder of a repository when it has all files but the weights. What it raises ends the
             download.
-        weights: whether the weights are needed too.
+        needed: which files: config.json, or also tokenizer and chat template, or also weights.
 
     Raises CheckpointError if there is no such folder and `model` is no id, and HubError if a download fails.
     """
@@ -66,11 +66,11 @@ def find_model(
             "Hub, or 'tiny'"
         )
     repository = _Repository(model, revision, download_dir)
-    folder = repository.download(_SMALL if weights else ("config.json",))
+    folder = repository.download(("config.json",) if needed == "config" else _SMALL)
     if not (folder / "config.json").exists():
         raise HubError(f"{model} has no config.json, so it is not a checkpoint that jswa can run")
     check(folder)
-    if weights:
+    if needed == "all":
         commit = folder.name  # the same for all files, even if the branch moves meanwhile
         repository._replace(revision=commit).download(weight_files(folder))
         _require_weights(model, folder)

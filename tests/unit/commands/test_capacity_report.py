@@ -79,7 +79,8 @@ def test_the_report_finds_the_kv_sizes_of_released_models(
         assert ideal == pytest.approx(row.bytes_at(length, full_bytes), abs=1)
     for value, text in zip(found, FOLDED_SHOWN[name] if folded else row.shown, strict=True):
         assert shows(value / GIB, text)
-    assert len(report.lines) == 3 + len(capacity.LENGTHS) + 1
+    assert len(report.lines) == 3 + len(capacity.LENGTHS) + 2
+    assert report.lines[-2].startswith("the device holds ")
 
 
 @pytest.mark.parametrize("name", ROWS)

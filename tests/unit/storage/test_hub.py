@@ -79,11 +79,12 @@ def test_only_the_weight_files_of_the_index_are_downloaded(hub: Hub, tmp_path: P
 
 def test_random_weights_need_no_weight_files(hub: Hub, tmp_path: Path) -> None:
     """Nor does a caller that only wants the config."""
-    find("acme/tiny", tmp_path, weights=False)
+    find("acme/tiny", tmp_path, needed="config")
     assert hub.got() == {"config.json"}
     options: dict[str, Any] = {**SHAPES, "load_format": "dummy"}
-    with LLM("acme/shards", download_dir=str(tmp_path / "cache"), **options):
-        assert not hub.got() & set(SHARDS)
+    with LLM("acme/tiny", download_dir=str(tmp_path / "cache"), **options) as llm:
+        assert hub.got() == NEEDED
+        assert llm.tokenizer is not None
 
 
 def test_weights_are_downloaded_only_if_the_model_can_run(
@@ -191,7 +192,7 @@ def test_wrong_answers_of_a_proxy_are_no_model(hub: Hub, tmp_path: Path) -> None
 
 def test_offline_a_model_comes_from_the_cache(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a request, and only if all its files are there. Without a connection the same."""
-    find("acme/tiny", tmp_path, weights=False)
+    find("acme/tiny", tmp_path, needed="config")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hub.requests.clear()
     assert "HF_HUB_OFFLINE is set" in refused("acme/tiny", tmp_path)
