@@ -280,6 +280,17 @@ def evaluate(
 
 
 @app.command
+def doctor() -> None:
+    """Check this machine: packages, devices, memory, compiler and kernels, and say what to do about what is wrong.
+
+    The exit status is 1 if something is wrong.
+    """
+    from jswa.commands.doctor import report
+
+    raise SystemExit(report())
+
+
+@app.command
 def env() -> None:
     """Print the versions of jswa and its dependencies, and the devices, for bug reports."""
     import jax
