@@ -17,6 +17,7 @@
     ├── GenerationError          one request has no next token, because its logits are not finite
     │   └── NothingAllowed           its own constraints forbid every token
     ├── KernelError              a kernel gives wrong numbers on this machine: the engine does not start
+    ├── RemoteError              a server that a command asks gives an error, or no answer
     ├── HostLost                 a host that shares the model is lost: the process must exit
     └── EngineError              an invariant of jswa is violated: the engine must stop
 
@@ -156,6 +157,10 @@ class KernelError(JswaError):
         self.kernel = kernel
         self.difference = difference
         self.bound = bound
+
+
+class RemoteError(JswaError):
+    """A server that `jswa chat --url` or `jswa generate --url` asks gives an error, or no answer."""
 
 
 class HostLost(JswaError):

@@ -3,9 +3,20 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
-from jswa.types import RequestOutput, SamplingParams
+from jswa.commands import remote
+from jswa.types import SamplingParams
+
+Messages = list[dict[str, str]]
+
+
+class Piece(NamedTuple):
+    """A piece of an answer; the last one has the numbers of prompt tokens."""
+
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
 
 
 class ChatModel(Protocol):
@@ -14,52 +25,74 @@ class ChatModel(Protocol):
     def chat(self, messages: Any, sampling_params: SamplingParams, *, stream: bool, lora: str | None) -> Any: ...
 
 
-def converse(
+def of_engine(
     llm: ChatModel,
-    user_messages: Iterable[str],
     params: SamplingParams,
+    lora: str | None = None,
+    count: Callable[[list[int]], None] = lambda token_ids: None,
+) -> Callable[[Messages], Iterator[Piece]]:
+    """Return a function that answers a conversation. `count` is called with the new token ids of every piece."""
+
+    def ask(messages: Messages) -> Iterator[Piece]:
+        for piece in llm.chat(messages, params, stream=True, lora=lora):
+            count(piece.outputs[0].token_ids)
+            yield Piece(piece.outputs[0].text, len(piece.prompt_token_ids), piece.num_cached_tokens)
+
+    return ask
+
+
+def of_server(url: str, model: str, params: SamplingParams) -> Callable[[Messages], Iterator[Piece]]:
+    """Return a function that has a server answer a conversation, under OpenAI's API at `url`."""
+
+    def ask(messages: Messages) -> Iterator[Piece]:
+        for event in remote.answer(url, model, messages, params):
+            yield Piece(event.text, event.prompt_tokens, event.cached_tokens)
+
+    return ask
+
+
+def converse(
+    ask: Callable[[Messages], Iterator[Piece]],
+    user_messages: Iterable[str],
     *,
     system: str = "",
-    lora: str | None = None,
     echo: bool = False,
     stats: bool = False,
-    count: Callable[[list[int]], None] = lambda token_ids: None,
-    out: TextIO = sys.stdout,
-    notes: TextIO = sys.stderr,
+    out: TextIO | None = None,
+    notes: TextIO | None = None,
 ) -> None:
     """Answer the user's messages one by one, each with the whole conversation so far as its prompt.
 
     Args:
+        ask: answers a conversation, piece by piece.
         user_messages: the user's messages, in order.
         system: the system message; "" means none.
-        lora: name of the adapter to use, if any.
         echo: also write the user's messages to `out`.
         stats: after each answer write its cached prompt tokens and its latency to `notes`.
-        count: is called with the new token ids of every piece of an answer.
-        out: receives the answers.
-        notes: receives the figures of `stats`.
+        out: receives the answers; by default stdout.
+        notes: receives the figures of `stats`; by default stderr.
     """
-    messages = [{"role": "system", "content": system}] if system else []
+    out, notes = out or sys.stdout, notes or sys.stderr
+    messages: Messages = [{"role": "system", "content": system}] if system else []
     for text in user_messages:
         messages.append({"role": "user", "content": text})
         if echo:
             print(f"> {text}", file=out, flush=True)
         begin, answer, last = time.monotonic(), "", None
-        for piece in llm.chat(messages, params, stream=True, lora=lora):
+        for piece in ask(messages):
             if last is None:
                 first = time.monotonic() - begin
             last = piece
-            answer += piece.outputs[0].text
-            count(piece.outputs[0].token_ids)
-            print(piece.outputs[0].text, end="", file=out, flush=True)
+            answer += piece.text
+            print(piece.text, end="", file=out, flush=True)
         print("\n", file=out, flush=True)
         messages.append({"role": "assistant", "content": answer})
         if stats and last is not None:
             print(_figures(last, first, time.monotonic() - begin), file=notes, flush=True)
 
 
-def _figures(last: RequestOutput, first: float, seconds: float) -> str:
-    prompt, cached = len(last.prompt_token_ids), last.num_cached_tokens
+def _figures(last: Piece, first: float, seconds: float) -> str:
+    prompt, cached = last.prompt_tokens, last.cached_tokens
     return f"  [{prompt} tokens in, {cached} cached; first token after {first * 1e3:.0f} ms, all in {seconds:.2f} s]"
 
 

@@ -41,6 +41,7 @@ def generate(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     stats: bool = False,
     lora: str | None = None,
+    url: str | None = None,
     engine: Engine = _DEFAULTS,
 ) -> None:
     """Continue one or more prompts and print each with its continuation.
@@ -68,6 +69,10 @@ def generate(
         Print tokens per second and KV cache usage to stderr.
     lora
         Name of the LoRA adapter to use, one of --lora-modules. Default: the model without an adapter.
+    url
+        Ask a running server that speaks OpenAI's API, such as http://localhost:8000/v1, instead of loading a model.
+        Then --model is a name that the server knows (default: its first model), options of the engine have no effect,
+        and OPENAI_API_KEY is the key.
     """
     from jswa.llm import LLM
     from jswa.types import SamplingParams
@@ -80,6 +85,8 @@ def generate(
     )
     if not prompts:
         raise SystemExit("jswa generate: at least one prompt is needed")
+    if url is not None:
+        return _generate_remotely(url, lora or _name_at(url, model), prompts, params, as_json=as_json)
     with LLM(model, **dataclasses.asdict(engine)) as llm:
         meter = _Meter(llm)
         rows: dict[str, dict[str, Any]] = {}
@@ -107,6 +114,7 @@ def chat(
     temperature: float = 0.0,
     stats: bool = False,
     lora: str | None = None,
+    url: str | None = None,
     engine: Engine = _DEFAULTS,
 ) -> None:
     """Chat with a model on the terminal.
@@ -129,16 +137,24 @@ def chat(
         usage, to stderr.
     lora
         Name of the LoRA adapter to use, one of --lora-modules. Default: the model without an adapter.
+    url
+        Ask a running server that speaks OpenAI's API, such as http://localhost:8000/v1, instead of loading a model.
+        Then --model is a name that the server knows (default: its first model), options of the engine have no effect,
+        and OPENAI_API_KEY is the key.
     """
-    from jswa.commands.chat import converse, typed_messages
-    from jswa.llm import LLM
+    from jswa.commands.chat import converse, of_engine, of_server, typed_messages
     from jswa.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    said, echo = messages or typed_messages(), bool(messages)
+    if url is not None:
+        ask = of_server(url, lora or _name_at(url, model), params)
+        return converse(ask, said, system=system, echo=echo, stats=stats)
+    from jswa.llm import LLM
+
     with LLM(model, **dataclasses.asdict(engine)) as llm:
         meter = _Meter(llm)
-        said, echo = messages or typed_messages(), bool(messages)
-        converse(llm, said, params, system=system, lora=lora, echo=echo, stats=stats, count=meter.count)
+        converse(of_engine(llm, params, lora, meter.count), said, system=system, echo=echo, stats=stats)
         if stats:
             print(meter.report(), file=sys.stderr)
 
@@ -307,6 +323,24 @@ def env() -> None:
         print(ptxas)
     for device in jax.devices():
         print(f"device {device.id}: {device.device_kind} ({device.platform})")
+
+
+def _name_at(url: str, model: str) -> str:
+    """Return the name of the model to ask for; the default of --model means the server's first."""
+    from jswa.commands.remote import served_model
+
+    return served_model(url) if model == "tiny" else model
+
+
+def _generate_remotely(url: str, model: str, prompts: tuple[str, ...], params: Any, *, as_json: bool) -> None:
+    from jswa.commands.remote import complete
+
+    for prompt in prompts:
+        events = list(complete(url, model, prompt, params))
+        text = "".join(event.text for event in events)
+        reason = next((event.finish_reason for event in reversed(events) if event.finish_reason), None)
+        row = {"prompt": prompt, "text": text, "finish_reason": reason}
+        print(json.dumps(row, ensure_ascii=False) if as_json else f"{prompt}{text}\n")
 
 
 def run(arguments: list[str]) -> int:

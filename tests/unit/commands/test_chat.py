@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from jswa.commands.chat import converse, typed_messages
+from jswa.commands.chat import converse, of_engine, typed_messages
 from jswa.types import SamplingParams
 
 
@@ -27,18 +27,8 @@ class Parrot:
 def test_each_prompt_is_the_whole_conversation_so_far() -> None:
     parrot, out, notes = Parrot(), io.StringIO(), io.StringIO()
     counted: list[int] = []
-    converse(
-        parrot,
-        ["Hello you", "Bye"],
-        SamplingParams(),
-        system="Be kind.",
-        lora="wise",
-        echo=True,
-        stats=True,
-        count=counted.extend,
-        out=out,
-        notes=notes,
-    )
+    ask = of_engine(parrot, SamplingParams(), "wise", counted.extend)
+    converse(ask, ["Hello you", "Bye"], system="Be kind.", echo=True, stats=True, out=out, notes=notes)
     assert out.getvalue() == "> Hello you\nHello you \n\n> Bye\nBye \n\n"
     assert notes.getvalue().count("[3 tokens in, 2 cached;") == 2
     assert len(counted) == 3

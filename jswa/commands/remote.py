@@ -1,0 +1,106 @@
+"""A running server as `jswa chat --url` and `jswa generate --url` ask it: any that speaks OpenAI's API."""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPException
+from typing import Any, NamedTuple
+
+from jswa.errors import RemoteError
+from jswa.types import SamplingParams
+
+_SECONDS = 600  # between two events of a stream
+
+
+class Event(NamedTuple):
+    """A piece of an answer. The counts of prompt tokens come with the last one."""
+
+    text: str
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+def served_model(url: str) -> str:
+    """Return the first model that a server lists. Raises RemoteError."""
+    with _asked(url, "/models") as answer:
+        found = json.loads(answer.read())
+    try:
+        return str(found["data"][0]["id"])
+    except (KeyError, IndexError, TypeError) as error:
+        raise RemoteError(f"{url}/models lists no model") from error
+
+
+def complete(url: str, model: str, prompt: str, params: SamplingParams) -> Iterator[Event]:
+    """Yield the pieces of a prompt's continuation. Raises RemoteError."""
+    return _events(url, "/completions", {"model": model, "prompt": prompt, **_sampling(params)})
+
+
+def answer(url: str, model: str, messages: Sequence[Mapping[str, Any]], params: SamplingParams) -> Iterator[Event]:
+    """Yield the pieces of the answer to a conversation. Raises RemoteError."""
+    return _events(url, "/chat/completions", {"model": model, "messages": list(messages), **_sampling(params)})
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields of a request; those that only some servers know are left out where they are neutral."""
+    found: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature, "top_p": params.top_p}
+    if params.top_k:
+        found["top_k"] = params.top_k
+    if params.ignore_eos:
+        found["ignore_eos"] = True
+    return found
+
+
+def _events(url: str, path: str, body: dict[str, Any]) -> Iterator[Event]:
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    with _asked(url, path, asked) as lines:
+        try:
+            for line in lines:
+                data = line.decode().strip().removeprefix("data:").strip()
+                if line.startswith(b"data:") and data != "[DONE]":
+                    yield _event(json.loads(data))
+        except (OSError, ValueError, HTTPException) as error:
+            raise RemoteError(f"{url}{path}: the stream broke off ({type(error).__name__}: {error})") from error
+
+
+def _event(found: dict[str, Any]) -> Event:
+    if "error" in found:
+        raise RemoteError(_message(found))
+    usage = found.get("usage") or {}
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    choice = (found.get("choices") or [{}])[0]
+    text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+    return Event(text, choice.get("finish_reason"), usage.get("prompt_tokens") or 0, cached)
+
+
+def _asked(url: str, path: str, body: Any = None) -> Any:
+    """Send a request, with OPENAI_API_KEY if that is set, and return the open answer."""
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get("OPENAI_API_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
+    if not url.startswith(("http://", "https://")):
+        raise RemoteError(f"url = {url!r}: must begin with http:// or https://")
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{url.rstrip('/')}{path}", data, headers)  # noqa: S310 - http(s) only
+    try:
+        return urllib.request.urlopen(request, timeout=_SECONDS)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        raise RemoteError(f"{request.full_url} answers with status {error.code}: {_reason(error)}") from error
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise RemoteError(f"{request.full_url} cannot be reached: {reason}; is the server running?") from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    text = error.read(65_536)
+    try:
+        return _message(json.loads(text))
+    except (ValueError, AttributeError):
+        return " ".join(text.decode(errors="replace").split())[:200] or str(error.reason)
+
+
+def _message(found: dict[str, Any]) -> str:
+    error = found.get("error") or found.get("detail") or found
+    return str(error.get("message") if isinstance(error, dict) else error)[:300]
