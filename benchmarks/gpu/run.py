@@ -28,7 +28,7 @@ from pathlib import Path
 from benchmarks import result_file
 from benchmarks.gpu.bring_back import HOME, pack
 from benchmarks.gpu.calls import CALL_SECONDS, CALLS, PACKING_SECONDS, REPORT_SECONDS
-from benchmarks.gpu.stage import ROOT, Ended, Place, Stage, run_stages
+from benchmarks.gpu.stage import NOT_INSTALLED, ROOT, Ended, Place, Stage, run_stages
 
 _GOOD = ("complete", "done before")
 
@@ -58,7 +58,8 @@ def main(words: Sequence[str] | None = None) -> int:
         place = Place(Path(folder), earlier, args.rehearse, args.patience)
         ended = run(args.call, chosen, place, args)
     print("\n".join(table(args.call, ended)))
-    return 0 if all(one.status in _GOOD for one in ended) else 1
+    absent = NOT_INSTALLED if args.rehearse else None  # a machine for development has no torch beside jax
+    return 0 if all(one.status in _GOOD or (absent and one.why.startswith(absent)) for one in ended) else 1
 
 
 def run(call: int, stages: Sequence[Stage], place: Place, args: argparse.Namespace) -> list[Ended]:

@@ -22,6 +22,8 @@ from tools.cases.kernels.ladder import Kernel
 ROOT = Path(__file__).parents[2]
 Status = Literal["complete", "failed", "out of time", "skipped", "not started", "done before"]
 
+NOT_INSTALLED = "not installed"  # why a stage is skipped that needs a package
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -100,7 +102,7 @@ def run_stage(stage: Stage, place: Place, seconds: float) -> Ended:
     if lacking := [kernel for kernel in stage.needs if kernel in broken]:
         return Ended(stage.name, "skipped", why=f"the ladder found broken: {', '.join(lacking)}")
     if absent := [name for name in stage.packages if importlib.util.find_spec(name) is None]:
-        return Ended(stage.name, "skipped", why=f"not installed: {', '.join(absent)}")
+        return Ended(stage.name, "skipped", why=f"{NOT_INSTALLED}: {', '.join(absent)}")
     begin, log, out = time.monotonic(), place.out / f"{stage.name}.log", place.out / f"{stage.name}.json"
     command = [sys.executable, "-X", "faulthandler", "-m", stage.module, *_arguments(stage, place, broken)]
     with log.open("w") as file:
