@@ -171,7 +171,9 @@ def _gpt_oss_experts(config: Config, layer: Tensors, x: Array) -> Array:
     scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
     share, out = scores / scores.sum(axis=-1, keepdims=True), np.zeros_like(x)
     tensors = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
-    for expert, (inner, inner_bias, down, bias) in enumerate(zip(*(layer[f"mlp.experts.{n}"] for n in tensors))):
+    for expert, (inner, inner_bias, down, bias) in enumerate(
+        zip(*(layer[f"mlp.experts.{n}"] for n in tensors), strict=True)
+    ):
         wide = x @ inner + inner_bias
         gate, up = np.minimum(wide[:, ::2], limit), np.clip(wide[:, 1::2], -limit, limit)
         hidden = (up + 1) * gate * _sigmoid(gate * np.float32(config["swiglu_alpha"]))
@@ -184,7 +186,9 @@ def _llama4_experts(config: Config, layer: Tensors, x: Array) -> Array:
     assert config["num_experts_per_tok"] == config["num_local_experts"]
     weights, out = _sigmoid(_linear(layer, "feed_forward.router", x)), np.zeros_like(x)
     names = ("gate_up_proj", "down_proj")
-    for expert, (inner, down) in enumerate(zip(*(layer[f"feed_forward.experts.{name}"] for name in names))):
+    for expert, (inner, down) in enumerate(
+        zip(*(layer[f"feed_forward.experts.{name}"] for name in names), strict=True)
+    ):
         gate, up = np.split((x * weights[:, expert, None]) @ inner, 2, axis=-1)
         out += (gate * _sigmoid(gate) * up) @ down
     return out
