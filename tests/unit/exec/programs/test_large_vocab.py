@@ -97,8 +97,8 @@ def most(freedom: int) -> float:
 @pytest.mark.parametrize(
     ("draws", "top_p"),
     [
-        (256, 1.0),
-        (32, 0.9),
+        (64, 1.0),
+        (16, 0.9),
         pytest.param(20_000, 1.0, marks=pytest.mark.nightly),
         pytest.param(4_000, 0.9, marks=pytest.mark.nightly),
     ],
