@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from jaxtyping import Float, Int
 
-from jswa.exec.programs.state import DeviceState
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
@@ -90,7 +89,8 @@ class Texts:
     """An engine on random weights, and the texts that it has run."""
 
     def __init__(self, config: Config, folder: Path, length: int, chunk: int) -> None:
-        self.config, self.tensors, self.outputs = config, draw(config), []
+        self.config, self.tensors = config, draw(config)
+        self.outputs: list[RequestOutput] = []
         self.window = config.get("sliding_window") or config["attention_chunk_size"]
         write_checkpoint(folder, config, self.tensors)
         # Two texts, their windows, the chunks of a step, and little more.
@@ -105,19 +105,20 @@ class Texts:
                 block_size=PAGE,
                 kv_cache_memory_bytes=pages * PAGE * self._token_bytes(),
             )
-        runner = self.llm.engine.runner
-        lanes = [lane.at[:, 1:].set(jnp.nan) for lane in runner.state["lanes"]]
-        runner.state = DeviceState(**{**runner.state, "lanes": lanes})
+        runner: Any = self.llm.engine.runner
+        lanes = [lane.at[:, 1:].set(jnp.nan) for lane in runner.state["lanes"]]  # as memory that was never written
+        runner.state = {**runner.state, "lanes": lanes}
 
     def _token_bytes(self) -> int:
         """Return the bytes of a token in a block: in its local layers."""
         kinds = self.config.get("layer_types", [S] * self.config["num_hidden_layers"])
-        return sum(kind != F for kind in kinds) * self.config["num_key_value_heads"] * 2 * self.config["head_dim"] * 4
+        cell: int = self.config["num_key_value_heads"] * 2 * self.config["head_dim"]
+        return cell * 4 * len([kind for kind in kinds if kind != F])
 
     def generate(self, *prompts: Prompt, **options: Any) -> list[RequestOutput]:
         """Run prompts side by side and keep what they got."""
         with quick_compiles():
-            outputs = self.llm.generate(
+            outputs: list[RequestOutput] = self.llm.generate(
                 [prompt.tolist() for prompt in prompts],
                 temperature=0, max_tokens=DECODED, ignore_eos=True, logprobs=TOP, use_tqdm=False, **options,
             )  # fmt: skip
@@ -127,10 +128,7 @@ class Texts:
 
     def lose_windows(self) -> None:
         """Evict all local KV from the prefix cache."""
-        retention = self.llm.engine.scheduler.cache.prefix.retention
-        for window in [window for node in retention.tree.nodes() for window in node.windows.values()]:
-            retention.drop_window(window)
-        retention.drop_spare()
+        self.llm.engine.scheduler.cache.prefix.retention.drop_windows()
         self.llm.engine.check()
 
     def compare(self) -> None:

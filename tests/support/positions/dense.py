@@ -52,7 +52,7 @@ def logits(
             x = x + attended
             x = x + _feed(config, layer, _norm(config, layer[after], x))
     head = embed if config["tie_word_embeddings"] else tensors["lm_head.weight"]
-    return _norm(config, tensors["model.norm.weight"], x) @ head.T
+    return np.asarray(_norm(config, tensors["model.norm.weight"], x) @ head.T)
 
 
 def _norm(config: Config, weight: Array | float, x: Array) -> Array:
@@ -75,7 +75,7 @@ def _attend(config: Config, layer: Tensors, index: int, x: Array, extra_keys: in
         q, k = (_turned(rope, part, neighbours=llama4) for part in (q, k))
         if llama4 and config["use_qk_norm"]:
             q, k = (_norm(config, 1.0, part) for part in (q, k))
-    scale = np.float32(config.get("query_pre_attn_scalar", size) ** -0.5)
+    scale = np.float32(float(config.get("query_pre_attn_scalar") or size) ** -0.5)
     group = heads // k.shape[1]
     queries = q.reshape(len(x), k.shape[1], group, size).transpose(1, 2, 0, 3) * scale  # K, G, T, D
     keys, values = k.transpose(1, 2, 0)[:, None], v.transpose(1, 0, 2)[:, None]
@@ -104,8 +104,8 @@ def _first_keys(config: Config, kind: str, rows: Int[np.ndarray, " B"], extra_ke
         return np.zeros_like(rows)
     if kind == "chunked_attention":
         chunk = config["attention_chunk_size"]
-        return np.clip(rows // chunk * chunk - extra_keys, 0, rows)
-    return np.maximum(rows - config["sliding_window"] + 1 - extra_keys, 0)
+        return np.asarray(np.clip(rows // chunk * chunk - extra_keys, 0, rows))
+    return np.asarray(np.maximum(rows - config["sliding_window"] + 1 - extra_keys, 0))
 
 
 def _heads(config: Config, layer: Tensors, name: str, x: Array, size: int) -> Array:
@@ -147,7 +147,8 @@ def _feed(config: Config, layer: Tensors, x: Array) -> Array:
     if "mlp.router.weight" in layer:
         return _gpt_oss_experts(config, layer, x)
     if "feed_forward.router.weight" in layer:
-        return _llama4_experts(config, layer, x) + _gated(config, layer, "feed_forward.shared_expert", x)
+        shared = _gated(config, layer, "feed_forward.shared_expert", x)
+        return np.asarray(_llama4_experts(config, layer, x) + shared)
     return _gated(config, layer, "feed_forward" if "feed_forward.gate_proj.weight" in layer else "mlp", x)
 
 

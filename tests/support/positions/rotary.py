@@ -55,7 +55,8 @@ def proportional(base: float, dim: int, share: float, *, all_pairs: bool = True)
     """
     plain, rotated = default(base, dim), int(share * dim / 2)
     rest = np.zeros(dim // 2 - rotated if all_pairs else 0)
-    return Frequencies(*(np.concatenate([part[:rotated], rest]) for part in (plain.inverse, plain.roundings)))
+    inverse, roundings = (np.concatenate([part[:rotated], rest]) for part in (plain.inverse, plain.roundings))
+    return Frequencies(inverse, roundings)
 
 
 def llama3(base: float, dim: int, factor: float, low: float, high: float, original: int) -> Frequencies:

@@ -74,7 +74,7 @@ def products(jaxpr: core.Jaxpr) -> list[str]:
     inner = [p.jaxpr for e in jaxpr.eqns for p in e.params.values() if isinstance(p, core.ClosedJaxpr)]
     own = [
         str(eqn) for eqn in jaxpr.eqns
-        if eqn.primitive.name in ("mul", "dot_general") and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.integer)
+        if eqn.primitive.name in ("mul", "dot_general") and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.integer)  # type: ignore[attr-defined]
     ]  # fmt: skip
     return own + [product for one in inner for product in products(one)]
 
@@ -88,8 +88,9 @@ def scatters(jaxpr: core.Jaxpr) -> list[Any]:
 
 def test_kv_is_written_by_page_layer_and_offset_so_that_no_int32_is_an_offset_in_the_pool() -> None:
     """XLA computes the offset, in 64 bits where the array needs them; the program multiplies no integers."""
-    pool = jax.ShapeDtypeStruct((2**31 - 1, *CELLS), FP8)  # as many pages as int32 can name: 2^39 elements
-    ids, values = jax.ShapeDtypeStruct((3,), jnp.int32), jax.ShapeDtypeStruct((3, 1, 2 * HEAD), jnp.float32)
+    shape = partial(jax.ShapeDtypeStruct)
+    pool = shape((2**31 - 1, *CELLS), FP8)  # as many pages as int32 can name: 2^39 elements
+    ids, values = shape((3,), jnp.int32), shape((3, 1, 2 * HEAD), jnp.float32)
 
     def write(kv: Array, new: Array, pages: Array, offsets: Array) -> Array:
         return write_kv(kv, new, pages=pages, offsets=offsets, layer_index=0)

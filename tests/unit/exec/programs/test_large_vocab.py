@@ -84,7 +84,9 @@ def draw(logits: Float[Array, " V"], columns: Int[Array, "1 C"], first: Int[Arra
     """Return draws for `count` positions, one after the other: the noise of all would be gigabytes."""
     extras = init_extras(1, VOCAB)
     one = partial(sampling.sample, logits[None], rows=Sampling.of(columns), extras=extras)
-    return jax.lax.map(lambda position: one(position[None])[0], first + jnp.arange(count, dtype=jnp.int32))
+    positions = first + jnp.arange(count, dtype=jnp.int32)
+    tokens: Array = jax.lax.map(lambda position: one(position[None])[0], positions)
+    return tokens
 
 
 def most(freedom: int) -> float:
