@@ -1,8 +1,8 @@
 """Windows of real size in the whole engine, against a dense decoder that shares no code with it.
 
 Two texts are prefilled side by side in chunks, decoded, found in the prefix cache, branched off, and revived after
-their windows were evicted. The arena holds little more than what they need, so pages change hands all the time. All
-log probabilities are compared, at every position of the prompts and for several tokens each.
+their windows were evicted. The arena holds little more than what they need, so pages change hands all the time. Log
+probabilities of several tokens are compared at each generated position, at night also at those of the prompts.
 
 Weights are random, with scores that differ by several units: so a query looks at few keys, and each key is one of those
 for some query. Each test asserts that a window of one key more or fewer would change what it compares, by SEEN.
@@ -160,12 +160,12 @@ def told(output: RequestOutput) -> tuple[Int[np.ndarray, "n 2"], Float[np.ndarra
     return np.array(places), np.array([one.logprob for _, entry in found for one in entry.values()])
 
 
-def check(config: Config, folder: Path, length: int, chunk: int) -> None:
-    """Run two texts of this length cold, then what continues them, then a branch whose window was evicted."""
+def check(config: Config, folder: Path, length: int, chunk: int, **cold: Any) -> None:
+    """Run two texts of this length cold, with options, then what continues them, then a branch without its window."""
     texts, rng = Texts(config, folder, length, chunk), np.random.default_rng(11)
     first, second = (rng.integers(0, config["vocab_size"], size).astype(np.int32) for size in (length, length - 101))
     with texts.llm:
-        for before in texts.generate(first, second, prompt_logprobs=TOP):
+        for before in texts.generate(first, second, **cold):
             so_far = [*before.prompt_token_ids, *before.outputs[0].token_ids]
             (hit,) = texts.generate(np.array([*so_far, 1, 2, 3], np.int32))
             assert hit.num_cached_tokens >= len(before.prompt_token_ids)
@@ -180,7 +180,7 @@ def check(config: Config, folder: Path, length: int, chunk: int) -> None:
 
 
 def test_a_window_of_1024_keys_is_neither_longer_nor_shorter(tmp_path: Path) -> None:
-    """In prefill, decode, a hit and a revival."""
+    """In prefill, decode, a hit and a revival. What prefill does wrong shows in the KV of the full layer."""
     check(GEMMA3, tmp_path, length=1_300, chunk=256)
 
 
@@ -189,4 +189,4 @@ def test_a_window_of_1024_keys_is_neither_longer_nor_shorter(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_windows_of_real_size_at_20k_tokens(name: str, tmp_path: Path) -> None:
     """128 keys with sinks, 1,024, 4,096 with and without full layers, and chunks of 8,192."""
-    check(MODELS[name], tmp_path, length=20_000, chunk=2_048)
+    check(MODELS[name], tmp_path, length=20_000, chunk=2_048, prompt_logprobs=TOP)
