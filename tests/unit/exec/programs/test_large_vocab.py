@@ -95,6 +95,7 @@ def most(freedom: int) -> float:
     return float(freedom * (1 - spread + 6 * spread**0.5) ** 3)
 
 
+@in_turn(1, 4)
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("draws", "top_p"),
