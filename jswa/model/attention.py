@@ -75,7 +75,8 @@ class Attention(nnx.Module):
         if config.rope is not None:
             q = rotate(q, config.rope, ropes)
         if config.temperature is not None:
-            q = q * _temperature(config.temperature, positions)[:, None, None].astype(q.dtype)
+            # Multiplied in float32: a factor in 16 bits would be off by as much for all scores of a query.
+            q = (q.astype(jnp.float32) * _temperature(config.temperature, positions)[:, None, None]).astype(q.dtype)
         kv = self._keys_and_values(qkv[:, q_size : q_size + k_size], qkv[:, q_size + k_size :], ropes)
         out = attend(layer, q, kv, None if self.sinks is None else self.sinks[...])
         return linear(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)

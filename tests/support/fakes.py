@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
@@ -18,6 +19,11 @@ from jswa.storage.snapshot import origins
 from jswa.types import FinishReason
 
 POISON = -1  # a mark of KV memory that no row may read
+
+
+def first_seen(reach: Reach, position: int) -> int:
+    """Return the oldest key of a query: the last `size` keys with its own, or those of its chunk. Not the engine's."""
+    return position - position % reach.size if reach.chunked else max(0, position + 1 - reach.size)
 
 
 @dataclass
@@ -270,7 +276,7 @@ class FakeRunner:
             if self.layout.full is not None:
                 fails |= bool(self._full_nan[full].reshape(-1)[:position].any())
             if reach is not None:
-                first = max(reach.first_visible(position), local_visible_from)
+                first = max(first_seen(reach, position), local_visible_from)
                 fails |= bool(self._local_nan[local].reshape(-1)[first:position].any())
                 self._local_nan[local[position // page] : local[position // page] + m, offset] = fails
             if self.layout.full is not None and position >= full_write_from:
@@ -305,7 +311,7 @@ class FakeRunner:
         assert reach is not None
         assert local is not None
         for position in range(start, end):
-            first = reach.first_visible(position)
+            first = first_seen(reach, position)
             seen = self._levels(slot, max(first, local_visible_from), position)
             least = 0 if local_visible_from > first else int(seen.min(initial=local.num_layers))
             block = self._local_table[slot, position // page]
@@ -317,7 +323,7 @@ class FakeRunner:
         if reach is None or local is None:
             return None
         for position in range(start, end):
-            first = reach.first_visible(position)
+            first = first_seen(reach, position)
             if local_visible_from > first or (self._levels(slot, first, position + 1) < local.num_layers).any():
                 return position
         return None
@@ -327,7 +333,7 @@ class FakeRunner:
         if self.layout.full is not None:
             self._check(self._full[self._full_table[slot]], slot, 0, end)
         if self.layout.reach is not None:
-            first = max(self.layout.reach.first_visible(start), local_visible_from)
+            first = max(first_seen(self.layout.reach, start), local_visible_from)
             for part in range(self.layout.pages_per_block):
                 memory = self._local[self._local_table[slot] * self.layout.pages_per_block + part]
                 self._check(memory, slot, first, end)
