@@ -19,7 +19,7 @@ TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_pre
            tests/unit/pallas_kernels/experts/test_mxfp4.py
 # What CI compiles for an H200, by turns: the kernels and whole steps whose names contain one of these.
 SAMPLES := gpt-oss gemma Mi
-TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/model/test_triton.py
+TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/kernels/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
 # $(call packages,FOLDER,EXTRAS): into the environment FOLDER what requirements.lock has for these extras, every file

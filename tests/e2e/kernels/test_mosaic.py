@@ -1,0 +1,53 @@
+"""Whole conversations through the real engine on the Hopper kernels, interpreted.
+
+Unit tests compare the kernels call by call. Here the step makes the calls: it cuts the tiles, and passes page tables,
+windows and sinks, in prefill by chunks, mixed steps, decode, hits inside a page, and revival.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
+from tests.support.turns import in_turn
+
+# float16 rounds by 2^-12 of a number. Two layers round numbers of up to 4 some 16 times on the way to a logit.
+BOUND = 16 * 4 * 2.0**-12
+EIGHT_TIMES = 8.0  # bfloat16 has 3 bits less
+
+
+def worst(folder: Path, patch: pytest.MonkeyPatch, **options: Any) -> float:
+    """Return how far a log probability of the conversations is from that of the dense decoder in float32, at most."""
+    write_model(folder)
+    with engine_on_interpreted_kernels(folder, patch, **{"dtype": "float16", **options}) as engine:
+        found = errors(folder, converse(engine)).max()
+    print(f"{options}: at most {found:.2g}")
+    return float(found)
+
+
+def test_attention_on_mosaic_has_the_log_probabilities_of_the_dense_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a window, sinks, and a full layer."""
+    assert worst(tmp_path, monkeypatch, attention_backend="mosaic") < BOUND
+
+
+@in_turn(0, 4)
+def test_plain_xla_is_within_the_same_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the kernels' numbers and those of XLA differ by twice the bound at most."""
+    assert worst(tmp_path, monkeypatch, attention_backend="xla") < BOUND
+
+
+@in_turn(1, 4)
+def test_experts_on_mosaic_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a step of one shape, to compile half as many kernels."""
+    found = worst(tmp_path, monkeypatch, attention_backend="mosaic", moe_backend="mosaic", cudagraph_capture_sizes=(8,))
+    assert found < BOUND
+
+
+@in_turn(2, 4)
+def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MXFP4 in tiles, in bfloat16; the reference has the same weights."""
+    found = worst(tmp_path, monkeypatch, dtype="bfloat16", moe_backend="mosaic", cudagraph_capture_sizes=(8,))
+    assert found < EIGHT_TIMES * BOUND
