@@ -4,11 +4,15 @@ Unit tests compare the kernels call by call. Here the step makes the calls: it c
 windows and sinks, in prefill by chunks, mixed steps, decode, hits inside a page, and revival.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
+from pallas_kernels.attention.hopper import call
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
 from tests.support.turns import in_turn
 
@@ -31,6 +35,33 @@ def test_attention_on_mosaic_has_the_log_probabilities_of_the_dense_model(
 ) -> None:
     """With a window, sinks, and a full layer."""
     assert worst(tmp_path, monkeypatch, attention_backend="mosaic") < BOUND
+
+
+def drop_sinks(attend: Any, *arguments: Any, sinks: Any, **keywords: Any) -> Any:
+    """The softmax begins without its sinks."""
+    return attend(*arguments, sinks=None, **keywords)
+
+
+def miss_a_key(attend: Any, q: Any, kv: Any, rows: Any, *arguments: Any, **keywords: Any) -> Any:
+    """No query sees the first key of its text."""
+    return attend(q, kv, rows._replace(visible_from=jnp.maximum(rows.visible_from, 1)), *arguments, **keywords)
+
+
+def shorten_windows(attend: Any, *arguments: Any, **keywords: Any) -> Any:
+    """A window ends one key early."""
+    window = keywords["attend"].window
+    keywords["attend"] = keywords["attend"]._replace(window=None if window is None else window - 1)
+    return attend(*arguments, **keywords)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", [drop_sinks, miss_a_key, shorten_windows])
+def test_a_missing_key_and_missing_sinks_are_found(
+    fault: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first test fails clearly if the step passes, or the kernel takes, a key less, or no sinks."""
+    monkeypatch.setattr(call, "paged_attention", partial(fault, call.paged_attention))
+    assert worst(tmp_path, monkeypatch, attention_backend="mosaic") > 3 * BOUND
 
 
 @in_turn(0, 4)

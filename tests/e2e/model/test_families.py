@@ -53,7 +53,7 @@ def test_tokens_and_log_probabilities_are_those_of_transformers(name: str, tmp_p
     np.testing.assert_allclose(found, fixture.log_probs[:59], atol=2e-4)
 
 
-@pytest.mark.parametrize("name", by_turns(long.names(), 60))
+@pytest.mark.parametrize("name", by_turns(long.names(), 80))
 def test_long_prompts_of_every_family_get_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     """300 tokens in chunks beside another prompt, and 24 greedy ones; again on cached prefixes, and on lost windows.
 
@@ -77,7 +77,8 @@ def test_long_prompts_of_every_family_get_the_tokens_of_transformers(name: str, 
             for turn in ("cold", "cached", "windows lost"):
                 if turn == "windows lost":
                     llm.engine.scheduler.cache.prefix.retention.drop_windows()
-                output = llm.generate([prompt, prompt[:70:-1]], params, use_tqdm=False)[0]
+                beside = [prompt[:200:-1]] if turn == "cold" else []
+                output = llm.generate([prompt, *beside], params, use_tqdm=False)[0]
                 assert list(output.outputs[0].token_ids) == tokens, turn
                 assert output.outputs[0].logprobs is not None
                 found = [one[token].logprob for one, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
