@@ -154,7 +154,7 @@ def cold_logprobs(device: Device, text: Text) -> Float[np.ndarray, " n"]:
     padded = np.zeros(LONGEST, np.int32)  # one shape; what follows a text does not change it
     padded[: len(text.tokens)] = text.tokens
     with quick_compiles():
-        rows = np.asarray(device.dense(device.params, padded))
+        rows = np.asarray(device.dense(device.params, jnp.asarray(padded)))
     return rows[np.arange(text.prompt - 1, len(text.tokens) - 1), text.tokens[text.prompt :]]
 
 

@@ -45,7 +45,10 @@ def make(name: str, archive: Path) -> None:
     cached = next(case.cached for case in CASES if case.name == name.rsplit("-", 2)[0])
     tokens, logits, margin = _greedy(model, name, cached)
     assert tokens.max() < 2**16
-    arrays = {"tokens": tokens.astype(np.uint16), "log_probs": next_log_probs(logits, tokens)[PROMPT - 1 :]}
+    arrays: dict[str, np.ndarray] = {
+        "tokens": tokens.astype(np.uint16),
+        "log_probs": next_log_probs(logits, tokens)[PROMPT - 1 :],
+    }
     store(archive, name, {"digest": digest(tensors), "made_with": made_with()}, Recipe({}, {}), arrays)
     print(f"{name:40s} margin {margin:.3f}", flush=True)
 

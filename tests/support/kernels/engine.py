@@ -20,6 +20,7 @@ from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
+from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.types import PrefixHit, SamplingParams
 from pallas_kernels import interpreter
@@ -120,9 +121,9 @@ def _run(engine: Engine, answers: list[Answer], count: int) -> list[Answer]:
     return answers
 
 
-def errors(folder: Path, answers: list[Answer]) -> Float[np.ndarray, " N"]:
-    """Return how far each log probability is from that of the dense decoder in float32."""
-    model, params = load_checkpoint(folder, jnp.dtype("float32"))
+def errors(folder: Path, answers: list[Answer], quantization: QuantizationMode = "auto") -> Float[np.ndarray, " N"]:
+    """Return how far each log probability is from that of the dense decoder in float32, with weights held the same."""
+    model, params = load_checkpoint(folder, jnp.dtype("float32"), quantization=quantization)
     found = []
     for answer in answers:
         text = np.zeros(LONGEST, np.int32)  # one shape; what follows a text does not change it
