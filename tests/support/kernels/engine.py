@@ -20,12 +20,12 @@ from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
-from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.types import PrefixHit, SamplingParams
 from pallas_kernels import interpreter
 from tests.parity.load import read_config
-from tests.parity.weights import random_weights, write_checkpoint
+from tests.parity.weights import random_weights
+from tests.support.checkpoints.quantized import mxfp4, write
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import dense_logits, quick_compiles
 
@@ -63,13 +63,22 @@ class Answer:
     prefix: PrefixHit | None = None
 
 
-def write_model(folder: Path) -> None:
-    """Write the checkpoint."""
+def write_model(folder: Path, *, experts_in_4_bits: bool = False) -> None:
+    """Write the checkpoint: all numbers are those of float16; or of bfloat16, with experts in MXFP4."""
     config = {**read_config("gpt_oss_base"), **SIZES}
     shapes = {part.key: part.shape for source in sources(parse_config(config)).values() for part in source.parts}
     means = {name: 1.0 for name in shapes if "norm" in name}
-    tensors = random_weights(shapes, means, 3, SCALES)
-    write_checkpoint(folder, config, {name: x.astype(np.float16).astype(np.float32) for name, x in tensors.items()})
+    drawn = random_weights(shapes, means, 3, SCALES)
+    kind = jnp.bfloat16 if experts_in_4_bits else np.float16
+    tensors: dict[str, np.ndarray] = {name: x.astype(kind).astype(np.float32) for name, x in drawn.items()}
+    if experts_in_4_bits:
+        config["quantization_config"] = {"quant_method": "mxfp4"}
+        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+            experts, inner, out = tensors.pop(name).shape
+            packed, exponents, _ = mxfp4(np.random.default_rng(out), (experts, out, inner))
+            tensors[f"{name}_blocks"] = packed.reshape(experts, out, inner // 32, 16)
+            tensors[f"{name}_scales"] = exponents
+    write(folder, config, tensors)
 
 
 @contextlib.contextmanager
@@ -121,9 +130,9 @@ def _run(engine: Engine, answers: list[Answer], count: int) -> list[Answer]:
     return answers
 
 
-def errors(folder: Path, answers: list[Answer], quantization: QuantizationMode = "auto") -> Float[np.ndarray, " N"]:
-    """Return how far each log probability is from that of the dense decoder in float32, with weights held the same."""
-    model, params = load_checkpoint(folder, jnp.dtype("float32"), quantization=quantization)
+def errors(folder: Path, answers: list[Answer]) -> Float[np.ndarray, " N"]:
+    """Return how far each log probability is from that of the dense decoder in float32."""
+    model, params = load_checkpoint(folder, jnp.dtype("float32"))
     found = []
     for answer in answers:
         text = np.zeros(LONGEST, np.int32)  # one shape; what follows a text does not change it
