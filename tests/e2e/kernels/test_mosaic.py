@@ -69,7 +69,7 @@ def test_plain_xla_is_within_the_same_bound(tmp_path: Path, monkeypatch: pytest.
     assert worst(tmp_path, monkeypatch, attention_backend="xla") < BOUND
 
 
-ONE_SHAPE = {"cudagraph_capture_sizes": (), "deterministic": True}  # half as many kernels to compile
+ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": True}  # half as many kernels to compile
 
 
 @in_turn(1, 4)
@@ -81,6 +81,6 @@ def test_experts_on_mosaic_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @in_turn(2, 4)
 def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MXFP4 in tiles, in bfloat16: not further from the dense decoder than twice as far as plain XLA."""
-    options = {"dtype": "bfloat16", "experts_in_4_bits": True, **ONE_SHAPE}
+    options: dict[str, Any] = {"dtype": "bfloat16", "experts_in_4_bits": True, **ONE_SHAPE}
     kernel, plain = (worst(tmp_path / x, monkeypatch, moe_backend=x, **options) for x in ("mosaic", "xla"))
     assert 0 < kernel < 2 * plain
