@@ -21,7 +21,7 @@ TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_pre
            tests/unit/pallas_kernels/experts/test_mxfp4.py
 # What CI compiles for an H200, by turns: the kernels and whole steps whose names contain one of these.
 SAMPLES := gpt-oss gemma Mi
-TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/model/test_triton.py
+TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/kernels/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
 # $(call packages,FOLDER,EXTRAS): into the environment FOLDER what requirements.lock has for these extras, every file
@@ -37,7 +37,7 @@ endef
 
 CLIENTS := sdk lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-types test-triton check package fmt nightly scale-test scale-test-short clients parity tiny lock
+.PHONY: help run test test-types test-triton check package fmt nightly scale-test scale-test-short clients parity parity-check tiny lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
 .PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal
 
@@ -107,6 +107,13 @@ clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients
 parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, torch)
 	.venv-parity/bin/python -m tests.parity.make_fixtures
 	.venv-parity/bin/python -m tests.parity.make_adapters
+	.venv-parity/bin/python -m tests.parity.long.make
+
+parity-check: .venv-parity/installed  ## make them anew and compare them with those of the repository
+	@failed=; for maker in make_fixtures make_adapters long.make; do \
+	  .venv-parity/bin/python -m tests.parity.$$maker --check || failed="$$failed $$maker"; \
+	done; \
+	test -z "$$failed" || { echo "parity-check: DIFFERENT:$$failed"; exit 1; }
 
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	.venv-gpu/bin/python -m tools.aot.hopper --only "$(ONLY)"

@@ -7,9 +7,11 @@ order of the JSON file, and the names, shapes and means of the tensors as JSON.
 NumPy only: the torch side writes archives and the tests read them.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from numpy.typing import NDArray
 from tests.parity.weights import Tensor, random_weights
 
 Facts = dict[str, Any]
+# Two machines add in different orders. Of this size are float32's own errors (design.md §7).
+NOISE = 3e-5
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,56 @@ def store(archive: Path, name: str, facts: Facts, recipe: Recipe, arrays: Mappin
     tensors = json.dumps([rows[key][0] for key in order]).encode()
     merged: dict[str, Any] = {key: np.stack([rows[other][1][key] for other in order]) for key in arrays}
     np.savez_compressed(archive.with_suffix(".npz"), tensors=np.frombuffer(tensors, np.uint8), **merged)
+
+
+@contextlib.contextmanager
+def remade(folder: Path, pattern: str = "*", *, check: bool = False, keep: bool = False) -> Iterator[Path]:
+    """Yield the folder to write archives to, without those whose names match the pattern, unless `keep`.
+
+    With `check` it is a temporary folder. Its archives are compared with the committed ones afterwards, every
+    difference is printed, and SystemExit is raised if there is one. `keep`: not all fixtures are made anew.
+    """
+    if not check:
+        for path in [] if keep else [*folder.glob(f"{pattern}.json"), *folder.glob(f"{pattern}.npz")]:
+            path.unlink()
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield (made := Path(temporary))
+        both = {path.stem for place in (folder, made) for path in place.glob(f"{pattern}.json")}
+        found = [line for name in sorted(both) for line in differences(folder / name, made / name, part=keep)]
+    print("\n".join(found) or "all fixtures that were made anew equal the committed ones")
+    if found:
+        raise SystemExit(1)
+
+
+def differences(committed: Path, made: Path, *, part: bool = False) -> Iterator[str]:
+    """Yield a line for each fixture of an archive that was made anew and differs from the committed one.
+
+    Facts, tensors and tokens must be equal, floating-point numbers within NOISE. Versions of packages may differ.
+    `part`: not all fixtures were made anew.
+    """
+    texts = [read_facts(path) if path.with_suffix(".json").exists() else {} for path in (committed, made)]
+    for name in sorted({*texts[1], *([] if part else texts[0])}):
+        if name not in texts[0] or name not in texts[1]:
+            yield f"{name}: only in the {'committed' if name in texts[0] else 'new'} archive"
+            continue
+        old, new = ({key: x for key, x in text[name].items() if key != "made_with"} for text in texts)
+        lines = [key for key in sorted({*old, *new}) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
+        recipes, arrays = zip(
+            *(read_arrays(path, list(text).index(name)) for path, text in zip((committed, made), texts, strict=True)),
+            strict=True,
+        )
+        lines += ["tensors"] if recipes[0] != recipes[1] else []
+        lines += [key for key in sorted({*arrays[0], *arrays[1]}) if not _equal(arrays[0].get(key), arrays[1].get(key))]
+        if lines:
+            yield f"{name}: {', '.join(lines)} differ"
+
+
+def _equal(old: NDArray[Any] | None, new: NDArray[Any] | None) -> bool:
+    if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:
+        return False
+    return bool(np.array_equal(old, new) or (old.dtype.kind == "f" and np.abs(old - new).max() <= NOISE))
 
 
 def _read_stacks(archive: Path) -> tuple[list[dict[str, tuple[list[int], float]]], dict[str, NDArray[Any]]]:

@@ -79,6 +79,12 @@ def load_fixture(name: str) -> Fixture:
     )
 
 
+def draw_again(name: str, seed: int) -> dict[str, Tensor]:
+    """Return the tensors of a fixture, drawn from another seed."""
+    archive, index, facts = _places()[name]
+    return read_arrays(archive, index)[0].draw(facts | {"seed": seed})
+
+
 def adapter_names() -> list[str]:
     """Return the names of the fixtures that have an adapter, sorted."""
     return sorted(read_facts(ADAPTERS))

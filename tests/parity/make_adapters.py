@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
-from tests.parity.archive import Facts, Recipe, digest, store
+from tests.parity.archive import Facts, Recipe, digest, remade, store
 from tests.parity.load import ADAPTERS, load_fixture
 from tests.parity.make_fixtures import ROUTER_MARGIN, full_forward, load_model, made_with, router_margin
 from tests.parity.sketch import sketch
@@ -43,18 +43,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
-    """Make all adapters anew."""
+def main(arguments: list[str]) -> None:
+    """Make all adapters anew. With --check write nothing, and exit with status 1 if one differs from the committed."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for suffix in (".json", ".npz"):
-        ADAPTERS.with_suffix(suffix).unlink(missing_ok=True)
-    for name, settings in CASES.items():
-        make(name, settings)
+    with remade(ADAPTERS.parent, ADAPTERS.name, check="--check" in arguments) as folder:
+        for name, settings in CASES.items():
+            make(name, settings, folder / ADAPTERS.name)
 
 
-def make(name: str, settings: dict[str, Any]) -> None:
-    """Compute the adapter of one fixture and store it."""
+def make(name: str, settings: dict[str, Any], archive: Path) -> None:
+    """Compute the adapter of one fixture and store it in the archive."""
     fixture = load_fixture(name)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -79,11 +78,11 @@ def make(name: str, settings: dict[str, Any]) -> None:
         config["target_modules"] if isinstance(config["target_modules"], str) else sorted(config["target_modules"])
     )
     facts |= {"digest": digest(numbers), "made_with": made_with() | {"peft": peft.__version__}, "config": config}
-    store(ADAPTERS, name, facts, recipe, {"sketch": sketch(logits)})
+    store(archive, name, facts, recipe, {"sketch": sketch(logits)})
     print(f"{name:20s} {len(shapes)} tensors, moves the sketch by {moved:.2f}, margin {margin:.3g}", flush=True)
 
 
 if __name__ == "__main__":
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    main()
+    main(sys.argv[1:])

@@ -11,13 +11,13 @@ tokens, if the old form of the config gives other bits, or if the choice of a to
 
 Run it in a Python 3.11 environment with requirements-parity.txt:
 
-    python tests/parity/make_fixtures.py [name ...]
+    python tests/parity/make_fixtures.py [--check] [name ...]
 
-It is deterministic: a second run on the same machine gives identical files.
+It is deterministic: a second run on the same machine gives identical files. `--check` writes nothing, and exits with
+status 1 if a fixture differs from the committed one.
 """
 
 import json
-import shutil
 import sys
 import tempfile
 import zlib
@@ -33,7 +33,7 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
-from tests.parity.archive import Facts, Recipe, digest, store
+from tests.parity.archive import Facts, Recipe, digest, remade, store
 from tests.parity.case import Case, Config
 from tests.parity.cases import cases
 from tests.parity.cases import dense as cases_dense
@@ -78,21 +78,21 @@ VISION = (
 )
 
 
-def main(wanted: list[str]) -> None:
-    """Make all fixtures anew, or only those named."""
+def main(arguments: list[str]) -> None:
+    """Make all fixtures anew, or only those named; see the module."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    if not wanted:
-        shutil.rmtree(FIXTURES, ignore_errors=True)
-    for case in CASES:
-        if not wanted or case.name in wanted:
-            make_fixture(case)
+    wanted, check = [word for word in arguments if word != "--check"], "--check" in arguments
+    with remade(FIXTURES, check=check, keep=bool(wanted)) as folder:
+        for case in CASES:
+            if not wanted or case.name in wanted:
+                make_fixture(case, folder)
     total = sum(path.stat().st_size for path in FIXTURES.iterdir())
     print(f"{len(names())} fixtures, {total / 1e6:.2f} MB")
 
 
-def make_fixture(case: Case) -> None:
-    """Compute one fixture and store it in its family's archive."""
+def make_fixture(case: Case, archives: Path) -> None:
+    """Compute one fixture and store it in its family's archive in that folder."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         config, recipe = _saved_form(case, folder / "saved")
@@ -112,7 +112,7 @@ def make_fixture(case: Case) -> None:
             ):
                 raise AssertionError(f"{case.name}: the old config gives other logits")
     arrays = {"tokens": tokens, "sketch": sketch(logits), "log_probs": next_log_probs(logits, tokens)}
-    store(FIXTURES / config["model_type"].removesuffix("_text"), case.name, facts, recipe, arrays)
+    store(archives / config["model_type"].removesuffix("_text"), case.name, facts, recipe, arrays)
     print(f"{case.name:40s} std {logits.std():.2f} margin {margin:.3f}", flush=True)
 
 
@@ -196,7 +196,7 @@ def _greedy(model: PreTrainedModel, case: Case) -> tuple[np.ndarray, np.ndarray,
     for attempt in range(200):
         rng = np.random.default_rng([case.seed, zlib.crc32(case.name.encode()), attempt])
         prompt = rng.integers(3, vocab, PROMPT).astype(np.int32)
-        tokens = _decode(model, prompt, case.cached)
+        tokens = decode(model, prompt, GREEDY, case.cached)
         logits = full_forward(model, tokens)
         best = np.sort(logits[PROMPT - 1 : -1], axis=-1)
         margin = float((best[:, -1] - best[:, -2]).min())
@@ -215,12 +215,12 @@ def router_margin(model: PreTrainedModel, tokens: np.ndarray) -> float:
     return margin
 
 
-def _decode(model: PreTrainedModel, prompt: np.ndarray, cached: bool) -> np.ndarray:
-    """Return the prompt and its greedy tokens, decoded with transformers' cache if it is exact; no token stops them."""
+def decode(model: PreTrainedModel, prompt: np.ndarray, count: int, cached: bool) -> np.ndarray:
+    """Return the prompt and `count` greedy tokens, decoded with transformers' cache if it is exact; none stops them."""
     tokens, past = prompt.tolist(), None
     ids = torch.tensor([tokens])
     with torch.no_grad():
-        for _ in range(GREEDY):
+        for _ in range(count):
             out = model(input_ids=ids, past_key_values=past, use_cache=cached)
             past = out.past_key_values
             tokens.append(int(out.logits[0, -1].argmax()))

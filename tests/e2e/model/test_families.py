@@ -1,4 +1,7 @@
-"""Families in the whole engine: greedy tokens and prompt log probabilities of a checkpoint folder."""
+"""Families in the whole engine: greedy tokens and log probabilities of a checkpoint folder, as transformers has them.
+
+Short texts with log probabilities of the prompt, and long ones with several windows of a real page table.
+"""
 
 from pathlib import Path
 
@@ -6,14 +9,18 @@ import numpy as np
 import pytest
 
 from jswa.llm import LLM
+from jswa.types import SamplingParams
 from tests.parity.load import load_fixture, names
+from tests.parity.long import load as long
 from tests.parity.weights import write_checkpoint
+from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import quick_compiles
 from tests.support.turns import by_turns
 
 # With shared KV at the end: the last layers run only the last token of a prompt, or all for log probabilities.
 ALWAYS = "gemma3n_text_base"
 OTHERS = [name for name in names() if name.endswith("_base") and name != ALWAYS]
+LONG_BOUND = 2e-4  # docs/design.md §7
 
 
 @pytest.mark.parametrize("name", [ALWAYS, *by_turns(OTHERS, 20)])
@@ -44,3 +51,36 @@ def test_tokens_and_log_probabilities_are_those_of_transformers(name: str, tmp_p
     assert scored.prompt_logprobs is not None
     found = [one[text[i]].logprob for i, one in enumerate(scored.prompt_logprobs) if one is not None]
     np.testing.assert_allclose(found, fixture.log_probs[:59], atol=2e-4)
+
+
+@pytest.mark.parametrize("name", by_turns(long.names(), 80))
+def test_long_prompts_of_every_family_get_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+    """300 tokens in chunks beside another prompt, and 24 greedy ones; again on cached prefixes, and on lost windows.
+
+    Each family has two draws of weights and two window sizes, 24 and 96.
+    """
+    text = long.load_long(name)
+    write_checkpoint(tmp_path, text.config, text.tensors)
+    prompt, tokens = text.tokens[: long.PROMPT].tolist(), text.tokens[long.PROMPT :].tolist()
+    params = SamplingParams(temperature=0.0, max_tokens=long.GREEDY, ignore_eos=True, logprobs=0)
+    with programs_compiled_when_run(), quick_compiles():
+        llm = LLM(
+            tmp_path,
+            max_model_len=384,
+            max_num_seqs=2,
+            max_num_batched_tokens=64,
+            block_size=8,
+            kv_cache_memory_bytes=1 << 23,
+            deterministic=True,  # one shape, hence one program
+        )
+        with llm:
+            for turn in ("cold", "cached", "windows lost"):
+                if turn == "windows lost":
+                    llm.engine.scheduler.cache.prefix.retention.drop_windows()
+                beside = [prompt[:200:-1]] if turn == "cold" else []
+                output = llm.generate([prompt, *beside], params, use_tqdm=False)[0]
+                assert list(output.outputs[0].token_ids) == tokens, turn
+                assert output.outputs[0].logprobs is not None
+                found = [one[token].logprob for one, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
+                assert turn != "cached" or output.num_cached_tokens > 200
+                np.testing.assert_allclose(found, text.log_probs, rtol=0, atol=LONG_BOUND, err_msg=turn)

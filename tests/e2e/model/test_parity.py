@@ -36,6 +36,23 @@ def serve(device: Device, texts: list[Text], *, chunk: int, num_blocks: int | No
     return session
 
 
+def serve_preempted(device: Device, texts: list[Text], *, chunk: int) -> Session:
+    """Run all texts, and preempt a running row every third step, a few times each; memory is never short."""
+    session = Session(device, chunk=chunk)
+    for text in texts:
+        session.add(text)
+    steps = 0
+    while session.scheduler.has_work():
+        if steps % 3 == 2 and steps < 60 and session.scheduler.running:
+            session.scheduler.preempt(
+                session.scheduler.running[steps % len(session.scheduler.running)].request.request_id
+            )
+        session.step()
+        steps += 1
+    assert session.scheduler.preemptions > 3
+    return session
+
+
 def _other_texts(fixture: Fixture, vocab: int) -> list[Text]:
     """Return texts that differ from the fixture's at every position, so that no row can use another's pages."""
     rng = np.random.default_rng(7)
@@ -91,7 +108,11 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
             for key, logits in serve(device, crowd, chunk=chunk).logits.items():
                 compare(logits, expected[key])
 
-    if device.layout.full is not None:
+    with subtests.test("preempted by hand"):
+        for key, logits in serve_preempted(device, crowd, chunk=8).logits.items():
+            compare(logits, expected[key])
+
+    if device.layout.full is not None:  # else a row that runs never needs more memory
         with subtests.test("preempted"):
             session = serve(device, crowd, chunk=8, num_blocks=device.least_blocks(8))
             assert session.scheduler.preemptions > 0
@@ -108,7 +129,7 @@ OTHERS = sorted({*VARIANTS, *(name for name in names() if name.endswith("_base")
 
 @pytest.mark.parametrize("name", [*by_turns(MOST_DIFFERENT, 3), *by_turns(OTHERS, 20)])
 def test_batched_chunks_of_every_family_give_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
-    """Sinks, chunked attention, softcaps and mixtures of experts in the paged step."""
+    """Sinks, chunked attention, softcaps and mixtures of experts in the paged step, also with preempted rows."""
     page_size = PAGE_SIZES.get(name, 4)
     fixture = load_fixture(name)
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
@@ -118,9 +139,10 @@ def test_batched_chunks_of_every_family_give_the_logits_of_transformers(name: st
     with quick_compiles():
         expected = {"main": fixture.sketch, other.name: dense_logits(model, params, other.tokens)}
     device = Device(model, params, page_size)
-    session = serve(device, [other, Text("main", fixture.tokens, len(fixture.prompt))], chunk=11)
-    for text, logits in session.logits.items():
-        compare(logits, expected[text])
+    texts = [other, Text("main", fixture.tokens, len(fixture.prompt))]
+    for session in (serve(device, texts, chunk=11), serve_preempted(device, texts, chunk=11)):
+        for text, logits in session.logits.items():
+            compare(logits, expected[text])
 
 
 def make_engine(**changes: Any) -> Engine:

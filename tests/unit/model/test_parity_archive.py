@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.parity import load
-from tests.parity.archive import Facts, Recipe, digest, read_arrays, read_facts, store
+from tests.parity.archive import NOISE, Facts, Recipe, digest, read_arrays, read_facts, remade, store
 
 
 def entry(seed: int) -> tuple[Facts, Recipe, dict[str, Any]]:
@@ -42,6 +42,58 @@ def test_a_fact_has_a_line(tmp_path: Path) -> None:
     store(tmp_path / "made_up", "one", *entry(1))
     lines = (tmp_path / "made_up.json").read_text().splitlines()
     assert [line.split(":")[0].strip(' "') for line in lines] == ["{", "one", *entry(1)[0], "}", "}"]
+
+
+def change_number(facts: Facts, recipe: Recipe, arrays: dict[str, Any]) -> None:
+    """One number is off by more than two machines differ."""
+    arrays["sketch"][2, 3] += 2 * NOISE
+
+
+def change_config(facts: Facts, recipe: Recipe, arrays: dict[str, Any]) -> None:
+    """transformers reads or saves another config."""
+    facts["config"]["eps"] = 1e-5
+
+
+def change_shape(facts: Facts, recipe: Recipe, arrays: dict[str, Any]) -> None:
+    """A tensor has another shape."""
+    recipe.shapes["a.weight"] = (2, 3)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (change_number, "two: sketch differ"),
+        (change_config, "two: config differ"),
+        (change_shape, "two: tensors differ"),
+        (None, "two: only in the committed archive"),
+    ],
+)
+def test_the_check_finds_a_fixture_that_is_made_anew_and_differs(
+    change: Any, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the fixture and what differs, exits with status 1, and leaves the committed files as they are."""
+    for name, seed in (("one", 1), ("two", 2)):
+        store(tmp_path / "made_up", name, *entry(seed))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(SystemExit) as ended, remade(tmp_path, check=True) as folder:  # noqa: PT012 - a context
+        store(folder / "made_up", "one", *entry(1))
+        if change is not None:
+            parts = entry(2)
+            change(*parts)
+            store(folder / "made_up", "two", *parts)
+    assert ended.value.code == 1
+    assert capsys.readouterr().out == f"{line}\n"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_check_forgives_the_order_of_additions(tmp_path: Path) -> None:
+    """And versions of packages; of a part of the fixtures only what was made anew is compared."""
+    for name, seed in (("one", 1), ("two", 2)):
+        store(tmp_path / "made_up", name, *entry(seed))
+    facts, recipe, arrays = entry(1)
+    with remade(tmp_path, check=True, keep=True) as folder:
+        noisy = {"sketch": arrays["sketch"] + np.float32(NOISE / 2)}
+        store(folder / "made_up", "one", facts | {"made_with": {"torch": "2.14"}}, recipe, noisy)
 
 
 def test_every_bit_of_the_weights_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,86 @@
+"""Whole conversations through the real engine on the Hopper kernels, interpreted.
+
+Unit tests compare the kernels call by call. Here the step makes the calls: it cuts the tiles, and passes page tables,
+windows and sinks, in prefill by chunks, mixed steps, decode, hits inside a page, and revival.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.attention.hopper import call
+from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
+from tests.support.turns import in_turn
+
+# float16 rounds by 2^-12 of a number. Two layers round numbers of up to 4 some 16 times on the way to a logit.
+BOUND = 16 * 4 * 2.0**-12
+
+
+def worst(folder: Path, patch: pytest.MonkeyPatch, *, experts_in_4_bits: bool = False, **options: Any) -> float:
+    """Return how far a log probability of the conversations is from that of the dense decoder in float32, at most."""
+    write_model(folder, experts_in_4_bits=experts_in_4_bits)
+    with engine_on_interpreted_kernels(folder, patch, **{"dtype": "float16", **options}) as engine:
+        found = errors(folder, converse(engine)).max()
+    print(f"{options}: at most {found:.2g}")
+    return float(found)
+
+
+def test_attention_on_mosaic_has_the_log_probabilities_of_the_dense_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a window, sinks, and a full layer."""
+    assert worst(tmp_path, monkeypatch, attention_backend="mosaic") < BOUND
+
+
+def drop_sinks(given: dict[str, Any]) -> dict[str, Any]:
+    """The softmax begins without its sinks."""
+    return given | {"sinks": None}
+
+
+def miss_a_key(given: dict[str, Any]) -> dict[str, Any]:
+    """No query sees the first key of its text."""
+    rows = given["rows"]
+    return given | {"rows": rows._replace(visible_from=jnp.maximum(rows.visible_from, 1))}
+
+
+def shorten_windows(given: dict[str, Any]) -> dict[str, Any]:
+    """A window ends one key early."""
+    window = given["attend"].window
+    return given | {"attend": given["attend"]._replace(window=None if window is None else window - 1)}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", [drop_sinks, miss_a_key, shorten_windows])
+def test_a_missing_key_and_missing_sinks_are_found(
+    fault: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first test fails clearly if the step passes, or the kernel takes, a key less, or no sinks."""
+    right = call.paged_attention
+    monkeypatch.setattr(call, "paged_attention", lambda q, kv, **given: right(q, kv, **fault(given)))
+    assert worst(tmp_path, monkeypatch, attention_backend="mosaic") > 3 * BOUND
+
+
+@in_turn(0, 4)
+def test_plain_xla_is_within_the_same_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the kernels' numbers and those of XLA differ by twice the bound at most."""
+    assert worst(tmp_path, monkeypatch, attention_backend="xla") < BOUND
+
+
+ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": True}  # half as many kernels to compile
+
+
+@in_turn(1, 4)
+def test_experts_on_mosaic_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All experts in each token, with biases and a clamped activation."""
+    assert worst(tmp_path, monkeypatch, moe_backend="mosaic", **ONE_SHAPE) < BOUND
+
+
+@in_turn(2, 4)
+def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MXFP4 in tiles, in bfloat16: not further from the dense decoder than twice as far as plain XLA."""
+    options: dict[str, Any] = {"dtype": "bfloat16", "experts_in_4_bits": True, **ONE_SHAPE}
+    kernel, plain = (worst(tmp_path / x, monkeypatch, moe_backend=x, **options) for x in ("mosaic", "xla"))
+    assert 0 < kernel < 2 * plain

@@ -1,0 +1,145 @@
+"""Whole conversations through the real engine on interpreted kernels, scored by the dense decoder in float32.
+
+The model is the smallest that has all: a window, sinks, a full layer, experts. Its weights are numbers of float16, so
+that the engine in 16 bits and the dense decoder in float32 have the same ones.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Float
+
+from jswa.engine import Engine
+from jswa.llm import LLM
+from jswa.model.hf.config import parse_config
+from jswa.model.hf.tensor_map import sources
+from jswa.model.weights.load import load_checkpoint
+from jswa.types import PrefixHit, SamplingParams
+from pallas_kernels import interpreter
+from tests.parity.load import read_config
+from tests.parity.weights import random_weights
+from tests.support.checkpoints.quantized import mxfp4, write
+from tests.support.late import programs_compiled_when_run
+from tests.support.oracles import dense_logits, quick_compiles
+
+WINDOW, PAGE, CHUNK, LONGEST = 16, 8, 8, 64
+SIZES = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": WINDOW,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 2,  # all of them: rounding changes no choice
+}
+# Sharp scores and heavy sinks, so that one key and the sinks count.
+SCALES = (("[qk]_proj", 3.0), ("lm_head", 2.0), ("sinks", 5.0))
+OPTIONS: dict[str, Any] = {
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": CHUNK,
+    "cudagraph_capture_sizes": (2, CHUNK),  # decode steps of two rows, and mixed steps
+    "max_model_len": LONGEST,
+    "block_size": PAGE,
+    "kv_cache_memory_bytes": 1 << 18,
+}
+
+
+@dataclass
+class Answer:
+    """One request: its prompt, what was generated, and the log probability of each generated token."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prefix: PrefixHit | None = None
+
+
+def write_model(folder: Path, *, experts_in_4_bits: bool = False) -> None:
+    """Write the checkpoint: all numbers are those of float16; or of bfloat16, with experts in MXFP4."""
+    config = {**read_config("gpt_oss_base"), **SIZES}
+    shapes = {part.key: part.shape for source in sources(parse_config(config)).values() for part in source.parts}
+    means = {name: 1.0 for name in shapes if "norm" in name}
+    drawn = random_weights(shapes, means, 3, SCALES)
+    kind = jnp.bfloat16 if experts_in_4_bits else np.float16
+    tensors: dict[str, np.ndarray] = {name: x.astype(kind).astype(np.float32) for name, x in drawn.items()}
+    if experts_in_4_bits:
+        config["quantization_config"] = {"quant_method": "mxfp4"}
+        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+            experts, inner, out = tensors.pop(name).shape
+            packed, exponents, _ = mxfp4(np.random.default_rng(out), (experts, out, inner))
+            tensors[f"{name}_blocks"] = packed.reshape(experts, out, inner // 32, 16)
+            tensors[f"{name}_scales"] = exponents
+    write(folder, config, tensors)
+
+
+@contextlib.contextmanager
+def engine_on_interpreted_kernels(folder: Path, patch: pytest.MonkeyPatch, **options: Any) -> Iterator[Engine]:
+    """Yield an engine whose programs may call back into Python, as interpreted kernels do.
+
+    Programs are traced in this thread, as only here kernels are interpreted. While they run, the interpreter traces
+    and transfers.
+    """
+    for name in ("transfer_guard", "no_tracing"):
+        patch.setattr(jax, name, lambda *_: contextlib.nullcontext())
+    on_gpu = jax.default_backend() == "gpu"
+    kernels = contextlib.nullcontext() if on_gpu else interpreter.interpreted()
+    with kernels, programs_compiled_when_run(), quick_compiles(), LLM(folder, **{**OPTIONS, **options}) as llm:
+        yield llm.engine
+
+
+def converse(engine: Engine) -> list[Answer]:
+    """Run prefill in chunks, mixed steps, decode steps, a hit inside a page, and a revival of lost windows."""
+    rng = np.random.default_rng(0)
+    first, second, more = (rng.integers(3, 96, count).tolist() for count in (21, 11, 6))
+    long, short = _run(engine, [Answer(first), Answer(second)], 5)
+    (again,) = _run(engine, [Answer(first + long.tokens + more[:3])], 3)
+    engine.scheduler.cache.prefix.retention.drop_windows()
+    (revived,) = _run(engine, [Answer(again.prompt + again.tokens + more)], 3)
+    assert again.prefix is not None
+    assert revived.prefix is not None
+    assert again.prefix.cached_tokens % PAGE, "no hit ended inside a page"
+    assert revived.prefix.replayed_tokens == WINDOW - 1, "no window was rebuilt"
+    return [long, short, again, revived]
+
+
+def _run(engine: Engine, answers: list[Answer], count: int) -> list[Answer]:
+    """Run requests that arrive two steps apart."""
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=0)
+    waiting, steps = list(enumerate(answers)), 0
+    while waiting or engine.has_work():
+        if waiting and steps % 2 == 0:
+            number, answer = waiting.pop(0)
+            engine.add(engine.request(str(number), np.array(answer.prompt, np.int32), params))
+        for event in engine.step():
+            assert event.token is not None, event
+            assert event.logprobs is not None
+            answer = answers[int(event.request_id)]
+            answer.tokens.append(event.token)
+            answer.logprobs.append(event.logprobs.logprob)
+            answer.prefix = event.prefix or answer.prefix
+        steps += 1
+    return answers
+
+
+def errors(folder: Path, answers: list[Answer]) -> Float[np.ndarray, " N"]:
+    """Return how far each log probability is from that of the dense decoder in float32."""
+    model, params = load_checkpoint(folder, jnp.dtype("float32"))
+    found = []
+    for answer in answers:
+        text = np.zeros(LONGEST, np.int32)  # one shape; what follows a text does not change it
+        end = len(answer.prompt) + len(answer.tokens)
+        text[:end] = answer.prompt + answer.tokens
+        with quick_compiles():
+            logits = dense_logits(model, params, text, compiled=True)[len(answer.prompt) - 1 : end - 1]
+        expected = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(logits)), answer.tokens]
+        found.append(np.abs(np.array(answer.logprobs) - expected))
+    return np.concatenate(found)
