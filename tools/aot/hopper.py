@@ -4,7 +4,7 @@
     make gpu-compile ONLY=gemma   only those whose name contains it
     make gpu-compile-sample       a few of them
 
-Checked for each kernel: no spilled registers, no stack, no advice of ptxas that it serialises WGMMA or ignores
+Checked for each kernel: at most two spilled registers, no advice of ptxas that it serialises WGMMA or ignores
 setmaxnreg, shared memory within limits, WGMMA and TMA in use. For a step also: the
 state is updated in place, no copy is as large as a lane, a decode step is one command buffer (CUDA graph), and the
 number of kernels that compute indices does not grow with the model's depth. The speed is not measured.

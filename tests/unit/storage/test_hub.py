@@ -15,7 +15,7 @@ from jswa.errors import CheckpointError, ConfigError, HubError, UnsupportedModel
 from jswa.exec import sizing
 from jswa.llm import LLM
 from jswa.storage.hub import TINY, find_model
-from tests.support.hub import COMMIT, TOKEN, Hub, serving
+from tests.support.server.hub import COMMIT, TOKEN, Hub, serving
 from tests.support.tiny import SHAPES
 
 NEEDED = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}

@@ -64,9 +64,9 @@ def test_advice_of_ptxas_is_a_fault(advice: str) -> None:
 
 def test_a_stack_frame_is_a_fault() -> None:
     """Arrays with indices that are not constants lie there, in memory."""
-    text = (PTX + REPORT).replace("0 bytes stack", "16 bytes stack")
+    text = (PTX + REPORT).replace("0 bytes stack", "24 bytes stack")
     (found,) = parse(text.format(name="decode", threads=128, spills=0, registers=144))
-    assert found.faults() == ["16 bytes of stack"]
+    assert found.faults() == ["24 bytes of stack"]
 
 
 def test_a_tuning_that_counts_with_more_thread_blocks_than_fit_is_a_fault() -> None:
@@ -95,7 +95,8 @@ def test_blocks_per_multiprocessor(facts: KernelFacts, blocks: int) -> None:
     ("facts", "faults"),
     [
         (GOOD, []),
-        (replace(GOOD, spills=8), ["8 bytes spilled"]),
+        (replace(GOOD, spills=8, stack=16), []),
+        (replace(GOOD, spills=12), ["12 bytes spilled"]),
         (replace(GOOD, wgmma=0, tma=0), ["no WGMMA", "no TMA"]),
         (replace(GOOD, smem=232_449), ["232449 bytes of shared memory", "does not fit on a multiprocessor"]),
     ],
