@@ -57,19 +57,25 @@ def paged_attention(
     softcap: float | None,
     chunk: int | None = None,
     sinks: Float[np.ndarray, " H"] | None = None,
-) -> Float[np.ndarray, "tokens H V"]:
-    """Return attention of the rows' tokens in float64, computed by query and head.
+    smallest: float = 0.0,
+) -> tuple[Float[np.ndarray, "tokens H V"], Float[np.ndarray, "tokens H"]]:
+    """Return attention of the rows' tokens in float64, computed by query and head, and the size of a rounding.
 
-    A sink acts as one more key: its score is the sink, without scale and softcap, and its value is zero.
+    A sink acts as one more key: its score is the sink, without scale and softcap, and its value is zero. The second
+    result times the unit roundoff is the length of the error that rounding each weight, on its own, makes in a token's
+    and head's result: the root of the sum of the squares of weight times length of the value. `smallest`: the least
+    error of a weight, as a share of the unit roundoff, where weights are at most 1.
     """
     head_dim, page_size, group = q.shape[2], kv.shape[3], q.shape[1] // kv.shape[2]
     out: list[Float[np.ndarray, "H V"]] = []
+    roundings: list[list[float]] = []
     for row, pages in zip(rows, page_rows, strict=True):
         for position in range(row.start, row.end):
             query = q[len(out)].astype(np.float64)
             keys = np.array(row.keys(position, window, chunk))
             seen = kv[pages[keys // page_size - row.first_page], layer_index, :, keys % page_size].astype(np.float64)
             heads = []
+            roundings.append([])
             for head in range(q.shape[1]):
                 cells = seen[:, head // group]
                 score = cells[:, :head_dim] @ query[head] * scale
@@ -81,8 +87,10 @@ def paged_attention(
                     values = np.concatenate([values, np.zeros((1, values.shape[1]))])
                 weight = np.exp(score - score.max())
                 heads.append(weight @ values / weight.sum())
+                lengths = np.linalg.norm(values, axis=1)
+                roundings[-1].append(float(np.linalg.norm(np.maximum(weight, smallest) * lengths) / weight.sum()))
             out.append(np.stack(heads))
-    return np.stack(out)
+    return np.stack(out), np.array(roundings)
 
 
 def kept_tokens(scaled: Float[np.ndarray, " V"], top_k: int, top_p: float) -> Bool[np.ndarray, " V"]:
