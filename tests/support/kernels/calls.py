@@ -18,7 +18,6 @@ from tests.support.oracles import Row
 from tools.cases.kernels.attention import Case, RowSpec
 from tools.cases.kernels.attention_shapes import Arguments
 
-
 TINY = 1e-30  # results that a sink presses below it are 0 in float32
 
 

@@ -13,8 +13,11 @@ from pallas_kernels.experts.groups import ALIGN, Groups
 from pallas_kernels.experts.hopper import call as hopper_grouped
 from pallas_kernels.experts.hopper.plan import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, tiles, unpack
+from tests.support.kernels.calls import TINY, roundoff
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.experts import Case
+
+ROUNDED = 4  # by the activation: up + 1, the sigmoid, and two products
 
 
 @dataclass(frozen=True)
@@ -96,21 +99,64 @@ def run(
         return np.asarray(out.astype(jnp.float32))
 
 
-def expect(call: Call, case: Case) -> Float[np.ndarray, "R N"]:
-    """Return the expected result, row by row in float64. Rows that belong to no expert are zeros."""
+def check(out: Float[np.ndarray, "R N"], call: Call, case: Case) -> None:
+    """Assert that the results of rows that belong to an expert are the oracle's but for rounding to the case's type."""
+    expected, allowed = expect(call, case)
+    found = out[call.owned], expected[call.owned]
+    if case.dtype == "float32":
+        np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-5)
+        return
+    errors = np.abs(np.subtract(*found)) / allowed[call.owned]
+    worst = float(np.nan_to_num(errors, nan=np.inf).max(initial=0))
+    assert worst <= 1, f"{case.name}: {worst:.3g} times what rounding may do"
+
+
+def expect(call: Call, case: Case) -> tuple[Float[np.ndarray, "R N"], Float[np.ndarray, "R N"]]:
+    """Return the expected result, row by row in float64, and the most that rounding to the case's type may change.
+
+    Rows that belong to no expert are zeros.
+    """
     x = np.asarray(call.x.astype(jnp.float32), np.float64)
     dense = call.weights
     if isinstance(dense, Mxfp4):
         dense = unpack(dense, jnp.dtype(jnp.float32)).transpose(0, 2, 1)
     weights = np.asarray(dense.astype(jnp.float32), np.float64)
     bias = None if call.bias is None else np.asarray(call.bias.astype(jnp.float32), np.float64)
-    out = np.zeros((len(x), case.outputs))
+    out, allowed = np.zeros((2, len(x), case.outputs))
+    inputs = x.shape[1]
     for row, expert in enumerate(call.expert):
         if expert >= 0:
-            result = x[row] @ weights[expert]
-            result = result if bias is None else result + bias[expert]
-            out[row] = result if case.gated is None else _gated(case.gated, *np.split(result, 2))
-    return out
+            product = x[row] @ weights[expert]
+            sums = inputs * 2.0**-24 * (np.abs(x[row]) @ np.abs(weights[expert]))  # in float32
+            out[row], allowed[row] = _finish(case, product, sums, None if bias is None else bias[expert])
+    return out, allowed
+
+
+def _finish(
+    case: Case,
+    product: Float[np.ndarray, " C"],
+    error: Float[np.ndarray, " C"],
+    bias: Float[np.ndarray, " C"] | None,
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+    """Return the result of a row from its products and their error in float32, and what rounding may change.
+
+    Rounded are the product, its sum with the bias, the argument of the activation, and what the activation multiplies.
+    An error of its arguments counts as much as it changes the result there.
+    """
+    unit = roundoff(case.dtype)
+    total = product if bias is None else product + bias
+    error = error + unit * (np.abs(total) + (0 if bias is None else np.abs(product)))
+    if case.gated is None:
+        return total, error
+    (gate, up), (gate_error, up_error) = np.split(total, 2), np.split(error, 2)
+    gate_error += unit * np.abs(gate)
+    out = _gated(case.gated, gate, up)
+    moved = [
+        np.max([np.abs(_gated(case.gated, gate + sign * one, up + sign * other) - out) for sign in (1, -1)], axis=0)
+        for one, other in ((gate_error, 0), (0, up_error))
+    ]
+    cancelled = np.abs(gate * up) if case.gated.activation == "gelu_tanh" else 0  # in 1 + tanh
+    return out, moved[0] + moved[1] + unit * (ROUNDED * np.abs(out) + cancelled) + TINY
 
 
 def _gated(config: Glu, gate: Float[np.ndarray, " N"], up: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:

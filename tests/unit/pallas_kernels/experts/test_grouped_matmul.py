@@ -1,6 +1,7 @@
 """Tests of `grouped_matmul` and `group_rows` against plain NumPy, for all implementations."""
 
 import inspect
+from dataclasses import replace
 from typing import get_args
 
 import jax
@@ -13,12 +14,9 @@ from hypothesis import strategies as st
 
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
-from tests.support.kernels.grouped_calls import expect, make_call, run
+from tests.support.kernels.grouped_calls import check, make_call, run
 from tests.support.turns import has_turn
 from tools.cases.kernels.experts import CASES, Case
-
-# For rounding the result, a product before its bias, and both halves before the activation.
-TOLERANCE = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 8e-3}
 
 
 def served() -> list[ParameterSet]:
@@ -37,11 +35,22 @@ def served() -> list[ParameterSet]:
 def test_a_row_is_multiplied_by_its_experts_matrix(case: Case, implementation: Implementation) -> None:
     """Rows that belong to no expert, and experts without rows, hold NaN. Two calls give equal bits."""
     call = make_call(case)
-    out, expected = run(call, case, implementation), expect(call, case)
-    np.testing.assert_allclose(
-        out[call.owned], expected[call.owned], rtol=TOLERANCE[case.dtype], atol=TOLERANCE[case.dtype]
-    )
+    out = run(call, case, implementation)
+    check(out, call, case)
     np.testing.assert_array_equal(run(call, case, implementation)[call.owned], out[call.owned])
+
+
+def test_one_missing_input_is_found() -> None:
+    """In bfloat16, whichever of 128 inputs a row loses; so is another row's input. `check` fails for each of them."""
+    case = next(case for case in CASES if case.name == "16 bits, edges")
+    call = make_call(case)
+    row = int(call.starts[5])
+    for lost in range(0, case.inputs, 8):
+        wrong = replace(call, x=call.x.at[row, lost].set(0))
+        with pytest.raises(AssertionError, match="times what rounding may do"):
+            check(run(wrong, case, "xla"), call, case)
+    with pytest.raises(AssertionError, match="times what rounding may do"):
+        check(run(replace(call, x=call.x.at[row].set(call.x[row + 1])), case, "xla"), call, case)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
@@ -83,7 +92,7 @@ def test_pairs_are_sorted_by_expert(data: st.DataObject, shape: tuple[int, int, 
     rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
     chosen = rng.choice(favourites, (tokens, top_k)).astype(np.int32)
     (starts, sizes), rows, pair_of = group_rows(jnp.asarray(chosen), experts)
-    check(chosen, Groups(starts, sizes), np.asarray(rows), np.asarray(pair_of), experts)
+    check_groups(chosen, Groups(starts, sizes), np.asarray(rows), np.asarray(pair_of), experts)
 
 
 @pytest.mark.parametrize(("tokens", "experts"), [(256, 3), (257, 8), (1700, 256)])
@@ -91,10 +100,10 @@ def test_pairs_of_several_blocks_are_sorted_by_expert(tokens: int, experts: int)
     """Pairs are compared with each other block by block."""
     chosen = np.random.default_rng(tokens).integers(0, experts, (tokens, 2)).astype(np.int32)
     groups, rows, pair_of = group_rows(jnp.asarray(chosen), experts)
-    check(chosen, groups, np.asarray(rows), np.asarray(pair_of), experts)
+    check_groups(chosen, groups, np.asarray(rows), np.asarray(pair_of), experts)
 
 
-def check(chosen: np.ndarray, groups: Groups, rows: np.ndarray, pair_of: np.ndarray, experts: int) -> None:
+def check_groups(chosen: np.ndarray, groups: Groups, rows: np.ndarray, pair_of: np.ndarray, experts: int) -> None:
     """Check all that `group_rows` promises."""
     starts, sizes = (np.asarray(part) for part in groups)
     pairs = chosen.reshape(-1)
