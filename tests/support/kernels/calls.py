@@ -84,7 +84,7 @@ def check(out: Float[np.ndarray, "T H V"], call: Call, case: Case, *, roundoffs:
 
 def roundoff(dtype: str) -> float:
     """Return the unit roundoff of a type: the largest relative error of rounding to the nearest number."""
-    return float(jnp.finfo(dtype).eps) / 2
+    return float(jnp.finfo(dtype).eps) / 2  # type: ignore[no-untyped-call]
 
 
 def expect(call: Call, case: Case) -> tuple[Float[np.ndarray, "tokens H V"], Float[np.ndarray, "tokens H"]]:
@@ -106,7 +106,7 @@ def expect(call: Call, case: Case) -> tuple[Float[np.ndarray, "tokens H V"], Flo
         softcap=case.softcap,
         chunk=case.chunk,
         sinks=None if case.sinks is None else np.array(case.sinks),
-        smallest=float(jnp.finfo(case.dtype).tiny),
+        smallest=float(jnp.finfo(case.dtype).tiny),  # type: ignore[no-untyped-call]
     )
 
 

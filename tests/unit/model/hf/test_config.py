@@ -120,7 +120,11 @@ def test_the_error_names_an_invalid_window_or_layer_pattern(form: str, changes: 
         ("llama", {"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "rope_type = 'su'"),
         ("llama", {"head_dim": 15}, "head size of 15"),
         ("llama", {"quantization_config": {"quant_method": "quark"}}, "quantization_config"),
-        ("mistral", {"compression_config": {"quant_method": "bitsandbytes"}}, "compression_config: quant_method = 'bitsandbytes'"),
+        (
+            "mistral",
+            {"compression_config": {"quant_method": "bitsandbytes"}},
+            "compression_config: quant_method = 'bitsandbytes'",
+        ),
         ("gemma3", {"model_type": "siglip"}, "model_type = 'siglip'"),
         ("gemma3", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method = 'bitsandbytes'"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
