@@ -45,7 +45,9 @@ def open_lease(cache: CacheManager, sequence: Sequence, match: Match) -> tuple[L
     return None if lease is None else (lease, match)
 
 
-def is_passed(draft: Draft, sequence: Sequence, match: Match, writer: Sequence | None, long: int) -> bool:
+def is_passed(
+    draft: Draft, sequence: Sequence, match: Match, writer: Sequence | None, long: int, *, behind: bool = False
+) -> bool:
     """Return whether short prompts may overtake a waiting one: it is long, and so is the rest of a prompt before it.
 
     Before it are the `writer` of its prefix, and running prompts of the same or a higher priority that have at most as
@@ -53,10 +55,14 @@ def is_passed(draft: Draft, sequence: Sequence, match: Match, writer: Sequence |
 
     Args:
         long: a prompt with more tokens than this to prefill is long.
+        behind: whether another long prompt has begun in this step, and others wait. Long prompts, each shorter than the
+            one before, would otherwise take all of a step's tokens, one share each.
     """
     need = sequence.num_known - match.resume.start
     if need <= long:
         return False
+    if behind:
+        return True
     for other in draft.prompts:
         first = other is writer or (draft.left(other) <= need and other.request.priority <= sequence.request.priority)
         if first and draft.left(other) > long:

@@ -265,6 +265,7 @@ class Scheduler:
         passed: set[str] = set()  # tenants whose next sequence waits for a prefix, or for memory
         short: set[str] = set()  # tenants whose long prompts are passed by their others
         first: Sequence | None = None  # that waits for memory
+        began_long = False
         while draft.budget > 0 and self._free_row_ids:
             head = self._turns.first(passed, short)
             if head is None or self._turns.overtakes(head):
@@ -277,15 +278,18 @@ class Scheduler:
                 continue
             match = match_of(self.cache, head)
             writer = prefix_writer(self._running, head, match, self.layout.page_size)
-            if tenant not in short and is_passed(draft, head, match, writer, self.limits.long_prompt):
+            behind = began_long and self._turns.first(passed, {*short, tenant}) is not None
+            if tenant not in short and is_passed(draft, head, match, writer, self.limits.long_prompt, behind=behind):
                 short.add(tenant)
             elif writer is not None:
                 passed.add(tenant)
             elif not self._begin(draft, head, match):
                 first = first or head
                 passed.add(tenant)
-            elif first is not None:
-                first.passed_by += head.num_known
+            else:
+                began_long |= draft.left(head) > self.limits.long_prompt
+                if first is not None:
+                    first.passed_by += head.num_known
         return bool(short)
 
     def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:

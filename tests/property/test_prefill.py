@@ -1,6 +1,6 @@
 """Laws of how prompts share steps (jswa/sched/scheduler.py): all of the budget, short ones soon, priority first."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jswa.config import Limits
@@ -70,6 +70,7 @@ def test_a_step_leaves_no_budget_that_a_row_could_use(arrivals: list[tuple[int, 
     wait=st.integers(0, 6),
     length=st.integers(1, SHARE),
 )
+@example(before=[(0, 280), (1, 240), (0, 78), (0, 69), (1, 60)], wait=6, length=1)  # each shorter than the one before
 def test_a_short_prompt_beside_any_long_ones_gets_its_first_token_at_once(
     before: list[tuple[int, int]], wait: int, length: int
 ) -> None:

@@ -33,7 +33,7 @@ def test_generate_prints_json_and_statistics() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("generate", "--model", "no/such", "x"), "no/such"),
+        (("generate", "--model", "no/such/model", "x"), "no/such/model"),
         (("generate", "--max-model-len", "9999", "x"), "max_model_len = 9999"),
         (("generate", *ONE_SHAPE_FLAGS, "--temperature", "nan", "x"), "temperature = nan"),
         (("capacity", "no/such.json"), "such.json"),

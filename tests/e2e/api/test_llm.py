@@ -293,9 +293,9 @@ def test_a_bad_engine_option_is_refused_by_name(options: dict[str, Any], field: 
 
 
 def test_a_model_that_is_not_a_folder_is_refused() -> None:
-    """A hub id is not downloaded silently."""
-    with pytest.raises(jswa.CheckpointError, match="no/such"):
-        LLM("no/such")
+    """It is not asked of the hub either, since no id has two slashes."""
+    with pytest.raises(jswa.CheckpointError, match="no/such/model"):
+        LLM("no/such/model")
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
