@@ -33,6 +33,7 @@ from jswa.exec.sizing import (
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import parse_quantization
 from jswa.model.partition import shard_config
+from jswa.model.weights.converted import is_converted
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import check_adapters, load_adapters
 from jswa.model.weights.safetensors_files import weights_fingerprint
@@ -108,6 +109,12 @@ def check_model(folder: Path, options: EngineConfig) -> None:
 
 
 def _require_memory(folder: Path, options: EngineConfig, device: jax.Device) -> None:
+    """Raise ConfigError if the weights are larger than the memory; not for a converted checkpoint.
+
+    `jswa convert --quantization` leaves config.json as it was, so the config of such a folder names the larger form.
+    """
+    if is_converted(folder):
+        return
     stored = parse_quantization(read_object(folder / "config.json"))
     require_memory(load_config(folder), stored, options, _dtype(options, device).name, device)
 

@@ -47,7 +47,8 @@ def report(
     `model`: a folder or a hub id, as for `LLM`; of a hub id only config.json is downloaded.
     """
     path = Path(model)
-    raw = read_object(path if path.is_file() else find_model(model, revision=revision, needed="config") / "config.json")
+    is_file = path.suffix == ".json" or path.is_file()
+    raw = read_object(path if is_file else find_model(model, revision=revision, needed="config") / "config.json")
     whole = parse_config(raw, weights=False)
     config = shard_config(whole, devices)
     layout = KVLayout.of(config, block_size)

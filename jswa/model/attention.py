@@ -75,7 +75,7 @@ class Attention(nnx.Module):
         if config.rope is not None:
             q = rotate(q, config.rope, ropes)
         if config.temperature is not None:
-            # Multiplied in float32: a factor in 16 bits would be off by as much for all scores of a query.
+            # In float32: rounded to bfloat16, the factor would scale all scores of a query wrongly by up to 0.4 %.
             q = (q.astype(jnp.float32) * _temperature(config.temperature, positions)[:, None, None]).astype(q.dtype)
         kv = self._keys_and_values(qkv[:, q_size : q_size + k_size], qkv[:, q_size + k_size :], ropes)
         out = attend(layer, q, kv, None if self.sinks is None else self.sinks[...])

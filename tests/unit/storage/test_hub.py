@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from jswa.build import check_model
 from jswa.commands import capacity
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, HubError, UnsupportedModel
 from jswa.exec import sizing
 from jswa.llm import LLM
+from jswa.model.weights.converted import MANIFEST
 from jswa.storage.hub import TINY, find_model
 from tests.support.server.hub import COMMIT, TOKEN, Hub, serving
 from tests.support.tiny import SHAPES
@@ -100,6 +102,16 @@ def test_weights_are_downloaded_only_if_the_model_can_run(
     with pytest.raises(ConfigError, match=r"weights take [\d.]+ GiB in float32 on 1 devices, and this machine has"):
         LLM("acme/shards", **{**options, "download_dir": str(tmp_path / "two")})
     assert not hub.got() & set(SHARDS)
+
+
+def test_a_converted_checkpoint_is_not_judged_by_its_config(tmp_path: Path) -> None:
+    """Its matrices may have 8 bits where config.json names 16."""
+    config = json.loads((TINY / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": 65_536, "intermediate_size": 2**20}))
+    with pytest.raises(ConfigError, match="weights take"):
+        check_model(tmp_path, EngineConfig())
+    (tmp_path / MANIFEST).write_text("{}")
+    check_model(tmp_path, EngineConfig())
 
 
 def test_weights_in_fewer_bits_take_less_memory() -> None:
@@ -228,6 +240,9 @@ def test_a_folder_of_the_same_name_is_preferred(hub: Hub, tmp_path: Path, monkey
 def test_capacity_reads_the_config_alone(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model on the hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        capacity.report("acme/config.json", block_size=64, itemsize=2, memory=2**30)
+    assert not hub.requests, "a file's name is no hub id"
     own = capacity.report(str(TINY), block_size=64, itemsize=2, memory=2**30)
     assert capacity.report("acme/tiny", block_size=64, itemsize=2, memory=2**30) == own
     assert hub.got() == {"config.json"}
