@@ -16,9 +16,9 @@ from tqdm import tqdm
 from jswa.engine import Engine
 from jswa.errors import RequestError
 from jswa.plan import ChoiceLogprobs, Request, TokenEvent
-from jswa.text.detokenizer import StreamDecoder
+from jswa.text.assembler import Assembler
 from jswa.text.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
-from jswa.text.stop_strings import StopStrings, StopTable
+from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, SamplingParams
 
@@ -117,9 +117,7 @@ class _Choice:
     prompt: int
     index: int
     params: SamplingParams
-    decoder: StreamDecoder | None
-    stops: StopStrings
-    generated: int = 0
+    text: Assembler
 
 
 class Batch:
@@ -188,7 +186,7 @@ class Batch:
 
     def _add(self, index: int, prompt: Prompt, params: SamplingParams) -> None:
         tokenizer, engine = self._host.tokenizer, self._host.engine
-        text, ids = tokenize(prompt, tokenizer)
+        shown, ids = tokenize(prompt, tokenizer)
         words = bad_word_ids(params.bad_words or (), tokenizer)
         salt, lora = salt_of(prompt, self._cache_salt), adapter_of(prompt, self._lora)
         request_ids: list[str] = []
@@ -210,15 +208,8 @@ class Batch:
                 )
                 first = first or request
                 self._host.add(request)
-                self._choices[request_ids[-1]] = _Choice(
-                    index,
-                    choice,
-                    params,
-                    decoder=StreamDecoder(tokenizer, request.prompt, skip_special_tokens=params.skip_special_tokens)
-                    if tokenizer is not None
-                    else None,
-                    stops=StopStrings(table, include=params.include_stop_str_in_output),
-                )
+                text = Assembler(tokenizer, request.prompt, params, table)
+                self._choices[request_ids[-1]] = _Choice(index, choice, params, text)
         except BaseException:
             for request_id in request_ids:
                 self._choices.pop(request_id, None)
@@ -227,7 +218,7 @@ class Batch:
         self._unfinished[index] = params.n
         self._outputs[index] = RequestOutput(
             request_id=request_ids[0],
-            prompt=text,
+            prompt=shown,
             prompt_token_ids=ids.tolist(),
             outputs=[],
             finished=False,
@@ -252,9 +243,9 @@ class Batch:
         assert output is not None
         reason: FinishReason | None = event.finish_reason
         stop_reason: int | str | None = event.stop_reason
-        text = _text_of(event, choice)
-        if choice.stops.stopped is not None:
-            reason, stop_reason = "stop", choice.stops.stopped
+        text = choice.text.push(event)
+        if choice.text.stopped is not None:
+            reason, stop_reason = "stop", choice.text.stopped
         if reason is not None:
             del self._choices[event.request_id]
             self._host.abort(event.request_id)
@@ -303,22 +294,6 @@ class Batch:
             first.outputs = list(outputs)
             first.errors = dict(self._errors)
             raise first
-
-
-def _text_of(event: TokenEvent, choice: _Choice) -> str:
-    """Return the text that an event adds: a stop token adds none, the end releases text that was held back."""
-    if choice.decoder is None:
-        return ""
-    text = ""
-    if event.token is not None and event.finish_reason != "stop":
-        text = choice.decoder.push(event.token)
-        # As in vLLM, stop strings are not looked for in the first min_tokens tokens.
-        text = choice.stops.push(text) if choice.generated >= choice.params.min_tokens else text
-        choice.generated += 1
-    if event.finish_reason is not None:
-        text += choice.stops.push(choice.decoder.finish())
-        text += choice.stops.finish()
-    return text
 
 
 def _joined(so_far: CompletionOutput | None, new: CompletionOutput) -> CompletionOutput:
