@@ -23,6 +23,7 @@ from jswa.plan import Request
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
 from jswa.storage.hub import find_model
+from jswa.text.answers.template import AnswerTemplate, find_template
 from jswa.text.chat_template import ChatTemplate, Message
 from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
 from jswa.text.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ class LLM:
             check=lambda folder: check_model(folder, config),
             needed="all but weights" if config.load_format == "dummy" else "all",
         )
+        self._folder = folder
         # Read and check the small files first.
         self.tokenizer = Tokenizer.load(folder)
         self.chat_template = ChatTemplate.load(folder)
@@ -265,6 +267,24 @@ class LLM:
         defaults = self.default_sampling
         batch = Batch(self, prompts, sampling_params, sampling, defaults=defaults, cache_salt=cache_salt, lora=lora)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
+
+    def answer_template(
+        self, wanted: str | None = None, chat_template: ChatTemplate | None = None
+    ) -> AnswerTemplate | None:
+        """Return the response template by which answers are read; None if there is none, or nothing to chat with.
+
+        Args:
+            wanted: a JSON file, the name of a template that ships with jswa, or "none". Default: the checkpoint's own,
+                or the one whose delimiters the chat template writes.
+            chat_template: the chat template in use, if it is not the checkpoint's.
+
+        Raises ConfigError for a `wanted` template that cannot be used, CheckpointError for one of the checkpoint.
+        """
+        chat_template = chat_template or self.chat_template
+        if self.tokenizer is None or (chat_template is None and wanted is None):
+            return None
+        sources = "" if chat_template is None else "\n".join(chat_template.sources.values())
+        return find_template(self._folder, self.tokenizer, sources, wanted)
 
     def register(self, batch: Batch) -> str:
         """Return an unused request id whose events go to the batch."""

@@ -32,9 +32,9 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
         "enable_thinking thinking think thinking_mode prompt_mode",
         (None,),
     ),
-    ("reasoning is not separated from the answer", "reasoning reasoning_control parse_reasoning", _OFF),
-    ("reasoning is not separated from the answer", "include_reasoning", (None, True)),
-    ("reasoning is not separated from the answer", "reasoning_format", (None, "none", "auto")),
+    ("is not supported: use reasoning_effort", "reasoning reasoning_control", _OFF),
+    ("is not supported: --response-template decides", "parse_reasoning separate_reasoning", (None, True)),
+    ("is not supported: --response-template decides", "reasoning_format", (None, "auto", "deepseek")),
     (
         "a limit on reasoning tokens is not supported",
         """thinking_token_budget thinking_budget thinking_budget_tokens reasoning_budget reasoning_budget_tokens
@@ -110,11 +110,11 @@ _WHY = {name: (why, neutral) for why, names, neutral in _REFUSED for name in nam
 # Fields that do not change the answer: they name the user or the purpose, or ask for storage or speed.
 _HARMLESS = """
     user safety_identifier metadata store service_tier prompt_cache_key prompt_cache_retention prompt_cache_options
-    prediction parallel_tool_calls stream_interval session_id cache_prompt id_slot slot_id n_cache_reuse keep_alive
+    prediction stream_interval session_id cache_prompt id_slot slot_id n_cache_reuse keep_alive
     n_keep n_discard timings_per_token return_progress verbose sse_ping_interval backend_sampling length_penalty
     early_stopping xtc_threshold dry_base dry_allowed_length dry_penalty_last_n dry_range dry_sequence_breakers
     mirostat_tau mirostat_eta dynatemp_exponent dynatemp_low dynatemp_high adaptive_decay repeat_last_n
-    repetition_penalty_range separate_reasoning stream_reasoning rid return_cached_tokens_details custom_labels
+    repetition_penalty_range stream_reasoning rid return_cached_tokens_details custom_labels
     return_token_offsets return_mm_kwargs mm_processor_kwargs media_io_kwargs max_dynamic_patch min_dynamic_patch
     routed_experts_prompt_start kv_transfer_params ec_transfer_params num_ctx num_batch num_gpu num_thread
 """

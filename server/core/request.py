@@ -327,9 +327,7 @@ class Job:
             events += [] if answer is None else answer.finish()
             del self._texts[event.request_id]
             self.finish_reasons.append(reason)
-        return Delta(
-            text, new, event.token, offset, events, event.logprobs, event.prompt_logprobs, reason, stop_reason
-        )
+        return Delta(text, new, event.token, offset, events, event.logprobs, event.prompt_logprobs, reason, stop_reason)
 
     def _leave_queue(self, text: Text) -> None:
         if text.waits:

@@ -108,12 +108,7 @@ class ObjectsReader:
 
     def _inside(self, character: str) -> Iterator[Piece]:
         if self._quoted:
-            if self._escaped or character == "\\":
-                self._escaped = not self._escaped
-            elif character == '"':
-                self._quoted = False
-                if self._depth == 1 and self._value is None:
-                    self._key = self._text[self._string : self._at]
+            self._in_string(character)
         elif character == '"':
             self._quoted, self._string = True, self._at - 1
         elif character in "{[":
@@ -129,6 +124,14 @@ class ObjectsReader:
             self._value, self._closed = self._at, None
         elif self._depth == 1 and character == ",":
             yield from self._member()
+
+    def _in_string(self, character: str) -> None:
+        if self._escaped or character == "\\":
+            self._escaped = not self._escaped
+        elif character == '"':
+            self._quoted = False
+            if self._depth == 1 and self._value is None:
+                self._key = self._text[self._string : self._at]
 
     def _member(self) -> Iterator[Piece]:
         """Read a key with its value, whose end was found."""

@@ -9,11 +9,11 @@ So a delimiter that the model spells with ordinary tokens is text.
 """
 
 import copy
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,8 @@ def find_template(
 
     Raises ConfigError for a `wanted` template that cannot be used, CheckpointError for one of the checkpoint.
     """
-    if wanted == NONE:
-        return None
+    if wanted == NONE or (wanted is None and find_spec("transformers") is None):
+        return None  # without transformers (extra `chat`), nothing can chat
     if wanted is not None:
         try:
             return compile_template(_read(wanted), tokenizer)
@@ -146,11 +146,16 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
     plain = load_response_template(_known(spec))  # checks it as it was written
     marked = _marked(spec, _alternatives(form for text in tokens.values() for form in {text, re.escape(text)}))
     fields = {name: _field(name, field) for name, field in marked["fields"].items()}
-    unnamed = {**marked, "fields": {name: f for name, f in marked["fields"].items() if not name.startswith(CALLS) or _is_marked(f)}}
+    unnamed = {
+        **marked,
+        "fields": {name: f for name, f in marked["fields"].items() if not name.startswith(CALLS) or _is_marked(f)},
+    }
     return AnswerTemplate(
         delimiters=tokens,
         hidden=frozenset(
-            token for token, text in added.items() if text.special and (token in tokens or not _read_by(plain, text.content))
+            token
+            for token, text in added.items()
+            if text.special and (token in tokens or not _read_by(plain, text.content))
         ),
         with_calls=load_response_template(_segmented(marked, fields)),
         without_calls=load_response_template(_segmented(unnamed, {})) if unnamed["fields"] else None,

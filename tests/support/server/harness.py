@@ -13,6 +13,7 @@ import httpx2
 import uvicorn
 from starlette.types import ASGIApp
 
+from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from server.core.service import Served, Service
@@ -81,6 +82,7 @@ def serving(
     *,
     tokenizer: Tokenizer | None = None,
     template: str | None = None,
+    answers: AnswerTemplate | None = None,
     headers: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
@@ -90,7 +92,9 @@ def serving(
     engine = engine or FakeEngine()
     tokenizer = tokenizer or Tokenizer.load(BYTES)
     chat = None if template is None else ChatTemplate({"default": template}, {"eos_token": "<eos>"})
-    with serve(Served(lambda: engine, tokenizer, chat, defaults or {}), headers, wrap=wrap, **options) as client:
+    with serve(
+        Served(lambda: engine, tokenizer, chat, answers, defaults or {}), headers, wrap=wrap, **options
+    ) as client:
         client.engine = engine
         yield client
 

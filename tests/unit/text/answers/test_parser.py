@@ -144,7 +144,21 @@ def test_a_broken_call_is_not_lost(family: str, text: str, calls: tuple[tuple[st
 def test_any_text_is_read_without_an_error(data: st.DataObject) -> None:
     """Delimiters in any order with any text between give events, the same ones whatever the cuts."""
     one = data.draw(st.sampled_from(TRANSCRIPTS))
-    words = (*one.special, "{", "}", '"name": ', '"f"', "\\", "call:f", "commentary", " to=functions.f", "f(a=1)", "\n", "[", "é")
+    words = (
+        *one.special,
+        "{",
+        "}",
+        '"name": ',
+        '"f"',
+        "\\",
+        "call:f",
+        "commentary",
+        " to=functions.f",
+        "f(a=1)",
+        "\n",
+        "[",
+        "é",
+    )
     units = data.draw(st.lists(st.sampled_from(words), max_size=12))
     tokenizer = tokenizer_of(one.special)
     template = template_of(one.family, tokenizer)
@@ -158,7 +172,9 @@ def test_any_text_is_read_without_an_error(data: st.DataObject) -> None:
 def test_text_of_the_prompt_is_not_repeated() -> None:
     """A message that goes on gives its new text only, and white space at the end of the prompt stays there."""
     one = next(one for one in TRANSCRIPTS if one.family == "hermes")
-    events = read(AnswerParser(template_of("hermes", tokenizer_of(one.special)), one.prompt + "It is ", one.tools), ["42"])
+    events = read(
+        AnswerParser(template_of("hermes", tokenizer_of(one.special)), one.prompt + "It is ", one.tools), ["42"]
+    )
     assert events == [AnswerEvent("content", "42")]
 
 
