@@ -34,6 +34,7 @@ from .fairness import Admission, Budget, Helpers, weights_of
 from .metrics import Metrics, Shared, Snapshot
 from .off_loop import SMALL, Run, gathered, made
 from .request import Answering, Job, Order, build
+from .responses import ResponseStore
 from .tracing import annotate
 
 _log = logging.getLogger("jswa.server")
@@ -76,6 +77,7 @@ class Service:
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
         self.bodies = Budget(config.max_body_memory, weights)
         self.answers = Budget(config.max_answer_memory, weights)
+        self.responses = ResponseStore()
         self.unread = 0  # connections that were closed because the client did not read the answer
         self.helpers = Helpers(_helper_threads(), weights)
         self._weights = weights

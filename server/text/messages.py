@@ -4,6 +4,8 @@ import json
 from functools import partial
 from typing import Any
 
+from pydantic import ValidationError
+
 from jswa.text.guard import guard
 
 from ..api.schemas import ROLES, ChatRequest
@@ -12,7 +14,7 @@ from ..core.off_loop import made
 from ..core.request import Answering
 from ..core.service import Service
 from ..http import limits
-from ..http.errors import invalid, unsupported
+from ..http.errors import from_validation, invalid, unsupported
 from .prompts import Prompt, encode_chat
 
 # Arguments of the renderer, and templates, which requests may not set.
@@ -58,6 +60,14 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
     # The template writes all special tokens itself, so none are added unless the request says so.
     longest = service.max_model_len if body.truncate_prompt_tokens is None else None
     return await encode_chat(text, service.tokenizer, run, special=bool(body.add_special_tokens), longest=longest)
+
+
+def chat_request(fields: dict[str, Any]) -> ChatRequest:
+    """Return the chat that a request of another protocol asks for. Raises ApiError."""
+    try:
+        return ChatRequest(**fields)
+    except ValidationError as error:
+        raise from_validation([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
 
 
 def answering(service: Service, body: ChatRequest) -> Answering:

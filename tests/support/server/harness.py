@@ -75,6 +75,17 @@ class Client:
             found.append(data if data == "[DONE]" else json.loads(data))
         return found
 
+    def events_named(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """Send a streaming request whose events have names; return their values, whose `type` is the name."""
+        response = self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        found: list[Any] = []
+        for block in response.content.decode().removesuffix("\n\n").split("\n\n"):
+            name, data = block.split("\n")
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+        return found
+
 
 @contextmanager
 def serving(
