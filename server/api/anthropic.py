@@ -74,7 +74,11 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     """Generate the next message of a conversation."""
     service = service_of(request)
     reply = Reply(service, request.scope["jswa.request_id"], service.check_model(body.model))
-    sampling = {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None, "stream": body.stream}
+    sampling: dict[str, Any] = {
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences or None,
+        "stream": body.stream,
+    }
     sampling |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
     chat = chat_request({**_chat(body), **sampling})
     service.count_unknown([name for name in body.model_extra or () if name not in _HARMLESS])

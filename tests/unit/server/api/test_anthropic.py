@@ -117,7 +117,7 @@ def test_blocks_become_messages() -> None:
     call = {
         "id": "1",
         "type": "function",
-        "function": {"name": "f", "arguments": json.dumps({"x": "é"}, ensure_ascii=False)},
+        "function": {"name": "f", "arguments": '{"x": "é"}'},
     }
     assert found == [
         {"role": "system", "content": "s"},
