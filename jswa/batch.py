@@ -16,11 +16,22 @@ from tqdm import tqdm
 from jswa.engine import Engine
 from jswa.errors import RequestError
 from jswa.plan import ChoiceLogprobs, Request, TokenEvent
+from jswa.text.answers.message import AnswerText
+from jswa.text.answers.parser import Answering, AnswerParser, assemblers
 from jswa.text.assembler import Assembler
+from jswa.text.guard import GUARD
 from jswa.text.inputs import Prompt, adapter_of, bad_word_ids, params_of, salt_of, tokenize
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, SamplingParams
+from jswa.types import (
+    AnswerEvent,
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+)
 
 
 class Host(Protocol):
@@ -118,6 +129,8 @@ class _Choice:
     index: int
     params: SamplingParams
     text: Assembler
+    parser: AnswerParser | None
+    answer: AnswerText
 
 
 class Batch:
@@ -134,12 +147,14 @@ class Batch:
         priority: int = 0,
         cache_salt: str = "",
         lora: str | None = None,
+        answering: Answering | None = None,
     ) -> None:
         self.events: deque[TokenEvent] = deque()
         self._host = host
         self._priority = priority
         self._cache_salt = cache_salt
         self._lora = lora
+        self._answering = answering
         self._prompts = list(zip(prompts, params_of(prompts, params, sampling, defaults), strict=True))
         self._errors: dict[int, RequestError] = {}
         self._outputs: list[RequestOutput | None] = [None] * len(prompts)
@@ -208,8 +223,8 @@ class Batch:
                 )
                 first = first or request
                 self._host.add(request)
-                text = Assembler(tokenizer, request.prompt, params, table)
-                self._choices[request_ids[-1]] = _Choice(index, choice, params, text)
+                text, parser = assemblers(self._answering, tokenizer, shown, request.prompt, params, table)
+                self._choices[request_ids[-1]] = _Choice(index, choice, params, text, parser, AnswerText())
         except BaseException:
             for request_id in request_ids:
                 self._choices.pop(request_id, None)
@@ -218,7 +233,7 @@ class Batch:
         self._unfinished[index] = params.n
         self._outputs[index] = RequestOutput(
             request_id=request_ids[0],
-            prompt=shown,
+            prompt=None if shown is None else shown.replace(GUARD, ""),
             prompt_token_ids=ids.tolist(),
             outputs=[],
             finished=False,
@@ -246,6 +261,12 @@ class Batch:
         text = choice.text.push(event)
         if choice.text.stopped is not None:
             reason, stop_reason = "stop", choice.text.stopped
+        events: list[AnswerEvent] = []
+        if choice.parser is not None:
+            events = choice.parser.feed(text) + (choice.parser.finish() if reason is not None else [])
+            text = choice.parser.clean(text)
+            for one in events:
+                choice.answer.add(one)
         if reason is not None:
             del self._choices[event.request_id]
             self._host.abort(event.request_id)
@@ -264,6 +285,8 @@ class Batch:
             logprobs=None if logprobs is None else [self._logprobs(logprobs, choice.params.logprobs)],
             finish_reason=reason,
             stop_reason=stop_reason,
+            events=events,
+            message=choice.answer.message() if choice.parser is not None and reason is not None else None,
         )
         prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if event.prompt_logprobs is not None:
@@ -301,10 +324,11 @@ def _joined(so_far: CompletionOutput | None, new: CompletionOutput) -> Completio
         return new
     so_far.text += new.text
     so_far.token_ids += new.token_ids
+    so_far.events += new.events
     if so_far.logprobs is not None and new.logprobs is not None:
         so_far.logprobs += new.logprobs
         so_far.cumulative_logprob = (so_far.cumulative_logprob or 0.0) + (new.cumulative_logprob or 0.0)
-    so_far.finish_reason, so_far.stop_reason = new.finish_reason, new.stop_reason
+    so_far.finish_reason, so_far.stop_reason, so_far.message = new.finish_reason, new.stop_reason, new.message
     return so_far
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from jswa.plan import ChoiceLogprobs, PromptLogprobs
 from jswa.text.answers.message import AnswerText, new_call_id
-from jswa.text.answers.parser import AnswerEvent
+from jswa.types import AnswerEvent
 
 from ..core.off_loop import gathered
 from ..core.request import Delta, Job

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jswa.text.answers.message import AnswerText, Call
-from jswa.text.answers.parser import AnswerEvent
+from jswa.types import AnswerEvent
 
 from ..core.request import Delta, Job
 from ..core.service import Service, key_of, service_of

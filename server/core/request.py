@@ -3,19 +3,18 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jswa.errors import RequestError
 from jswa.plan import ChoiceLogprobs, PromptLogprobs, Request, TokenEvent
-from jswa.text.answers.parser import AnswerEvent, AnswerParser
-from jswa.text.answers.template import AnswerTemplate
+from jswa.text.answers.parser import Answering, AnswerParser, assemblers
 from jswa.text.assembler import Assembler
 from jswa.text.inputs import bad_word_ids
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import FinishReason, SamplingParams
+from jswa.types import AnswerEvent, FinishReason, SamplingParams
 
 from ..http import limits
 from ..http.errors import ApiError, invalid
@@ -80,25 +79,6 @@ class Timing:
     scheduled: float | None = None
     first_token: float | None = None
     finished: float | None = None
-
-
-@dataclass(frozen=True)
-class Answering:
-    """How the texts of a chat are read as answers.
-
-    Attributes:
-        template: None if all text is content.
-        tools: the tools that the model may call, in OpenAI's form.
-        parallel: whether an answer may have several tool calls.
-    """
-
-    template: AnswerTemplate | None
-    tools: Sequence[Mapping[str, Any]] = ()
-    parallel: bool = True
-
-    def parser(self, prompt: Prompt) -> AnswerParser:
-        """Return the parser of one answer."""
-        return AnswerParser(self.template, prompt.text or "", self.tools, parallel=self.parallel)
 
 
 @dataclass(frozen=True)
@@ -213,7 +193,9 @@ class Job:
         self._order = order
         self._between_tokens = between_tokens
         for index, request in enumerate(requests):
-            self._texts[request.request_id] = _text(index, prompts[index // params.n], params, tokenizer, stops, order)
+            prompt = prompts[index // params.n]
+            text, answer = assemblers(order.answering, tokenizer, prompt.text, prompt.ids, params, stops)
+            self._texts[request.request_id] = Text(index, prompt, text, answer)
         self._firsts = {request.request_id for request in requests[:: params.n]}
         bridge.submit(requests, self._put)
         self._start_timers()
@@ -339,14 +321,3 @@ class Job:
         if order.deadline is not None:
             late = ApiError(504, f"not finished within {order.deadline:g} s", code="deadline_exceeded")
             self._timers.append(loop.call_later(order.deadline, self._events.put_nowait, late))
-
-
-def _text(
-    index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, stops: StopTable, order: Order
-) -> Text:
-    if order.answering is None:
-        return Text(index, prompt, Assembler(tokenizer, prompt.ids, params, stops), None)
-    template = order.answering.template
-    delimiters, hidden = ({}, frozenset[int]()) if template is None else (template.delimiters, template.hidden)
-    assembler = Assembler(tokenizer, prompt.ids, params, stops, delimiters=delimiters, hidden=hidden)
-    return Text(index, prompt, assembler, order.answering.parser(prompt))

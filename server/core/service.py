@@ -14,6 +14,7 @@ from typing import Any, cast
 from starlette.requests import Request
 
 from jswa.cache.prefix.stats import CacheStats
+from jswa.text.answers.parser import Answering
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.stop_strings import StopTable
@@ -33,7 +34,7 @@ from .engine_protocol import EngineLike
 from .fairness import Admission, Budget, Helpers, weights_of
 from .metrics import Metrics, Shared, Snapshot
 from .off_loop import SMALL, Run, gathered, made
-from .request import Answering, Job, Order, build
+from .request import Job, Order, build
 from .responses import ResponseStore
 from .tracing import annotate
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from jswa.text.answers.parser import Answering
 from jswa.text.guard import guard
 
 from ..api.schemas import ROLES, ChatRequest
 from ..core.fairness import Key
 from ..core.off_loop import made
-from ..core.request import Answering
 from ..core.service import Service
 from ..http import limits
 from ..http.errors import from_validation, invalid, unsupported

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
-from .parser import AnswerEvent
+from jswa.types import AnswerEvent
 
 _LETTERS = string.ascii_letters + string.digits
 

@@ -5,26 +5,53 @@ transformers' `ResponseParser` cuts the text into the regions of a response temp
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from jswa.text.assembler import MARK
+import numpy as np
+from jaxtyping import Int
+
+from jswa.text.assembler import MARK, Assembler
+from jswa.text.stop_strings import StopTable
+from jswa.text.tokenizer import Tokenizer
+from jswa.types import AnswerEvent, SamplingParams
 
 from .calls import Piece, Reader, reader
 from .template import REASONING, AnswerTemplate, Field
 
 
-class AnswerEvent(NamedTuple):
-    """A new part of an answer.
+@dataclass(frozen=True)
+class Answering:
+    """How the texts of a chat are read as answers.
 
     Attributes:
-        kind: "content" and "reasoning" add text; "call" begins a tool call, "arguments" adds text to it, "end" ends it.
-        text: the new text; of a "call", the name of the function.
-        call: index of the tool call in the answer; -1 for text.
+        template: None if all text is content.
+        tools: the tools that the model may call, in OpenAI's form; without any, calls are content.
+        parallel: whether an answer may have several tool calls.
     """
 
-    kind: Literal["content", "reasoning", "call", "arguments", "end"]
-    text: str
-    call: int = -1
+    template: AnswerTemplate | None
+    tools: Sequence[Mapping[str, Any]] = ()
+    parallel: bool = True
+
+
+def assemblers(
+    answering: Answering | None,
+    tokenizer: Tokenizer | None,
+    prompt: str | None,
+    ids: Int[np.ndarray, " P"],
+    params: SamplingParams,
+    stops: StopTable,
+) -> tuple[Assembler, "AnswerParser | None"]:
+    """Return the assembler of a text behind a prompt, and the parser of the answer that it is, if it is one."""
+    if answering is None:
+        return Assembler(tokenizer, ids, params, stops), None
+    template = answering.template
+    parser = AnswerParser(template, prompt or "", answering.tools, parallel=answering.parallel)
+    if template is None:
+        return Assembler(tokenizer, ids, params, stops), parser
+    delimiters, hidden = template.delimiters, template.hidden
+    return Assembler(tokenizer, ids, params, stops, delimiters=delimiters, hidden=hidden), parser
 
 
 class AnswerParser:
@@ -106,7 +133,7 @@ class AnswerParser:
 
     def _read(self, text: str) -> Iterator[AnswerEvent]:
         if self._parser is None:
-            if shown := self._clean(text):
+            if shown := self.clean(text):
                 yield AnswerEvent("content", shown)
             return
         try:
@@ -140,7 +167,7 @@ class AnswerParser:
                 yield AnswerEvent(_kind(field), field.join)
             self._opened.add(name)
         elif kind == "region_chunk":
-            yield from self._chunk(self._clean(event["text"]))
+            yield from self._chunk(self.clean(event["text"]))
         elif kind == "region_close":
             if self._reader is not None:
                 yield from self._pieces(self._reader.finish(event["value"]))
@@ -173,7 +200,7 @@ class AnswerParser:
         """Give up: the template cannot read the answer. Return its text that was held back; what follows is content."""
         events = [] if self._reader is None else list(self._pieces(self._reader.finish(None)))
         self._parser = self._field = self._reader = None
-        return [*events, *([AnswerEvent("content", shown)] if (shown := self._clean(text)) else [])]
+        return [*events, *([AnswerEvent("content", shown)] if (shown := self.clean(text)) else [])]
 
     def _limited(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
         """Return the events up to the end of the first call, if there may be only one."""
@@ -185,7 +212,7 @@ class AnswerParser:
             self.done = event.kind == "end"
         return events
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
         """Return text without marks, and without special tokens that delimit nothing where they stand."""
         return self._mark.sub(lambda found: "" if found[1] in self._special else found[1], text)
 

@@ -11,12 +11,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from jswa.plan import TokenEvent
-from jswa.text.answers.parser import AnswerEvent, AnswerParser
+from jswa.text.answers.parser import AnswerParser
 from jswa.text.answers.template import AnswerTemplate, compile_template, shipped
 from jswa.text.assembler import Assembler
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import SamplingParams
+from jswa.types import AnswerEvent, SamplingParams
 
 _FN = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {
     "city": {"type": "string"}, "days": {"type": "integer"}}}}}  # fmt: skip

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.text.answers.parser import AnswerEvent, AnswerParser
+from jswa.text.answers.parser import AnswerParser
 from jswa.text.assembler import MARK
+from jswa.types import AnswerEvent
 from tests.support.text.transcripts import (
     TRANSCRIPTS,
     Transcript,
