@@ -77,7 +77,7 @@ def answering(service: Service, body: ChatRequest) -> Answering:
 
 
 def check_tools(service: Service, body: ChatRequest) -> list[dict[str, Any]]:
-    """Return the tools of a chat. Raises ApiError for a tool that is none, or if the model cannot be shown any."""
+    """Return the tools of a chat. Raises ApiError for a tool that is none, or if calls cannot be read."""
     tools = body.tools or []
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"
@@ -88,12 +88,7 @@ def check_tools(service: Service, body: ChatRequest) -> list[dict[str, Any]]:
             raise invalid(f"{param}.function.name", "must be a string")
         if not isinstance(function.get("parameters") or {}, dict):
             raise invalid(f"{param}.function.parameters", "must be a JSON schema")
-    if not tools:
-        return []
-    sources = {} if service.chat_template is None else service.chat_template.sources
-    if not any("tools" in source for source in sources.values()):
-        raise unsupported("tools", "the model's chat template has no place for tools; --chat-template names another")
-    if service.answer_template is None and body.tool_choice != "none":
+    if tools and service.answer_template is None and body.tool_choice != "none":
         raise unsupported("tools", "the form of the model's tool calls is unknown; --response-template names it")
     return tools
 
