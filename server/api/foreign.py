@@ -33,6 +33,7 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
         (None,),
     ),
     ("is not supported: use reasoning_effort", "reasoning reasoning_control", _OFF),
+    ("reasoning is not separated from a completion", "include_reasoning", (None, True)),
     ("is not supported: --response-template decides", "parse_reasoning separate_reasoning", (None, True)),
     ("is not supported: --response-template decides", "reasoning_format", (None, "auto", "deepseek")),
     (
@@ -137,7 +138,7 @@ def refuse_foreign(body: Generation) -> list[str]:
     others, route = (_CHAT_ONLY, "chat/completions")
     if isinstance(body, ChatRequest):
         others, route = (_COMPLETIONS_ONLY, "completions")
-    for name in sorted(others & extra.keys()):
+    for name in sorted((others & extra.keys()) - _WHY.keys()):
         if not _says_nothing(name, extra[name], body):
             raise unsupported(name, f"is a field of /v1/{route}")
     return [name for name in itertools.islice(extra, _MOST_UNKNOWN) if name not in _KNOWN]

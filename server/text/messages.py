@@ -1,6 +1,7 @@
 """Conversations: checks of their messages, and their prompt by the chat template."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
     """Return the prompt of a conversation. Raises ApiError."""
     refuse_unsupported_chat(body)
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
-    tools = check_tools(service, body)
+    tools = check_tools(body.tools or ())
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
         if name in _NOT_VARIABLES or not name.isidentifier():
@@ -71,14 +72,18 @@ def chat_request(fields: dict[str, Any]) -> ChatRequest:
 
 
 def answering(service: Service, body: ChatRequest) -> Answering:
-    """Return how the answers of a chat are read: with `tool_choice` "none", and without tools, calls are content."""
+    """Return how the answers of a chat are read: with `tool_choice` "none", and without tools, calls are content.
+
+    Raises ApiError if calls cannot be read.
+    """
     tools = body.tools if body.tool_choice != "none" else None
+    if tools and service.answer_template is None:
+        raise unsupported("tools", "the form of the model's tool calls is unknown; --response-template names it")
     return Answering(service.answer_template, tools or (), parallel=body.parallel_tool_calls is not False)
 
 
-def check_tools(service: Service, body: ChatRequest) -> list[dict[str, Any]]:
-    """Return the tools of a chat. Raises ApiError for a tool that is none, or if calls cannot be read."""
-    tools = body.tools or []
+def check_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools of a chat. Raises ApiError for a tool that is none."""
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"
         function = tool.get("function")
@@ -88,9 +93,7 @@ def check_tools(service: Service, body: ChatRequest) -> list[dict[str, Any]]:
             raise invalid(f"{param}.function.name", "must be a string")
         if not isinstance(function.get("parameters") or {}, dict):
             raise invalid(f"{param}.function.parameters", "must be a JSON schema")
-    if tools and service.answer_template is None and body.tool_choice != "none":
-        raise unsupported("tools", "the form of the model's tool calls is unknown; --response-template names it")
-    return tools
+    return list(tools)
 
 
 def refuse_unsupported_chat(body: ChatRequest) -> None:

@@ -97,7 +97,8 @@ def test_fields_of_the_other_route_may_say_nothing(shared: Client) -> None:
 
 def test_tokenize_refuses_what_changes_the_tokens(shared: Client) -> None:
     chat = {"messages": [{"role": "user", "content": "ab"}]}
-    for name, value in (("tools", [{"type": "function"}]), ("documents", [{"text": "a"}]), ("chat_template", "x")):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for name, value in (("tools", tools), ("documents", [{"text": "a"}]), ("chat_template", "x")):
         assert shared.refusal("/tokenize", {**chat, name: value})["param"] == name
     assert shared.post("/tokenize", {**chat, "temperature": 0}).json()["tokens"] == [100, 101]
 
