@@ -111,7 +111,7 @@ _WHY = {name: (why, neutral) for why, names, neutral in _REFUSED for name in nam
 # Fields that do not change the answer: they name the user or the purpose, or ask for storage or speed.
 _HARMLESS = """
     user safety_identifier metadata store service_tier prompt_cache_key prompt_cache_retention prompt_cache_options
-    prediction stream_interval session_id cache_prompt id_slot slot_id n_cache_reuse keep_alive
+    prediction parallel_tool_calls stream_interval session_id cache_prompt id_slot slot_id n_cache_reuse keep_alive
     n_keep n_discard timings_per_token return_progress verbose sse_ping_interval backend_sampling length_penalty
     early_stopping xtc_threshold dry_base dry_allowed_length dry_penalty_last_n dry_range dry_sequence_breakers
     mirostat_tau mirostat_eta dynatemp_exponent dynatemp_low dynatemp_high adaptive_decay repeat_last_n
@@ -121,7 +121,8 @@ _HARMLESS = """
 """
 _CHAT_ONLY = ChatRequest.model_fields.keys() - CompletionRequest.model_fields.keys()
 _COMPLETIONS_ONLY = CompletionRequest.model_fields.keys() - ChatRequest.model_fields.keys()
-_KNOWN = {*_WHY, *_HARMLESS.split(), *_CHAT_ONLY, *_COMPLETIONS_ONLY}
+_EXPLAINED = {*_WHY, *_HARMLESS.split()}
+_KNOWN = {*_EXPLAINED, *_CHAT_ONLY, *_COMPLETIONS_ONLY}
 
 
 def refuse_foreign(body: Generation) -> list[str]:
@@ -138,7 +139,7 @@ def refuse_foreign(body: Generation) -> list[str]:
     others, route = (_CHAT_ONLY, "chat/completions")
     if isinstance(body, ChatRequest):
         others, route = (_COMPLETIONS_ONLY, "completions")
-    for name in sorted((others & extra.keys()) - _WHY.keys()):
+    for name in sorted((others & extra.keys()) - _EXPLAINED):
         if not _says_nothing(name, extra[name], body):
             raise unsupported(name, f"is a field of /v1/{route}")
     return [name for name in itertools.islice(extra, _MOST_UNKNOWN) if name not in _KNOWN]
