@@ -37,7 +37,7 @@ def pieces(one: Transcript) -> list[str]:
 def parser_of(one: Transcript, *, tools: bool = True, parallel: bool = True) -> AnswerParser:
     """Return a parser behind the transcript's prompt."""
     template = template_of(one.family, tokenizer_of(one.special))
-    return AnswerParser(template, one.prompt, one.tools if tools else (), parallel=parallel)
+    return AnswerParser(template, template.prefix(one.prompt), one.tools if tools else (), parallel=parallel)
 
 
 @BY_NAME
@@ -81,7 +81,7 @@ def test_a_delimiter_spelled_with_ordinary_tokens_is_text(one: Transcript) -> No
     ids = [token for character in one.text for token in tokenizer.encode(character, add_special_tokens=False).tolist()]
     template = template_of(one.family, tokenizer)
     prompt = re.sub(r"(<think>|<\|channel>).*", "", one.prompt, flags=re.DOTALL)
-    events = read(AnswerParser(template, prompt, one.tools), list(pieces_of(tokenizer, template, ids)))
+    events = read(AnswerParser(template, template.prefix(prompt), one.tools), list(pieces_of(tokenizer, template, ids)))
     assert [event.kind for event in events] == ["content"]
     assert events[0].text.strip() == one.text.strip()
 
@@ -137,7 +137,9 @@ def test_a_broken_call_is_not_lost(family: str, text: str, calls: tuple[tuple[st
     tokenizer = tokenizer_of(one.special)
     template = template_of(family, tokenizer)
     ids = tokenizer.encode(text, add_special_tokens=False).tolist()
-    events = read(AnswerParser(template, one.prompt, one.tools), list(pieces_of(tokenizer, template, ids)))
+    events = read(
+        AnswerParser(template, template.prefix(one.prompt), one.tools), list(pieces_of(tokenizer, template, ids))
+    )
     assert (calls_of(events), text_of(events, "content")) == (calls, content)
 
 
@@ -165,17 +167,16 @@ def test_any_text_is_read_without_an_error(data: st.DataObject) -> None:
     template = template_of(one.family, tokenizer)
     ids = tokenizer.encode("".join(units), add_special_tokens=False).tolist()
     tokens = list(pieces_of(tokenizer, template, ids)) if ids else []
-    events = read(AnswerParser(template, one.prompt, one.tools), tokens)
-    assert read(AnswerParser(template, one.prompt, one.tools), ["".join(tokens)]) == events
+    events = read(AnswerParser(template, template.prefix(one.prompt), one.tools), tokens)
+    assert read(AnswerParser(template, template.prefix(one.prompt), one.tools), ["".join(tokens)]) == events
     calls_of(events)
 
 
 def test_text_of_the_prompt_is_not_repeated() -> None:
     """A message that goes on gives its new text only, and white space at the end of the prompt stays there."""
     one = next(one for one in TRANSCRIPTS if one.family == "hermes")
-    events = read(
-        AnswerParser(template_of("hermes", tokenizer_of(one.special)), one.prompt + "It is ", one.tools), ["42"]
-    )
+    template = template_of("hermes", tokenizer_of(one.special))
+    events = read(AnswerParser(template, template.prefix(one.prompt + "It is "), one.tools), ["42"])
     assert events == [AnswerEvent("content", "42")]
 
 
