@@ -1,13 +1,16 @@
 """Answers of all families: the same events wherever the text is cut, and text that is no answer is not lost."""
 
+import json
 import re
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.utils.chat_parsing import parse_response
 
 from jswa.text.answers.parser import AnswerParser
+from jswa.text.answers.template import compile_template
 from jswa.text.assembler import MARK
 from jswa.types import AnswerEvent
 from tests.support.text.transcripts import (
@@ -178,6 +181,37 @@ def test_text_of_the_prompt_is_not_repeated() -> None:
     template = template_of("hermes", tokenizer_of(one.special))
     events = read(AnswerParser(template, template.prefix(one.prompt + "It is "), one.tools), ["42"])
     assert events == [AnswerEvent("content", "42")]
+
+
+FOREIGN = {  # as a checkpoint may bring it: fields are stripped unless they say otherwise
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>", "repeats": True, "join": "; "},
+        "tool_calls": {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json",
+                       "transform": {"function": {"name": "{content.fn}", "arguments": "{content.args}"}}},
+        "content": {"close": "<|im_end|>"},
+    },
+}  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(["a", " ", "\n", "b c", " d\n\n"]), max_size=9), st.integers(0, 2))
+def test_a_checkpoints_own_template_is_read_as_transformers_reads_it(words: list[str], calls: int) -> None:
+    """Fields are stripped, as they stream; several are joined."""
+    call = '<tool_call>{"fn": "f", "args": {"x": 1}}</tool_call>'
+    text = "".join(["<think>", *words, "</think>", *words[:4], call * calls, "<think> x </think>\n"])
+    tokenizer = tokenizer_of(("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"))
+    template = compile_template(FOREIGN, tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+    events = read(AnswerParser(template, "", [{"name": "f"}]), list(pieces_of(tokenizer, template, ids)))
+    found = parse_response(text, FOREIGN, prefix="")
+    assert text_of(events, "reasoning") == found["thinking"]
+    assert (
+        calls_of(events)
+        == (("f", '{"x": 1}'),) * calls
+        == tuple(
+            (one["function"]["name"], json.dumps(one["function"]["arguments"])) for one in found.get("tool_calls", ())
+        )
+    )
 
 
 def test_without_a_template_all_text_is_content() -> None:
