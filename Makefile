@@ -108,6 +108,7 @@ parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, 
 	.venv-parity/bin/python -m tests.parity.make_fixtures
 	.venv-parity/bin/python -m tests.parity.make_adapters
 	.venv-parity/bin/python -m tests.parity.long.make
+	.venv-parity/bin/python -m tests.parity.sixteen_bits.make
 
 parity-check: .venv-parity/installed  ## make them anew and compare them with those of the repository
 	@failed=; for maker in make_fixtures make_adapters long.make; do \
