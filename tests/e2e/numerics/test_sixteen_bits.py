@@ -163,7 +163,10 @@ def check(seen: Seen) -> None:
     assert (seen.gap > 0).sum() <= FLIPS
 
 
-@pytest.mark.parametrize("case", by_turns([f"{name} {kind}" for name in CHECKPOINTS for kind in TYPES], 76))
+SIXTEEN = [f"{name} {kind}" for name in CHECKPOINTS for kind in TYPES]
+
+
+@pytest.mark.parametrize("case", by_turns(SIXTEEN, len(SIXTEEN)))
 def test_16_bits_cost_what_rounding_explains_and_transformers_loses(case: str, tmp_path: Path) -> None:
     """Log probabilities and greedy choices against float32, cached against cold, batched against alone."""
     name, kind = case.split()
