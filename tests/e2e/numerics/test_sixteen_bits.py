@@ -20,6 +20,7 @@ from jswa.types import RequestOutput
 from tests.parity.load import load_fixture
 from tests.parity.sixteen_bits.record import CHECKPOINTS, TYPES, load_sixteen_bits, texts_of
 from tests.parity.weights import write_checkpoint
+from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import quick_compiles
 from tests.support.turns import by_turns
 
@@ -51,7 +52,9 @@ OPTIONS: dict[str, Any] = {
 }
 PROMPT = 40
 MOST = 5  # times the limit: errors of 1 % of the positions may be larger
-NOISE = 1.25  # three standard errors of a mean over 252 positions
+# Three standard errors of the ratio of two means or two medians of 252 positions, and a third more, since positions
+# of a text share errors. A mixture's mean is chance: that of transformers grows by 8 times if it rounds otherwise.
+MEAN, MEDIAN, MIXTURES = 1.25, 1.4, 2.0
 FLIPS = 5  # of 24 greedy choices
 EIGHT = ("gemma3n_text_base", "gpt_oss_base", "llama4_text_base", "mistral_layer_types")
 Tokens = list[int]
@@ -77,7 +80,7 @@ def engine(name: str, folder: Path, kind: str) -> Iterator[LLM]:
     """Yield an engine of a checkpoint."""
     fixture = load_fixture(name)
     write_checkpoint(folder, fixture.config, fixture.tensors)
-    with quick_compiles(), LLM(folder, **OPTIONS, **FORMATS[kind].options) as llm:
+    with programs_compiled_when_run(), quick_compiles(), LLM(folder, **OPTIONS, **FORMATS[kind].options) as llm:
         yield llm
 
 
@@ -151,10 +154,18 @@ def spread(off: Float[np.ndarray, "..."]) -> float:
 
 
 def check(seen: Seen) -> None:
-    """Assert that rounding explains what was seen."""
+    """Assert that rounding explains what was seen, and print it in limits: docs/numerics.md has the worst."""
+    again = np.concatenate([seen.again, seen.together])
+    named = {"float32": seen.off, "cached, batched": again}
+    print(
+        "".join(
+            f"{key}: {spread(x) / seen.limit:.2f}, at most {x.max() / seen.limit:.2f}; " for key, x in named.items()
+        )
+    )
+    print(f"{(seen.gap > 0).sum()} choices differ, by {seen.gap.max() / seen.limit:.2f}")
     usual = 2 * seen.limit if seen.moe else seen.limit  # a mixture's token may get another expert
     assert spread(seen.off) <= usual
-    assert spread(np.concatenate([seen.again, seen.together])) <= usual
+    assert spread(again) <= usual
     if seen.moe:
         return
     for off in (seen.off, seen.again, seen.together):
@@ -171,9 +182,10 @@ def test_16_bits_cost_what_rounding_explains_and_transformers_loses(case: str, t
     """Log probabilities and greedy choices against float32, cached against cold, batched against alone."""
     name, kind = case.split()
     seen, theirs = measure(name, kind, tmp_path), load_sixteen_bits(name).errors[kind]
+    print(f"{np.median(seen.off) / theirs.middle:.2f} and {seen.off.mean() / theirs.mean:.2f} of transformers'")
     check(seen)
-    assert np.median(seen.off) <= NOISE * theirs.middle
-    assert seen.off.mean() <= (2 if seen.moe else NOISE) * theirs.mean
+    assert np.median(seen.off) <= (MIXTURES if seen.moe else MEDIAN) * theirs.middle
+    assert seen.moe or seen.off.mean() <= MEAN * theirs.mean
 
 
 @pytest.mark.parametrize(
