@@ -3,7 +3,7 @@
     python -m benchmarks.speed.weight_bits [--layers 6] [--rows 1 8] [--repeats 5] [--json FILE]
 
 The model has gemma-3-1b's layers with two thirds of their width, packed in 4 bits (W4A16, groups of 32, symmetric), and
-a small vocabulary: 79M weights in linear layers with the default of six. Its forms take turns, so that other work on
+a small vocabulary: 75M weights in linear layers with the default of six. Its forms take turns, so that other work on
 the machine hits all of them; the median and the range of the repeats are printed.
 """
 
