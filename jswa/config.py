@@ -22,9 +22,9 @@ class EngineConfig:
         kv_cache_dtype: Type of the KV cache. auto: same as dtype. fp8: e4m3, half the bytes of bfloat16; keys and
             values beyond ±448 times their scale are clipped (the scale is 1 unless the checkpoint has KV scales).
         quantization: Storage of linear layers and experts. auto: as in the checkpoint, if it has them in 8 bits (one
-            scale per output) or in MXFP4 (experts). none: everything in dtype. int8, fp8: rounded at start, also
-            embedding and output head; experts in MXFP4 stay. mxfp4: as auto, but experts that are not in MXFP4 are an
-            error; dummy weights get random experts in MXFP4.
+            scale per output), in packed integers of 4 bits (W4A16, GPTQ, AWQ) or in MXFP4 (experts). none: everything
+            in dtype. int8, fp8: rounded at start, also embedding and output head; experts in MXFP4 stay. mxfp4: as
+            auto, but experts that are not in MXFP4 are an error; dummy weights get random experts in MXFP4.
         max_model_len: Maximum tokens of one request, prompt and generated text together. Default: the model's maximum.
         max_num_seqs: Maximum number of sequences that run at the same time. Default: 16 on CPU, 256 on GPU.
         max_num_batched_tokens: Maximum tokens per step, of prefill chunks and decoding sequences together. Default:

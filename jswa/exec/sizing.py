@@ -22,11 +22,14 @@ from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import compile_step
 from jswa.model.hf.quantization import Quantization
+from jswa.model.hf.schemes import Scheme, Schemes
+from jswa.model.hf.tensor_map import sources
 from jswa.model.lora import has_adapters
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import ENDS, LINEAR, QuantizationMode
 from jswa.plan import Logprobs
+from pallas_kernels.experts.mxfp4 import BLOCK
 
 _log = logging.getLogger("jswa")
 _CPU_ARENA_BYTES = 4 * 2**30
@@ -61,19 +64,47 @@ def weight_bytes(part: ModelConfig, stored: Quantization | None, mode: Quantizat
     """Return the bytes of the parameters that one device holds, as far as the config tells.
 
     Args:
-        stored: how the checkpoint stores quantized weights. Matrices with a scale per tensor or row stay in 8 bits, and
-            experts in MXFP4 in 4; others are held in `dtype`.
+        stored: how the checkpoint stores quantized weights. Matrices with a scale per tensor or row stay in 8 bits,
+            packed integers of 4 bits and experts in MXFP4 in 4; others are held in `dtype`.
         mode: the option `quantization`.
     """
     kept = None if mode == "none" else stored
     packed = mode == "mxfp4" or (kept is not None and kept.method == "mxfp4")
     shapes = param_shapes(part, jnp.dtype(dtype), "mxfp4" if packed else "plain")
-    eight = mode in ("int8", "fp8") or (kept is not None and not (packed or kept.blocks or kept.integers))
+    rounded = mode in ("int8", "fp8")
+    eight = rounded or (kept is not None and not (packed or kept.blocks or kept.schemes))
+    by_name = {} if rounded or kept is None or kept.schemes is None else _schemes(part, kept.schemes)
     total = 0
     for name, shape in shapes.items():
-        narrow = eight and (LINEAR.search(name) or (mode in ("int8", "fp8") and name in ENDS))
-        total += math.prod(shape.shape) * (1 if narrow else shape.dtype.itemsize)
+        narrow = eight and (LINEAR.search(name) or (rounded and name in ENDS))
+        total += math.prod(shape.shape) if narrow else _matrix_bytes(shape, by_name.get(name))
     return total
+
+
+def _schemes(part: ModelConfig, schemes: Schemes) -> dict[str, Scheme]:
+    """Return the scheme of each linear layer whose tensors have the same, or groups of different sizes."""
+    table = {}
+    for name, source in sources(part).items():
+        found = [schemes.of(one.key) for one in source.parts] if LINEAR.search(name) else []
+        known = [scheme for scheme in found if scheme is not None]
+        if known and len(known) == len(found) and len({scheme.held for scheme in known}) == 1:
+            table[name] = min(known, key=lambda scheme: scheme.group or source.parts[0].shape[-1])
+    return table
+
+
+def _matrix_bytes(shape: jax.ShapeDtypeStruct, scheme: Scheme | None) -> int:
+    """Return the bytes of a parameter, held by a scheme or in its dtype; a scale of 4-bit weights has 16 bits."""
+    size: int = math.prod(shape.shape)
+    held = None if scheme is None else scheme.held
+    if held == "8 bits":
+        return size + 4 * size // int(shape.shape[-2])
+    if held == "mxfp4" and len(shape.shape) == 3:
+        return size // 2 + size // BLOCK
+    if held == "int4" and scheme is not None:
+        inputs = int(shape.shape[-2])
+        groups = -(-inputs // (scheme.group or inputs))
+        return size // 2 + 3 * groups * (size // inputs)
+    return size * int(shape.dtype.itemsize)
 
 
 def claim_memory(share: float) -> None:

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MlpConfig, Norm, Rope
 from jswa.model.lora import Adapted, AdapterIds, lora_product
+from pallas_kernels import int4
 from pallas_kernels.experts.glu import Glu, activate, glu
 from pallas_kernels.quantized import Quantized, matmul
 
@@ -109,11 +110,14 @@ def linear(
 ) -> Float[Array, "T m"]:
     """Return x · weight + bias.
 
-    The weight may be quantized to 8 bits, and it may have LoRA adapters; `adapters` is the adapter of each token.
+    The weight may have 8 or 4 bits, and it may have LoRA adapters; `adapters` is the adapter of each token.
     """
     values = weight.get_value()
     base = values.base if isinstance(values, Adapted) else values
-    out = matmul(x, base) if isinstance(base, Quantized) else x @ base
+    if isinstance(base, Quantized):
+        out = matmul(x, base)
+    else:
+        out = int4.matmul(x, base) if isinstance(base, int4.Int4) else x @ base
     if isinstance(values, Adapted):
         assert adapters is not None, "a model with LoRA adapters needs the adapter of each token"
         out = out + lora_product(x, values, adapters)

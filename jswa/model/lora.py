@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int32
 
+from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized
 
 _A, _B, _OWNER = ".lora_a", ".lora_b", ".lora_owner"
@@ -22,13 +23,15 @@ AdapterIds = Int[Array, " T"]  # the adapter of each token; 0 for none
 class Adapted(NamedTuple):
     """A matrix and the adapters beside it."""
 
-    base: Float[Array, "K C"] | Quantized
+    base: Float[Array, "K C"] | Quantized | Int4
     a: Float[Array, "K R"]
     b: Float[Array, "R C"]
     owner: Int32[Array, " R"]
 
 
-def with_adapters(name: str, base: Array | Quantized, params: dict[str, Array]) -> Array | Quantized | Adapted:
+def with_adapters(
+    name: str, base: Array | Quantized | Int4, params: dict[str, Array]
+) -> Array | Quantized | Int4 | Adapted:
     """Return the matrix `name` with the adapters that `params` has for it, if any."""
     if name + _A not in params:
         return base

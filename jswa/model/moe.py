@@ -173,7 +173,7 @@ def _grouped(
 
 
 def _matrix(weights: nnx.Param[Array] | Packed) -> Weights:
-    """Return the matrix as `grouped_matmul` expects it; the value of a parameter may be quantized to 8 bits."""
+    """Return the matrix as `grouped_matmul` expects it; the value of a parameter may be a matrix of 8 or 4 bits."""
     matrix: Weights = weights[...] if isinstance(weights, Packed) else weights.get_value()
     return matrix
 

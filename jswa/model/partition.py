@@ -41,7 +41,9 @@ _SIDES: dict[str, dict[str, Side]] = {
     "experts": dict.fromkeys(_DENSE, "leading"),
     "other": {},
 }
-_FORMAT = re.compile(r"\.(values|scales|blocks|words|lora_a|lora_b|lora_owner)$")
+_FORMAT = re.compile(
+    r"\.(values|scales|blocks|words|codes|group_scales|group_zeros|group_of|lora_a|lora_b|lora_owner)$"
+)
 _LAYER = re.compile(r"layers\.(\d+)\.(attention|mlp\.shared|side\.moe\.shared|mlp|side\.moe)\.(\w+)")
 
 
@@ -129,6 +131,8 @@ def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) 
     form = suffix[1] if suffix else ""
     if form == "lora_owner" or form == ("lora_a" if side == "outputs" else "lora_b"):
         return None
+    if form == "group_of":  # the groups of 4-bit weights do not cross devices: jswa.model.weights.packed.int4
+        return Cut(-1, _even(shape[-1], devices)) if side == "inputs" else None
     if side == "inputs":
         return None if form == "scales" else Cut(-2, _even(shape[-2], devices))
     if layer is not None and last in ("qkv", "qkv_bias"):

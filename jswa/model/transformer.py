@@ -19,6 +19,7 @@ from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, z
 from jswa.model.lora import Adapted, AdapterIds, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
 from pallas_kernels.experts.api import Implementation
+from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
@@ -209,15 +210,15 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plai
 
 def run_dtype(params: Params) -> np.dtype:
     """Return the dtype of the activations: the dtype of parameters that are not quantized, such as norms."""
-    floats = (value.dtype for name, value in params.items() if not name.endswith((".scales", ".selection_bias")))
+    others = (".scales", ".group_scales", ".selection_bias")
+    floats = (value.dtype for name, value in params.items() if not name.endswith(others))
     return next(np.dtype(dtype) for dtype in floats if jnp.issubdtype(dtype, jnp.floating))
 
 
 def bind(config: ModelConfig, params: Params, experts: Implementation = "xla", sms: int | None = None) -> Decoder:
     """Return the decoder over these parameters; called inside a jitted function, at trace time only.
 
-    The names of the parameters say which matrices are quantized to 8 bits or to 4 (experts only), and which have LoRA
-    adapters.
+    The names of the parameters say which matrices have 8 or 4 bits, and which have LoRA adapters.
 
     Args:
         experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
@@ -225,9 +226,12 @@ def bind(config: ModelConfig, params: Params, experts: Implementation = "xla", s
     dtype = run_dtype(params)
     graph, state = _abstract(config, dtype, Experts(experts, _storage(params), sms))
 
-    def value(name: str) -> Array | Quantized | QuantizedRows | Adapted:
+    def value(name: str) -> Array | Quantized | QuantizedRows | Int4 | Adapted:
         if name in params:
             return with_adapters(name, params[name], params)
+        if f"{name}.codes" in params:
+            codes, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
+            return with_adapters(name, Int4(codes, scales, zeros, params.get(f"{name}.group_of")), params)
         values, scales = params[f"{name}.values"], params[f"{name}.scales"]
         return (
             QuantizedRows(values, scales) if name == "embed" else with_adapters(name, Quantized(values, scales), params)

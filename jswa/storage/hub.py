@@ -63,12 +63,15 @@ def find_model(
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise CheckpointError(
             f"model = {str(model)!r}: must be the folder of a checkpoint, OWNER/NAME of a model on the Hugging Face "
-            "Hub, or 'tiny'"
+            f"Hub, or 'tiny'{'. GGUF files are not read' * (folder.suffix == '.gguf')}"
         )
     repository = _Repository(model, revision, download_dir)
     folder = repository.download(("config.json",) if needed == "config" else _SMALL)
     if not (folder / "config.json").exists():
-        raise HubError(f"{model} has no config.json, so it is not a checkpoint that jswa can run")
+        raise HubError(
+            f"{model} has no config.json, so it is not a checkpoint that jswa can run. Repositories of GGUF files are "
+            "not read: choose the one that has the model in safetensors"
+        )
     check(folder)
     if needed == "all":
         commit = folder.name  # the same for all files, even if the branch moves meanwhile

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import int4
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups
@@ -19,7 +20,7 @@ from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
 from pallas_kernels.quantized import Quantized, dequantized
 
 Implementation = Literal["reference", "xla", "mosaic"]
-Plain = Float[Array, "E K C"] | Quantized | Mxfp4  # for "reference" and "xla"
+Plain = Float[Array, "E K C"] | Quantized | Mxfp4 | int4.Int4  # for "reference" and "xla"
 Weights = Plain | Mxfp4Tiles
 TILE_ROWS = 16  # rows per turn of the XLA loop
 
@@ -41,8 +42,8 @@ def grouped_matmul(
 
     Args:
         x: rows, sorted by expert.
-        weights: in x's type; or of 4 bits, as `Mxfp4Tiles` for "mosaic" and `Mxfp4` for the others; or of 8 bits, but
-            not for "mosaic".
+        weights: in x's type; or in MXFP4, as `Mxfp4Tiles` for "mosaic" and `Mxfp4` for the others; or of 8 bits or
+            `Int4`, but not for "mosaic".
         groups: the rows of each expert; see `group_rows`.
         bias: one number per expert and column of the weights.
         gated: the activation.
@@ -61,8 +62,9 @@ def grouped_matmul(
             raise NoExpertKernel(
                 "implementation = 'mosaic' takes weights of 4 bits in tiles, laid out at load (mxfp4.tiles)"
             )
-        if isinstance(weights, Quantized):
-            raise NoExpertKernel("implementation = 'mosaic' takes no weights of 8 bits: must be 'xla'")
+        if isinstance(weights, Quantized | int4.Int4):
+            bits = 8 if isinstance(weights, Quantized) else 4
+            raise NoExpertKernel(f"implementation = 'mosaic' takes no weights of {bits} bits: must be 'xla'")
         # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.experts.hopper import call as mosaic
 
@@ -99,11 +101,18 @@ def _expert(weights: Plain, expert: Int[Array, ""] | int, dtype: jnp.dtype) -> F
         return unpack(Mxfp4(weights.blocks[expert], weights.scales[expert]), dtype).T
     if isinstance(weights, Quantized):
         return dequantized(Quantized(weights.values[expert], weights.scales[expert]), dtype)
+    if isinstance(weights, int4.Int4):
+        codes, scales, zeros, table = weights
+        own = int4.Int4(codes[expert], scales[expert], zeros[expert], None if table is None else table[expert])
+        return int4.dequantized(own, dtype)
     return weights[expert].astype(dtype)
 
 
 def _outputs(weights: Plain, gated: Glu | None) -> int:
-    columns = weights.scales.shape[1] if isinstance(weights, Mxfp4 | Quantized) else weights.shape[2]
+    if isinstance(weights, int4.Int4):
+        columns = weights.codes.shape[2]
+    else:
+        columns = weights.scales.shape[1] if isinstance(weights, Mxfp4 | Quantized) else weights.shape[2]
     return columns if gated is None else columns // 2
 
 

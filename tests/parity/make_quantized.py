@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -99,6 +100,38 @@ def compressed(rng: np.random.Generator) -> dict[str, Arrays]:
     return cases
 
 
+def packed(rng: np.random.Generator) -> dict[str, Arrays]:
+    """Integers packed in int32, by channel and group; the numbers have the type of the scales."""
+    cases: dict[str, Arrays] = {}
+    for bits in (4, 8):
+        for name, size, symmetric, dtype in (
+            ("channel", None, True, torch.float32),
+            ("group", 32, True, torch.bfloat16),
+            ("asymmetric", 32, False, torch.float16),
+            ("channel_asymmetric", None, False, torch.bfloat16),
+        ):
+            half, groups = 2 ** (bits - 1), 1 if size is None else 64 // size
+            codes = torch.from_numpy(rng.integers(-half, half, (16, 64)).astype(np.int8))
+            state = {
+                "weight_packed": pack_to_int32(codes, bits),
+                "weight_scale": torch.from_numpy(rng.uniform(0.001, 0.1, (16, groups))).to(dtype),
+                "weight_shape": torch.tensor([16, 64]),
+            }
+            if not symmetric:
+                zeros = torch.from_numpy(rng.integers(-half, half, (16, groups)).astype(np.int8))
+                state["weight_zero_point"] = pack_to_int32(zeros, bits, packed_dim=0).contiguous()
+            args = QuantizationArgs(
+                num_bits=bits, symmetric=symmetric, strategy="group" if size else "channel", group_size=size
+            )
+            tool: Any = BaseCompressor.get_value_from_registry("pack-quantized")
+            scheme = QuantizationScheme(targets=["Linear"], weights=args)
+            numbers = tool.decompress({key: value.clone() for key, value in state.items()}, scheme)["weight"]
+            assert numbers.dtype == dtype
+            case = {key.removeprefix("weight_"): value for key, value in state.items() if key != "weight_shape"}
+            cases[f"packed{bits}_{name}"] = {**case, "numbers": numbers}
+    return cases
+
+
 def _both(unpacked: dict[torch.dtype, torch.Tensor]) -> Arrays:
     return {"float32": unpacked[torch.float32], "bfloat16": unpacked[torch.bfloat16]}
 
@@ -111,7 +144,7 @@ def _bits(tensor: torch.Tensor) -> np.ndarray:
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    cases = blocks(rng) | mxfp4(rng) | compressed(rng)
+    cases = blocks(rng) | mxfp4(rng) | compressed(rng) | packed(rng)
     arrays: dict[str, Any] = {}
     for name, case in cases.items():
         for key, tensor in case.items():

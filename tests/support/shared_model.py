@@ -31,6 +31,7 @@ from tests.parity.case import F, S
 from tests.parity.load import read_config
 from tests.parity.weights import random_weights, write_checkpoint
 from tests.support.checkpoints.adapters import DENSE, random_lora
+from tests.support.checkpoints.packed_integers import Case, held_numbers, pack_model
 from tests.support.checkpoints.quantized import mxfp4, write
 from tests.support.oracles import quick_compiles
 from tools.aot.programs import collectives
@@ -67,9 +68,13 @@ FORMS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "fp8": {"quantization": "fp8"},
     "mxfp4": {},
+    "int4": {},
+    "order": {},
     "lora": {},
     "kv": {"kv_cache_dtype": "fp8"},
 }
+# Packed integers by form. 32 inputs share a scale, also where devices have 8 or 16 of them.
+PACKED = {"int4": Case("compressed"), "order": Case("gptq", act_order=True)}
 OPTIONS: dict[str, Any] = {
     "max_model_len": 96,
     "max_num_seqs": 3,
@@ -95,6 +100,10 @@ def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
     tensors, where = random_weights(shapes, means, 3), folder / name
     if form == "kv":
         tensors = grown(model, tensors)
+    if form in PACKED:
+        packed_tensors, method = pack_model(PACKED[form], tensors)
+        write(where, {**raw, "quantization_config": method}, packed_tensors)
+        return where, raw["vocab_size"]
     if form == "mxfp4":
         write(where, {**raw, "quantization_config": {"quant_method": "mxfp4"}}, packed(tensors))
         return where, raw["vocab_size"]
@@ -194,8 +203,13 @@ def saved(llm: LLM, folder: Path, devices: int) -> dict[str, Any]:
 def check_placed(folder: Path, name: str, devices: int) -> None:
     """Assert that each device has its part of every parameter, bit for bit, also of rounded and converted ones."""
     source, _ = checkpoint(name, folder)
-    convert(source, folder / "converted", "float32", "int8")
     mesh, float32 = make_mesh(devices), jnp.dtype("float32")
+    if name.partition("+")[2] in PACKED:
+        convert(source, folder / "converted", "float32")
+        check_int4(source, mesh)
+        check_int4(folder / "converted", mesh, source)
+        return
+    convert(source, folder / "converted", "float32", "int8")
     for where, mode in ((source, "none"), (source, "int8"), (source, "fp8"), (folder / "converted", "auto")):
         quantization: Any = mode
         model, whole = load_checkpoint(where, float32, quantization=quantization)
@@ -212,6 +226,27 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
                     runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.ranges[number]]
                     expected = np.concatenate(runs, axis=cut.axis) if runs else np.zeros_like(expected)
                 assert np.array_equal(np.asarray(part), expected), f"{key} on device {number}"
+
+
+def check_int4(folder: Path, mesh: Any, source: Path | None = None) -> None:
+    """Assert that the matrices in 4 bits of each device have the numbers of its part."""
+    model, whole = load_checkpoint(source or folder, jnp.dtype("float32"), quantization="none")
+    _, shared = load_checkpoint(folder, jnp.dtype("float32"), quantization="auto", mesh=mesh)
+    names = [key.removesuffix(".codes") for key in shared if key.endswith(".codes")]
+    assert len(names) == 4 * len(model.layers)
+    for name in names:
+        fields = [f"{name}.{field}" for field in ("codes", "group_scales", "group_zeros", "group_of")]
+        shards = [Placement(model, mesh).shards(shared[field]) if field in shared else None for field in fields]
+        cut = cut_of(name, whole[name].shape, model, mesh.size)
+        assert cut is not None
+        for number in range(mesh.size):
+            codes, scales, zeros, table = (None if one is None else np.asarray(one[number]) for one in shards)
+            assert codes is not None
+            assert scales is not None
+            assert zeros is not None
+            runs = [np.take(np.asarray(whole[name]), range(*run), axis=cut.axis) for run in cut.ranges[number]]
+            found = held_numbers(codes, scales, zeros, table)
+            assert np.array_equal(found, np.concatenate(runs, axis=cut.axis)), f"{name} on device {number}"
 
 
 def main(folder: Path, name: str, counts: list[int]) -> None:

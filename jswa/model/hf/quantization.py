@@ -5,13 +5,14 @@ from typing import Any
 
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.fields import Fields
+from jswa.model.hf.schemes import Layers, Scheme, Schemes, layers_named, layers_with
 from jswa.storage.json_object import shown
 
 _KEYS = ("quantization_config", "compression_config")
 _METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "mxfp4")
 _FORMATS = ("float-quantized", "int-quantized", "mxfp4-pack-quantized", "naive-quantized", "pack-quantized")
 _STRATEGIES = ("tensor", "channel", "block", "group")
-_MAX_GROUPS, _MAX_BLOCK = 64, 2**16
+_MAX_GROUPS, _MAX_BLOCK, _MAX_NAMES = 64, 2**16, 2**16
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class Quantization:
         method: name of the method in errors.
         blocks: rows and columns that share a scale, for each group of weights with block scales. Scales per tensor and
             per row need no entry, nor do integers packed in int32: their tensors show bits and groups.
-        integers: whether some weights are integers packed in int32.
         zero_offset: to be added to the stored zero points of packed integers.
+        schemes: which layers are stored how, as far as the config tells; None for methods that store all alike.
     """
 
     method: str
     blocks: tuple[tuple[int, int], ...] = ()
-    integers: bool = False
     zero_offset: int = 0
+    schemes: Schemes | None = None
 
 
 def parse_quantization(raw: dict[str, Any]) -> Quantization | None:
@@ -53,8 +54,7 @@ def _parse(fields: Fields) -> Quantization:
     if method not in _METHODS:
         raise UnsupportedModel(f"{fields.where}: quant_method = {shown(method)}: must be one of {', '.join(_METHODS)}")
     if method == "compressed-tensors":
-        blocks, integers = _compressed(fields)
-        return Quantization(method, blocks, integers)
+        return _compressed(fields)
     if method in ("awq", "gptq"):
         return _packed_integers(method, fields)
     if method == "fp8" and fields.string("fmt", "e4m3") != "e4m3":
@@ -68,19 +68,32 @@ def _packed_integers(method: str, fields: Fields) -> Quantization:
     bits = fields.integer("bits" if "bits" in fields.raw else "w_bit", 4)
     if bits not in ((4,) if method == "awq" else (4, 8)):
         raise UnsupportedModel(f"{fields.where}: bits = {bits}: must be 4{'' if method == 'awq' else ' or 8'}")
+    group = fields.optional_integer("group_size", 128, low=-1, high=_MAX_BLOCK) or 0
+    scheme = Scheme(Layers(classes=True), "int4" if bits == 4 else None, max(0, group))
     if method == "awq":
         version = fields.string("version", "gemm").lower()
         if version != "gemm":
             raise UnsupportedModel(f"{fields.where}: version = {shown(version)}: must be gemm")
-        return Quantization(method, integers=True)
+        skipped = layers_with(_names(fields, "modules_to_not_convert"))
+        return Quantization(method, schemes=Schemes((scheme,), skipped))
     form = fields.string("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(f"{fields.where}: checkpoint_format = {shown(form)}: must be gptq or gptq_v2")
-    return Quantization(method, integers=True, zero_offset=1 if form == "gptq" else 0)
+    # Rules by GPTQModel: patterns of layers, with "-:" before those that are not quantized.
+    skipped = layers_named(f"re:{rule[2:]}" for rule in fields.table("dynamic") if rule.startswith("-:"))
+    return Quantization(method, zero_offset=1 if form == "gptq" else 0, schemes=Schemes((scheme,), skipped))
 
 
-def _compressed(fields: Fields) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """Return the block sizes of all groups of a compressed-tensors config, and whether one packs integers."""
+def _names(fields: Fields, key: str) -> list[str]:
+    """Return a list of names, which may be absent. Raises CheckpointError."""
+    found = fields.raw.get(key) or []
+    if not isinstance(found, list) or len(found) > _MAX_NAMES or not all(isinstance(name, str) for name in found):
+        raise fields.wrong(key, f"must be a list of at most {_MAX_NAMES} names")
+    return found
+
+
+def _compressed(fields: Fields) -> Quantization:
+    """Parse a compressed-tensors config."""
     if fields.table("transform_config"):
         raise UnsupportedModel(f"{fields.where}: transform_config needs rotated weights, which are not implemented")
     sparsity = Fields(fields.table("sparsity_config"), f"{fields.where}: sparsity_config").string("format", "dense")
@@ -90,16 +103,31 @@ def _compressed(fields: Fields) -> tuple[tuple[tuple[int, int], ...], bool]:
     fewest = 0 if fields.raw.get("kv_cache_scheme") is not None else 1
     if not fewest <= len(groups) <= _MAX_GROUPS:
         raise fields.wrong("config_groups", f"must be an object of 1 to {_MAX_GROUPS} groups")
-    blocks, forms = [], set()
+    blocks, schemes = [], []
     for name in groups:
         where = f"{fields.where}: config_groups: {shown(name)}"
         group = Fields(Fields(groups, where).table(name), where)
         kind = group.string("format", common)
         if kind not in _FORMATS:
             raise UnsupportedModel(f"{where}: format = {shown(kind)}: must be one of {', '.join(_FORMATS)}")
-        forms.add(kind)
-        blocks += _weights(Fields(group.table("weights"), f"{where}: weights"), kind)
-    return tuple(dict.fromkeys(blocks)), "pack-quantized" in forms
+        weights = Fields(group.table("weights"), f"{where}: weights")
+        own = _weights(weights, kind)
+        blocks += own
+        layers = layers_named(_names(group, "targets") or ["Linear"])
+        schemes.append(_scheme(weights, kind, layers, has_blocks=bool(own)))
+    skipped = layers_named(_names(fields, "ignore"))
+    return Quantization("compressed-tensors", tuple(dict.fromkeys(blocks)), schemes=Schemes(tuple(schemes), skipped))
+
+
+def _scheme(weights: Fields, form: str, layers: Layers, *, has_blocks: bool) -> Scheme:
+    """Return how the engine holds the weights of one group."""
+    if form == "mxfp4-pack-quantized":
+        return Scheme(layers, "mxfp4")
+    if form == "pack-quantized":
+        group = weights.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK) or 0
+        return Scheme(layers, "int4" if weights.integer("num_bits", 8) == 4 else None, max(0, group))
+    symmetric = weights.string("type", "int") == "float" or weights.boolean("symmetric", True)
+    return Scheme(layers, "8 bits" if symmetric and not has_blocks else None)
 
 
 def _weights(fields: Fields, form: str) -> list[tuple[int, int]]:

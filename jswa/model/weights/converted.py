@@ -30,6 +30,7 @@ from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.kv_scales import scales_name
+from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, for_devices
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.storage.json_object import read_object, shown
 
@@ -103,7 +104,7 @@ def load_converted(
     shapes |= _kv_scale_shapes(model, manifest.get("parameters"))
     entries, placement = _entries(folder, manifest.get("parameters"), shapes), Placement(model, mesh)
 
-    def read(entry: _Entry) -> jax.Array:
+    def read(entry: _Entry) -> Shaped[np.ndarray, "..."]:
         array = empty(entry.shape, entry.dtype)
         if _read(folder, entry.name, array) != entry.checksum:
             raise CheckpointError(f"{folder}: the parameter {entry.name} is damaged: its checksum does not match")
@@ -112,10 +113,15 @@ def load_converted(
             cast = empty(array.shape, np.dtype(own))
             cast[...] = array
             array = cast
-        return placement.put(entry.name, array)
+        return array
 
     def load(name: str) -> Params:
-        return reformat(name, {entry.name: read(entry) for entry in entries[name]}, placement)
+        arrays = {entry.name: read(entry) for entry in entries[name]}
+        if f"{name}.{CODES}" in arrays:
+            devices = placement.input_shards(f"{name}.{CODES}", arrays[f"{name}.{CODES}"].shape)
+            own = for_devices(name, {key.rpartition(".")[2]: array for key, array in arrays.items()}, devices)
+            arrays = {f"{name}.{field}": array for field, array in own.items()}
+        return reformat(name, {key: placement.put(key, array) for key, array in arrays.items()}, placement)
 
     return model, load_all(load, shapes)
 
@@ -129,7 +135,10 @@ class _Entry(NamedTuple):
     checksum: int
 
 
-def _forms(name: str, shape: tuple[int, ...]) -> list[dict[str, tuple[tuple[int, ...], tuple[str, ...]]]]:
+_Form = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]  # shape and dtypes by parameter
+
+
+def _forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object]) -> list[_Form]:
     """Return shapes and dtypes of a matrix's parameters for each storage format; see `formats`."""
     if name.endswith(".scales"):
         return [{name: (shape, ("float32",))}]
@@ -144,7 +153,26 @@ def _forms(name: str, shape: tuple[int, ...]) -> list[dict[str, tuple[tuple[int,
             f"{name}.blocks": ((*lead, outputs, inputs // 2), ("uint8",)),
             f"{name}.scales": ((*lead, outputs, inputs // 32), ("uint8",)),
         },
+        *_int4_forms(name, shape, listed),
     ]
+
+
+def _int4_forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object]) -> list[_Form]:
+    """Return the forms of a matrix in 4 bits, first the one with the group of each input."""
+    *lead, inputs, outputs = shape
+    entry = listed.get(f"{name}.{SCALES}")
+    found = entry.get("shape") if isinstance(entry, dict) else None
+    count = found[-2] if isinstance(found, list) and len(found) == len(shape) else 0
+    if not isinstance(count, int) or not 0 < count <= inputs or inputs % 2:
+        return []
+    groups = (*lead, count, outputs)
+    form: _Form = {
+        f"{name}.{CODES}": ((*lead, inputs // 2, outputs), ("uint8",)),
+        f"{name}.{SCALES}": (groups, _FLOATS),
+        f"{name}.{ZEROS}": (groups, ("uint8",)),
+    }
+    by_input: _Form = {**form, f"{name}.{GROUP_OF}": ((*lead, inputs), ("int32",))}
+    return [by_input] if inputs % count else [by_input, form]
 
 
 def _kv_scale_shapes(model: ModelConfig, listed: object) -> dict[str, jax.ShapeDtypeStruct]:
@@ -159,7 +187,7 @@ def _entries(folder: Path, listed: object, shapes: Mapping[str, jax.ShapeDtypeSt
     listed = listed if isinstance(listed, dict) else {}
     found: dict[str, list[_Entry]] = {}
     for name, shape in shapes.items():
-        form = next((form for form in _forms(name, shape.shape) if form.keys() <= listed.keys()), {})
+        form = next((form for form in _forms(name, shape.shape, listed) if form.keys() <= listed.keys()), {})
         found[name] = [_entry(folder, one, listed[one], *form[one]) for one in form]
     known = {entry.name for entries in found.values() for entry in entries}
     if not all(found.values()) or known != listed.keys():
@@ -216,7 +244,9 @@ def _length(path: Path) -> int:
 
 def _zarray(shape: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
     """Return zarr's description of an array in one chunk of plain bytes."""
-    kind = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "uint8": "|u1"}.get(dtype.name, dtype.name)
+    kind = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "uint8": "|u1", "int32": "<i4"}.get(
+        dtype.name, dtype.name
+    )
     return {
         "chunks": list(shape),
         "compressor": None,

@@ -1,9 +1,11 @@
-"""Storage formats of matrices in device memory: the engine's dtype, 8 bits with a scale per output, or MXFP4 (experts).
+"""Storage formats of matrices in device memory: the engine's dtype, 8 bits, 4 bits, or MXFP4 (experts).
 
 A matrix N in 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`). An MXFP4 matrix
-is N.blocks and N.scales (`Mxfp4`), or N.words and N.scales for the Hopper kernel (`Mxfp4Tiles`).
+is N.blocks and N.scales (`Mxfp4`), or N.words and N.scales for the Hopper kernel (`Mxfp4Tiles`). Integers of 4 bits:
+see `packed.int4`.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Literal
@@ -17,6 +19,7 @@ from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.tensor_map import Part, Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Packed, Scaled, Weight, read_scales
+from jswa.model.weights.packed.int4 import CODES, Groups, groups_of, is_4_bit, load_int4
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
@@ -29,6 +32,8 @@ LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
 ENDS = ("embed", "lm_head")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
+Format = Kind | Literal["mxfp4"] | Groups  # Groups: integers of 4 bits
+_log = logging.getLogger("jswa")
 
 
 def choose_formats(
@@ -37,17 +42,19 @@ def choose_formats(
     shapes: Shapes,
     mode: QuantizationMode,
     experts: Implementation,
-) -> dict[str, Kind | Literal["mxfp4"]]:
+    reader: Reader,
+) -> dict[str, Format]:
     """Return the storage format of each matrix that is not stored in the engine's dtype.
 
-    Mode "auto" leaves two kinds of matrices as the checkpoint has them: 8 bits with one scale or a scale per row, and
-    MXFP4 experts. "int8" and "fp8" quantize linear layers, embedding and head, and leave MXFP4 experts as they are.
-    "none" stores everything in the engine's dtype. "mxfp4" is "auto" for checkpoints that have their experts in MXFP4.
-    Raises ConfigError for other checkpoints in that mode, and for experts in 8 bits if the Hopper kernel runs them.
+    Mode "auto" leaves three kinds of matrices as the checkpoint has them: 8 bits with one scale or a scale per row,
+    packed integers of 4 bits, and MXFP4 experts. "int8" and "fp8" quantize linear layers, embedding and head, and leave
+    MXFP4 experts as they are. "none" stores everything in the engine's dtype. "mxfp4" is "auto" for checkpoints that
+    have their experts in MXFP4. Raises ConfigError for other checkpoints in that mode, and for experts in 8 bits if the
+    Hopper kernel runs them.
     """
     if mode == "none":
         return {}
-    found: dict[str, Kind | Literal["mxfp4"]] = {}
+    found: dict[str, Format] = {}
     linear = [name for name in table if LINEAR.search(name)]
     if mode in ("int8", "fp8"):
         found |= {name: mode for name in ENDS if name in table}
@@ -56,14 +63,14 @@ def choose_formats(
     for name in stacks:
         _require_mxfp4(name, mode, stored=packed)
     for name in linear:
-        stored = _stored_kind(table[name], weights)
         if packed and name in stacks:
             found[name] = "mxfp4"
         elif mode in ("int8", "fp8"):
             _require_runnable(mode, len(shapes[name].shape), experts)
             found[name] = mode
-        elif stored is not None and not (name in stacks and experts == "mosaic"):
-            found[name] = stored
+        elif not (name in stacks and experts == "mosaic"):
+            stored = _stored_format(name, table[name], weights, reader)
+            found |= {} if stored is None else {name: stored}
     return found
 
 
@@ -81,6 +88,9 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
             return found
         _require_runnable(mode, found[name].ndim, experts)
         return _quantize_on_devices(name, found[name], mode, placement)
+    if f"{name}.{CODES}" in found:
+        _require_stored_so(name, mode, found[f"{name}.{CODES}"].ndim, experts)
+        return found
     if f"{name}.blocks" in found:
         blocks = Mxfp4(found[f"{name}.blocks"], found[f"{name}.scales"])
         kind = "mxfp4"
@@ -91,6 +101,14 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
     if mode == "none" or (mode != "auto" and kind not in (mode, "mxfp4")):
         raise ConfigError("quantization", mode, f"{name} is stored as {kind}: must be auto or {kind}")
     return _mxfp4_params(name, blocks, experts, placement) if kind == "mxfp4" else found
+
+
+def _require_stored_so(name: str, mode: QuantizationMode, axes: int, experts: Implementation) -> None:
+    """Raise ConfigError if a matrix of 4 bits should be held in another form, or its kernel cannot read it."""
+    if mode not in ("auto", "mxfp4"):
+        raise ConfigError("quantization", mode, f"{name} is stored in 4 bits: must be auto")
+    if axes == 3 and experts == "mosaic":
+        raise ConfigError("moe_backend", experts, f"{name} is stored in 4-bit integers: must be xla")
 
 
 def _require_mxfp4(name: str, mode: QuantizationMode, *, stored: bool) -> None:
@@ -107,10 +125,12 @@ def _require_runnable(mode: QuantizationMode, axes: int, experts: Implementation
 
 
 def load_matrix(
-    name: str, kind: Kind | Literal["mxfp4"], source: Source, reader: Reader, weights: Mapping[str, Weight],
+    name: str, kind: Format, source: Source, reader: Reader, weights: Mapping[str, Weight],
     shape: jax.ShapeDtypeStruct, read: Read, experts: Implementation, placement: Placement,
 ) -> Params:  # fmt: skip
     """Read one matrix from a checkpoint in the given storage format, and return its parameters."""
+    if isinstance(kind, Groups):
+        return load_int4(name, kind, source, reader, weights, shape, placement)
     if kind == "mxfp4":
         return _load_mxfp4(name, source, reader, weights, shape, experts, placement)
     if _stored_kind(source, weights) == kind:
@@ -153,6 +173,18 @@ def _stored_kind(source: Source, weights: Mapping[str, Weight]) -> Kind | None:
             return None
         kinds.add(_KINDS[weight.values.dtype])
     return kinds.pop() if len(kinds) == 1 and source.layout in OUTPUTS_ARE_ROWS else None
+
+
+def _stored_format(name: str, source: Source, weights: Mapping[str, Weight], reader: Reader) -> Format | None:
+    """Return the format of a matrix that is held as the checkpoint stores it, else None."""
+    stored = _stored_kind(source, weights)
+    if stored is not None or not is_4_bit(source, weights):
+        return stored
+    groups = groups_of(source, weights, reader)
+    if groups is None:
+        why = "its tensors have an odd number of inputs, or differ in their groups of inputs"
+        _log.warning("%s is not held in 4 bits: %s", name, why)
+    return groups
 
 
 def _load_codes(

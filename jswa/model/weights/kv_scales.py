@@ -23,9 +23,8 @@ from jaxtyping import Array, Float32
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.transformer import Params
-from jswa.model.weights.dequantize import FLOATS
 from jswa.model.weights.placement import Placement
-from jswa.model.weights.safetensors_files import Reader, Tensor
+from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
 
 _ENDS = ("{}_scale", "{}_proj.output_scale", "{}_proj.{}_scale", "attn.{}_scale", "qkv_proj.{}_scale", "kv_scale")
 # On Hopper queries are multiplied by K's scale in float16; scales of real keys are far from these bounds.

@@ -95,7 +95,7 @@ def load_checkpoint(
         assert table.keys() == shapes.keys(), "tensor_map and the decoder must have the same parameters"
 
         placement = Placement(config, mesh)
-        formats = choose_formats(table, weights, shapes, quantization, experts)
+        formats = choose_formats(table, weights, shapes, quantization, experts, reader)
 
         def load(name: str) -> Params:
             shape, read = shapes[name], row_reader(weights, reader)

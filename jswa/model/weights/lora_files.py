@@ -25,10 +25,9 @@ from jswa.model.hf.peft import CONFIG, LoraConfig, read_lora_config
 from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
 from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params
-from jswa.model.weights.dequantize import FLOATS
 from jswa.model.weights.formats import LINEAR
 from jswa.model.weights.placement import Placement, empty
-from jswa.model.weights.safetensors_files import Reader, Tensor
+from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
 from jswa.model.weights.safetensors_header import read_header
 from jswa.storage.json_object import label
 

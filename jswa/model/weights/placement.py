@@ -85,6 +85,11 @@ class Placement:
         """Return whether the devices store different shards of a parameter."""
         return self._axis(name, array.shape) is not None
 
+    def input_shards(self, name: str, shape: tuple[int, ...]) -> int:
+        """Return over how many devices the inputs of a matrix [..., inputs, outputs] are split."""
+        cut = self._cut(name, shape)
+        return len(cut.ranges) if cut is not None and cut.axis == -2 else 1
+
     def _cut(self, name: str, shape: tuple[int, ...]) -> Cut | None:
         return None if self.mesh is None else cut_of(name, shape, self.model, self.mesh.size)
 

@@ -72,10 +72,13 @@ def _by_row(source: Source) -> bool:
     return source.layout in OUTPUTS_ARE_ROWS or (source.layout == "rows" and len(source.parts[0].shape) == 2)
 
 
-def of_outputs(source: Source) -> Source:
-    """Return the source of a matrix's scales, one per output: tensors of one column, or of one row."""
+def of_outputs(source: Source, groups: int = 1) -> Source:
+    """Return the source of a matrix's scales, one per output: tensors of one column, or of one row.
+
+    `groups`: groups of inputs that have a scale each; more than one only for matrices whose outputs are rows on disk.
+    """
     by_row = _by_row(source)
-    cut = [(*p.shape[:-1], 1) if by_row else (*p.shape[:-2], 1, p.shape[-1]) for p in source.parts]
+    cut = [(*p.shape[:-1], groups) if by_row else (*p.shape[:-2], 1, p.shape[-1]) for p in source.parts]
     parts = tuple(part._replace(shape=shape) for part, shape in zip(source.parts, cut, strict=True))
     if source.layout == "columns":  # this layout reorders inputs only
         return source._replace(parts=parts, layout="matrix", folds=())

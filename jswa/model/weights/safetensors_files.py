@@ -30,6 +30,7 @@ TYPES: dict[str, np.dtype] = {
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
 }
+FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Tensor(NamedTuple):
@@ -122,7 +123,9 @@ def _weight_map(folder: Path) -> dict[str, str]:
     index = folder / INDEX
     if not os.path.lexists(index):
         if not os.path.lexists(folder / SINGLE):
-            raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}")
+            gguf = next((path.name for path in sorted(folder.glob("*.gguf"))), None)
+            instead = "" if gguf is None else f": GGUF files such as {label(gguf)} are not read"
+            raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}{instead}")
         return {}
     weight_map = read_object(index).get("weight_map")
     if (

@@ -19,6 +19,8 @@ CASES = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
     "llama+int8": (1, 4),
     "mimo_v2_flash+fp8": (1, 8),
     "gpt_oss+mxfp4": (1, 2, 8),
+    "llama+int4": (1, 2, 8),
+    "llama+order": (1, 8),
     "llama+lora": (1, 2, 8),
     "gemma3+kv": (1, 4),
 }
@@ -45,7 +47,7 @@ def run(folder: Path, name: str, counts: tuple[int, ...]) -> dict[int, Facts]:
     return {int(devices): facts for devices, facts in json.loads(last).items()}
 
 
-@pytest.mark.parametrize("name", by_turns(["llama", "gpt_oss"], 8))
+@pytest.mark.parametrize("name", by_turns(["llama", "gpt_oss", "llama+int4", "llama+order"], 8))
 def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> None:
     """In all forms of weights; see `check_placed`."""
     program(tmp_path, name, "placed")

@@ -63,6 +63,9 @@ def test_each_device_stores_the_kv_heads_that_its_query_heads_read(heads: int, k
         ("layers.0.attention.out.values", (8 * D_V, 5), -2),
         ("layers.0.attention.out.lora_a", (8 * D_V, 3), -2),
         ("layers.0.mlp.down", (HIDDEN, 5), -2),
+        ("layers.0.mlp.down.codes", (HIDDEN // 2, 5), -2),
+        ("layers.0.mlp.down.group_zeros", (4, 5), -2),
+        ("layers.0.mlp.down.group_of", (HIDDEN,), -1),
         ("layers.1.mlp.shared.down", (HIDDEN, 5), -2),
         ("layers.1.mlp.gate_up", (EXPERTS, 5, 2 * HIDDEN), 0),
         ("layers.1.mlp.down.words", (EXPERTS, 2, 2, 4, 128), 0),
@@ -81,7 +84,13 @@ def test_shards_have_equal_shapes_and_form_the_whole_in_order(name: str, shape: 
 
 
 @pytest.mark.parametrize(
-    "name", ["layers.0.mlp.gate_up", "layers.0.mlp.gate_up.scales", "layers.1.mlp.shared.gate_up.lora_b"]
+    "name",
+    [
+        "layers.0.mlp.gate_up",
+        "layers.0.mlp.gate_up.scales",
+        "layers.0.mlp.gate_up.group_scales",
+        "layers.1.mlp.shared.gate_up.lora_b",
+    ],
 )
 def test_each_device_stores_matching_gate_and_up_columns(name: str) -> None:
     """A shard has the same column numbers of both halves."""
@@ -105,6 +114,7 @@ def test_only_the_first_device_stores_the_bias_of_a_summed_result() -> None:
         *("final_norm.weight", "layers.0.pre_attn.weight", "layers.0.attention.q_norm.weight", "layers.1.mlp.router"),
         *("layers.0.attention.out.scales", "layers.0.attention.qkv.lora_a", "layers.0.attention.qkv.lora_owner"),
         *("layers.0.attention.out.lora_b", "layers.1.mlp.shared_gate", "layers.1.mlp.selection_bias"),
+        "layers.0.attention.qkv.group_of",
     ],
 )
 def test_norms_routers_and_unsplit_factors_are_replicated(name: str) -> None:

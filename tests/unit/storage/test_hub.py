@@ -190,7 +190,9 @@ def test_a_repository_without_safetensors_is_refused(hub: Hub, tmp_path: Path) -
     hub.folders["acme/gguf"] = tmp_path / "gguf"
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf" / "model.gguf").write_bytes(b"GGUF")
-    assert "has no config.json" in refused("acme/gguf", tmp_path)
+    said = refused("acme/gguf", tmp_path)
+    assert "has no config.json" in said
+    assert "GGUF files are not read" in said
 
 
 def test_wrong_answers_of_a_proxy_are_no_model(hub: Hub, tmp_path: Path) -> None:

@@ -214,7 +214,9 @@ def test_any_damage_to_the_header_is_an_error_or_harmless(
 def test_the_error_names_a_folder_without_weights(folder: Path) -> None:
     """The error has both file names that were tried."""
     (folder / FILE).unlink()
-    with pytest.raises(CheckpointError, match=rf"{folder} has neither model\.safetensors nor .*index\.json"):
+    (folder / "it.gguf").write_bytes(b"GGUF")
+    said = r"has neither model\.safetensors nor .*index\.json: GGUF files such as it\.gguf are not read"
+    with pytest.raises(CheckpointError, match=f"{folder} {said}"):
         load(folder)
     with pytest.raises(CheckpointError, match="nowhere: must be a folder"):
         load(folder / "nowhere")

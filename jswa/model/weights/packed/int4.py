@@ -1,0 +1,151 @@
+"""Matrices of 4 bits in device memory: N.codes, N.group_scales and N.group_zeros, as `pallas_kernels.int4` reads them.
+
+Where the groups are not runs of neighbouring inputs ("act-order"), N.group_of is the group of each input. The order of
+the inputs stays, so that sums are those of the dequantized matrix.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Int32, Shaped
+
+from jswa.errors import CheckpointError, ConfigError
+from jswa.model.hf.assemble import assemble
+from jswa.model.hf.tensor_map import Part, Source
+from jswa.model.transformer import Params
+from jswa.model.weights.packed.integers import Grouped, groups_of_inputs, unpack
+from jswa.model.weights.placement import Placement, empty
+from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, of_outputs
+from jswa.model.weights.safetensors_files import TYPES, Reader
+
+CODES, SCALES, ZEROS, GROUP_OF = "codes", "group_scales", "group_zeros", "group_of"
+Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory; keys are the names above
+
+
+class Groups(NamedTuple):
+    """How the groups of a matrix of 4 bits are held.
+
+    Attributes:
+        number: scales per output.
+        run: neighbouring inputs that share a scale; None: `group_of` is held.
+    """
+
+    number: int
+    run: int | None
+
+
+def is_4_bit(source: Source, weights: Mapping[str, object]) -> bool:
+    """Return whether all tensors of a matrix are packed integers of 4 bits."""
+    found = [weights[part.key] for part in source.parts]
+    return all(isinstance(weight, Grouped) and weight.bits == 4 for weight in found)
+
+
+def groups_of(source: Source, weights: Mapping[str, object], reader: Reader) -> Groups | None:
+    """Return how a matrix of 4 bits can be held so, or None if it cannot.
+
+    It can if inputs come in pairs, and if groups are runs of neighbours in all tensors or the same in all tensors. The
+    tensors that name the group of each input are read.
+    """
+    inputs = source.parts[0].shape[-1]
+    if source.layout not in OUTPUTS_ARE_ROWS or inputs % 2:
+        return None
+    tables = {part.key: _table(source, part, _grouped(weights, part), reader) for part in source.parts}
+    counts = {_grouped(weights, part).groups for part in source.parts}
+    run = int(np.gcd.reduce([_run(table) for table in tables.values()]))
+    if inputs // run <= max(counts):
+        return Groups(inputs // run, run)
+    pairs = ((tables[part.key], tables[one.parts[0].key]) for one in _matrices(source) for part in one.parts)
+    return Groups(counts.pop(), None) if len(counts) == 1 and all(np.array_equal(*pair) for pair in pairs) else None
+
+
+def load_int4(
+    name: str, groups: Groups, source: Source, reader: Reader, weights: Mapping[str, object],
+    shape: jax.ShapeDtypeStruct, placement: Placement,
+) -> Params:  # fmt: skip
+    """Read a matrix, or a stack of experts, whose tensors have 4 bits, and return its parameters."""
+    *lead, inputs, outputs = shape.shape
+    kinds = {TYPES[_grouped(weights, part).scale.dtype] for part in source.parts}
+    kind = kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
+    arrays: Arrays = {
+        CODES: empty((*lead, inputs // 2, outputs), np.dtype(np.uint8)),
+        SCALES: empty((*lead, groups.number, outputs), np.dtype(np.float32) if kind == np.float64 else kind),
+        ZEROS: empty((*lead, groups.number, outputs), np.dtype(np.uint8)),
+    }
+    if groups.run is None:
+        arrays[GROUP_OF] = empty((*lead, inputs), np.dtype(np.int32))
+    for index, one in enumerate(_matrices(source)):
+        _fill({field: array[index] if lead else array for field, array in arrays.items()}, groups, one, weights, reader)
+    arrays = for_devices(name, arrays, placement.input_shards(f"{name}.{CODES}", arrays[CODES].shape))
+    return {f"{name}.{field}": placement.put(f"{name}.{field}", array) for field, array in arrays.items()}
+
+
+def for_devices(name: str, arrays: Arrays, devices: int) -> Arrays:
+    """Return the parameters of a matrix whose inputs are split over so many devices, such that no group crosses them.
+
+    Either runs become shorter, or each device gets all groups. Raises ConfigError if devices would share a pair of
+    inputs, and CheckpointError if an input has a group that is not there.
+    """
+    codes, scales, zeros, table = (arrays.get(field) for field in (CODES, SCALES, ZEROS, GROUP_OF))
+    assert codes is not None
+    assert scales is not None
+    assert zeros is not None
+    count = scales.shape[-2]
+    if table is not None and (table.min() < 0 or table.max() >= count):
+        raise CheckpointError(f"{name}.{GROUP_OF} names group {table.max()}: there are {count}")
+    inputs = 2 * codes.shape[-2]
+    if devices == 1:
+        return arrays
+    if inputs % (2 * devices):
+        raise ConfigError("tensor_parallel_size", devices, f"must divide {inputs // 2}, the pairs of inputs of {name}")
+    table = np.arange(inputs, dtype=np.int32) // (inputs // count) if table is None else table
+    run = int(np.gcd(_run(table), inputs // devices))
+    if inputs // run <= devices * count:
+        own = table[::run]
+        return {CODES: codes, SCALES: scales[own], ZEROS: zeros[own]}
+    return {CODES: codes, SCALES: np.tile(scales, (devices, 1)), ZEROS: np.tile(zeros, (devices, 1)), GROUP_OF: table}
+
+
+def _fill(arrays: Arrays, groups: Groups, source: Source, weights: Mapping[str, object], reader: Reader) -> None:
+    """Fill the arrays of one matrix."""
+    found = {part.key: unpack(_grouped(weights, part), reader) for part in source.parts}
+    wide = np.empty((2 * arrays[CODES].shape[0], arrays[CODES].shape[1]), np.uint8)
+    assemble(source, wide, lambda part, begin, end: found[part.key].codes[begin:end])
+    np.bitwise_or(wide[::2], wide[1::2] << 4, out=arrays[CODES])
+    tables = {part.key: _table(source, part, _grouped(weights, part), reader) for part in source.parts}
+    own = {key: slice(None) if groups.run is None else table[:: groups.run] for key, table in tables.items()}
+    outputs = of_outputs(source, groups.number)
+    assemble(outputs, arrays[SCALES], lambda part, begin, end: found[part.key].scales[begin:end, own[part.key]])
+    assemble(outputs, arrays[ZEROS], lambda part, begin, end: found[part.key].zeros[begin:end, own[part.key]])
+    if groups.run is None:
+        arrays[GROUP_OF][...] = tables[source.parts[0].key]
+
+
+def _matrices(source: Source) -> list[Source]:
+    """Return the source of each matrix of a stack, or of the only one."""
+    if source.layout != "experts":
+        return [source]
+    starts = range(0, len(source.parts), source.per_expert)
+    return [Source(source.parts[start : start + source.per_expert], "matrix") for start in starts]
+
+
+def _table(source: Source, part: Part, weight: Grouped, reader: Reader) -> Int32[np.ndarray, " in"]:
+    """Return the group of each input, in the order of the parameter's inputs."""
+    table = groups_of_inputs(weight, reader)
+    if source.layout != "columns":  # the others keep the order of inputs
+        return table
+    out: Int32[np.ndarray, "in 1"] = np.empty((len(table), 1), np.int32)
+    assemble(source._replace(parts=(part._replace(shape=(1, len(table))),)), out, lambda *_: table[None])
+    return out[:, 0]
+
+
+def _run(table: Int32[np.ndarray, " in"]) -> int:
+    """Return the largest number such that each run of so many inputs has one group."""
+    return int(np.gcd.reduce(np.flatnonzero(np.diff(table)) + 1, initial=len(table)))
+
+
+def _grouped(weights: Mapping[str, object], part: Part) -> Grouped:
+    weight = weights[part.key]
+    assert isinstance(weight, Grouped)
+    return weight

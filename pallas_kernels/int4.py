@@ -1,0 +1,73 @@
+"""Weights of 4 bits with a scale and a zero point for each output and group of inputs (W4A16: AWQ, GPTQ).
+
+A weight is (code - zero) · scale in float32, rounded once to the type of the product: the same number, bit for bit, as
+if the weights had been dequantized before.
+
+Shape letters: T rows, K inputs, C outputs, G groups; E leading axes, such as experts.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int32, UInt8
+
+_BLOCK = 512
+
+
+class Int4(NamedTuple):
+    """Weights: (code - zero) · scale.
+
+    Attributes:
+        codes: two inputs per byte, the first in the low bits.
+        scales: in the checkpoint's type.
+        zeros: from 0 to 16, because GPTQ stores 0 to 15 and adds 1.
+        group_of: the group of each input. None: each group has K / G neighbouring inputs.
+    """
+
+    codes: UInt8[Array, "*E half C"]
+    scales: Float[Array, "*E G C"]
+    zeros: UInt8[Array, "*E G C"]
+    group_of: Int32[Array, "*E K"] | None = None
+
+
+def dequantized(weights: Int4, dtype: jnp.dtype) -> Float[Array, "K C"]:
+    """Return all weights of one matrix as one array."""
+    codes, scales, zeros, group_of = weights
+    inputs, columns = 2 * codes.shape[0], codes.shape[1]
+    wide = jnp.stack([codes & 15, codes >> 4], axis=1).reshape(inputs, columns).astype(jnp.float32)
+    if group_of is not None:
+        own_zeros, own_scales = (table.at[group_of].get(mode="promise_in_bounds") for table in (zeros, scales))
+        return ((wide - own_zeros.astype(jnp.float32)) * own_scales.astype(jnp.float32)).astype(dtype)
+    grouped = wide.reshape(len(scales), -1, columns)
+    grouped = (grouped - zeros[:, None].astype(jnp.float32)) * scales[:, None].astype(jnp.float32)
+    return grouped.reshape(inputs, columns).astype(dtype)
+
+
+def matmul(x: Float[Array, "T K"], weights: Int4) -> Float[Array, "T C"]:
+    """Return x · weights in x's type. XLA on CPU gets a block of columns at a time, so it never holds all weights."""
+    out: Array = lax.platform_dependent(x, weights, cpu=_blocked, default=_product)
+    return out
+
+
+def _product(x: Float[Array, "T K"], weights: Int4) -> Float[Array, "T C"]:
+    return x @ dequantized(weights, x.dtype)
+
+
+def _blocked(x: Float[Array, "T K"], weights: Int4) -> Float[Array, "T C"]:
+    codes, scales, zeros, group_of = weights
+    columns = codes.shape[1]
+    size = min(_BLOCK, columns)
+
+    def block(index: Array, out: Float[Array, "T C"]) -> Float[Array, "T C"]:
+        # If the columns are no multiple, the last block overlaps the one before, and writes the same numbers again.
+        start = jnp.minimum(index * size, columns - size)
+
+        def cut(part: Array) -> Array:
+            return lax.dynamic_slice_in_dim(part, start, size, axis=1)
+
+        product = _product(x, Int4(cut(codes), cut(scales), cut(zeros), group_of))
+        return lax.dynamic_update_slice_in_dim(out, product, start, axis=1)
+
+    out: Array = lax.fori_loop(0, -(-columns // size), block, jnp.zeros((len(x), columns), x.dtype))
+    return out

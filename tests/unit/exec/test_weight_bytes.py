@@ -1,0 +1,102 @@
+"""The bytes of the weights that a config tells are those that the engine holds (jswa/exec/sizing.py)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jswa.exec.sizing import weight_bytes
+from jswa.model.hf.config import parse_config
+from jswa.model.hf.quantization import parse_quantization
+from jswa.model.partition import shard_config
+from jswa.model.weights.load import load_checkpoint
+from tests.support.checkpoints.packed_integers import CASES, Case, write_both
+from tests.support.checkpoints.quantized import COMPRESSED, int8_rows, plain_tensors, write
+
+FLOAT32 = np.dtype(np.float32)
+UNREAD = {"ignore": ["lm_head", "re:.*self_attn\\.[qkv]_proj$", "model.layers.0.self_attn.o_proj"]}
+
+
+def told(folder: Path) -> int:
+    """Return the bytes by config.json alone."""
+    raw = json.loads((folder / "config.json").read_text())
+    return weight_bytes(parse_config(raw), parse_quantization(raw), "auto", "float32")
+
+
+def held(folder: Path) -> int:
+    """Return the bytes of the parameters."""
+    return sum(value.nbytes for value in load_checkpoint(folder, FLOAT32, quantization="auto")[1].values())
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change the quantization_config."""
+    raw = json.loads((folder / "config.json").read_text())
+    raw["quantization_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize("name", ["compressed", "compressed 8 bits", "gptq", "awq", "awq one group"])
+def test_packed_integers_count_as_they_are_held(name: str, tmp_path: Path) -> None:
+    """4 bits with a scale of 16 and a zero point of 8 for each group; 8 packed bits in the engine's dtype."""
+    folder, _ = write_both(tmp_path, CASES[name], "mixtral_base", num_hidden_layers=1, intermediate_size=128)
+    assert held(folder) == told(folder)
+
+
+@pytest.mark.parametrize(
+    ("case", "more"),
+    [
+        ("compressed", UNREAD),
+        ("compressed", {"ignore": ["re:.*self_attn.*"]}),
+        ("awq", {"modules_to_not_convert": ["self_attn"]}),
+        ("gptq", {"dynamic": {"-:.*\\.self_attn\\..*": {}}}),
+    ],
+)
+def test_layers_that_are_left_out_count_in_the_engines_dtype(case: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """By name, by pattern or by part of a name. A pattern with brackets is not run: the checkpoint is untrusted."""
+    folder, _ = write_both(tmp_path, CASES[case], "llama_one_layer", others={"self_attn": None}, intermediate_size=128)
+    rewrite(folder, **more)
+    params = load_checkpoint(folder, FLOAT32, quantization="auto")[1]
+    qkv = params["layers.0.attention.qkv"]
+    seen = held(folder)
+    if more is UNREAD:
+        groups = qkv.shape[0] // CASES[case].group
+        seen += qkv.shape[1] * (qkv.shape[0] // 2 + 3 * groups) - qkv.nbytes
+    assert told(folder) == seen
+
+
+def test_groups_of_layers_count_each_in_its_form(tmp_path: Path) -> None:
+    """Packed integers of 4 bits, and the down projection in int8 with a scale per output."""
+    case = CASES["compressed symmetric bf16"]
+    eight_bits = CASES["compressed 8 bits"]._replace(group=0)
+    folder, _ = write_both(tmp_path, case, "llama_one_layer", others={"down_proj": eight_bits})
+    weights = {"type": "int", "num_bits": 8, "symmetric": True, "strategy": "channel"}
+    eight = {"targets": ["re:.*down_proj"], "weights": weights, "format": "int-quantized"}
+    four = case.config["config_groups"]["group_0"]
+    rewrite(folder, format="mixed-precision", config_groups={"a": {**four, "format": "pack-quantized"}, "b": eight})
+    model = parse_config(json.loads((folder / "config.json").read_text()))
+    rows = model.d_model  # outputs of the down projection
+    inputs = 96
+    as_packed, as_int8 = 4 * rows * inputs, rows * inputs + 4 * rows
+    assert told(folder) == held(folder) - as_packed + as_int8
+
+
+def test_int8_with_zero_points_counts_in_the_engines_dtype(tmp_path: Path) -> None:
+    """As it is held."""
+    config, tensors = plain_tensors("llama_one_layer")
+    for key in [key for key in tensors if key.endswith("_proj.weight")]:
+        tensors[key], tensors[f"{key}_scale"], tensors[f"{key}_zero_point"], _ = int8_rows(tensors[key])
+    write(tmp_path, {**config, "quantization_config": COMPRESSED}, tensors)
+    assert told(tmp_path) == held(tmp_path)
+
+
+def test_devices_share_the_bytes_of_matrices_in_4_bits() -> None:
+    """A device of four holds a quarter of each matrix, with the scales of its groups."""
+    config, _ = plain_tensors("llama_gqa", num_attention_heads=8, num_key_value_heads=4, intermediate_size=256)
+    raw = {**config, "quantization_config": Case("compressed", group=16).config}
+    model, stored = parse_config(raw), parse_quantization(raw)
+    part = shard_config(model, 4)
+    linear = weight_bytes(model, stored, "auto", "float32") - weight_bytes(model, stored, "none", "float32")
+    own = weight_bytes(part, stored, "auto", "float32") - weight_bytes(part, stored, "none", "float32")
+    assert 4 * own == linear < 0
