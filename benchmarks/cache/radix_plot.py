@@ -31,7 +31,7 @@ def points(results: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
         lines.setdefault(f"jswa, {row['model']}", []).append((share, 100 * row["jswa"]))
         for name, key in BASELINES.items():
             line = lines.setdefault(name, [])
-            if (share, 100 * row[key]) not in line:
+            if row[key] is not None and share not in [x for x, _ in line]:
                 line.append((share, 100 * row[key]))
     return {name: sorted(line) for name, line in lines.items()}
 
@@ -43,7 +43,7 @@ def plot(lines: dict[str, list[tuple[int, float]]], to: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 3.6))
     for name, line in lines.items():
         axes.plot(*zip(*line, strict=True), STYLES.get(name, "o-"), label=name, markersize=4)
-    axes.set(xlabel="sessions of 8 turns in random order, % of the pool (as full KV)", ylabel="prompt tokens not computed, %", ylim=0)
+    axes.set(xlabel="sessions in any order, % of the pool (as full KV)", ylabel="prompt tokens not computed, %", ylim=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower left")
     figure.tight_layout()
