@@ -48,7 +48,7 @@ def evidence(one: dict[str, Any]) -> str:
     return {
         "cold": f"{one['requests']:,} requests one at a time, at most {one['most_tokens']:,} tokens a step",
         "prefix-cached": f"{cached}; {one['hits']:,} of {one['requests']:,} requests hit",
-        "revived": f"{cached}, {one['replayed_tokens']:,} replayed; {one['revivals']:,} windows rebuilt",
+        "revived": f"{cached}; {one['revivals']:,} windows rebuilt from {one['rebuilt_tokens']:,} tokens",
         "chunked": f"at most {one['most_tokens']:,} tokens a step; {one['chunks']:,} chunks ended inside a prompt",
         "batched": f"up to {one['most_rows']} rows and {one['most_tokens']:,} tokens a step",
         "preempted": f"{one['preemptions']:,} preemptions, {one['preempted_answers']:,} requests within their answer",

@@ -96,8 +96,10 @@ def report(
     return [*lines, "KV is in GiB per row, in whole pages; share = ideal / here: the rest is padding and partial pages"]
 
 
-def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:
-    """Return one Row per length of LENGTHS. `memory` in bytes; `itemsize`: bytes per element of KV."""
+def table(
+    model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int, lengths: Sequence[int] = LENGTHS
+) -> list[Row]:
+    """Return one Row per length. `memory` in bytes; `itemsize`: bytes per element of KV."""
     attention = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
     # Other engines store keys and values without folding: bytes of one token in all layers of a kind.
     full = sum(_elems(a) for a in attention if a.kind == "full") * itemsize
@@ -105,7 +107,7 @@ def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -
     block = layout.block_bytes(itemsize)
     slots = (memory // block - 1) * layout.pages_per_block
     rows = []
-    for length in LENGTHS:
+    for length in lengths:
         resident = layout.resident_slots(length)
         here = math.ceil(resident * block / layout.pages_per_block)
         rows.append(
