@@ -13,6 +13,25 @@ _HOST = re.compile(
     r"\*|(\*\.)?[^][*/:\s]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*"
 )  # a host name or an IPv6 address
 
+# Groups in which --help shows the options.
+GROUPS = {
+    "HTTP": (
+        "host", "port", "uds", "served_model_name", "root_path", "ssl_keyfile", "ssl_certfile", "keep_alive",
+        "chat_template",
+    ),
+    "Keys and web pages": (
+        "api_key", "api_key_weight", "admin_api_key", "allowed_origins", "allowed_hosts", "allow_priority",
+    ),
+    "Limits": (
+        "max_body_size", "max_body_memory", "max_answer_memory", "max_queued_requests", "max_queued_tokens",
+        "request_timeout", "render_timeout", "step_timeout", "shutdown_timeout",
+    ),
+    "Operation": (
+        "restart_engine", "warm_logprobs", "metrics_port", "metrics_host", "metrics_prefix", "otlp_traces_endpoint",
+        "log_level", "log_format",
+    ),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ServeConfig:

@@ -1,4 +1,4 @@
-"""Compute what a row's KV takes and how many tokens fit in memory, for released models: arithmetic, nothing is measured.
+"""Compute what a row's KV takes and how many tokens fit in memory, for released models. Nothing is measured.
 
     python -m benchmarks.memory.kv --json benchmarks/results/computed/kv.json
 

@@ -27,8 +27,8 @@ def picture() -> str:
     full = [(row.length, row.bytes_full / GIB) for row in rows]
     name = "KV cache of one sequence of Gemma-3-27B, by its length (bfloat16)"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(name)}"',
-        f' font-family="system-ui, sans-serif" font-size="14" fill="{TEXT}">\n',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"',
+        f' aria-label="{escape(name)}" font-family="system-ui, sans-serif" font-size="14" fill="{TEXT}">\n',
         _text(10, 20, name, size=16),
         *_axes(),
         _line(full, FULL, f"full KV: {full[-1][1]:.1f} GiB"),

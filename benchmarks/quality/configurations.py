@@ -29,7 +29,7 @@ class Evidence:
         chunks: chunks of prompts that ended inside the prompt.
         replayed_tokens: tokens with cached full-attention KV that were computed again.
         hits, revivals: requests that started from cached tokens, and requests that rebuilt a window.
-        rebuilt_tokens: the part of replayed_tokens that rebuilt windows; the rest are prompts that ran from their start.
+        rebuilt_tokens: the part of replayed_tokens that rebuilt windows; the rest are prompts run from their start.
         preempted_answers: requests that were preempted before they had generated the answer of the cold run.
     """
 
