@@ -69,7 +69,7 @@ def main(tokens: Sequence[str]) -> int:
     app.config = (
         (environment,) if path is None else (environment, Yaml(path, must_exist=True, use_commands_as_keys=False))
     )
-    command, bound, _ = app.parse_args(tokens)
+    command, bound, _ = app.parse_args(tokens, print_error=False, exit_on_error=False)
     remove_options(os.environ, _OPTIONS)
     return int(command(*bound.args, **bound.kwargs) or 0)
 
@@ -87,7 +87,9 @@ def check_file(path: Path) -> None:
     """Refuse a YAML file that cannot be read or has a key that is not an option. Raises ConfigError."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError("config", str(path), "is no file that can be read") from error
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError("config", path.name, f"cannot be read as YAML: {type(error).__name__}") from error
     if not isinstance(content or {}, dict):
         raise ConfigError("config", path.name, "must be a YAML mapping of options by name")

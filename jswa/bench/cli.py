@@ -12,7 +12,7 @@ try:
     from jswa.bench.load import BenchConfig
     from jswa.bench.load import main as run
 except ModuleNotFoundError as error:
-    raise ConfigError("bench", error.name, "is not installed: `pip install jswa[bench]`") from error
+    raise ConfigError("bench", error.name, 'is not installed: pip install "jswa[bench]"') from error
 
 GROUPS = {
     "Server": ("base_url", "model", "endpoint", "api_key", "timeout"),
@@ -42,5 +42,5 @@ def main(tokens: Sequence[str]) -> int:
     """Run `jswa bench serve` with these arguments and return the exit status. Raises JswaError."""
     app = App(name="jswa bench serve", version_flags=[], help_format="plaintext", default_parameter=PLAIN)
     app.default(serve)
-    command, bound, _ = app.parse_args(tokens)
+    command, bound, _ = app.parse_args(tokens, print_error=False, exit_on_error=False)
     return int(command(*bound.args, **bound.kwargs) or 0)

@@ -13,12 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from jswa import __version__
 from jswa.commands.option_groups import ENGINE, PLAIN, grouped, whole_lines
 from jswa.config import EngineConfig
-from jswa.errors import JswaError
+from jswa.errors import JswaError, is_out_of_memory
 
 app = App(
     name="jswa",
@@ -27,13 +27,12 @@ app = App(
     help_format="plaintext",
     default_parameter=PLAIN,
 )
+_Options = grouped(EngineConfig, ENGINE)
+_DEFAULTS = _Options()
 if TYPE_CHECKING:
     type Engine = EngineConfig
 else:
-    Engine = Annotated[
-        grouped(EngineConfig, ENGINE), Parameter(name="*", consume_multiple=True)
-    ]  # --lora-modules a=x b=y
-_DEFAULTS = EngineConfig()
+    Engine = Annotated[_Options, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
 _SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's short form of --tensor-parallel-size
 
 
@@ -83,6 +82,7 @@ def generate(
         Then --model is a name that the server knows (default: its first model), options of the engine have no effect,
         and OPENAI_API_KEY is the key.
     """
+    from jswa.commands.chat import Meter
     from jswa.llm import LLM
     from jswa.types import SamplingParams
 
@@ -93,13 +93,13 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, ignore_eos=ignore_eos
     )
     if not prompts:
-        raise SystemExit("jswa generate: at least one prompt is needed")
+        raise SystemExit('jswa generate: at least one prompt is needed: jswa generate "The cat"')
     if url is not None:
         from jswa.commands.remote import generate_at, model_at
 
         return generate_at(url, lora or model_at(url, model), prompts, params, as_json=as_json)
     with LLM(model, **dataclasses.asdict(engine)) as llm:
-        meter = _Meter(llm)
+        meter = Meter(llm)
         rows: dict[str, dict[str, Any]] = {}
         try:
             for piece in llm.generate(list(prompts), params, stream=True, lora=lora):
@@ -154,7 +154,7 @@ def chat(
         Then --model is a name that the server knows (default: its first model), options of the engine have no effect,
         and OPENAI_API_KEY is the key.
     """
-    from jswa.commands.chat import converse, of_engine, of_server, typed_messages
+    from jswa.commands.chat import Meter, converse, of_engine, of_server, typed_messages
     from jswa.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
@@ -167,7 +167,7 @@ def chat(
     from jswa.llm import LLM
 
     with LLM(model, **dataclasses.asdict(engine)) as llm:
-        meter = _Meter(llm)
+        meter = Meter(llm)
         converse(of_engine(llm, params, lora, meter.count), said, system=system, echo=echo, stats=stats)
         if stats:
             print(meter.report(), file=sys.stderr)
@@ -345,17 +345,38 @@ def env() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command and return its exit status. A JswaError is printed as one line and gives status 2."""
+    """Run a command and return its exit status. What the user can mend is printed as one line and gives status 2."""
     try:
-        app([_SHORT.sub("--tensor-parallel-size", token) for token in arguments])
+        app(
+            [_SHORT.sub("--tensor-parallel-size", token) for token in arguments], print_error=False, exit_on_error=False
+        )
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except JswaError as error:
-        print(f"jswa: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        said = f"{type(error).__name__}: {error}"
+    except CycloptsError as error:
+        words = " ".join(str(error).split())
+        said = f"{words} Type `jswa {' '.join(_command(arguments))} --help` to see what there is.".replace("  ", " ")
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        said = (
+            f"out of memory: {str(error).splitlines()[0] if str(error) else type(error).__name__}: choose a smaller "
+            "--max-num-batched-tokens, --max-num-seqs, --kv-cache-memory-bytes or model, --quantization int8, or more "
+            "devices with --tensor-parallel-size"
+        )
+    else:
+        return 0
+    print(f"jswa: {said}", file=sys.stderr)
+    return 2
+
+
+def _command(arguments: list[str]) -> list[str]:
+    """Return the words before the options that name a command."""
+    named = arguments[: 2 if arguments[:1] == ["bench"] else 1]
+    return named if named and named[0] in app else []
 
 
 def main() -> NoReturn:
@@ -368,28 +389,3 @@ def main() -> NoReturn:
     # XLA's threads may still release host arrays. A thread that asks for the GIL while the interpreter shuts down is
     # killed, and the process aborts (seen once in about a hundred runs), so the interpreter's shutdown is skipped.
     os._exit(status)
-
-
-class _Meter:
-    """Tokens per second and the peak number of KV pages in use, over one streamed call."""
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-        self._start = time.monotonic()
-        self._tokens = self._full = self._local = 0
-
-    def count(self, token_ids: list[int]) -> None:
-        now = self._llm.stats()
-        self._tokens += len(token_ids)
-        self._full, self._local = max(self._full, now.full_pages), max(self._local, now.local_pages)
-
-    def report(self) -> str:
-        seconds = time.monotonic() - self._start
-        pool, limits, cached = self._llm.stats(), self._llm.engine.limits, self._llm.cache_stats()
-        return (
-            f"{self._tokens} tokens in {seconds:.2f} s, {self._tokens / seconds:.0f} tokens/s; "
-            f"peak KV pages of {limits.page_size} tokens: {self._full} full, {self._local} local; "
-            f"at the end: {pool.full_pages} full, {pool.local_pages} local; "
-            f"prefix cache: {cached.hit_rate:.1%} of {cached.prompt_tokens} prompt tokens, "
-            f"{cached.full_pages} full and {cached.local_pages} local pages cached"
-        )
