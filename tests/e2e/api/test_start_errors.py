@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jswa.commands import cli
+from jswa.commands.server_package import load_server
 from jswa.errors import ConfigError, is_out_of_memory
 from server import launch
 from server.options import ServeConfig
@@ -90,8 +91,8 @@ def taken() -> Iterator[int]:
 def test_a_port_in_use_is_found_before_the_model_is_loaded(
     flag: str, taken: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "loaded", lambda *_: pytest.fail("the model was loaded"))
-    found = failed(f"serve tiny --port 0 {flag} {taken}", capfd)
+    monkeypatch.setattr(load_server("launch"), "loaded", lambda *_: pytest.fail("the model was loaded"))
+    found = failed(f"serve tiny {'--port 0' if flag != '--port' else ''} {flag} {taken}", capfd)
     assert f"choose another {flag} (0 takes a free one)" in found
     assert "address already in use" in found
 

@@ -98,7 +98,7 @@ def test_a_configuration_must_be_exercised(name: str) -> None:
 
 
 def test_only_tokens_that_rebuild_a_window_count_as_rebuilt() -> None:
-    """Of 300 prompt tokens with cached KV: one request replays 252 of them behind 48, another all 300 from the start."""
+    """Of 300 tokens with cached KV one request replays 252 behind the first 48, another all 300 from the start."""
     hits = [PrefixHit(301, 48, 300, 252, "cold", revived=True), PrefixHit(301, 0, 300, 300, "cold")]
     evidence = Evidence()
     evidence.see([RequestOutput("a", "", [], [], True, prefix=hit) for hit in hits])
