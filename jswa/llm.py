@@ -23,7 +23,10 @@ from jswa.plan import Request
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
 from jswa.storage.hub import find_model
+from jswa.text.answers.parser import Answering
+from jswa.text.answers.template import AnswerTemplate, find_template
 from jswa.text.chat_template import ChatTemplate, Message
+from jswa.text.guard import encode_guarded, guard
 from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
@@ -55,6 +58,8 @@ class LLM:
             check=lambda folder: check_model(folder, config),
             needed="all but weights" if config.load_format == "dummy" else "all",
         )
+        self._folder = folder
+        self._answers: tuple[AnswerTemplate | None] | None = None  # the response template, once it was looked for
         # Read and check the small files first.
         self.tokenizer = Tokenizer.load(folder)
         self.chat_template = ChatTemplate.load(folder)
@@ -238,12 +243,14 @@ class LLM:
 
         Args:
             messages: objects with `role` and `content`.
-            tools: JSON schemas of the functions that the model may call.
+            tools: JSON schemas of the functions that the model may call, in OpenAI's form.
             chat_template: name of one of the checkpoint's templates, or a template to use instead.
             continue_final_message: continue the last message instead of answering it.
             chat_template_kwargs: variables for the template; they may include the arguments above.
 
-        Otherwise as `generate`. Raises InvalidPrompt if the checkpoint has no template or it refuses the messages.
+        Returns outputs whose texts have the whole answer as a `message`, with its reasoning and tool calls apart, as
+        `answer_template` reads them. Otherwise as `generate`. Raises InvalidPrompt if the checkpoint has no template or
+        it refuses the messages.
         """
         tokenizer = self.tokenizer
         if tokenizer is None:
@@ -259,12 +266,35 @@ class LLM:
         several = bool(messages) and not isinstance(messages[0], Mapping)
         prompts: list[Prompt] = []
         for conversation in messages if several else [messages]:
-            text = template.render(cast(Sequence[Message], conversation), **variables)
+            guarded = guard(cast(Sequence[Message], conversation), tokenizer)
+            text = template.render(guarded, **variables)
             # The template has already written all special tokens.
-            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
-        defaults = self.default_sampling
-        batch = Batch(self, prompts, sampling_params, sampling, defaults=defaults, cache_salt=cache_salt, lora=lora)
+            ids = encode_guarded(text, tokenizer, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
+        if self._answers is None:
+            self._answers = (self.answer_template(),)
+        answering = Answering(self._answers[0], list(variables["tools"] or ()))
+        shared: dict[str, Any] = {"defaults": self.default_sampling, "cache_salt": cache_salt, "lora": lora}
+        batch = Batch(self, prompts, sampling_params, sampling, **shared, answering=answering)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
+
+    def answer_template(
+        self, wanted: str | None = None, chat_template: ChatTemplate | None = None
+    ) -> AnswerTemplate | None:
+        """Return the response template by which answers are read; None if there is none, or nothing to chat with.
+
+        Args:
+            wanted: a JSON file, the name of a template that ships with jswa, or "none". Default: the checkpoint's own,
+                or the one whose delimiters the chat template writes.
+            chat_template: the chat template in use, if it is not the checkpoint's.
+
+        Raises ConfigError for a `wanted` template that cannot be used, CheckpointError for one of the checkpoint.
+        """
+        chat_template = chat_template or self.chat_template
+        if self.tokenizer is None or (chat_template is None and wanted is None):
+            return None
+        sources = "" if chat_template is None else "\n".join(chat_template.sources.values())
+        return find_template(self._folder, self.tokenizer, sources, wanted)
 
     def register(self, batch: Batch) -> str:
         """Return an unused request id whose events go to the batch."""

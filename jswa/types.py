@@ -174,9 +174,29 @@ class Logprob:
     decoded_token: str | None = None
 
 
+class AnswerEvent(NamedTuple):
+    """A new part of an answer.
+
+    Attributes:
+        kind: "content" and "reasoning" add text; "call" begins a tool call, "arguments" adds text to it, "end" ends it.
+        text: the new text; of a "call", the name of the function.
+        call: index of the tool call in the answer; -1 for text.
+    """
+
+    kind: Literal["content", "reasoning", "call", "arguments", "end"]
+    text: str
+    call: int = -1
+
+
 @dataclass
 class CompletionOutput:
-    """One generated text. In a stream, `text` and `token_ids` are new since the last item."""
+    """One generated text. In a stream, `text` and `token_ids` are new since the last item.
+
+    Attributes:
+        events: what the new text of an `LLM.chat` adds to the answer: reasoning, content, tool calls.
+        message: in the last item of an `LLM.chat`, the whole answer in OpenAI's form: role, content, reasoning_content
+            and tool_calls, whose arguments are JSON in a string.
+    """
 
     index: int
     text: str
@@ -185,6 +205,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    events: list[AnswerEvent] = field(default_factory=list)
+    message: dict[str, Any] | None = None
 
 
 @dataclass

@@ -82,8 +82,9 @@ def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tu
 
     named = {} if llm.tokenizer is None else llm.tokenizer.special.named
     template = choose_template(server.chat_template, llm.chat_template, named)
+    answers = llm.answer_template(server.response_template, template)
     try:
-        yield Served(engines().__next__, llm.tokenizer, template, llm.default_sampling), server
+        yield Served(engines().__next__, llm.tokenizer, template, answers, llm.default_sampling), server
     finally:
         llm.close()
 

@@ -58,6 +58,9 @@ class ServeConfig:
         ssl_certfile: File with the certificate for TLS.
         chat_template: Chat template to use: the name of one of the checkpoint's templates, or a jinja2 file. Default:
             the checkpoint's own choice.
+        response_template: How the model's answers are read into reasoning, content and tool calls: a JSON file in
+            transformers' format, the name of a template that ships with jswa (docs/serving.md lists them), or "none".
+            Default: the checkpoint's own, or the one whose delimiters its chat template writes.
         max_body_size: Maximum size of a request body in bytes; a larger one gets status 413.
         max_body_memory: Maximum bytes of all request bodies together until their requests end; further requests get
             status 429. Once parsed, a body occupies several times its size.
@@ -101,6 +104,7 @@ class ServeConfig:
     ssl_keyfile: Path | None = None
     ssl_certfile: Path | None = None
     chat_template: str | None = None
+    response_template: str | None = None
     max_body_size: int = MAX_BODY_BYTES
     max_body_memory: int = 512 * 2**20
     max_answer_memory: int = 2 * 2**30

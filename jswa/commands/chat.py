@@ -17,6 +17,7 @@ class Piece(NamedTuple):
     text: str
     prompt_tokens: int
     cached_tokens: int
+    reasoning: str = ""
 
 
 class ChatModel(Protocol):
@@ -35,8 +36,10 @@ def of_engine(
 
     def ask(messages: Messages) -> Iterator[Piece]:
         for piece in llm.chat(messages, params, stream=True, lora=lora):
-            count(piece.outputs[0].token_ids)
-            yield Piece(piece.outputs[0].text, len(piece.prompt_token_ids), piece.num_cached_tokens)
+            output = piece.outputs[0]
+            count(output.token_ids)
+            text, reasoning = ("".join(e.text for e in output.events if e.kind == k) for k in ("content", "reasoning"))
+            yield Piece(text, len(piece.prompt_token_ids), piece.num_cached_tokens, reasoning)
 
     return ask
 
@@ -46,7 +49,7 @@ def of_server(url: str, model: str, params: SamplingParams) -> Callable[[Message
 
     def ask(messages: Messages) -> Iterator[Piece]:
         for event in remote.answer(url, model, messages, params):
-            yield Piece(event.text, event.prompt_tokens, event.cached_tokens)
+            yield Piece(event.text, event.prompt_tokens, event.cached_tokens, event.reasoning)
 
     return ask
 
@@ -78,17 +81,25 @@ def converse(
         messages.append({"role": "user", "content": text})
         if echo:
             print(f"> {text}", file=out, flush=True)
-        begin, answer, last = time.monotonic(), "", None
+        begin, answer, thoughts, last = time.monotonic(), "", "", None
         for piece in ask(messages):
             if last is None:
                 first = time.monotonic() - begin
             last = piece
             answer += piece.text
-            print(piece.text, end="", file=out, flush=True)
+            thoughts += piece.reasoning
+            print(_dim(piece.reasoning, out) + piece.text, end="", file=out, flush=True)
         print("\n", file=out, flush=True)
         messages.append({"role": "assistant", "content": answer})
+        if thoughts:
+            messages[-1]["reasoning_content"] = thoughts
         if stats and last is not None:
             print(_figures(last, first, time.monotonic() - begin), file=notes, flush=True)
+
+
+def _dim(reasoning: str, out: TextIO) -> str:
+    """Return reasoning as a terminal shows it; a file gets the answers alone."""
+    return f"\x1b[2m{reasoning}\x1b[0m" if reasoning and out.isatty() else ""
 
 
 def _figures(last: Piece, first: float, seconds: float) -> str:

@@ -21,6 +21,7 @@ class Event(NamedTuple):
     finish_reason: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    reasoning: str = ""
 
 
 def served_model(url: str) -> str:
@@ -86,8 +87,12 @@ def _event(found: dict[str, Any]) -> Event:
     usage = found.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     choice = (found.get("choices") or [{}])[0]
-    text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-    return Event(text, choice.get("finish_reason"), usage.get("prompt_tokens") or 0, cached)
+    delta = choice.get("delta") or {}
+    text, reasoning = (
+        choice.get("text") or delta.get("content"),
+        delta.get("reasoning_content") or delta.get("reasoning"),
+    )
+    return Event(text or "", choice.get("finish_reason"), usage.get("prompt_tokens") or 0, cached, reasoning or "")
 
 
 def _asked(url: str, path: str, body: Any = None) -> Any:

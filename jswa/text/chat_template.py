@@ -70,6 +70,10 @@ class ChatTemplate:
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise InvalidPrompt("tools", tools, "must be a list of JSON schemas")
         source = self._choose(chat_template, tools)
+        if tools and "tools" not in source:
+            raise InvalidPrompt(
+                "tools", tools, "cannot be shown to the model: its chat template has no place for tools"
+            )
         try:
             from jinja2 import TemplateSyntaxError
             from transformers.utils.chat_template_utils import render_jinja_template

@@ -4,7 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
-from io import StringIO
 from typing import Any
 
 import msgspec
@@ -12,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jswa.plan import ChoiceLogprobs, PromptLogprobs
+from jswa.text.answers.message import AnswerText, new_call_id
+from jswa.types import AnswerEvent
 
 from ..core.off_loop import gathered
 from ..core.request import Delta, Job
@@ -20,13 +21,14 @@ from ..http.errors import ApiError
 from ..http.pieces import JsonList, folded, listed, with_fields
 from ..http.sse import DONE, EventStream, event, unless_gone
 from ..text.logprobs import of_chat, of_prompt
-from ..text.messages import chat_prompt
+from ..text.messages import answering, chat_prompt
 from ..text.prompts import check_length, truncated
 from .completions import usage, usage_of
 from .foreign import refuse_foreign
 from .params import refuse_unsupported, sampling_params
 from .schemas import ChatRequest
 
+_REASONING = ("reasoning_content", "reasoning")  # both names of the field that clients read
 _WIDTH = 8  # work for a position of log probabilities, compared with a token
 
 
@@ -57,21 +59,25 @@ class Choice:
     """One choice of a response that is not streamed.
 
     Attributes:
+        answer: its texts and tool calls.
         logprobs: entries in JSON, encoded when their tokens arrive.
         last: the last delta, without its log probabilities.
     """
 
-    text: StringIO = field(default_factory=StringIO)
+    answer: AnswerText = field(default_factory=AnswerText)
     logprobs: JsonList = field(default_factory=JsonList)
     last: Delta | None = None
 
-    def pieces(self, index: int, *, scored: bool) -> list[bytes]:
-        """Return the JSON of the choice in pieces. `scored`: with log probabilities."""
+    def pieces(self, index: int, *, scored: bool, reasoning: bool) -> list[bytes]:
+        """Return the JSON of the choice in pieces. `scored`: with log probabilities; `reasoning`: with reasoning."""
         assert self.last is not None
+        message = self.answer.message()
+        if not reasoning:
+            message = {key: value for key, value in message.items() if key not in _REASONING}
         choice = {
             "index": index,
-            "message": {"role": "assistant", "content": self.text.getvalue(), "refusal": None},
-            "finish_reason": self.last.finish_reason,
+            "message": {**message, "refusal": None},
+            "finish_reason": finish_reason(self.last),
             "stop_reason": self.last.stop_reason,
         }
         logprobs = [b'{"refusal":null,"content":', *self.logprobs.pieces(), b"}"] if scored else [b"null"]
@@ -82,6 +88,20 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Generate the next message of a conversation."""
     service = service_of(request)
     reply = Reply(service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model))
+    job = await unless_gone(request.receive, start_chat(service, body, request, reply.name))
+    if job is None:
+        return Response(status_code=499)
+    if body.stream:
+        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name), service.config.keep_alive)
+    try:
+        done = await unless_gone(request.receive, _collect(reply, job))
+    finally:
+        service.end(job, reply.name)
+    return service.answer(request, done) if done is not None else Response(status_code=499)
+
+
+async def start_chat(service: Service, body: ChatRequest, request: Request, name: str) -> Job:
+    """Queue a chat and return its job, whose deltas have answer events; the caller must end it. Raises ApiError."""
     refuse_unsupported(body)
     service.count_unknown(refuse_foreign(body))
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -97,16 +117,19 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     )
     # The engine cuts max_tokens to the room that the context has left, since many clients send a fixed number.
     check_length(prompt, 1, service.max_model_len)
-    job = await unless_gone(request.receive, service.start(request, body, [prompt], params, reply.name))
-    if job is None:
-        return Response(status_code=499)
-    if body.stream:
-        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name), service.config.keep_alive)
-    try:
-        done = await unless_gone(request.receive, _collect(reply, job))
-    finally:
-        service.end(job, reply.name)
-    return service.answer(request, done) if done is not None else Response(status_code=499)
+    return await service.start(request, body, [prompt], params, name, answering(service, body))
+
+
+def finish_reason(delta: Delta) -> str | None:
+    """Return the reason why a choice has ended, in OpenAI's words; None if it has not."""
+    answer = delta.text.answer
+    called = answer is not None and answer.calls > 0
+    return "tool_calls" if delta.finish_reason == "stop" and called else delta.finish_reason
+
+
+def chat_usage(job: Job) -> dict[str, Any]:
+    """Return the `usage` of a chat so far, with the tokens of its reasoning."""
+    return {**usage(job), "completion_tokens_details": {"reasoning_tokens": job.reasoning_tokens}}
 
 
 async def _collect(reply: Reply, job: Job) -> list[bytes]:
@@ -114,18 +137,20 @@ async def _collect(reply: Reply, job: Job) -> list[bytes]:
     of_prompts: Collection[ChoiceLogprobs] | PromptLogprobs = ()
     async for delta in job.deltas():
         choice = choices[delta.text.index]
-        choice.text.write(delta.new)
+        for one in delta.events:
+            choice.answer.add(one)
         choice.last = delta._replace(logprobs=None, prompt_logprobs=None)
         if (entry := reply.entry(delta)) is not None:
             choice.logprobs.add(entry)
         if delta.prompt_logprobs is not None and delta.text.index == 0:
             of_prompts = delta.prompt_logprobs
-    finished = (choice.pieces(index, scored=bool(body.logprobs)) for index, choice in sorted(choices.items()))
+    scored, reasoning = bool(body.logprobs), body.include_reasoning is not False
+    finished = (choice.pieces(index, scored=scored, reasoning=reasoning) for index, choice in sorted(choices.items()))
     fields = {"choices": listed(await gathered(finished, job.completion_tokens))}
     if body.prompt_logprobs is not None:
         items = of_prompt(of_prompts, body.prompt_logprobs, reply.service.texts)
         fields["prompt_logprobs"] = listed([part] for part in await gathered(folded(items), _WIDTH * len(of_prompts)))
-    return with_fields(reply.whole("chat.completion", usage=usage(job)), fields)
+    return with_fields(reply.whole("chat.completion", usage=chat_usage(job)), fields)
 
 
 async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
@@ -133,28 +158,49 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
     try:
         for index in range(body.n or 1):
             first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
-            yield event(reply.whole(kind, choices=[{**first, "finish_reason": None}], **usage_of(body, job)))
+            yield event(
+                reply.whole(kind, choices=[{**first, "finish_reason": None}], **usage_of(body, job, chat_usage))
+            )
         async for delta in job.deltas():
             for choice in _chunks(reply, delta):
-                yield event(reply.whole(kind, choices=[choice], **usage_of(body, job)))
+                yield event(reply.whole(kind, choices=[choice], **usage_of(body, job, chat_usage)))
         if body.stream_options is not None and body.stream_options.include_usage:
-            yield event(reply.whole(kind, choices=[], usage=usage(job)))
+            yield event(reply.whole(kind, choices=[], usage=chat_usage(job)))
         yield DONE
     except ApiError as error:
         yield event(error.body())
 
 
 def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
-    """Return the chunks for one delta: new text, and the finish reason in a chunk of its own."""
-    chunks: list[dict[str, Any]] = []
-    index = delta.text.index
-    entry = reply.entry(delta)
-    if delta.new or entry is not None:
-        logprobs = None if entry is None else {"content": [msgspec.Raw(entry)], "refusal": None}
-        chunks.append({"index": index, "delta": {"content": delta.new}, "logprobs": logprobs, "finish_reason": None})
+    """Return the chunks for one delta: a chunk for each event, and the finish reason in a chunk of its own.
+
+    The log probabilities of a token go with its first event, or with an empty content.
+    """
+    index, entry = delta.text.index, reply.entry(delta)
+    logprobs = None if entry is None else {"content": [msgspec.Raw(entry)], "refusal": None}
+    hidden = reply.body.include_reasoning is False
+    new = [_delta(one) for one in delta.events if one.kind != "end" and not (hidden and one.kind == "reasoning")]
+    if not new and logprobs is not None:
+        new = [{"content": ""}]
+    chunks: list[dict[str, Any]] = [
+        {"index": index, "delta": one, "logprobs": None if number else logprobs, "finish_reason": None}
+        for number, one in enumerate(new)
+    ]
     if delta.finish_reason is not None:
         chunks.append(
-            {"index": index, "delta": {}, "logprobs": None, "finish_reason": delta.finish_reason,
+            {"index": index, "delta": {}, "logprobs": None, "finish_reason": finish_reason(delta),
              "stop_reason": delta.stop_reason}
         )  # fmt: skip
     return chunks
+
+
+def _delta(event: AnswerEvent) -> dict[str, Any]:
+    """Return the `delta` of a chunk for an event."""
+    if event.kind == "content":
+        return {"content": event.text}
+    if event.kind == "reasoning":
+        return dict.fromkeys(_REASONING, event.text)
+    if event.kind == "call":
+        begun = {"id": new_call_id(), "type": "function", "function": {"name": event.text, "arguments": ""}}
+        return {"tool_calls": [{"index": event.call, **begun}]}
+    return {"tool_calls": [{"index": event.call, "function": {"arguments": event.text}}]}

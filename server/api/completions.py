@@ -1,7 +1,7 @@
 """The route POST /v1/completions."""
 
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any, NamedTuple
@@ -130,7 +130,7 @@ def usage(job: Job) -> dict[str, Any]:
     }
 
 
-def usage_of(body: Generation, job: Job) -> dict[str, Any]:
+def usage_of(body: Generation, job: Job, usage: Callable[[Job], dict[str, Any]] = usage) -> dict[str, Any]:
     """Return the `usage` field of a chunk: no field, null, or the tokens so far, as `stream_options` asks."""
     options = body.stream_options
     if options is None or not options.include_usage:

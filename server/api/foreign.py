@@ -32,9 +32,10 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
         "enable_thinking thinking think thinking_mode prompt_mode",
         (None,),
     ),
-    ("reasoning is not separated from the answer", "reasoning reasoning_control parse_reasoning", _OFF),
-    ("reasoning is not separated from the answer", "include_reasoning", (None, True)),
-    ("reasoning is not separated from the answer", "reasoning_format", (None, "none", "auto")),
+    ("is not supported: use reasoning_effort", "reasoning reasoning_control", _OFF),
+    ("reasoning is not separated from a completion", "include_reasoning", (None, True)),
+    ("is not supported: --response-template decides", "parse_reasoning separate_reasoning", (None, True)),
+    ("is not supported: --response-template decides", "reasoning_format", (None, "auto", "deepseek")),
     (
         "a limit on reasoning tokens is not supported",
         """thinking_token_budget thinking_budget thinking_budget_tokens reasoning_budget reasoning_budget_tokens
@@ -114,13 +115,14 @@ _HARMLESS = """
     n_keep n_discard timings_per_token return_progress verbose sse_ping_interval backend_sampling length_penalty
     early_stopping xtc_threshold dry_base dry_allowed_length dry_penalty_last_n dry_range dry_sequence_breakers
     mirostat_tau mirostat_eta dynatemp_exponent dynatemp_low dynatemp_high adaptive_decay repeat_last_n
-    repetition_penalty_range separate_reasoning stream_reasoning rid return_cached_tokens_details custom_labels
+    repetition_penalty_range stream_reasoning rid return_cached_tokens_details custom_labels
     return_token_offsets return_mm_kwargs mm_processor_kwargs media_io_kwargs max_dynamic_patch min_dynamic_patch
     routed_experts_prompt_start kv_transfer_params ec_transfer_params num_ctx num_batch num_gpu num_thread
 """
 _CHAT_ONLY = ChatRequest.model_fields.keys() - CompletionRequest.model_fields.keys()
 _COMPLETIONS_ONLY = CompletionRequest.model_fields.keys() - ChatRequest.model_fields.keys()
-_KNOWN = {*_WHY, *_HARMLESS.split(), *_CHAT_ONLY, *_COMPLETIONS_ONLY}
+_EXPLAINED = {*_WHY, *_HARMLESS.split()}
+_KNOWN = {*_EXPLAINED, *_CHAT_ONLY, *_COMPLETIONS_ONLY}
 
 
 def refuse_foreign(body: Generation) -> list[str]:
@@ -137,7 +139,7 @@ def refuse_foreign(body: Generation) -> list[str]:
     others, route = (_CHAT_ONLY, "chat/completions")
     if isinstance(body, ChatRequest):
         others, route = (_COMPLETIONS_ONLY, "completions")
-    for name in sorted(others & extra.keys()):
+    for name in sorted((others & extra.keys()) - _EXPLAINED):
         if not _says_nothing(name, extra[name], body):
             raise unsupported(name, f"is a field of /v1/{route}")
     return [name for name in itertools.islice(extra, _MOST_UNKNOWN) if name not in _KNOWN]

@@ -126,6 +126,8 @@ class ChatRequest(Generation):
     top_logprobs: Logprobs | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Annotated[list[str], Field(max_length=8, fail_fast=True)] | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,13 +14,13 @@ from jswa.text.tokenizer import Tokenizer
 from ..core.off_loop import gathered, made
 from ..core.service import Service, key_of, service_of
 from ..http import limits
-from ..http.errors import ApiError, from_validation, invalid
+from ..http.errors import ApiError, invalid
 from ..http.pieces import encode as encode_json
 from ..http.pieces import listed, with_fields
 from ..http.sse import JsonResponse, unless_gone
-from ..text.messages import chat_prompt
+from ..text.messages import chat_prompt, chat_request
 from ..text.prompts import NO_TOKENIZER, encode, token_ids
-from .schemas import Body, ChatRequest, Message, TokensField
+from .schemas import Body, Message, TokensField
 
 _CHARACTERS = 4  # characters of a token in usual text
 _PIECE = 4_096  # tokens that are encoded as JSON at a time
@@ -65,11 +65,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
             work = encode([body.prompt], tokenizer, run, special=special, longest=service.max_model_len)
             prompts = await unless_gone(request.receive, work)
     else:
-        shared = body.model_dump(exclude={"prompt", "return_token_strs"})
-        try:
-            chat = ChatRequest(**shared)
-        except ValidationError as error:
-            raise from_validation([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
+        chat = chat_request(body.model_dump(exclude={"prompt", "return_token_strs"}))
         prompts = [await chat_prompt(service, chat, key_of(request))]
     if prompts is None:
         return Response(status_code=499)

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -243,7 +243,7 @@ def prefix_of(path: str, headers: Headers, body: bytes) -> str | None:
     the cache salt and the model: texts that differ in these never have a common prefix. Return None for a request that
     generates nothing or is malformed; a replica then refuses it.
     """
-    if path not in ("/v1/completions", "/v1/chat/completions"):
+    if path not in _TEXTS:
         return None
     try:
         fields = msgspec.json.decode(body)
@@ -251,9 +251,9 @@ def prefix_of(path: str, headers: Headers, body: bytes) -> str | None:
         return None
     if not isinstance(fields, dict):
         return None
-    whose = [headers.get("authorization"), fields.get("cache_salt"), fields.get("model")]
+    whose = [headers.get("authorization") or headers.get("x-api-key"), fields.get("cache_salt"), fields.get("model")]
     digest = hashlib.blake2b(msgspec.json.encode(whose), digest_size=4)
-    parts = [_prompt(fields.get("prompt"))] if "chat" not in path else _messages(fields.get("messages"))
+    parts = _TEXTS[path](fields)
     blocks = (part[at : at + _BLOCK] for part in parts for at in range(0, max(len(part), 1), _BLOCK))
     text = ""
     for block in itertools.islice(blocks, _BLOCKS):
@@ -271,6 +271,10 @@ def _prompt(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
+def _input(given: Any) -> list[str]:
+    return _messages([{"content": given}] if isinstance(given, str) else given)
+
+
 def _messages(messages: Any) -> list[str]:
     texts = []
     for message in messages if isinstance(messages, list) else ():
@@ -284,8 +288,20 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+# The texts of a request, by its path.
+_TEXTS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "/v1/completions": lambda fields: [_prompt(fields.get("prompt"))],
+    "/v1/chat/completions": lambda fields: _messages(fields.get("messages")),
+    "/v1/responses": lambda fields: [*_input(fields.get("instructions")), *_input(fields.get("input"))],
+    "/v1/messages": lambda fields: [
+        *_messages([{"content": fields.get("system")}]),
+        *_messages(fields.get("messages")),
+    ],
+}
+
+
 async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
-    response = error_response(error)
+    response = error_response(error, path_of(scope))
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": False})
 

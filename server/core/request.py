@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from jswa.errors import RequestError
 from jswa.plan import ChoiceLogprobs, PromptLogprobs, Request, TokenEvent
-from jswa.text.detokenizer import StreamDecoder
+from jswa.text.answers.parser import Answering, AnswerParser, assemblers
+from jswa.text.assembler import Assembler
 from jswa.text.inputs import bad_word_ids
-from jswa.text.stop_strings import StopStrings, StopTable
+from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import FinishReason, SamplingParams
+from jswa.types import AnswerEvent, FinishReason, SamplingParams
 
 from ..http import limits
 from ..http.errors import ApiError, invalid
@@ -37,46 +38,25 @@ class Text:
     """One text as it is generated.
 
     Attributes:
-        offset: characters decoded so far, including those held back because they may begin a stop string.
+        text: its assembler.
+        answer: the parser of a chat's answer; None if the text is not an answer.
         waits: the text has no token yet, and counts as waiting.
         last_token: time of the last token, in seconds of `time.monotonic`.
     """
 
     index: int
     prompt: Prompt
-    params: SamplingParams
-    decoder: StreamDecoder | None
-    stops: StopStrings
-    tokens: int = 0
-    offset: int = 0
+    text: Assembler
+    answer: AnswerParser | None
     waits: bool = True
     last_token: float = 0.0
-
-    def push(self, event: TokenEvent) -> str:
-        """Return the characters that an event adds to the text.
-
-        A stop token adds none; the last event adds the characters that were held back.
-        """
-        if self.decoder is None:
-            self.tokens += event.token is not None
-            return ""
-        text = ""
-        if event.token is not None:
-            if event.finish_reason != "stop":
-                piece = self.decoder.push(event.token)
-                self.offset += len(piece)
-                # As in vLLM, text of the first min_tokens tokens cannot stop.
-                text = self.stops.push(piece) if self.tokens >= self.params.min_tokens else piece
-            self.tokens += 1
-        if event.finish_reason is not None:
-            text += self.stops.push(self.decoder.finish()) + self.stops.finish()
-        return text
 
 
 class Delta(NamedTuple):
     """The new part of one text, made from one event of the engine.
 
     Attributes:
+        new: the new characters; of an answer, they are in `events` instead.
         offset: characters of the text before the token.
     """
 
@@ -84,6 +64,7 @@ class Delta(NamedTuple):
     new: str
     token: int | None
     offset: int
+    events: Sequence[AnswerEvent] = ()
     logprobs: ChoiceLogprobs | None = None
     prompt_logprobs: Collection[ChoiceLogprobs] | PromptLogprobs | None = None
     finish_reason: FinishReason | None = None
@@ -110,6 +91,7 @@ class Order:
         lora: name of the LoRA adapter to run with; None means no adapter.
         stream: whether deltas are sent as they arrive, rather than collected until the end.
         deadline: seconds after which the request ends with an error; None means no limit.
+        answering: how the texts are read as answers; None if they are not.
     """
 
     key: Key = None
@@ -120,6 +102,7 @@ class Order:
     priority: int = 0
     stream: bool = False
     deadline: float | None = None
+    answering: Answering | None = None
 
 
 def build(
@@ -197,6 +180,7 @@ class Job:
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.reasoning_tokens = 0
         self.finish_reasons: list[FinishReason] = []
         self.lora = order.lora
         self._bridge = bridge
@@ -209,7 +193,9 @@ class Job:
         self._order = order
         self._between_tokens = between_tokens
         for index, request in enumerate(requests):
-            self._texts[request.request_id] = _text(index, prompts[index // params.n], params, tokenizer, stops)
+            prompt = prompts[index // params.n]
+            text, answer = assemblers(order.answering, tokenizer, prompt.text, prompt.ids, params, stops)
+            self._texts[request.request_id] = Text(index, prompt, text, answer)
         self._firsts = {request.request_id for request in requests[:: params.n]}
         bridge.submit(requests, self._put)
         self._start_timers()
@@ -304,19 +290,26 @@ class Job:
         text.last_token = now
         if event.prefix is not None and event.request_id in self._firsts:
             self.cached_tokens += event.prefix.cached_tokens
-        offset, before = text.offset, text.tokens
-        new = text.push(event)
-        self.completion_tokens += text.tokens - before
+        assembled, answer, events = text.text, text.answer, []
+        offset, before = assembled.offset, assembled.tokens
+        new = assembled.push(event)
+        self.completion_tokens += assembled.tokens - before
         reason = event.finish_reason
         stop_reason: int | str | None = event.stop_reason
-        if text.stops.stopped is not None:
+        ended = assembled.stopped is not None
+        if answer is not None:
+            self.reasoning_tokens += answer.in_reasoning and assembled.tokens > before
+            events = answer.feed(new)
+            ended = ended or answer.done
+        if ended:
             if reason is None:
                 self._bridge.abort([event.request_id])
-            reason, stop_reason = "stop", text.stops.stopped
+            reason, stop_reason = "stop", assembled.stopped
         if reason is not None:
+            events += [] if answer is None else answer.finish()
             del self._texts[event.request_id]
             self.finish_reasons.append(reason)
-        return Delta(text, new, event.token, offset, event.logprobs, event.prompt_logprobs, reason, stop_reason)
+        return Delta(text, new, event.token, offset, events, event.logprobs, event.prompt_logprobs, reason, stop_reason)
 
     def _leave_queue(self, text: Text) -> None:
         if text.waits:
@@ -328,10 +321,3 @@ class Job:
         if order.deadline is not None:
             late = ApiError(504, f"not finished within {order.deadline:g} s", code="deadline_exceeded")
             self._timers.append(loop.call_later(order.deadline, self._events.put_nowait, late))
-
-
-def _text(index: int, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, stops: StopTable) -> Text:
-    decoder = None
-    if tokenizer is not None:
-        decoder = StreamDecoder(tokenizer, prompt.ids, skip_special_tokens=params.skip_special_tokens)
-    return Text(index, prompt, params, decoder, StopStrings(stops, include=params.include_stop_str_in_output))

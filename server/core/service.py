@@ -14,6 +14,8 @@ from typing import Any, cast
 from starlette.requests import Request
 
 from jswa.cache.prefix.stats import CacheStats
+from jswa.text.answers.parser import Answering
+from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
@@ -33,6 +35,7 @@ from .fairness import Admission, Budget, Helpers, weights_of
 from .metrics import Metrics, Shared, Snapshot
 from .off_loop import SMALL, Run, gathered, made
 from .request import Job, Order, build
+from .responses import ResponseStore
 from .tracing import annotate
 
 _log = logging.getLogger("jswa.server")
@@ -50,6 +53,7 @@ class Served:
     build: Callable[[], EngineLike]
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None = None
+    answer_template: AnswerTemplate | None = None
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -63,6 +67,7 @@ class Service:
         self.config = config
         self.tokenizer = model.tokenizer
         self.chat_template = model.chat_template
+        self.answer_template = model.answer_template
         self.default_sampling = model.default_sampling
         # Nothing but the bridge holds a reference to the engine, so that the bridge can drop a failed one.
         rebuild = model.build if config.restart_engine else None
@@ -73,6 +78,7 @@ class Service:
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
         self.bodies = Budget(config.max_body_memory, weights)
         self.answers = Budget(config.max_answer_memory, weights)
+        self.responses = ResponseStore()
         self.unread = 0  # connections that were closed because the client did not read the answer
         self.helpers = Helpers(_helper_threads(), weights)
         self._weights = weights
@@ -144,11 +150,20 @@ class Service:
                 _log.warning("a request has an unknown field, which is ignored: %r%s", name[:100], last)
 
     async def start(
-        self, request: Request, body: Generation, prompts: Sequence[Prompt], params: SamplingParams, name: str
+        self,
+        request: Request,
+        body: Generation,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        name: str,
+        answering: Answering | None = None,
     ) -> Job:
         """Queue a request's prompts and return its job, which the caller must `end`. Raises ApiError.
 
         The job is filed in `jobs` under the request's name, for POST /abort.
+
+        Args:
+            answering: how the texts of a chat are read; None if they are not.
         """
         key = key_of(request)
         if (body.priority or 0) < 0 and not self.config.allow_priority:
@@ -162,6 +177,7 @@ class Service:
             priority=body.priority or 0,
             stream=bool(body.stream),
             deadline=self.config.request_timeout or None,
+            answering=answering,
         )
         lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
         texts, tokens = len(lengths), sum(lengths)

@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, and handlers that give every error OpenAI's shape."""
+"""The ASGI application: its routes, and handlers that give every error its API's shape."""
 
 import asyncio
 import dataclasses
@@ -20,13 +20,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jswa import __version__
 
 from ..api.admin import abort, flush_cache, metrics, server_info
+from ..api.anthropic import count_tokens, messages
 from ..api.chat import chat_completions
 from ..api.completions import completions
+from ..api.responses import responses
 from ..api.tokenize import detokenize, tokenize, tokenizer_info
 from ..core.service import Service, service_of
 from ..core.tracing import finish, telemetry
 from .access import Access
-from .auth import Gate, error_response
+from .auth import Gate, error_response, path_of
 from .bodies import JsonRoute
 from .cross_site import allowed_hosts, check_host, is_loopback
 from .errors import ApiError, from_validation
@@ -120,6 +122,9 @@ def _add_routes(app: FastAPI) -> None:
     }
     app.post("/v1/completions", responses=streaming)(completions)
     app.post("/v1/chat/completions", responses=streaming)(chat_completions)
+    app.post("/v1/responses", responses=streaming)(responses)
+    app.post("/v1/messages", responses=streaming)(messages)
+    app.post("/v1/messages/count_tokens", responses=generating)(count_tokens)
     app.get("/v1/models", responses=_responses(401))(models)
     app.get("/v1/models/{model:path}", responses=_responses(401, 404))(model)
     app.post("/tokenize", responses=generating)(tokenize)
@@ -192,19 +197,20 @@ def _responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, path_of(request.scope))
 
 
-async def _validation_error(_: Request, error: Exception) -> Response:
+async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(from_validation(error.errors()))
+    return error_response(from_validation(error.errors()), path_of(request.scope))
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 429: "body_memory_full"}
     return error_response(
-        ApiError(error.status_code, str(error.detail), code=codes.get(error.status_code), headers=error.headers)
+        ApiError(error.status_code, str(error.detail), code=codes.get(error.status_code), headers=error.headers),
+        path_of(request.scope),
     )

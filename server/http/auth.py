@@ -40,6 +40,8 @@ class Keys:
 
     def _authorize(self, headers: Headers, accepted: Iterable[bytes]) -> str:
         scheme, _, key = headers.get("authorization", "").partition(" ")
+        if not scheme and "x-api-key" in headers:  # as Anthropic's clients send it
+            scheme, key = "bearer", headers["x-api-key"]
         digest = _digest(key.strip())
         # Compare all keys, each in constant time, so that the response time reveals nothing about them.
         if scheme.lower() == "bearer" and sum([secrets.compare_digest(digest, one) for one in accepted]):
@@ -73,7 +75,7 @@ class Gate:
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, path_of(scope))(scope, receive, send)
             return
         if path_of(scope) in (*OPEN, *ADMIN, *EITHER):
             await self._app(scope, self._bounded(receive, lambda size: True), send)
@@ -97,7 +99,7 @@ class Gate:
             if take(announced):
                 await self._app(scope, self._bounded(receive, take), send)
             else:
-                await error_response(_no_memory())(scope, receive, send)
+                await error_response(_no_memory(), path_of(scope))(scope, receive, send)
         finally:
             budget.release(key, taken)
 
@@ -142,9 +144,10 @@ class Gate:
                 raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
 
 
-def error_response(error: ApiError) -> JsonResponse:
-    """Return the response for an error."""
-    return JsonResponse(error.body(), status_code=error.status, headers=error.headers)
+def error_response(error: ApiError, path: str = "") -> JsonResponse:
+    """Return the response for an error, in the form that clients of the route expect."""
+    body = error.anthropic() if path.startswith("/v1/messages") else error.body()
+    return JsonResponse(body, status_code=error.status, headers=error.headers)
 
 
 def _too_large() -> ApiError:

@@ -1,4 +1,4 @@
-"""Errors as clients see them: always in OpenAI's shape, and without details of this machine in the message."""
+"""Errors as clients see them: in OpenAI's shape (Anthropic's on its routes), without details of this machine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,6 +47,11 @@ class ApiError(Exception):
         """Return the JSON object of the response."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def anthropic(self) -> dict[str, Any]:
+        """Return the JSON object of the response in Anthropic's shape."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     @staticmethod
     def of(error: JswaError) -> "ApiError":

@@ -29,3 +29,5 @@ MAX_TOOLS = 128
 MAX_DETOKENIZED = 1_000_000  # tokens of /detokenize
 MAX_ID_CHARS = 128  # request_id, cache_salt, x-request-id
 MAX_NAME_CHARS = 512  # model
+STORED_BYTES = 64 * 2**20  # of all conversations that previous_response_id may name, as JSON
+STORED_SECONDS = 3_600  # for which they are kept

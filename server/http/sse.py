@@ -21,6 +21,11 @@ def event(value: Any) -> bytes:
     return b"data: %b\n\n" % encode(value)
 
 
+def named_event(value: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event with a value as JSON, under the name that its field `type` has."""
+    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), encode(value))
+
+
 class EventStream(Response):
     """A response that sends events as they arrive, until all are sent or the client disconnects or stops reading.
 

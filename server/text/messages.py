@@ -1,15 +1,22 @@
 """Conversations: checks of their messages, and their prompt by the chat template."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from pydantic import ValidationError
+
+from jswa.text.answers.parser import Answering
+from jswa.text.guard import guard
+
 from ..api.schemas import ROLES, ChatRequest
 from ..core.fairness import Key
+from ..core.off_loop import made
 from ..core.service import Service
 from ..http import limits
-from ..http.errors import invalid, unsupported
-from .prompts import Prompt, encode
+from ..http.errors import from_validation, invalid, unsupported
+from .prompts import Prompt, encode_chat
 
 # Arguments of the renderer, and templates, which requests may not set.
 _NOT_VARIABLES = (
@@ -17,7 +24,7 @@ _NOT_VARIABLES = (
     "continue_final_message", "return_assistant_tokens_mask",
 )  # fmt: skip
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("tool_choice", (None, "none", "auto"), 'only "none" is supported'),
+    ("tool_choice", (None, "none", "auto"), 'only "auto" and "none" are supported'),
     ("functions", (None, []), "are not supported"),
     ("function_call", (None, "none", "auto"), 'only "none" is supported'),
     ("modalities", (None, [], ["text"]), 'only ["text"] is supported'),
@@ -33,32 +40,64 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
     """Return the prompt of a conversation. Raises ApiError."""
     refuse_unsupported_chat(body)
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    tools = check_tools(body.tools or ())
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
         if name in _NOT_VARIABLES or not name.isidentifier():
             raise invalid("chat_template_kwargs", f"{name[:40]!r} cannot be a variable of the template")
-    if body.reasoning_effort is not None:
+    if body.reasoning_effort == "none":
+        variables = {"enable_thinking": False, "thinking": False, **variables}
+    elif body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     variables["add_generation_prompt"] = body.add_generation_prompt is not False
     variables["continue_final_message"] = bool(body.continue_final_message)
-    if body.tools:
-        variables["tools"] = body.tools
-    if service.renderer is None:
+    if tools:
+        variables["tools"] = tools
+    if service.renderer is None or service.tokenizer is None:
         raise unsupported("messages", "the model has no chat template; start the server with --chat-template")
-    text = await service.renderer.render(messages, variables, key)
+    run = partial(service.helpers.run, key)
+    guarded = await made(partial(guard, messages, service.tokenizer), _size(messages), run)
+    text = await service.renderer.render(guarded, variables, key)
     # The template writes all special tokens itself, so none are added unless the request says so.
     longest = service.max_model_len if body.truncate_prompt_tokens is None else None
-    run = partial(service.helpers.run, key)
-    (prompt,) = await encode([text], service.tokenizer, run, special=bool(body.add_special_tokens), longest=longest)
-    return prompt
+    return await encode_chat(text, service.tokenizer, run, special=bool(body.add_special_tokens), longest=longest)
+
+
+def chat_request(fields: dict[str, Any]) -> ChatRequest:
+    """Return the chat that a request of another protocol asks for. Raises ApiError."""
+    try:
+        return ChatRequest(**fields)
+    except ValidationError as error:
+        raise from_validation([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
+
+
+def answering(service: Service, body: ChatRequest) -> Answering:
+    """Return how the answers of a chat are read: with `tool_choice` "none", and without tools, calls are content.
+
+    Raises ApiError if calls cannot be read.
+    """
+    tools = body.tools if body.tool_choice != "none" else None
+    if tools and service.answer_template is None:
+        raise unsupported("tools", "the form of the model's tool calls is unknown; --response-template names it")
+    return Answering(service.answer_template, tools or (), parallel=body.parallel_tool_calls is not False)
+
+
+def check_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools of a chat. Raises ApiError for a tool that is none."""
+    for index, tool in enumerate(tools):
+        param = f"tools[{index}]"
+        function = tool.get("function")
+        if tool.get("type") != "function":
+            raise unsupported(f"{param}.type", 'must be "function": other tools are not supported')
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise invalid(f"{param}.function.name", "must be a string")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise invalid(f"{param}.function.parameters", "must be a JSON schema")
+    return list(tools)
 
 
 def refuse_unsupported_chat(body: ChatRequest) -> None:
     """Refuse a field that asks for a feature that the server does not have. Raises ApiError."""
-    if body.tools and body.tool_choice != "none":
-        raise unsupported(
-            "tools", 'tool calls are not supported; with tool_choice "none" the tools are shown to the model'
-        )
     for name, accepted, message in _ONLY:
         if getattr(body, name) not in accepted:
             raise unsupported(name, message)
@@ -117,3 +156,8 @@ def _tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
                 raise invalid(f"{param}[{index}].function.arguments", "must be JSON") from None
         found.append({**call, "function": {**function, "arguments": arguments}})
     return found
+
+
+def _size(messages: list[dict[str, Any]]) -> int:
+    """Return the characters of the messages' contents."""
+    return sum(len(message.get("content", "")) for message in messages)

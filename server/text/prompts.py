@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import RequestError
+from jswa.text.guard import encode_guarded
 from jswa.text.tokenizer import Tokenizer
 
 from ..core.off_loop import Run, gathered, made
@@ -99,6 +100,21 @@ async def encode(
     work = (Prompt(text, tokenizer.encode(text, add_special_tokens=special)) for text in texts)
     try:
         return await gathered(work, size, run)
+    except RequestError as error:
+        raise ApiError.of(error) from error
+
+
+async def encode_chat(text: str, tokenizer: Tokenizer, run: Run, *, special: bool, longest: int | None) -> Prompt:
+    """Tokenize a rendered conversation, in which special tokens of users' texts are guarded. Arguments as `encode`.
+
+    Raises ApiError.
+    """
+    if longest is not None and len(text) > longest:
+        await made(lambda: tokenizer.longest_token, len(text), run)
+        check_characters([text], tokenizer, longest)
+    work = partial(encode_guarded, text, tokenizer, add_special_tokens=special)
+    try:
+        return Prompt(text, await made(work, len(text), run))
     except RequestError as error:
         raise ApiError.of(error) from error
 

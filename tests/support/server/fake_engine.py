@@ -23,7 +23,7 @@ class FakeModel:
     """The attributes of a model that the server reads: the vocabulary and its end token."""
 
     vocab_size = 259
-    eos_token_ids = (2,)
+    eos_token_ids: tuple[int, ...] = (2,)
 
 
 def count_up(prompt: list[int], position: int) -> int:
@@ -83,7 +83,8 @@ class FakeEngine:
         bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
         if len(bad):
             raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
-        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset((2,)))
+        ends = () if params.ignore_eos else self.model.eos_token_ids
+        stops = frozenset(params.stop_token_ids).union(ends)
         longest = self.limits.max_model_len
         if like is None:
             constraint = make_constraint(params, self.model.vocab_size, len(prompt), stops, bad_words)

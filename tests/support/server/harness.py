@@ -13,6 +13,7 @@ import httpx2
 import uvicorn
 from starlette.types import ASGIApp
 
+from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from server.core.service import Served, Service
@@ -74,6 +75,17 @@ class Client:
             found.append(data if data == "[DONE]" else json.loads(data))
         return found
 
+    def events_named(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """Send a streaming request whose events have names; return their values, whose `type` is the name."""
+        response = self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        found: list[Any] = []
+        for block in response.content.decode().removesuffix("\n\n").split("\n\n"):
+            name, data = block.split("\n")
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+        return found
+
 
 @contextmanager
 def serving(
@@ -81,6 +93,7 @@ def serving(
     *,
     tokenizer: Tokenizer | None = None,
     template: str | None = None,
+    answers: AnswerTemplate | None = None,
     headers: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
@@ -90,7 +103,9 @@ def serving(
     engine = engine or FakeEngine()
     tokenizer = tokenizer or Tokenizer.load(BYTES)
     chat = None if template is None else ChatTemplate({"default": template}, {"eos_token": "<eos>"})
-    with serve(Served(lambda: engine, tokenizer, chat, defaults or {}), headers, wrap=wrap, **options) as client:
+    with serve(
+        Served(lambda: engine, tokenizer, chat, answers, defaults or {}), headers, wrap=wrap, **options
+    ) as client:
         client.engine = engine
         yield client
 

@@ -17,7 +17,7 @@ REFUSED: dict[str, Any] = {
     "guided_json": SCHEMA, "guided_regex": "a+", "guided_choice": ["a", "b"], "guided_grammar": "root ::= a",
     "guided_decoding_backend": "xgrammar", "structured_outputs": {"json": SCHEMA}, "grammar": "root ::= a",
     "regex": "a+", "json_schema": SCHEMA, "ebnf": "root ::= a", "format": "json", "enable_thinking": False,
-    "thinking": {"type": "disabled"}, "reasoning": {"effort": "high"}, "include_reasoning": False,
+    "thinking": {"type": "disabled"}, "reasoning": {"effort": "high"}, "reasoning_format": "none",
     "thinking_token_budget": 100, "reasoning_budget_tokens": 0, "return_token_ids": True,
     "return_tokens_as_token_ids": True, "return_hidden_states": True, "logprob_token_ids": [5], "max_new_tokens": 10,
     "n_predict": 10, "min_new_tokens": 2, "lora_path": "x", "stop_regex": "a", "stop_sequences": ["a"],
@@ -74,7 +74,7 @@ def test_values_that_change_nothing_are_accepted(shared: Client) -> None:
         (PATH, "messages", [{"role": "user", "content": "a"}]), (PATH, "max_completion_tokens", 50),
         (PATH, "top_logprobs", 5), (PATH, "tools", [{"type": "function"}]), (PATH, "reasoning_effort", "high"),
         (PATH, "chat_template_kwargs", {"a": 1}), (PATH, "chat_template", "x"), (PATH, "tool_choice", "required"),
-        (CHATS, "prompt", "abc"), (CHATS, "suffix", "abc"),
+        (PATH, "include_reasoning", False), (CHATS, "prompt", "abc"), (CHATS, "suffix", "abc"),
     ],
 )  # fmt: skip
 def test_fields_of_the_other_route_are_refused(shared: Client, path: str, field: str, value: object) -> None:
@@ -97,7 +97,8 @@ def test_fields_of_the_other_route_may_say_nothing(shared: Client) -> None:
 
 def test_tokenize_refuses_what_changes_the_tokens(shared: Client) -> None:
     chat = {"messages": [{"role": "user", "content": "ab"}]}
-    for name, value in (("tools", [{"type": "function"}]), ("documents", [{"text": "a"}]), ("chat_template", "x")):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for name, value in (("tools", tools), ("documents", [{"text": "a"}]), ("chat_template", "x")):
         assert shared.refusal("/tokenize", {**chat, name: value})["param"] == name
     assert shared.post("/tokenize", {**chat, "temperature": 0}).json()["tokens"] == [100, 101]
 

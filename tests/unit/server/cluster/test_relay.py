@@ -305,16 +305,29 @@ def test_texts_share_blocks_up_to_where_they_diverge() -> None:
     assert blocks({"prompt": ["a", "b"]}) == blocks({"prompt": "a"})
 
 
+@pytest.mark.parametrize("path", [CHATS, "/v1/messages", "/v1/responses"])
 @given(st.lists(st.text(max_size=70), min_size=1, max_size=4), st.text(max_size=8), st.booleans())
-def test_the_next_turn_extends_the_prefix_of_a_conversation(said: list[str], more: str, parts: bool) -> None:
+def test_the_next_turn_extends_the_prefix_of_a_conversation(path: str, said: list[str], more: str, parts: bool) -> None:
     def messages(texts: list[str]) -> dict[str, Any]:
         contents = [[{"type": "text", "text": text}] if parts else text for text in texts]
-        return {"messages": [{"role": "user", "content": content} for content in contents]}
+        name = "input" if path == "/v1/responses" else "messages"
+        return {name: [{"role": "user", "content": content} for content in contents]}
 
-    first, second = (blocks(messages(texts), CHATS) for texts in (said, [*said, more]))
+    first, second = (blocks(messages(texts), path) for texts in (said, [*said, more]))
     assert second.startswith(first)
     assert len(second) == len(first) + 1
-    assert blocks(messages([*said[:-1], said[-1] + "!"]), CHATS)[-1] != first[-1]
+    assert blocks(messages([*said[:-1], said[-1] + "!"]), path)[-1] != first[-1]
+
+
+def test_what_the_operator_says_is_part_of_the_prefix() -> None:
+    """Under the names that the agents' APIs have for it."""
+    for path, name, field in (("/v1/messages", "system", "messages"), ("/v1/responses", "instructions", "input")):
+        mine, theirs = (blocks({name: said, field: [{"content": "a"}]}, path) for said in ("x", "y"))
+        assert len(mine) == 2
+        assert not set(mine) & set(theirs)
+        key = Headers({"x-api-key": "l"})
+        assert not set(mine) & set(blocks({name: "x", field: [{"content": "a"}]}, path, key))
+    assert blocks({"input": "a"}, "/v1/responses") == blocks({"input": [{"content": "a"}]}, "/v1/responses")
 
 
 @given(st.lists(st.integers(0, 2_000_000), min_size=32, max_size=64), st.lists(st.integers(0, 300_000)))
@@ -339,7 +352,7 @@ def test_an_invalid_prompt_still_has_a_prefix(prompt: Any) -> None:
     assert blocks({"messages": prompt}, CHATS)
 
 
-def test_only_completions_and_chats_have_prefixes() -> None:
+def test_only_routes_that_generate_have_prefixes() -> None:
     assert prefix_of("/tokenize", HEADERS, b'{"prompt": "a"}') is None
 
 

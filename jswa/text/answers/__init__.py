@@ -1,0 +1,1 @@
+"""Read generated text as an answer: its reasoning, its content and its tool calls, by a response template."""

@@ -1,0 +1,279 @@
+"""Response templates: which delimiters a model writes around its reasoning and its tool calls.
+
+The format is that of transformers (https://huggingface.co/docs/transformers/main/chat_response_parsing). A template
+comes from the checkpoint, from a file, or from `jswa/assets/response_templates`. There, a family's template is chosen
+by the delimiters that the chat template writes, since fine-tuned models keep those.
+
+In an `AnswerTemplate` each delimiter that is a token of its own stands behind a MARK, as in the text of an `Assembler`.
+So a delimiter that the model spells with ordinary tokens is text.
+"""
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from jswa.errors import CheckpointError, ConfigError, JswaError
+from jswa.storage.json_object import read_object
+from jswa.text.assembler import MARK
+from jswa.text.special_tokens import CONFIG, read_optional
+from jswa.text.tokenizer import Tokenizer
+
+SHIPPED = Path(__file__).parents[2] / "assets" / "response_templates"
+NONE = "none"  # the name that turns parsing off
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a field for reasoning
+CALLS = "tool_calls"
+_MOST_BYTES = 2**16  # of a template
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a region of tool calls is read.
+
+    Attributes:
+        kind: "arguments" if the region is the JSON of the arguments, "objects" if it is JSON objects, each a call,
+            "pythonic" if it is Python calls, or "whole" if transformers' parser reads it at its end.
+        name: the key of the function's name in an object, or the capture of the opening delimiter.
+        arguments: the key of the arguments in an object.
+    """
+
+    kind: str
+    name: str = "name"
+    arguments: str = "arguments"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a template. `strip`: white space around its text is dropped. `join`: stands between two regions."""
+
+    name: str
+    strip: bool
+    join: str
+    form: CallForm | None = None
+
+
+@dataclass(frozen=True)
+class AnswerTemplate:
+    """A response template for the tokens of one tokenizer.
+
+    Attributes:
+        delimiters: texts of the tokens that the template's delimiters consist of, by token id.
+        hidden: ids of the tokenizer's special tokens.
+        with_calls, without_calls: transformers' compiled templates, for answers in which tool calls are read and for
+            others.
+        fields: the template's fields by name.
+    """
+
+    delimiters: Mapping[int, str]
+    hidden: frozenset[int]
+    with_calls: Any
+    without_calls: Any
+    fields: Mapping[str, Field]
+    anchor: re.Pattern[str]
+    unmarked: re.Pattern[str]
+
+    def prefix(self, prompt: str) -> str:
+        """Return the part of a rendered prompt that belongs to the answer, with its delimiters marked."""
+        end = 0
+        for found in self.anchor.finditer(prompt):
+            end = found.end()
+        return self.unmarked.sub(lambda found: MARK + found.group(), prompt[end:]) if end else ""
+
+
+def find_template(
+    folder: Path, tokenizer: Tokenizer, chat_template: str, wanted: str | None = None
+) -> AnswerTemplate | None:
+    """Return the response template of a checkpoint, or the `wanted` one; None if there is none.
+
+    Args:
+        chat_template: the source of the chat template.
+        wanted: a JSON file, the name of a template that ships with jswa, or "none".
+
+    Raises ConfigError for a `wanted` template that cannot be used, CheckpointError for one of the checkpoint.
+    """
+    if wanted == NONE or (wanted is None and find_spec("transformers") is None):
+        return None  # without transformers (extra `chat`), nothing can chat
+    if wanted is not None:
+        try:
+            return compile_template(_read(wanted), tokenizer)
+        except (JswaError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError("response_template", wanted, f"cannot be used: {error}") from error
+    own = read_optional(folder / CONFIG).get("response_template")
+    if own is not None:
+        try:
+            return compile_template(own, tokenizer)
+        except (ValueError, TypeError, AttributeError) as error:
+            reason = f"response_template cannot be used: {error}; --response-template names another one"
+            raise CheckpointError(f"{folder / CONFIG}: {reason}") from error
+    name = shipped_for(chat_template)
+    return None if name is None else compile_template(shipped()[name], tokenizer)
+
+
+def shipped_for(chat_template: str) -> str | None:
+    """Return the name of the shipped template whose delimiters a chat template writes; None if there is none."""
+    for name, template in shipped().items():
+        if any(all(mark in chat_template for mark in marks) for marks in template["chat_template_has"]):
+            return name
+    return None
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Mapping[str, Mapping[str, Any]]:
+    """Return the templates that ship with jswa by name; one whose delimiters include another's comes first."""
+    found = {path.stem: read_object(path) for path in sorted(SHIPPED.glob("*.json"))}
+    return dict(sorted(found.items(), key=lambda one: one[1]["order"]))
+
+
+def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTemplate:
+    """Return a response template for the tokens of a tokenizer. Raises ValueError or TypeError if it is not valid."""
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    if not isinstance(spec, Mapping):
+        raise TypeError(f"must be an object, not {type(spec).__name__}")
+    spec = {key: value for key, value in spec.items() if key not in ("order", "chat_template_has")}
+    added = tokenizer.backend.get_added_tokens_decoder()
+    written = "\n".join(_strings(spec))
+    tokens = {
+        token: text.content
+        for token, text in added.items()
+        if not re.fullmatch(r"[\w\s▁]*", text.content)
+        and (text.content in written or re.escape(text.content) in written)
+    }
+    plain = load_response_template(_known(spec))  # checks it as it was written
+    marked = _marked(spec, _alternatives(form for text in tokens.values() for form in {text, re.escape(text)}))
+    fields = {name: _field(name, field) for name, field in marked["fields"].items()}
+    unnamed = {
+        **marked,
+        "fields": {name: f for name, f in marked["fields"].items() if not name.startswith(CALLS) or _is_marked(f)},
+    }
+    return AnswerTemplate(
+        delimiters=tokens,
+        hidden=frozenset(
+            token
+            for token, text in added.items()
+            if text.special and (token in tokens or not _read_by(plain, text.content))
+        ),
+        with_calls=load_response_template(_segmented(marked, fields)),
+        without_calls=load_response_template(_segmented(unnamed, {})) if unnamed["fields"] else None,
+        fields=fields,
+        anchor=plain.start_anchor_re,
+        unmarked=_alternatives(tokens.values()),
+    )
+
+
+def _read(wanted: str) -> dict[str, Any]:
+    if wanted in shipped():
+        return dict(shipped()[wanted])
+    path = Path(wanted)
+    if not path.is_file():
+        raise ConfigError("response_template", wanted, f"must be a JSON file or one of {', '.join([*shipped(), NONE])}")
+    if path.stat().st_size > _MOST_BYTES:
+        raise ConfigError("response_template", wanted, f"must have at most {_MOST_BYTES} bytes")
+    return read_object(path)
+
+
+def _read_by(template: Any, token: str) -> bool:
+    """Return whether a delimiter of a compiled template, which does not spell a token, still matches it."""
+    patterns = [one for field in template.fields.values() for one in (field.open_re, field.close_re) if one is not None]
+    found = (pattern.search(token, partial=True) for pattern in patterns)
+    return any(one is not None and one.end() - one.start() > 1 for one in found)
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return [text for one in inner for text in _strings(one)]
+
+
+def _alternatives(texts: Any) -> re.Pattern[str]:
+    """Return a pattern that finds any of the texts, the longest first; it finds nothing if there are none."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+
+
+def _marked(value: Any, delimiters: re.Pattern[str], key: str = "") -> Any:
+    """Return a part of a template with a MARK before each delimiter. The anchor is for prompts, and stays as it is."""
+    if isinstance(value, str):
+        return delimiters.sub(lambda found: MARK + found.group(), value)
+    if isinstance(value, Mapping):
+        return {k: v if k.startswith("start_anchor") else _marked(v, delimiters, k) for k, v in value.items()}
+    return [_marked(one, delimiters) for one in value] if isinstance(value, list) else value
+
+
+def _is_marked(field: Mapping[str, Any]) -> bool:
+    return any(MARK in text for key in ("open", "open_pattern") for text in _strings(field.get(key)))
+
+
+def _known(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a template in which the content that only jswa reads ("pythonic") is text."""
+    known = copy.deepcopy(dict(spec))
+    for field in known["fields"].values() if isinstance(known.get("fields"), dict) else ():
+        if isinstance(field, dict) and field.get("content") == "pythonic":
+            field["content"] = "text"
+    return known
+
+
+def _field(name: str, field: Mapping[str, Any]) -> Field:
+    arguments = field.get("content_args", {})
+    strip = field.get("content", "text") == "text" and bool(arguments.get("strip", True))
+    return Field(name, strip, field.get("join") or "", _form(field) if name.startswith(CALLS) else None)
+
+
+def _form(field: Mapping[str, Any]) -> CallForm:
+    """Return how calls are read: as they stream where the syntax is plain JSON with a name and arguments."""
+    if field.get("content") == "pythonic":
+        return CallForm("pythonic")
+    function = (field.get("transform") or {}).get("function")
+    plain = field.get("content") == "json" and not field.get("content_args", {}).keys() - {"allow_non_json"}
+    if not plain:
+        return CallForm("whole")
+    if function == "{content}":
+        return CallForm("objects")
+    name, arguments = (_placeholder(function, key) for key in ("name", "arguments"))
+    if name is None or arguments is None:
+        return CallForm("whole")
+    if field.get("transform_each"):
+        return CallForm("objects", name, arguments)
+    if arguments == "content" and "." not in name:
+        return CallForm("arguments", name)
+    if name.startswith("content.") and arguments.startswith("content."):
+        return CallForm("objects", name.removeprefix("content."), arguments.removeprefix("content."))
+    return CallForm("whole")
+
+
+def _placeholder(function: Any, key: str) -> str | None:
+    """Return NAME if the value of a key in a transform is the placeholder "{NAME}"."""
+    text = function.get(key) if isinstance(function, Mapping) else None
+    found = re.fullmatch(r"\{([\w.]+)\}", text) if isinstance(text, str) else None
+    return None if found is None else found[1]
+
+
+def _segmented(spec: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return a template that cuts an answer into regions, and leaves reading them to jswa where jswa can."""
+    cut: dict[str, Any] = {}
+    for name, field in spec["fields"].items():
+        form = fields[name].form if name in fields else None
+        kept = {key: field[key] for key in ("open", "open_pattern", "close", "close_pattern") if key in field}
+        if form is not None and form.kind == "whole":
+            kept |= {key: field[key] for key in ("content", "transform", "transform_each") if key in field}
+            kept["content_args"] = _lenient(field.get("content_args", {}), field.get("content"))
+        else:
+            # A transform must have all named groups of the delimiters.
+            capture = {form.name: f"{{{form.name}}}"} if form is not None and form.kind == "arguments" else {}
+            kept |= {"content": "text", "content_args": {"strip": False}, "transform": capture or "{content}"}
+        cut[name] = {**kept, "repeats": True}
+    return {**spec, "defaults": {}, "fields": cut}
+
+
+def _lenient(arguments: Mapping[str, Any], content: Any) -> dict[str, Any]:
+    """Return a content parser's arguments with which JSON that is broken stays text."""
+    found = dict(arguments)
+    if content == "json":
+        found["allow_non_json"] = True
+    if isinstance(inner := found.get("value_parser"), Mapping):
+        found["value_parser"] = {**inner, "args": _lenient(inner.get("args", {}), inner.get("name"))}
+    return found

@@ -1,0 +1,113 @@
+"""Conversations in the form of Anthropic's Messages API, as messages of a chat."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..http import limits
+from ..http.errors import invalid, unsupported
+
+Messages = list[dict[str, Any]]
+
+
+def messages_of(system: Any, given: Sequence[Any]) -> Messages:
+    """Return the messages of a request. Raises ApiError."""
+    messages: Messages = []
+    if system:
+        messages.append({"role": "system", "content": _text(system, "system")})
+    for index, message in enumerate(given):
+        param = f"messages[{index}]"
+        if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
+            raise invalid(f"{param}.role", 'must be "user" or "assistant"')
+        blocks = _blocks(message.get("content"), f"{param}.content")
+        if message["role"] == "assistant":
+            messages.append(_assistant(blocks, f"{param}.content"))
+        else:
+            messages += _user(message["role"], blocks, f"{param}.content")
+    return messages
+
+
+def tools_of(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return tools in the form of a chat. Raises ApiError for tools that the server would have to run."""
+    found = []
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
+            raise unsupported(f"tools[{index}].type", 'must be "custom": tools that the server would run are missing')
+        about = {
+            "name": tool.get("name"),
+            "description": tool.get("description"),
+            "parameters": tool.get("input_schema"),
+        }
+        found.append(
+            {"type": "function", "function": {key: value for key, value in about.items() if value is not None}}
+        )
+    return found
+
+
+def input_of(arguments: str) -> Any:
+    """Return the arguments of a call as an object. Broken JSON, which the API cannot express, is kept as a string."""
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        return {"_raw": arguments}
+    return value if isinstance(value, dict) else {"_raw": arguments}
+
+
+def _user(role: str, blocks: list[dict[str, Any]], param: str) -> Messages:
+    """Return the messages for a user's blocks: each result of a tool, and then the text."""
+    messages: Messages = []
+    texts = []
+    for index, block in enumerate(blocks):
+        where = f"{param}[{index}]"
+        if block.get("type") == "tool_result":
+            content = _text(block.get("content") or "", f"{where}.content")
+            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+        else:
+            texts.append(_block_text(block, where))
+    return messages + ([{"role": role, "content": "\n".join(texts)}] if texts or not messages else [])
+
+
+def _assistant(blocks: list[dict[str, Any]], param: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant"}
+    texts, thoughts, calls = [], [], []
+    for index, block in enumerate(blocks):
+        kind = block.get("type")
+        if kind == "thinking" and isinstance(block.get("thinking"), str):
+            thoughts.append(block["thinking"])
+        elif kind == "tool_use":
+            function = {
+                "name": block.get("name"),
+                "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False),
+            }
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind != "redacted_thinking":
+            texts.append(_block_text(block, f"{param}[{index}]"))
+    if texts or not (thoughts or calls):
+        message["content"] = "".join(texts)
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _blocks(content: Any, param: str) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise invalid(param, "must be a string or a list of blocks")
+    if len(content) > limits.MAX_PARTS:
+        raise invalid(param, f"has {len(content)} blocks, at most {limits.MAX_PARTS} are allowed")
+    return content
+
+
+def _text(content: Any, param: str) -> str:
+    blocks = _blocks(content, param)
+    return "\n".join(_block_text(block, f"{param}[{index}]") for index, block in enumerate(blocks))
+
+
+def _block_text(block: dict[str, Any], param: str) -> str:
+    if block.get("type") != "text":
+        raise unsupported(f"{param}.type", "only text, thinking, tool_use and tool_result are supported")
+    if not isinstance(block.get("text"), str):
+        raise invalid(f"{param}.text", "must be a string")
+    text: str = block["text"]
+    return text

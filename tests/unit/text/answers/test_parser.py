@@ -1,0 +1,200 @@
+"""Answers of all families: the same events wherever the text is cut, and text that is no answer is not lost."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jswa.text.answers.parser import AnswerParser
+from jswa.text.assembler import MARK
+from jswa.types import AnswerEvent
+from tests.support.text.transcripts import (
+    TRANSCRIPTS,
+    Transcript,
+    calls_of,
+    merged,
+    pieces_of,
+    read,
+    template_of,
+    text_of,
+    tokenizer_of,
+)
+
+NAMES = [f"{index}-{one.family}" for index, one in enumerate(TRANSCRIPTS)]
+SPELLED = [one for one in TRANSCRIPTS if one.family not in ("gemma3", "llama4") and "<function_calls>" not in one.text]
+BY_NAME = pytest.mark.parametrize("one", TRANSCRIPTS, ids=NAMES)
+
+
+def pieces(one: Transcript) -> list[str]:
+    """Return the marked text of a transcript, a piece for each token."""
+    tokenizer = tokenizer_of(one.special)
+    ids = tokenizer.encode(one.text, add_special_tokens=False).tolist()
+    return list(pieces_of(tokenizer, template_of(one.family, tokenizer), ids))
+
+
+def parser_of(one: Transcript, *, tools: bool = True, parallel: bool = True) -> AnswerParser:
+    """Return a parser behind the transcript's prompt."""
+    template = template_of(one.family, tokenizer_of(one.special))
+    return AnswerParser(template, one.prompt, one.tools if tools else (), parallel=parallel)
+
+
+@BY_NAME
+def test_an_answer_is_read(one: Transcript) -> None:
+    """Reasoning, content and calls are those that the family means."""
+    events = read(parser_of(one), pieces(one))
+    assert (text_of(events, "content"), text_of(events, "reasoning"), calls_of(events)) == (
+        one.content, one.reasoning, one.calls,
+    )  # fmt: skip
+
+
+@BY_NAME
+def test_the_events_do_not_depend_on_the_cuts(one: Transcript) -> None:
+    """A text in one piece, in characters, in tokens, and cut once at every place gives the same events."""
+    tokens = pieces(one)
+    expected = read(parser_of(one), tokens)
+    units = [unit for piece in tokens for unit in re.findall(f"{MARK}.+|[^{MARK}]", piece, re.DOTALL)]
+    assert read(parser_of(one), units) == expected
+    for at in range(len(units) + 1):
+        assert read(parser_of(one), ["".join(units[:at]), "".join(units[at:])]) == expected
+
+
+@BY_NAME
+def test_a_cut_answer_is_a_beginning_of_the_whole_one(one: Transcript) -> None:
+    """An answer that ends anywhere never raises; what it has of each text is a beginning, or a call that was cut."""
+    tokens = pieces(one)
+    whole = read(parser_of(one), tokens)
+    for end in range(len(tokens)):
+        events = read(parser_of(one), tokens[:end])
+        assert text_of(whole, "reasoning").startswith(text_of(events, "reasoning").rstrip())
+        cut = calls_of(events)
+        assert [name for name, _ in cut] == [name for name, _ in calls_of(whole)][: len(cut)]
+        for (_, arguments), (_, full) in zip(cut[:-1], calls_of(whole), strict=False):
+            assert arguments == full
+
+
+@pytest.mark.parametrize("one", SPELLED, ids=[f"{i}-{one.family}" for i, one in enumerate(SPELLED)])
+def test_a_delimiter_spelled_with_ordinary_tokens_is_text(one: Transcript) -> None:
+    """Only the tokens themselves delimit: a model may write about `<|channel|>`."""
+    tokenizer = tokenizer_of(one.special)
+    ids = [token for character in one.text for token in tokenizer.encode(character, add_special_tokens=False).tolist()]
+    template = template_of(one.family, tokenizer)
+    prompt = re.sub(r"(<think>|<\|channel>).*", "", one.prompt, flags=re.DOTALL)
+    events = read(AnswerParser(template, prompt, one.tools), list(pieces_of(tokenizer, template, ids)))
+    assert [event.kind for event in events] == ["content"]
+    assert events[0].text.strip() == one.text.strip()
+
+
+@BY_NAME
+def test_calls_are_content_without_tools(one: Transcript) -> None:
+    """A request without tools gets no calls."""
+    events = read(parser_of(one, tools=False), pieces(one))
+    assert not [event for event in events if event.kind not in ("content", "reasoning")]
+    for name, _ in one.calls:
+        assert one.family in ("harmony", "gemma4", "function_gemma", "mistral", "qwen_xml") or name in text_of(
+            events, "content"
+        )
+
+
+def test_only_one_call_if_calls_are_not_parallel() -> None:
+    """The answer is done at the end of its first call."""
+    one = next(one for one in TRANSCRIPTS if len(one.calls) == 2)
+    parser = parser_of(one, parallel=False)
+    events: list[AnswerEvent] = []
+    for piece in pieces(one):
+        assert not parser.done
+        events += parser.feed(piece)
+        if parser.done:
+            break
+    assert calls_of(merged(events)) == one.calls[:1]
+
+
+BROKEN = [
+    ("hermes", "<tool_call>{broken</tool_call>", (), "{broken"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": </tool_call>', (("f", '{"a": '),), ""),
+    ("hermes", '<tool_call>{"name": 7}</tool_call>ok', (), '{"name": 7}ok'),
+    ("hermes", '<tool_call>{"name": "f"}}</tool_call>', (("f", "{}"),), ""),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', (("f", '{"a": 1}'),), ""),
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', (("f", "{}"),), ""),
+    ("hermes", '<tool_call>{"arguments": {"name": "x"}, "name": "f"}</tool_call>', (("f", '{"name": "x"}'),), ""),
+    ("gemma4", "<|tool_call>call:f{a:oops<tool_call|>", (("f", "{a:oops"),), ""),
+    ("harmony", "<|channel|>commentary to=functions.f<|message|>not json<|call|>", (("f", "not json"),), ""),
+    ("harmony", "<|channel|>commentary to=functions.f<|message|><|call|>", (("f", "{}"),), ""),
+    ("harmony", "Hello<|end|>", (), "Hello"),
+    ("olmo3", "<function_calls>get weather</function_calls>", (), "get weather"),
+    ("olmo3", "<function_calls>f(1)</function_calls>", (), "f(1)"),
+    ("command", "<|START_ACTION|>nothing<|END_ACTION|>", (), "nothing"),
+    ("mistral", "[TOOL_CALLS]f[ARGS]{oops", (("f", "{oops"),), ""),
+    ("qwen_xml", "<tool_call>\n<function=f>\nx</function></tool_call>", (("f", "{}"),), ""),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "calls", "content"), BROKEN)
+def test_a_broken_call_is_not_lost(family: str, text: str, calls: tuple[tuple[str, str], ...], content: str) -> None:
+    """Arguments that are not JSON are passed on as they are; what is no call is content."""
+    one = next(one for one in TRANSCRIPTS if one.family == family)
+    tokenizer = tokenizer_of(one.special)
+    template = template_of(family, tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+    events = read(AnswerParser(template, one.prompt, one.tools), list(pieces_of(tokenizer, template, ids)))
+    assert (calls_of(events), text_of(events, "content")) == (calls, content)
+
+
+@given(st.data())
+def test_any_text_is_read_without_an_error(data: st.DataObject) -> None:
+    """Delimiters in any order with any text between give events, the same ones whatever the cuts."""
+    one = data.draw(st.sampled_from(TRANSCRIPTS))
+    words = (
+        *one.special,
+        "{",
+        "}",
+        '"name": ',
+        '"f"',
+        "\\",
+        "call:f",
+        "commentary",
+        " to=functions.f",
+        "f(a=1)",
+        "\n",
+        "[",
+        "é",
+    )
+    units = data.draw(st.lists(st.sampled_from(words), max_size=12))
+    tokenizer = tokenizer_of(one.special)
+    template = template_of(one.family, tokenizer)
+    ids = tokenizer.encode("".join(units), add_special_tokens=False).tolist()
+    tokens = list(pieces_of(tokenizer, template, ids)) if ids else []
+    events = read(AnswerParser(template, one.prompt, one.tools), tokens)
+    assert read(AnswerParser(template, one.prompt, one.tools), ["".join(tokens)]) == events
+    calls_of(events)
+
+
+def test_text_of_the_prompt_is_not_repeated() -> None:
+    """A message that goes on gives its new text only, and white space at the end of the prompt stays there."""
+    one = next(one for one in TRANSCRIPTS if one.family == "hermes")
+    events = read(
+        AnswerParser(template_of("hermes", tokenizer_of(one.special)), one.prompt + "It is ", one.tools), ["42"]
+    )
+    assert events == [AnswerEvent("content", "42")]
+
+
+def test_without_a_template_all_text_is_content() -> None:
+    """So an answer has one form for its readers, whatever the model."""
+    assert read(AnswerParser(None), ["a", " b"]) == [AnswerEvent("content", "a b")]
+
+
+def kinds(events: Sequence[AnswerEvent]) -> list[str]:
+    """Return the kinds of events."""
+    return [event.kind for event in events]
+
+
+def test_arguments_stream_where_the_syntax_is_json() -> None:
+    """The name comes first, then the arguments as they are written."""
+    one = next(one for one in TRANSCRIPTS if one.family == "hermes")
+    parser = parser_of(one)
+    seen = [parser.feed(piece) for piece in pieces(one)]
+    streamed = [event.text for events in seen for event in events if event.kind == "arguments" and event.call == 0]
+    assert len(streamed) > 10
+    assert all(len(text) < 3 for text in streamed)
+    assert kinds([event for events in seen for event in events]).index("call") > 0
