@@ -91,7 +91,7 @@ def sessions() -> str:
     rows = []
     for model, sglang in (("gemma-3-27b", "sglang-full"), ("gpt-oss-20b", "sglang-0.8")):
         for order, start in (("any", "sessions in any order, "), ("in turn", "sessions, ")):
-            for share in (100, 200):
+            for share in (100, 200, 300):
                 here = row_of("cpu/radix", workload=f"{start}{share} %", model=model)
                 engines = ("vllm-default", "vllm-dense", sglang)
                 theirs = [peer(f"{start}{share} %", model, engine) for engine in engines]
