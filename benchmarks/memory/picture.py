@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.memory.kv import GIB, rows_of
 
 MODEL = "gemma-3-27b"
-LENGTHS = (1024, *range(4096, 131_073, 4096))
+LENGTHS: tuple[int, ...] = (1024, *range(4096, 131_073, 4096))
 TEXT, JSWA, FULL = "#7a828a", "#1a85e0", "#d9651a"
 _WIDTH, _HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 580, 44, 286  # edges of the plot

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import published
 from benchmarks.memory import kv, picture
-from benchmarks.result_file import rounded
+from benchmarks.result_file import read, rounded
 from jswa import __version__
 from server.options import ServeConfig
 
@@ -49,7 +49,7 @@ def test_a_changed_result_and_a_changed_page_are_seen(monkeypatch: pytest.Monkey
 
 
 def _read(name: str) -> dict[str, Any]:
-    return published.result_file.read(ROOT / "benchmarks" / "results" / f"{name}.json")
+    return read(ROOT / "benchmarks" / "results" / f"{name}.json")
 
 
 def sentences() -> Iterator[str]:

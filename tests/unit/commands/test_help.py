@@ -112,8 +112,8 @@ def test_an_option_without_a_group_is_shown_below_other_options(
 def test_help_is_printed_without_slow_imports(command: list[str]) -> None:
     """HTTP, metrics, numpy and renderers of markup are imported only after the options have been read."""
     slow = {"fastapi", "uvicorn", "prometheus_client", "numpy", "jax", "markdown_it", "docutils"}
-    code = f"import sys; from jswa.commands.cli import main; sys.argv = ['jswa', *{command}, '--help']; main()"
-    code = f"try:\n    {code}\nfinally:\n    assert not {slow} & set(sys.modules), {slow} & set(sys.modules)"
+    code = f"import sys; from jswa.commands.cli import run; run([*{command}, '--help'])"
+    code = f"{code}; assert not {slow} & set(sys.modules), {slow} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "╭─ " in done.stdout
     assert "--empty-" not in done.stdout
