@@ -56,7 +56,6 @@ def failed(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         ("serve gguf", "it has model.gguf, and jswa reads weights in safetensors only"),
         ("serve empty", "config.json is missing in empty"),
         ("serve unknown", "model_type = 'mamba': must be one of afmoe, "),
-        ("serve owner/name", "HF_HUB_OFFLINE is set"),
         ("serve tiny -tp 64", "choose at most --tensor-parallel-size "),
         ("serve tiny --max-num-seqs many", "Type `jswa serve --help` to see what there is."),
         ("serve tiny --max-num-seqs 0", "max_num_seqs = 0: must be a whole number of at least 1"),
