@@ -206,6 +206,7 @@ class Batch:
         salt, lora = salt_of(prompt, self._cache_salt), adapter_of(prompt, self._lora)
         request_ids: list[str] = []
         table = StopTable(params.stop_strings())
+        prefix = "" if self._answering is None else self._answering.prefix(shown)
         first: Request | None = None
         try:
             for choice in range(params.n):
@@ -223,7 +224,7 @@ class Batch:
                 )
                 first = first or request
                 self._host.add(request)
-                text, parser = assemblers(self._answering, tokenizer, shown, request.prompt, params, table)
+                text, parser = assemblers(self._answering, tokenizer, prefix, request.prompt, params, table)
                 self._choices[request_ids[-1]] = _Choice(index, choice, params, text, parser, AnswerText())
         except BaseException:
             for request_id in request_ids:

@@ -78,7 +78,10 @@ class Moe(nnx.Module):
         experts, hidden = config.num_experts // config.devices, config.hidden
         self.router = zeros(d_model, config.num_experts, dtype=dtype)
         self.router_bias = zeros(config.num_experts, dtype=dtype) if config.router.bias else None
-        self.selection_bias = zeros(config.num_experts, dtype=dtype) if config.router.selection_bias else None
+        # In float32, as transformers keeps it: rounded to 16 bits, biases of several units would choose other experts.
+        self.selection_bias = (
+            zeros(config.num_experts, dtype=jnp.dtype("float32")) if config.router.selection_bias else None
+        )
         self.gate_up: nnx.Param[Array] | Packed
         self.down: nnx.Param[Array] | Packed
         if kernel.storage == "plain":
@@ -113,7 +116,7 @@ class Moe(nnx.Module):
         logits = jnp.matmul(normed(self.router_norm, x), self.router[...], preferred_element_type=jnp.float32)
         if self.router_bias is not None:
             logits += self.router_bias[...].astype(jnp.float32)[None]
-        bias = None if self.selection_bias is None else self.selection_bias[...].astype(jnp.float32)
+        bias = None if self.selection_bias is None else self.selection_bias[...]
         chosen, weights = route(config, logits, bias, self.config.top_k)
         if self.expert_scale is not None:
             weights *= self.expert_scale[...].astype(jnp.float32)[chosen]

@@ -209,7 +209,7 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plai
 
 def run_dtype(params: Params) -> np.dtype:
     """Return the dtype of the activations: the dtype of parameters that are not quantized, such as norms."""
-    floats = (value.dtype for name, value in params.items() if not name.endswith(".scales"))
+    floats = (value.dtype for name, value in params.items() if not name.endswith((".scales", ".selection_bias")))
     return next(np.dtype(dtype) for dtype in floats if jnp.issubdtype(dtype, jnp.floating))
 
 

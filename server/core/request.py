@@ -192,9 +192,11 @@ class Job:
         self._timers: list[asyncio.TimerHandle] = []
         self._order = order
         self._between_tokens = between_tokens
+        answering = order.answering
+        prefixes = [answering.prefix(prompt.text) if answering is not None else "" for prompt in prompts]
         for index, request in enumerate(requests):
-            prompt = prompts[index // params.n]
-            text, answer = assemblers(order.answering, tokenizer, prompt.text, prompt.ids, params, stops)
+            prompt, prefix = prompts[index // params.n], prefixes[index // params.n]
+            text, answer = assemblers(answering, tokenizer, prefix, prompt.ids, params, stops)
             self._texts[request.request_id] = Text(index, prompt, text, answer)
         self._firsts = {request.request_id for request in requests[:: params.n]}
         bridge.submit(requests, self._put)

@@ -168,13 +168,13 @@ def _renamed(key: str, renames: tuple[tuple[str, str], ...]) -> str:
     return key
 
 
-def load_model(folder: Path, config: Config, tensors: dict[str, Tensor]) -> PreTrainedModel:
+def load_model(folder: Path, config: Config, tensors: dict[str, Tensor], dtype: str = "float32") -> PreTrainedModel:
     write_checkpoint(folder, config, tensors)
     model, info = _auto(config).from_pretrained(
         folder,
         attn_implementation="eager",
         experts_implementation="eager",
-        dtype=torch.float32,
+        dtype=getattr(torch, dtype),
         output_loading_info=True,
     )
     missing = [key for key in info["missing_keys"] if not _is_vision(key)]

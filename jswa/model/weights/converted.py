@@ -107,8 +107,9 @@ def load_converted(
         array = empty(entry.shape, entry.dtype)
         if _read(folder, entry.name, array) != entry.checksum:
             raise CheckpointError(f"{folder}: the parameter {entry.name} is damaged: its checksum does not match")
-        if entry.dtype.name in _FLOATS and entry.dtype != dtype and not entry.name.endswith(".scales"):
-            cast = empty(array.shape, np.dtype(dtype))
+        own = shapes[entry.name].dtype if entry.name in shapes else entry.dtype  # a quantized matrix is not in shapes
+        if entry.dtype.name in _FLOATS and entry.dtype != own:
+            cast = empty(array.shape, np.dtype(own))
             cast[...] = array
             array = cast
         return placement.put(entry.name, array)

@@ -101,7 +101,7 @@ def load_checkpoint(
             shape, read = shapes[name], row_reader(weights, reader)
             if name in formats:
                 return load_matrix(name, formats[name], table[name], reader, weights, shape, read, experts, placement)
-            out = empty(shape.shape, np.dtype(dtype))
+            out = empty(shape.shape, np.dtype(shape.dtype))
             assemble(table[name], out, read)
             return {name: placement.put(name, out)}
 
@@ -224,7 +224,7 @@ def random_params(
             make = partial(_random_mxfp4, leaf, target.shape, is_scale=name.endswith(".scales"))
         else:
             kind, offset = f".{name.rpartition('.')[2]}", config.final_norm.offset
-            make = partial(_random, kind, leaf, target.shape, dtype, offset)
+            make = partial(_random, kind, leaf, target.shape, leaf.dtype, offset)
         # Each device of a mesh generates its own shard.
         generate = make if mesh is None else jax.jit(make, out_shardings=target.sharding)
         params[name] = generate(jax.random.key(seed + index))

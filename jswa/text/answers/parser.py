@@ -34,20 +34,28 @@ class Answering:
     tools: Sequence[Mapping[str, Any]] = ()
     parallel: bool = True
 
+    def prefix(self, prompt: str | None) -> str:
+        """Return the part of a rendered prompt that belongs to the answer. The time grows with the prompt's length."""
+        return "" if self.template is None or prompt is None else self.template.prefix(prompt)
+
 
 def assemblers(
     answering: Answering | None,
     tokenizer: Tokenizer | None,
-    prompt: str | None,
+    prefix: str,
     ids: Int[np.ndarray, " P"],
     params: SamplingParams,
     stops: StopTable,
 ) -> tuple[Assembler, "AnswerParser | None"]:
-    """Return the assembler of a text behind a prompt, and the parser of the answer that it is, if it is one."""
+    """Return the assembler of a text behind a prompt, and the parser of the answer that it is, if it is one.
+
+    Args:
+        prefix: of the prompt, as `Answering` gives it.
+    """
     if answering is None:
         return Assembler(tokenizer, ids, params, stops), None
     template = answering.template
-    parser = AnswerParser(template, prompt or "", answering.tools, parallel=answering.parallel)
+    parser = AnswerParser(template, prefix, answering.tools, parallel=answering.parallel)
     if template is None:
         return Assembler(tokenizer, ids, params, stops), parser
     delimiters, hidden = template.delimiters, template.hidden
@@ -67,15 +75,16 @@ class AnswerParser:
     def __init__(
         self,
         template: AnswerTemplate | None,
-        prompt: str = "",
+        prefix: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         parallel: bool = True,
     ) -> None:
-        """Begin behind a rendered prompt.
+        """Begin behind a prompt.
 
         Args:
             template: None if all text is content.
+            prefix: the part of the rendered prompt that belongs to the answer.
             tools: the tools that the model may call, in OpenAI's form; without any, calls are content.
             parallel: whether the answer may have several tool calls.
         """
@@ -94,9 +103,9 @@ class AnswerParser:
         if template is not None:
             self._mark = re.compile(MARK + f"({template.unmarked.pattern})")
             self._special = {template.delimiters[token] for token in template.delimiters.keys() & template.hidden}
-            self._begin(template, prompt, tools)
+            self._begin(template, prefix, tools)
 
-    def _begin(self, template: AnswerTemplate, prompt: str, tools: Sequence[Mapping[str, Any]]) -> None:
+    def _begin(self, template: AnswerTemplate, prefix: str, tools: Sequence[Mapping[str, Any]]) -> None:
         from transformers.utils.chat_parsing import ResponseParser
 
         compiled = template.with_calls if tools else template.without_calls
@@ -105,7 +114,7 @@ class AnswerParser:
         self._reads_calls = bool(tools)
         self._parser = ResponseParser(compiled, prefix="", tools=[dict(tool) for tool in tools])
         # Text that the chat template has written belongs to the prompt, except for the name of a call that goes on.
-        before = list(self._read(template.prefix(prompt)))
+        before = list(self._read(prefix))
         names = {event.call: event for event in before if event.kind == "call"}
         ended = {event.call for event in before if event.kind == "end"}
         self._first = [event for call, event in names.items() if call not in ended]

@@ -83,4 +83,5 @@ def test_long_prompts_of_every_family_get_the_tokens_of_transformers(name: str, 
                 assert output.outputs[0].logprobs is not None
                 found = [one[token].logprob for one, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
                 assert turn != "cached" or output.num_cached_tokens > 200
+                print(f"{turn}: off by {np.abs(found - text.log_probs).max():.2g}")
                 np.testing.assert_allclose(found, text.log_probs, rtol=0, atol=LONG_BOUND, err_msg=turn)

@@ -147,6 +147,7 @@ class Texts:
                 kept.append((text, expected))
             difference = np.abs(values - expected[places[:, 0], places[:, 1]])
             at, worst = places[difference.argmax(), 0], difference.max()
+            print(f"{len(values)} log probabilities, {output.num_cached_tokens} tokens cached: off by {worst:.2g}")
             assert worst < TOLERANCE, f"{output.num_cached_tokens} tokens cached: off by {worst} after position {at}"
 
 

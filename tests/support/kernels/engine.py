@@ -41,8 +41,10 @@ SIZES = {
     "num_local_experts": 2,
     "num_experts_per_tok": 2,  # all of them: rounding changes no choice
 }
-# Sharp scores and heavy sinks, so that one key and the sinks count.
-SCALES = (("[qk]_proj", 3.0), ("lm_head", 2.0), ("sinks", 5.0))
+# Sharp scores, sinks as large as the scores, and no token that is nearly certain: one key and the sinks count in each
+# log probability, also in those of decode steps alone.
+SCALES = (("[qk]_proj", 3.0), ("sinks", 5.0))
+SINK = 4.0
 OPTIONS: dict[str, Any] = {
     "max_num_seqs": 2,
     "max_num_batched_tokens": CHUNK,
@@ -67,7 +69,7 @@ def write_model(folder: Path, *, experts_in_4_bits: bool = False) -> None:
     """Write the checkpoint: all numbers are those of float16; or of bfloat16, with experts in MXFP4."""
     config = {**read_config("gpt_oss_base"), **SIZES}
     shapes = {part.key: part.shape for source in sources(parse_config(config)).values() for part in source.parts}
-    means = {name: 1.0 for name in shapes if "norm" in name}
+    means = {name: 1.0 if "norm" in name else SINK for name in shapes if "norm" in name or "sinks" in name}
     drawn = random_weights(shapes, means, 3, SCALES)
     kind = jnp.bfloat16 if experts_in_4_bits else np.float16
     tensors: dict[str, np.ndarray] = {name: x.astype(kind).astype(np.float32) for name, x in drawn.items()}

@@ -12,13 +12,15 @@ from typing import Any
 
 def window_too_short() -> None:
     """A window ends one key early."""
+    import jax.numpy as jnp
+
     from pallas_kernels.attention.rows import Attend
 
     original = Attend.first_visible
 
     def first_visible(self: Attend, position: Any) -> Any:
         found = original(self, position)
-        return found if self.window is None else found + (found > 0)
+        return found if self.window is None else found + jnp.minimum(found, 1)
 
     Attend.first_visible = first_visible  # type: ignore[method-assign]
 

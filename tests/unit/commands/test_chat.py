@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jswa.commands.chat import converse, of_engine, typed_messages
-from jswa.types import SamplingParams
+from jswa.types import AnswerEvent, SamplingParams
 
 
 class Parrot:
@@ -20,7 +20,8 @@ class Parrot:
         assert lora == "wise"
         self.heard.append(list(messages))
         for word in messages[-1]["content"].split():
-            new = SimpleNamespace(text=f"{word} ", token_ids=[1])
+            events = [AnswerEvent("reasoning", "hm"), AnswerEvent("content", f"{word} ")]
+            new = SimpleNamespace(text=f"hm{word} ", token_ids=[1], events=events)
             yield SimpleNamespace(outputs=[new], prompt_token_ids=[1, 2, 3], num_cached_tokens=2)
 
 
@@ -36,7 +37,15 @@ def test_each_prompt_is_the_whole_conversation_so_far() -> None:
         ["system", "user"],
         ["system", "user", "assistant", "user"],
     ]
-    assert parrot.heard[1][2]["content"] == "Hello you "
+    assert parrot.heard[1][2] == {"role": "assistant", "content": "Hello you ", "reasoning_content": "hmhm"}
+
+
+def test_a_terminal_shows_reasoning_and_a_file_does_not() -> None:
+    """In a terminal it is dim."""
+    out = io.StringIO()
+    out.isatty = lambda: True  # type: ignore[method-assign]
+    converse(of_engine(Parrot(), SamplingParams(), "wise"), ["Bye"], out=out)
+    assert out.getvalue() == "\x1b[2mhm\x1b[0mBye \n\n"
 
 
 def test_blank_lines_are_skipped_and_the_end_of_input_ends_the_chat(monkeypatch: Any) -> None:

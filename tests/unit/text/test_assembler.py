@@ -45,6 +45,17 @@ def test_delimiters_are_marked_and_nothing_else_changes(family: str, tmp_path: P
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_the_end_of_a_cut_character_is_shown(family: str, tmp_path: Path) -> None:
+    """Whatever token is the last, the text is that of all tokens; bytes that are no character are not lost."""
+    tokenizer = Tokenizer.load(FAMILIES[family](tmp_path))
+    assert tokenizer is not None
+    ids = tokenizer.encode("a" + TEXT, add_special_tokens=False).tolist()
+    for end in range(1, len(ids) + 1):
+        found, whole = assembled(tokenizer, ids[:end], {}), tokenizer.decode(ids[:end])
+        assert found == whole or found[-1] == whole[-1] == "�"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_guarded_special_tokens_are_ordinary_tokens(family: str, tmp_path: Path) -> None:
     """The text stays what it was; only messages of users and tools are guarded."""
     tokenizer = Tokenizer.load(FAMILIES[family](tmp_path))

@@ -15,8 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 from jswa.errors import CheckpointError, ModelError
 from jswa.model.hf.tensor_map import canonical_name
-from jswa.model.transformer import Params
+from jswa.model.moe import Moe
+from jswa.model.transformer import Params, bind, run_dtype
 from jswa.model.weights.load import load_checkpoint
+from jswa.storage.convert import convert
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 
@@ -292,3 +294,20 @@ def test_a_damaged_index_is_refused(sharded: Path, content: str) -> None:
 def test_canonical_names_are_the_same_for_all_checkpoint_forms(key: str, name: str | None) -> None:
     """This holds for hub, version-5 and bare names; names of other modalities give None."""
     assert canonical_name(key) == name
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8"])
+def test_a_selection_bias_is_not_rounded_to_16_bits(quantization: str, tmp_path: Path) -> None:
+    """Fours that differ by 0.004 are equal in bfloat16: other experts would win. Read from both kinds of folders."""
+    fixture = load_fixture("dots1_layer_types_bias")
+    name = next(name for name in fixture.tensors if name.endswith("e_score_correction_bias"))
+    bias = np.full(fixture.tensors[name].shape, 4.0, np.float32)
+    bias[-1] += 0.004
+    write_checkpoint(tmp_path / "plain", fixture.config, fixture.tensors | {name: bias})
+    convert(tmp_path / "plain", tmp_path / "converted", "bfloat16", quantization)  # type: ignore[arg-type]
+    for folder in ("plain", "converted"):
+        model, params = load_checkpoint(tmp_path / folder, jnp.dtype("bfloat16"), quantization=quantization)  # type: ignore[arg-type]
+        mixture = next(layer.mlp for layer in bind(model, params).layers if isinstance(layer.mlp, Moe))
+        assert mixture.selection_bias is not None
+        np.testing.assert_array_equal(mixture.selection_bias[...], bias)
+        assert run_dtype(params) == jnp.dtype("bfloat16")

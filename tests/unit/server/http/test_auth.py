@@ -48,7 +48,7 @@ def test_every_route_but_the_probes_needs_an_api_key() -> None:
                         assert response.status_code == 403
                     else:
                         assert response.status_code == 401, url
-                        assert response.json()["error"]["code"] == "invalid_api_key"
+                        assert response.json()["error"]["message"] == "Incorrect or missing API key."
         assert client.get("/openapi.json").status_code == 401
         assert client.get("/nothing").status_code == 401
         for key in ("one", "two"):

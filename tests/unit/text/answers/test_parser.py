@@ -1,13 +1,16 @@
 """Answers of all families: the same events wherever the text is cut, and text that is no answer is not lost."""
 
+import json
 import re
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.utils.chat_parsing import parse_response
 
 from jswa.text.answers.parser import AnswerParser
+from jswa.text.answers.template import compile_template
 from jswa.text.assembler import MARK
 from jswa.types import AnswerEvent
 from tests.support.text.transcripts import (
@@ -37,7 +40,7 @@ def pieces(one: Transcript) -> list[str]:
 def parser_of(one: Transcript, *, tools: bool = True, parallel: bool = True) -> AnswerParser:
     """Return a parser behind the transcript's prompt."""
     template = template_of(one.family, tokenizer_of(one.special))
-    return AnswerParser(template, one.prompt, one.tools if tools else (), parallel=parallel)
+    return AnswerParser(template, template.prefix(one.prompt), one.tools if tools else (), parallel=parallel)
 
 
 @BY_NAME
@@ -81,7 +84,7 @@ def test_a_delimiter_spelled_with_ordinary_tokens_is_text(one: Transcript) -> No
     ids = [token for character in one.text for token in tokenizer.encode(character, add_special_tokens=False).tolist()]
     template = template_of(one.family, tokenizer)
     prompt = re.sub(r"(<think>|<\|channel>).*", "", one.prompt, flags=re.DOTALL)
-    events = read(AnswerParser(template, prompt, one.tools), list(pieces_of(tokenizer, template, ids)))
+    events = read(AnswerParser(template, template.prefix(prompt), one.tools), list(pieces_of(tokenizer, template, ids)))
     assert [event.kind for event in events] == ["content"]
     assert events[0].text.strip() == one.text.strip()
 
@@ -137,7 +140,9 @@ def test_a_broken_call_is_not_lost(family: str, text: str, calls: tuple[tuple[st
     tokenizer = tokenizer_of(one.special)
     template = template_of(family, tokenizer)
     ids = tokenizer.encode(text, add_special_tokens=False).tolist()
-    events = read(AnswerParser(template, one.prompt, one.tools), list(pieces_of(tokenizer, template, ids)))
+    events = read(
+        AnswerParser(template, template.prefix(one.prompt), one.tools), list(pieces_of(tokenizer, template, ids))
+    )
     assert (calls_of(events), text_of(events, "content")) == (calls, content)
 
 
@@ -165,18 +170,48 @@ def test_any_text_is_read_without_an_error(data: st.DataObject) -> None:
     template = template_of(one.family, tokenizer)
     ids = tokenizer.encode("".join(units), add_special_tokens=False).tolist()
     tokens = list(pieces_of(tokenizer, template, ids)) if ids else []
-    events = read(AnswerParser(template, one.prompt, one.tools), tokens)
-    assert read(AnswerParser(template, one.prompt, one.tools), ["".join(tokens)]) == events
+    events = read(AnswerParser(template, template.prefix(one.prompt), one.tools), tokens)
+    assert read(AnswerParser(template, template.prefix(one.prompt), one.tools), ["".join(tokens)]) == events
     calls_of(events)
 
 
 def test_text_of_the_prompt_is_not_repeated() -> None:
     """A message that goes on gives its new text only, and white space at the end of the prompt stays there."""
     one = next(one for one in TRANSCRIPTS if one.family == "hermes")
-    events = read(
-        AnswerParser(template_of("hermes", tokenizer_of(one.special)), one.prompt + "It is ", one.tools), ["42"]
-    )
+    template = template_of("hermes", tokenizer_of(one.special))
+    events = read(AnswerParser(template, template.prefix(one.prompt + "It is "), one.tools), ["42"])
     assert events == [AnswerEvent("content", "42")]
+
+
+FOREIGN = {  # as a checkpoint may bring it: fields are stripped unless they say otherwise
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>", "repeats": True, "join": "; "},
+        "tool_calls": {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json",
+                       "transform": {"function": {"name": "{content.fn}", "arguments": "{content.args}"}}},
+        "content": {"close": "<|im_end|>"},
+    },
+}  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(["a", " ", "\n", "b c", " d\n\n"]), max_size=9), st.integers(0, 2))
+def test_a_checkpoints_own_template_is_read_as_transformers_reads_it(words: list[str], calls: int) -> None:
+    """Fields are stripped, as they stream; several are joined."""
+    call = '<tool_call>{"fn": "f", "args": {"x": 1}}</tool_call>'
+    text = "".join(["<think>", *words, "</think>", *words[:4], call * calls, "<think> x </think>\n"])
+    tokenizer = tokenizer_of(("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"))
+    template = compile_template(FOREIGN, tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+    events = read(AnswerParser(template, "", [{"name": "f"}]), list(pieces_of(tokenizer, template, ids)))
+    found = parse_response(text, FOREIGN, prefix="")
+    assert text_of(events, "reasoning") == found["thinking"]
+    assert (
+        calls_of(events)
+        == (("f", '{"x": 1}'),) * calls
+        == tuple(
+            (one["function"]["name"], json.dumps(one["function"]["arguments"])) for one in found.get("tool_calls", ())
+        )
+    )
 
 
 def test_without_a_template_all_text_is_content() -> None:
