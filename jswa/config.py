@@ -18,50 +18,54 @@ class EngineConfig:
     """Options of the engine. Names follow vLLM if vLLM has the option.
 
     Attributes:
-        dtype: Type of weights, activations and KV cache. auto: float32 on CPU, bfloat16 on GPU.
-        kv_cache_dtype: Type of the KV cache. auto: same as dtype. fp8: e4m3, half the bytes of bfloat16; keys and
-            values beyond ±448 times their scale are clipped (the scale is 1 unless the checkpoint has KV scales).
-        quantization: Storage of linear layers and experts. auto: as in the checkpoint, if it has them in 8 bits (one
-            scale per output), in packed integers of 4 bits (W4A16, GPTQ, AWQ) or in MXFP4 (experts). none: everything
-            in dtype. int8, fp8: rounded at start, also embedding and output head; experts in MXFP4 stay. mxfp4: as
-            auto, but experts that are not in MXFP4 are an error; dummy weights get random experts in MXFP4.
-        max_model_len: Maximum tokens of one request, prompt and generated text together. Default: the model's maximum.
-        max_num_seqs: Maximum number of sequences that run at the same time. Default: 16 on CPU, 256 on GPU.
-        max_num_batched_tokens: Maximum tokens per step, of prefill chunks and decoding sequences together. Default:
-            512 on CPU, 2048 on GPU, but at least max_num_seqs.
-        long_prefill_token_threshold: A prompt with more tokens than this left to prefill is long. While prompts need
-            more than one step, the oldest gets this many tokens of each step, the rest goes to shorter prompts first,
-            and short prompts pass long ones in the queue. Default: a quarter of max_num_batched_tokens.
-        block_size: Tokens per KV page. Default: 16 on CPU, 64 on GPU.
-        gpu_memory_utilization: Fraction of the GPU's memory for weights, temporary buffers and KV cache.
-        kv_cache_memory_bytes: Size of the KV cache on each device in bytes. Default: what weights and temporary buffers
-            leave of gpu_memory_utilization; on CPU a quarter of all memory, at most 4 GiB.
-        cudagraph_capture_sizes: Batch sizes that step programs are compiled for, each a CUDA graph on a GPU: up to
-            max_num_seqs, rows of a step with one token each; beyond it, tokens of a step. They must include
+        dtype: Keep weights, activations and KV cache in this type; auto is float32 on CPU and bfloat16 on GPU.
+        kv_cache_dtype: Keep the KV cache in this type; auto is the same as dtype. fp8 (e4m3) takes half the bytes of
+            bfloat16 and clips keys and values beyond ±448 times their scale, which is 1 unless the checkpoint has KV
+            scales.
+        quantization: Keep linear layers and experts in this form. auto leaves what the checkpoint has in 8 bits (one
+            scale per output), in packed integers of 4 bits (W4A16, GPTQ, AWQ) or in MXFP4 (experts) as it is. none
+            keeps everything in dtype. int8 and fp8 round at start, embedding and output head too, but leave experts in
+            MXFP4. mxfp4 is as auto, but refuses experts that are not in MXFP4, and makes dummy weights with random
+            experts in MXFP4.
+        max_model_len: Accept at most this many tokens per request, prompt and generated text together. Default: the
+            model's maximum.
+        max_num_seqs: Run at most this many sequences at the same time. Default: 16 on CPU, 256 on GPU.
+        max_num_batched_tokens: Run at most this many tokens per step, of prefill chunks and decoding sequences
+            together. Default: 512 on CPU, 2048 on GPU, but at least max_num_seqs.
+        long_prefill_token_threshold: Call a prompt long if it has more tokens than this left to prefill. While prompts
+            need more than one step, the oldest gets this many tokens of each step, the rest goes to shorter prompts
+            first, and short prompts pass long ones in the queue. Default: a quarter of max_num_batched_tokens.
+        block_size: Keep this many tokens in a KV page. Default: 16 on CPU, 64 on GPU.
+        gpu_memory_utilization: Use this fraction of the GPU's memory for weights, temporary buffers and KV cache.
+        kv_cache_memory_bytes: Give the KV cache this many bytes on each device. Default: what weights and temporary
+            buffers leave of gpu_memory_utilization; on CPU a quarter of all memory, at most 4 GiB.
+        cudagraph_capture_sizes: Compile step programs for these batch sizes, each a CUDA graph on a GPU. Sizes up to
+            max_num_seqs are rows of a step with one token each, larger ones are tokens of a step. They must include
             max_num_seqs and max_num_batched_tokens, which hold every step; a step runs in the smallest that holds it.
             Default: powers of two and the sizes halfway between.
-        seed: Random seed for requests that do not set one.
+        seed: Draw with this seed for requests that do not set one.
         prefix_cache: Reuse the KV of prompt prefixes that earlier requests have computed.
         prefix_cache_interval: Keep a resume point at every multiple of this many prompt tokens, not only at the ends of
             prompts and generated texts and where texts diverge. Each costs a window of local KV. Default: none of them.
-        revision: Branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
-        download_dir: Folder for models from the Hugging Face Hub. Default: its cache (HF_HOME).
-        load_format: auto: read safetensors. dummy: random weights in the config's shapes, without any weight file.
-        attention_backend: Attention kernels. auto: by device. xla: any device. mosaic: Hopper. triton: NVIDIA since
-            Ampere. reference: float32, for tests. A backend that cannot run the model is an error.
-        moe_backend: Kernels of mixture-of-experts layers. auto: by device. xla: any device. mosaic: Hopper. reference:
-            for tests.
+        revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
+        download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
+        load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
+        attention_backend: Run attention with these kernels. auto chooses by device, xla runs on any device, mosaic on
+            Hopper, triton on NVIDIA GPUs since Ampere; reference computes in float32, for tests. A backend that cannot
+            run the model is an error.
+        moe_backend: Run experts with these kernels. auto chooses by device, xla runs on any device, mosaic on Hopper;
+            reference is for tests.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests;
             slow.
-        tensor_parallel_size: Number of devices that share the model, over all hosts. Each holds a part of the weights
-            and of the KV cache.
-        nnodes: Number of hosts that share the model. Each has the same number of devices.
-        node_rank: Rank of this host, from 0. Host 0 serves and tells the others what to run. Default: what Slurm, MPI
-            or a LeaderWorkerSet says.
-        dist_init_addr: HOST:PORT at which the other hosts find host 0. Default: what Slurm, MPI or a LeaderWorkerSet
+        tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
+            weights and of the KV cache.
+        nnodes: Share the model between this many hosts. Each has the same number of devices.
+        node_rank: This host has this rank, from 0. Host 0 serves and tells the others what to run. Default: what Slurm,
+            MPI or a LeaderWorkerSet says.
+        dist_init_addr: The other hosts find host 0 at this HOST:PORT. Default: what Slurm, MPI or a LeaderWorkerSet
             says.
-        lora_modules: LoRA adapters in PEFT's format that requests may choose by name, each as NAME=FOLDER (in Python
-            also a mapping).
+        lora_modules: Load these LoRA adapters in PEFT's format, which requests may choose by name; each as NAME=FOLDER
+            (in Python also a mapping).
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

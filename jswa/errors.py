@@ -171,6 +171,12 @@ class EngineError(JswaError):
     """An invariant of jswa is violated: the engine must stop."""
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device or the host has no memory left. jax's own error is told by its name: jax is not imported."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, MemoryError) or ("JaxRuntimeError" in names and "RESOURCE_EXHAUSTED" in str(error))
+
+
 def _beginning(value: object, room: int) -> str:
     """Return `repr(value)`, or as much of it as fills `room` characters: a client may send a list of millions."""
     if room <= 0:

@@ -5,30 +5,39 @@ import difflib
 import os
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import yaml
 from cyclopts import App, Parameter
 from cyclopts.config import Env, Yaml
 
+from jswa.commands.option_groups import ENGINE, PLAIN, grouped, whole_lines
 from jswa.commands.server_package import import_server_module
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
 from jswa.errors import ConfigError
 
-from .options import ServeConfig
+from .options import GROUPS, ServeConfig
 
-_SERVER, _ENGINE = ServeConfig(), EngineConfig()
 _OPTIONS = [field.name for kind in (ServeConfig, EngineConfig) for field in dataclasses.fields(kind)]
+_Server, _Engine = grouped(ServeConfig, GROUPS), grouped(EngineConfig, ENGINE)
+_SERVER, _ENGINE = _Server(), _Engine()
+if TYPE_CHECKING:
+    type Server = ServeConfig
+    type Engine = EngineConfig
+else:
+    Server = Annotated[_Server, Parameter(name="*")]
+    Engine = Annotated[_Engine, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
 
 
+@whole_lines
 def serve(
     model: str = "tiny",
     /,
     *,
     config: Path | None = None,
-    server: Annotated[ServeConfig, Parameter(name="*")] = _SERVER,
-    engine: Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)] = _ENGINE,  # --lora-modules a=x b=y
+    server: Server = _SERVER,
+    engine: Engine = _ENGINE,
 ) -> int:
     """Serve a model over HTTP with an OpenAI-compatible API.
 
@@ -51,7 +60,7 @@ def serve(
 
 def main(tokens: Sequence[str]) -> int:
     """Run `jswa serve` with these arguments and return the exit status. Raises JswaError."""
-    app = App(name="jswa serve", version_flags=[])
+    app = App(name="jswa serve", version_flags=[], help_format="plaintext", default_parameter=PLAIN)
     app.default(serve)
     environment = Env("JSWA_", command=False)
     path = _config_path(tokens) or os.environ.get("JSWA_CONFIG")
@@ -60,7 +69,7 @@ def main(tokens: Sequence[str]) -> int:
     app.config = (
         (environment,) if path is None else (environment, Yaml(path, must_exist=True, use_commands_as_keys=False))
     )
-    command, bound, _ = app.parse_args(tokens)
+    command, bound, _ = app.parse_args(tokens, print_error=False, exit_on_error=False)
     remove_options(os.environ, _OPTIONS)
     return int(command(*bound.args, **bound.kwargs) or 0)
 
@@ -78,7 +87,9 @@ def check_file(path: Path) -> None:
     """Refuse a YAML file that cannot be read or has a key that is not an option. Raises ConfigError."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError("config", str(path), "is no file that can be read") from error
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError("config", path.name, f"cannot be read as YAML: {type(error).__name__}") from error
     if not isinstance(content or {}, dict):
         raise ConfigError("config", path.name, "must be a YAML mapping of options by name")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import gc
+import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +22,36 @@ from .options import ServeConfig
 def launch(model: str, server: ServeConfig, engine: EngineConfig) -> int:
     """Load the model and serve it until a signal arrives or the engine fails. Return the exit status."""
     set_up_logging(server)
+    if not engine.node_rank:  # other hosts do not listen
+        check_address(server)
     with loaded(model, server, engine) as (served, options):
         return run(served, options)
+
+
+def check_address(server: ServeConfig) -> None:
+    """Raise ConfigError if the server could not listen, or could not read its TLS files: loading may take minutes."""
+    addresses = [("port", server.host, server.port)] if server.uds is None else []
+    if server.metrics_port is not None:
+        addresses.append(("metrics_port", server.metrics_host or server.host, server.metrics_port))
+    for name, host, port in addresses:
+        flag = f"--{name.replace('_', '-')}"
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except OSError as error:
+            raise ConfigError("host", host, "is no address of this machine: choose another --host") from error
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(address)
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                limit = f"cannot listen on {host}: {reason}: choose another {flag} (0 takes a free one) or --host"
+                raise ConfigError(name, port, limit) from error
+    for name in ("ssl_keyfile", "ssl_certfile"):
+        file = getattr(server, name)
+        if file is not None and not os.access(file, os.R_OK):
+            raise ConfigError(name, str(file), "is no file that can be read")
 
 
 @contextmanager

@@ -13,6 +13,25 @@ _HOST = re.compile(
     r"\*|(\*\.)?[^][*/:\s]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*"
 )  # a host name or an IPv6 address
 
+# Groups in which --help shows the options.
+GROUPS = {
+    "HTTP": (
+        "host", "port", "uds", "served_model_name", "root_path", "ssl_keyfile", "ssl_certfile", "keep_alive",
+        "chat_template", "response_template",
+    ),
+    "Keys and web pages": (
+        "api_key", "api_key_weight", "admin_api_key", "allowed_origins", "allowed_hosts", "allow_priority",
+    ),
+    "Limits": (
+        "max_body_size", "max_body_memory", "max_answer_memory", "max_queued_requests", "max_queued_tokens",
+        "request_timeout", "render_timeout", "step_timeout", "shutdown_timeout",
+    ),
+    "Operation": (
+        "restart_engine", "warm_logprobs", "metrics_port", "metrics_host", "metrics_prefix", "otlp_traces_endpoint",
+        "log_level", "log_format",
+    ),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ServeConfig:
@@ -39,9 +58,9 @@ class ServeConfig:
         ssl_certfile: File with the certificate for TLS.
         chat_template: Chat template to use: the name of one of the checkpoint's templates, or a jinja2 file. Default:
             the checkpoint's own choice.
-        response_template: How the model's answers are read into reasoning, content and tool calls: a JSON file in
-            transformers' format, the name of a template that ships with jswa (docs/serving.md lists them), or "none".
-            Default: the checkpoint's own, or the one whose delimiters its chat template writes.
+        response_template: Read reasoning, content and tool calls from the model's answers by this template: a JSON file
+            in transformers' format, the name of a template that ships with jswa (docs/answers.md lists them), or
+            "none". Default: the checkpoint's own, or the one whose delimiters its chat template writes.
         max_body_size: Maximum size of a request body in bytes; a larger one gets status 413.
         max_body_memory: Maximum bytes of all request bodies together until their requests end; further requests get
             status 429. Once parsed, a body occupies several times its size.

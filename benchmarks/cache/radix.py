@@ -5,9 +5,12 @@
     python -m benchmarks.cache.radix --operations
 
 Hit rate = Σ cached tokens / Σ prompt tokens; a token counts as cached if no layer computed it. Baselines of the same
-run: an infinite cache that finds any prefix (the ideal), and full-length KV on every layer in the same bytes, with
-pages of 64 tokens and LRU eviction. The pool has the bytes of so many tokens kept on all layers of the model
-(`Workload.tokens`, or --tokens for a trace).
+run: an infinite cache that finds any prefix (the ideal); full-length KV on every layer in the same bytes, in jswa's own
+cache (what windows are worth by themselves) and in pages of 16 tokens with LRU eviction. The pool has the bytes of so
+many tokens kept on all layers of the model (`Workload.tokens`, or --tokens for a trace).
+
+Sessions "in turn" are the worst case of LRU: each comes back when all others have spoken. "In any order" the next one
+to speak is drawn among all that are not at their end.
 """
 
 import argparse
@@ -29,6 +32,7 @@ from jswa.config import Limits
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
 PAGE = 64
+LRU_PAGE = 16
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ def _sessions(count: int) -> Workload:
     return Workload(lambda: traces.multi_turn(count, 8, 384, 128))
 
 
+def _any_order(count: int) -> Workload:
+    return Workload(lambda: traces.any_next(traces.multi_turn(count, 8, 384, 128)))
+
+
 WORKLOADS = {
     "multi-turn 300/3000": Workload(lambda: traces.multi_turn(10, 10, 300, 3000), 4 * 131_072, 10, barrier=True),
     "sessions, 25 % of the pool": _sessions(8),
@@ -59,6 +67,10 @@ WORKLOADS = {
     "sessions, 200 %": _sessions(64),
     "sessions, 300 %": _sessions(96),
     "sessions, 400 %": _sessions(128),
+    "sessions in any order, 100 %": _any_order(32),
+    "sessions in any order, 200 %": _any_order(64),
+    "sessions in any order, 300 %": _any_order(96),
+    "sessions in any order, 400 %": _any_order(128),
     "last user turn edited": Workload(lambda: traces.edited(16, 4, 512, 128)),
     "the same, sessions at 200 %": Workload(lambda: traces.in_turn(traces.edited(64, 8, 384, 128))),
     "branch at an earlier message": Workload(lambda: traces.branched(16, 8, 384, 128)),
@@ -68,9 +80,9 @@ WORKLOADS = {
 }
 
 
-def engine(model: str, tokens: int, running: int, longest: int) -> Engine:
-    """Return jswa with a pool of the bytes of `tokens` tokens kept on all layers."""
-    layout = KVLayout.of(model_of(model), PAGE)
+def engine(model: str, tokens: int, running: int, longest: int, *, hybrid: bool = True) -> Engine:
+    """Return jswa with a pool of the bytes of `tokens` tokens kept on all layers. Not `hybrid`: it ignores windows."""
+    layout = KVLayout.of(model_of(model, hybrid=hybrid), PAGE)
     blocks = 1 + blocks_of_tokens(model, layout, tokens)
     return Engine(layout, Limits(longest, running, 8192, PAGE, num_blocks=blocks))
 
@@ -80,18 +92,23 @@ def compare(name: str, work: Workload, models: list[str]) -> list[dict[str, Any]
     requests = traces.expand(work.lines())
     longest = max(len(r.prompt) + len(r.output) for r in requests)
     ideal = replay(Infinite(), requests, running=1)
-    full = replay(FullEverywhere(work.tokens // PAGE, PAGE), requests, running=work.running, barrier=work.barrier)
+    lru = FullEverywhere(work.tokens // LRU_PAGE, LRU_PAGE)
+    full = replay(lru, requests, running=work.running, barrier=work.barrier)
     rows: list[dict[str, Any]] = []
     for model in models:
         cache = engine(model, work.tokens, work.running, longest)
         found = replay(cache, requests, running=work.running, barrier=work.barrier)
+        blind = _without_windows(model, work, requests, longest)
         stats = cache.scheduler.cache.stats()
         rows.append(
             {
                 "workload": name,
                 "model": model,
+                "pool_tokens": work.tokens,
+                "pool_gib": cache.scheduler.limits.num_blocks * cache.scheduler.layout.block_bytes(2) / 2**30,
                 "ideal": ideal.hit_rate,
-                "full_everywhere": full.hit_rate,
+                "full_lru": full.hit_rate,
+                "full_jswa": blind,
                 "jswa": found.hit_rate,
                 "last_round": _last(found),
                 "revived_share_of_hits": found.revived / max(found.cached, 1),
@@ -101,11 +118,24 @@ def compare(name: str, work: Workload, models: list[str]) -> list[dict[str, Any]
         )
         r = rows[-1]
         print(
-            f"{name:32} {model:14} {r['jswa']:7.2%} {r['ideal']:7.2%} {r['full_everywhere']:7.2%} "
+            f"{name:32} {model:14} {r['jswa']:7.2%} {r['ideal']:7.2%} {r['full_lru']:7.2%} {_percent(blind):>7} "
             f"{r['last_round']:7.2%} {r['revived_share_of_hits']:7.1%}",
             flush=True,
         )
     return rows
+
+
+def _without_windows(model: str, work: Workload, requests: list[traces.TraceRequest], longest: int) -> float | None:
+    """Return the hit rate of jswa's cache with full KV everywhere; None if the model's layers differ in shape."""
+    full, local = GEOMETRIES[model][3:]
+    if full != local:
+        return None
+    cache = engine(model, work.tokens, work.running, longest, hybrid=False)
+    return replay(cache, requests, running=work.running, barrier=work.barrier).hit_rate
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.2%}"
 
 
 def _last(result: Result) -> float:
@@ -182,7 +212,8 @@ def main() -> None:
         work = {name: WORKLOADS[name] for name in args.workload}
         if args.trace:
             work = {args.trace.name: Workload(lambda: list(traces.read(args.trace)), args.tokens, args.running)}
-        print(f"{'workload':32} {'model':14} {'jswa':>7} {'ideal':>7} {'full KV':>7} {'last':>7} {'revived':>7}")
+        columns = ("jswa", "ideal", "LRU", "no win.", "last", "revived")
+        print(f"{'workload':32} {'model':14} " + " ".join(f"{column:>7}" for column in columns))
         for name, one in work.items():
             results += compare(name, one, args.model)
     if args.json:

@@ -1,4 +1,4 @@
-"""Plot of the hit rates that `benchmarks.cache.radix` has measured, as sessions outgrow the pool.
+"""Plot of the hit rates that `benchmarks.cache.radix` has measured, as sessions in any order outgrow the pool.
 
     python -m benchmarks.cache.radix_plot benchmarks/results/cpu/radix.json hit-rate.png
 
@@ -12,19 +12,26 @@ from typing import Any
 
 from benchmarks import result_file
 
+BASELINES = {
+    "an infinite cache": "ideal",
+    "full KV on every layer, jswa's cache": "full_jswa",
+    "full KV on every layer, LRU": "full_lru",
+}
+STYLES = dict(zip(BASELINES, ("k:", "k-.", "k--"), strict=True))
+
 
 def points(results: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return (sessions in % of the pool, hit rate in %) by line of the plot, from the workloads of sessions."""
+    """Return (sessions in % of the pool, hit rate in %) by line of the plot, from sessions in any order."""
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in results:
-        found = re.match(r"sessions, (\d+) %", row["workload"])
+        found = re.match(r"sessions in any order, (\d+) %", row["workload"])
         if found is None:
             continue
         share = int(found[1])
         lines.setdefault(f"jswa, {row['model']}", []).append((share, 100 * row["jswa"]))
-        for name, key in (("an infinite cache", "ideal"), ("full KV on every layer, LRU", "full_everywhere")):
+        for name, key in BASELINES.items():
             line = lines.setdefault(name, [])
-            if (share, 100 * row[key]) not in line:
+            if row[key] is not None and share not in [x for x, _ in line]:
                 line.append((share, 100 * row[key]))
     return {name: sorted(line) for name, line in lines.items()}
 
@@ -35,9 +42,8 @@ def plot(lines: dict[str, list[tuple[int, float]]], to: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 3.6))
     for name, line in lines.items():
-        style = {"an infinite cache": "k:", "full KV on every layer, LRU": "k--"}.get(name, "o-")
-        axes.plot(*zip(*line, strict=True), style, label=name, markersize=4)
-    axes.set(xlabel="sessions of 8 turns, % of the pool (as full KV)", ylabel="prompt tokens not computed, %", ylim=0)
+        axes.plot(*zip(*line, strict=True), STYLES.get(name, "o-"), label=name, markersize=4)
+    axes.set(xlabel="sessions in any order, % of the pool (as full KV)", ylabel="prompt tokens not computed, %", ylim=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower left")
     figure.tight_layout()

@@ -124,6 +124,21 @@ def in_turn(lines: list[Line]) -> list[Line]:
     return sorted(lines, key=lambda line: int(line["turn"]))
 
 
+def any_next(lines: list[Line], seed: int = 0) -> list[Line]:
+    """Reorder requests so that any session speaks next, drawn uniformly among those that have turns left."""
+    rng = np.random.default_rng(seed)
+    left: dict[str, list[Line]] = {}
+    for line in lines:
+        left.setdefault(line["session"], []).append(line)
+    mixed = []
+    while left:
+        session = str(rng.choice(list(left)))
+        mixed.append(left[session].pop(0))
+        if not left[session]:
+            del left[session]
+    return mixed
+
+
 def shared_prompt(questions: int, system: int, question: int, output: int) -> list[Line]:
     """Return questions that share one system prompt."""
     return [

@@ -27,7 +27,9 @@ class Evidence:
     Attributes:
         most_tokens, most_rows: the most tokens and rows in a step.
         chunks: chunks of prompts that ended inside the prompt.
+        replayed_tokens: tokens with cached full-attention KV that were computed again.
         hits, revivals: requests that started from cached tokens, and requests that rebuilt a window.
+        rebuilt_tokens: the part of replayed_tokens that rebuilt windows; the rest are prompts run from their start.
         preempted_answers: requests that were preempted before they had generated the answer of the cold run.
     """
 
@@ -41,6 +43,7 @@ class Evidence:
     replayed_tokens: int = 0
     hits: int = 0
     revivals: int = 0
+    rebuilt_tokens: int = 0
     preemptions: int = 0
     preempted_answers: int = 0
     seconds: float = 0.0
@@ -63,6 +66,7 @@ class Evidence:
             self.replayed_tokens += hit.replayed_tokens
             self.hits += hit.cached_tokens > 0
             self.revivals += hit.revived
+            self.rebuilt_tokens += hit.replayed_tokens if hit.revived else 0
 
 
 class Watch:

@@ -44,11 +44,13 @@ def markdown(result: Result) -> str:
 def evidence(one: dict[str, Any]) -> str:
     """Return the evidence that a configuration really ran."""
     kind = one["name"].partition(" ")[0]
+    # Files of before November 23, 2026 do not say how many tokens that took.
+    rebuilt = f" from {one['rebuilt_tokens']:,} tokens" if "rebuilt_tokens" in one else ""
     cached = f"{one['cached_tokens']:,} of {one['prompt_tokens']:,} prompt tokens from the cache"
     return {
         "cold": f"{one['requests']:,} requests one at a time, at most {one['most_tokens']:,} tokens a step",
         "prefix-cached": f"{cached}; {one['hits']:,} of {one['requests']:,} requests hit",
-        "revived": f"{cached}, {one['replayed_tokens']:,} replayed; {one['revivals']:,} windows rebuilt",
+        "revived": f"{cached}; {one['revivals']:,} windows rebuilt{rebuilt}",
         "chunked": f"at most {one['most_tokens']:,} tokens a step; {one['chunks']:,} chunks ended inside a prompt",
         "batched": f"up to {one['most_rows']} rows and {one['most_tokens']:,} tokens a step",
         "preempted": f"{one['preemptions']:,} preemptions, {one['preempted_answers']:,} requests within their answer",

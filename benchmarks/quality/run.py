@@ -94,7 +94,7 @@ def missing(outcome: Outcome) -> str | None:
     needs: dict[str, tuple[bool, str]] = {
         "cold": (seen.cached_tokens == seen.chunks == 0 and seen.most_rows == 1, "no cache, no chunks, one row"),
         "prefix-cached": (seen.hits > 0, "hits"),
-        "revived": (seen.revivals > 0 and seen.replayed_tokens > 0, "windows that were rebuilt"),
+        "revived": (seen.revivals > 0 and seen.rebuilt_tokens > 0, "windows that were rebuilt"),
         "chunked": (seen.chunks > 0 and seen.most_tokens <= int(size or 0), "prompts that take several steps"),
         "batched": (seen.most_rows > 1, "several rows in a step"),
         "preempted": (seen.preemptions > 0, "preemptions"),

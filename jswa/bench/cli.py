@@ -1,22 +1,35 @@
 """The command line of `jswa bench serve`."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from jswa.commands.option_groups import PLAIN, grouped, whole_lines
 from jswa.errors import ConfigError
 
 try:
     from jswa.bench.load import BenchConfig
     from jswa.bench.load import main as run
 except ModuleNotFoundError as error:
-    raise ConfigError("bench", error.name, "is not installed: `pip install jswa[bench]`") from error
+    raise ConfigError("bench", error.name, 'is not installed: pip install "jswa[bench]"') from error
 
-_DEFAULTS = BenchConfig()
+GROUPS = {
+    "Server": ("base_url", "model", "endpoint", "api_key", "timeout"),
+    "Load": ("num_prompts", "warmup", "request_rate", "max_concurrency", "seed"),
+    "Prompts": ("prompts", "input_words", "prefix_words", "output_tokens"),
+    "Report": ("goodput", "json", "plot"),
+}
+_Options = grouped(BenchConfig, GROUPS)
+if TYPE_CHECKING:
+    type Options = BenchConfig
+else:
+    Options = Annotated[_Options, Parameter(name="*")]
+_DEFAULTS = _Options()
 
 
-def serve(*, options: Annotated[BenchConfig, Parameter(name="*")] = _DEFAULTS) -> int:
+@whole_lines
+def serve(*, options: Options = _DEFAULTS) -> int:
     """Send requests to an OpenAI-compatible server and report latencies and throughput.
 
     Closed loop: --max-concurrency 16. Open loop: --request-rate 8, with Poisson arrivals. The server's own token counts
@@ -27,7 +40,7 @@ def serve(*, options: Annotated[BenchConfig, Parameter(name="*")] = _DEFAULTS) -
 
 def main(tokens: Sequence[str]) -> int:
     """Run `jswa bench serve` with these arguments and return the exit status. Raises JswaError."""
-    app = App(name="jswa bench serve", version_flags=[])
+    app = App(name="jswa bench serve", version_flags=[], help_format="plaintext", default_parameter=PLAIN)
     app.default(serve)
-    command, bound, _ = app.parse_args(tokens)
+    command, bound, _ = app.parse_args(tokens, print_error=False, exit_on_error=False)
     return int(command(*bound.args, **bound.kwargs) or 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jswa.architecture import AttentionConfig, ModelConfig
-from jswa.cache.capacity import ideal_fraction, padding, rows_held
+from jswa.cache.capacity import ideal_fraction, padding
 from jswa.cache.layout import KVLayout
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import parse_quantization
@@ -15,6 +15,11 @@ from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
 
 LENGTHS = (2048, 8192, 32768, 131072)
+# SGLang 0.5.23: the families whose windows get a pool of their own (is_hybrid_swa_model); others keep every token.
+_WINDOW_POOLS = {
+    "beam", "gemma4_text", "gemma4_unified_text", "gpt_oss", "granite_swa", "granitemoe_swa", "laguna", "llama4_text",
+    "mellum", "mimo_v2", "mimo_v2_flash", "muse_glimmer_text", "step3p5",
+}  # fmt: skip
 _FIXED_RATIO = 0.8  # SGLang's default --swa-full-tokens-ratio: tokens of the window pool per token of the full pool
 _SLACK = 128  # tokens beyond the window that SGLang keeps in decode
 _GROUP_PAGE = 16  # tokens per page in vLLM
@@ -22,16 +27,24 @@ _GROUP_PAGE = 16  # tokens per page in vLLM
 
 @dataclass(frozen=True)
 class Row:
-    """KV of sequences (rows) of one length, in tokens: bytes per row, and the number of rows that fit in memory."""
+    """KV of sequences (rows) of one length, in tokens: bytes per row, and the rows that fit in memory, with fractions.
+
+    Attributes:
+        bytes_here, rows_here: in jswa.
+        bytes_ideal: every full layer keeps all tokens, every local layer its window, and nothing is rounded up.
+        bytes_full, rows_full: every layer keeps all tokens.
+        rows_fixed_ratio: in SGLang's two pools.
+        rows_grouped: in vLLM's groups of layers.
+    """
 
     length: int
     bytes_here: int
     bytes_ideal: int
     bytes_full: int
-    rows_here: int
-    rows_full: int
-    rows_fixed_ratio: int
-    rows_grouped: int
+    rows_here: float
+    rows_full: float
+    rows_fixed_ratio: float
+    rows_grouped: float
 
     @property
     def share_of_ideal(self) -> float:
@@ -69,7 +82,8 @@ def report(
     ]
     lines += [
         f"{row.length:>8} {_gib(row.bytes_here):>10} {_gib(row.bytes_ideal):>10} {row.share_of_ideal:>7.1%} "
-        f"{_gib(row.bytes_full):>10}   {row.rows_here:>6}, {row.rows_full}, {row.rows_fixed_ratio}, {row.rows_grouped}"
+        f"{_gib(row.bytes_full):>10}   {row.rows_here:>6.1f}, {row.rows_full:.1f}, {row.rows_fixed_ratio:.1f}, "
+        f"{row.rows_grouped:.1f}"
         for row in rows
     ]
     from jswa.exec.sizing import weight_bytes  # imports jax, which takes a second
@@ -82,8 +96,10 @@ def report(
     return [*lines, "KV is in GiB per row, in whole pages; share = ideal / here: the rest is padding and partial pages"]
 
 
-def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:
-    """Return one Row per length of LENGTHS. `memory` in bytes; `itemsize`: bytes per element of KV."""
+def table(
+    model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int, lengths: Sequence[int] = LENGTHS
+) -> list[Row]:
+    """Return one Row per length. `memory` in bytes; `itemsize`: bytes per element of KV."""
     attention = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
     # Other engines store keys and values without folding: bytes of one token in all layers of a kind.
     full = sum(_elems(a) for a in attention if a.kind == "full") * itemsize
@@ -91,7 +107,7 @@ def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -
     block = layout.block_bytes(itemsize)
     slots = (memory // block - 1) * layout.pages_per_block
     rows = []
-    for length in LENGTHS:
+    for length in lengths:
         resident = layout.resident_slots(length)
         here = math.ceil(resident * block / layout.pages_per_block)
         rows.append(
@@ -100,28 +116,29 @@ def table(model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int) -
                 bytes_here=here,
                 bytes_ideal=round(ideal_fraction(layout, length) * here),
                 bytes_full=(full + local) * length,
-                rows_here=rows_held(layout, slots, length),
-                rows_full=memory // ((full + local) * length),
-                rows_fixed_ratio=_fixed_ratio_rows(full, local, layout, length, memory),
+                rows_here=slots / resident,
+                rows_full=memory / ((full + local) * length),
+                rows_fixed_ratio=_fixed_ratio_rows(model.family, full, local, layout, length, memory),
                 rows_grouped=_grouped_rows(attention, layout, length, memory // itemsize),
             )
         )
     return rows
 
 
-def _fixed_ratio_rows(full: int, local: int, layout: KVLayout, length: int, memory: int) -> int:
+def _fixed_ratio_rows(family: str, full: int, local: int, layout: KVLayout, length: int, memory: int) -> float:
     """Return the rows that fit in SGLang's two pools; the window pool has `_FIXED_RATIO` tokens per full token.
 
-    `full`, `local`: bytes of one token in all layers of the kind. The fuller pool decides.
+    `full`, `local`: bytes of one token in all layers of the kind. The fuller pool decides. Families that are not in
+    `_WINDOW_POOLS` have one pool, in which every layer keeps every token.
     """
-    if layout.reach is None or not full:
-        return memory // ((full + local) * length)
-    full_tokens = int(memory / (full + _FIXED_RATIO * local))
+    if family not in _WINDOW_POOLS or layout.reach is None or not full:
+        return memory / ((full + local) * length)
+    full_tokens = memory / (full + _FIXED_RATIO * local)
     held = min(length, layout.reach.size + _SLACK + layout.page_size)
-    return min(full_tokens // length, int(full_tokens * _FIXED_RATIO) // held)
+    return min(full_tokens / length, full_tokens * _FIXED_RATIO / held)
 
 
-def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length: int, memory: int) -> int:
+def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length: int, memory: int) -> float:
     """Return the rows that fit in vLLM's one pool: layers in groups as large as the smaller kind, the last one padded.
 
     A row has ⌈n / group⌉ page tables per kind. A local table holds the window and one page more; of chunked layers it
@@ -131,14 +148,14 @@ def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length
     full = [_elems(a) for a in attention if a.kind == "full"]
     local = [_elems(a) for a in attention if a.kind == "local"]
     if layout.reach is None or not local:
-        return memory // (sum(full + local) * length)
+        return memory / (sum(full + local) * length)
     group = min(len(kind) for kind in (full, local) if kind)
     page = _GROUP_PAGE * max(full + local)  # elements of one layer; a layer with smaller tokens fits more of them
     window = math.ceil(min(layout.reach.size, length) / (page // local[0])) + (not layout.reach.chunked)
     pages = math.ceil(len(local) / group) * window
     if full:
         pages += math.ceil(len(full) / group) * math.ceil(length / (page // full[0]))
-    return memory // (pages * page * group)
+    return memory / (pages * page * group)
 
 
 def _elems(a: AttentionConfig) -> int:

@@ -11,25 +11,33 @@ import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from jswa import __version__
+from jswa.commands.option_groups import ENGINE, PLAIN, grouped, whole_lines
 from jswa.config import EngineConfig
-from jswa.errors import JswaError
+from jswa.errors import JswaError, is_out_of_memory
 
 app = App(
     name="jswa",
     help="Run and serve language models that mix sliding-window and full attention.",
     version=__version__,
+    help_format="plaintext",
+    default_parameter=PLAIN,
 )
-Engine = Annotated[EngineConfig, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
-_DEFAULTS = EngineConfig()
+_Options = grouped(EngineConfig, ENGINE)
+_DEFAULTS = _Options()
+if TYPE_CHECKING:
+    type Engine = EngineConfig
+else:
+    Engine = Annotated[_Options, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
 _SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's short form of --tensor-parallel-size
 
 
 @app.command
+@whole_lines
 def generate(
     *prompts: str,
     model: str = "tiny",
@@ -49,14 +57,14 @@ def generate(
     Parameters
     ----------
     prompts
-        Texts to continue.
+        Continue these texts.
     model
         Folder of a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships
         with jswa.
     max_tokens
-        Maximum number of tokens to generate per prompt.
+        Generate at most this many tokens per prompt.
     temperature
-        Sampling temperature; 0 always picks the most likely token.
+        Sample with this temperature; 0 always picks the most likely token.
     top_p
         Sample from the smallest set of most likely tokens whose probabilities sum to this; 1 keeps all tokens.
     top_k
@@ -68,12 +76,13 @@ def generate(
     stats
         Print tokens per second and KV cache usage to stderr.
     lora
-        Name of the LoRA adapter to use, one of --lora-modules. Default: the model without an adapter.
+        Use this LoRA adapter, one of --lora-modules. Default: the model without an adapter.
     url
         Ask a running server that speaks OpenAI's API, such as http://localhost:8000/v1, instead of loading a model.
         Then --model is a name that the server knows (default: its first model), options of the engine have no effect,
         and OPENAI_API_KEY is the key.
     """
+    from jswa.commands.chat import Meter
     from jswa.llm import LLM
     from jswa.types import SamplingParams
 
@@ -84,11 +93,13 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, ignore_eos=ignore_eos
     )
     if not prompts:
-        raise SystemExit("jswa generate: at least one prompt is needed")
+        raise SystemExit('jswa generate: at least one prompt is needed: jswa generate "The cat"')
     if url is not None:
-        return _generate_remotely(url, lora or _name_at(url, model), prompts, params, as_json=as_json)
+        from jswa.commands.remote import generate_at, model_at
+
+        return generate_at(url, lora or model_at(url, model), prompts, params, as_json=as_json)
     with LLM(model, **dataclasses.asdict(engine)) as llm:
-        meter = _Meter(llm)
+        meter = Meter(llm)
         rows: dict[str, dict[str, Any]] = {}
         try:
             for piece in llm.generate(list(prompts), params, stream=True, lora=lora):
@@ -106,6 +117,7 @@ def generate(
 
 
 @app.command
+@whole_lines
 def chat(
     *messages: str,
     model: str = "tiny",
@@ -122,38 +134,40 @@ def chat(
     Parameters
     ----------
     messages
-        User messages to send, one per turn. Default: read them from the terminal or stdin, one per line.
+        Send these messages, one per turn. Default: read them from the terminal or stdin, one per line.
     model
         Folder of a Hugging Face checkpoint with a chat template, OWNER/NAME on the Hugging Face Hub, or "tiny", the
         small model that ships with jswa.
     system
-        System message of the conversation. Default: none.
+        Begin the conversation with this system message. Default: none.
     max_tokens
-        Maximum number of tokens to generate per answer.
+        Generate at most this many tokens per answer.
     temperature
-        Sampling temperature; 0 always picks the most likely token.
+        Sample with this temperature; 0 always picks the most likely token.
     stats
         Print the cached prompt tokens and the latency of each answer, and at the end tokens per second and KV cache
         usage, to stderr.
     lora
-        Name of the LoRA adapter to use, one of --lora-modules. Default: the model without an adapter.
+        Use this LoRA adapter, one of --lora-modules. Default: the model without an adapter.
     url
         Ask a running server that speaks OpenAI's API, such as http://localhost:8000/v1, instead of loading a model.
         Then --model is a name that the server knows (default: its first model), options of the engine have no effect,
         and OPENAI_API_KEY is the key.
     """
-    from jswa.commands.chat import converse, of_engine, of_server, typed_messages
+    from jswa.commands.chat import Meter, converse, of_engine, of_server, typed_messages
     from jswa.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     said, echo = messages or typed_messages(), bool(messages)
     if url is not None:
-        ask = of_server(url, lora or _name_at(url, model), params)
+        from jswa.commands.remote import model_at
+
+        ask = of_server(url, lora or model_at(url, model), params)
         return converse(ask, said, system=system, echo=echo, stats=stats)
     from jswa.llm import LLM
 
     with LLM(model, **dataclasses.asdict(engine)) as llm:
-        meter = _Meter(llm)
+        meter = Meter(llm)
         converse(of_engine(llm, params, lora, meter.count), said, system=system, echo=echo, stats=stats)
         if stats:
             print(meter.report(), file=sys.stderr)
@@ -180,6 +194,7 @@ def bench_serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, sho
 
 
 @app.command
+@whole_lines
 def capacity(
     config: str,
     *,
@@ -197,15 +212,15 @@ def capacity(
         A config.json, the folder of a checkpoint, or OWNER/NAME on the Hugging Face Hub, of which only config.json is
         downloaded.
     block_size
-        Tokens per KV page.
+        Keep this many tokens in a KV page.
     itemsize
-        Bytes per element of the KV cache: 2 for bfloat16, 1 for fp8.
+        Count this many bytes per element of the KV cache: 2 for bfloat16, 1 for fp8.
     memory_gib
-        Memory for the KV cache on each device, in GiB.
+        Fill this much memory of each device with KV, in GiB.
     tensor_parallel_size
-        Number of devices that share the model.
+        Share the model between this many devices.
     revision
-        Branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
+        Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
     """
     from jswa.commands.capacity import report
 
@@ -215,6 +230,7 @@ def capacity(
 
 
 @app.command
+@whole_lines
 def convert(
     source: str,
     target: Path,
@@ -233,13 +249,13 @@ def convert(
     target
         Folder to write, used as the model from then on. A folder that `jswa convert` wrote before is replaced.
     dtype
-        Type of the weights: auto (as config.json says), float32, bfloat16 or float16.
+        Store weights in this type: auto (as config.json says), float32, bfloat16 or float16.
     quantization
-        Quantization to store, with the choices of `jswa serve --quantization`.
+        Store weights in this form, with the choices of `jswa serve --quantization`.
     revision
-        Branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
+        Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
     download_dir
-        Folder for models from the Hugging Face Hub. Default: its cache (HF_HOME).
+        Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
     """
     from jswa.model.hf.config import load_config
     from jswa.storage.convert import convert as write
@@ -252,6 +268,7 @@ def convert(
 
 
 @app.command(name="eval")
+@whole_lines
 def evaluate(
     model: str,
     *,
@@ -269,12 +286,12 @@ def evaluate(
         Folder of a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships
         with jswa.
     tasks
-        Names of the tasks to run, separated by commas. Default: all tasks.
+        Run the tasks of these names, separated by commas. Default: all tasks.
     sets
-        Folder of task sets, one NAME.jsonl per task (docs/evaluation.md). Default: the sets that ship with jswa, made
-        for "tiny".
+        Read the task sets in this folder, one NAME.jsonl per task (docs/evaluation.md). Default: the sets that ship
+        with jswa, made for "tiny".
     limit
-        Run only the first items of each task and distance, this many. Default: all items.
+        Run only this many items of each task and distance, the first ones. Default: all items.
     as_json
         Write the results, with the text of every answer, to this JSON file.
     """
@@ -296,6 +313,7 @@ def evaluate(
 
 
 @app.command
+@whole_lines
 def doctor() -> None:
     """Check this machine: packages, devices, memory, compiler and kernels, and say what to do about what is wrong.
 
@@ -307,6 +325,7 @@ def doctor() -> None:
 
 
 @app.command
+@whole_lines
 def env() -> None:
     """Print the versions of jswa and its dependencies, and the devices, for bug reports."""
     import jax
@@ -325,36 +344,39 @@ def env() -> None:
         print(f"device {device.id}: {device.device_kind} ({device.platform})")
 
 
-def _name_at(url: str, model: str) -> str:
-    """Return the name of the model to ask for; the default of --model means the server's first."""
-    from jswa.commands.remote import served_model
-
-    return served_model(url) if model == "tiny" else model
-
-
-def _generate_remotely(url: str, model: str, prompts: tuple[str, ...], params: Any, *, as_json: bool) -> None:
-    from jswa.commands.remote import complete
-
-    for prompt in prompts:
-        events = list(complete(url, model, prompt, params))
-        text = "".join(event.text for event in events)
-        reason = next((event.finish_reason for event in reversed(events) if event.finish_reason), None)
-        row = {"prompt": prompt, "text": text, "finish_reason": reason}
-        print(json.dumps(row, ensure_ascii=False) if as_json else f"{prompt}{text}\n")
-
-
 def run(arguments: list[str]) -> int:
-    """Run a command and return its exit status. A JswaError is printed as one line and gives status 2."""
+    """Run a command and return its exit status. What the user can mend is printed as one line and gives status 2."""
     try:
-        app([_SHORT.sub("--tensor-parallel-size", token) for token in arguments])
+        app(
+            [_SHORT.sub("--tensor-parallel-size", token) for token in arguments], print_error=False, exit_on_error=False
+        )
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except JswaError as error:
-        print(f"jswa: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        said = f"{type(error).__name__}: {error}"
+    except CycloptsError as error:
+        words = " ".join(str(error).split())
+        said = f"{words} Type `jswa {' '.join(_command(arguments))} --help` to see what there is.".replace("  ", " ")
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        said = (
+            f"out of memory: {str(error).splitlines()[0] if str(error) else type(error).__name__}: choose a smaller "
+            "--max-num-batched-tokens, --max-num-seqs, --kv-cache-memory-bytes or model, --quantization int8, or more "
+            "devices with --tensor-parallel-size"
+        )
+    else:
+        return 0
+    print(f"jswa: {said}", file=sys.stderr)
+    return 2
+
+
+def _command(arguments: list[str]) -> list[str]:
+    """Return the words before the options that name a command."""
+    named = arguments[: 2 if arguments[:1] == ["bench"] else 1]
+    return named if named and named[0] in app else []
 
 
 def main() -> NoReturn:
@@ -367,28 +389,3 @@ def main() -> NoReturn:
     # XLA's threads may still release host arrays. A thread that asks for the GIL while the interpreter shuts down is
     # killed, and the process aborts (seen once in about a hundred runs), so the interpreter's shutdown is skipped.
     os._exit(status)
-
-
-class _Meter:
-    """Tokens per second and the peak number of KV pages in use, over one streamed call."""
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-        self._start = time.monotonic()
-        self._tokens = self._full = self._local = 0
-
-    def count(self, token_ids: list[int]) -> None:
-        now = self._llm.stats()
-        self._tokens += len(token_ids)
-        self._full, self._local = max(self._full, now.full_pages), max(self._local, now.local_pages)
-
-    def report(self) -> str:
-        seconds = time.monotonic() - self._start
-        pool, limits, cached = self._llm.stats(), self._llm.engine.limits, self._llm.cache_stats()
-        return (
-            f"{self._tokens} tokens in {seconds:.2f} s, {self._tokens / seconds:.0f} tokens/s; "
-            f"peak KV pages of {limits.page_size} tokens: {self._full} full, {self._local} local; "
-            f"at the end: {pool.full_pages} full, {pool.local_pages} local; "
-            f"prefix cache: {cached.hit_rate:.1%} of {cached.prompt_tokens} prompt tokens, "
-            f"{cached.full_pages} full and {cached.local_pages} local pages cached"
-        )

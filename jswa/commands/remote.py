@@ -34,6 +34,21 @@ def served_model(url: str) -> str:
         raise RemoteError(f"{url}/models lists no model") from error
 
 
+def model_at(url: str, model: str) -> str:
+    """Return the name of the model to ask for; "tiny", the default of --model, means the server's first."""
+    return served_model(url) if model == "tiny" else model
+
+
+def generate_at(url: str, model: str, prompts: Sequence[str], params: SamplingParams, *, as_json: bool) -> None:
+    """Print each prompt with its continuation by a server, as `jswa generate` does. Raises RemoteError."""
+    for prompt in prompts:
+        events = list(complete(url, model, prompt, params))
+        text = "".join(event.text for event in events)
+        reason = next((event.finish_reason for event in reversed(events) if event.finish_reason), None)
+        row = {"prompt": prompt, "text": text, "finish_reason": reason}
+        print(json.dumps(row, ensure_ascii=False) if as_json else f"{prompt}{text}\n")
+
+
 def complete(url: str, model: str, prompt: str, params: SamplingParams) -> Iterator[Event]:
     """Yield the pieces of a prompt's continuation. Raises RemoteError."""
     return _events(url, "/completions", {"model": model, "prompt": prompt, **_sampling(params)})

@@ -38,7 +38,7 @@ def import_server_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("jswa"):
             raise
-        raise ConfigError("server", error.name, "is not installed: `pip install jswa[server]`") from error
+        raise ConfigError("server", error.name, 'is not installed: pip install "jswa[server]"') from error
 
 
 def _folder() -> Path:

@@ -28,7 +28,8 @@ def make_mesh(devices: int, hosts: int = 1) -> Mesh | None:
     for host in range(hosts):
         there = [device for device in jax.devices() if device.process_index == host]
         if each > len(there):
-            limit = f"host {host} has {len(there)} devices: at most that many on each of {hosts}"
+            where = "this machine" if hosts == 1 else f"host {host}"
+            limit = f"{where} has {len(there)}: choose at most --tensor-parallel-size {len(there) * hosts}"
             raise ConfigError("tensor_parallel_size", devices, limit)
         chosen += there[:each]
     return Mesh(np.array(chosen), (AXIS,)) if devices > 1 else None

@@ -233,6 +233,9 @@ def size_arena(
     Args:
         memory: bytes for the arena, on each device.
     """
+    if not on_gpu and memory > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        limit = f"this machine has {there} bytes of memory: give less, or leave the option out"
+        raise ConfigError("kv_cache_memory_bytes", memory, limit)
     num_blocks = memory // layout.block_bytes(itemsize)
     if not limits.prefix_cache or (options.kv_cache_memory_bytes is None and not on_gpu):
         num_blocks = min(num_blocks, useful_blocks(layout, limits))

@@ -30,6 +30,8 @@ _SMALL = (
 )  # fmt: skip
 _OFFLINE = "HF_HUB_OFFLINE is set, and {} does not hold all files of the model: unset it once to download them"
 _OTHER_DISK = "name a folder on another disk with --download-dir or HF_HOME"
+_OTHER_WEIGHTS = {".bin", ".gguf", ".pt", ".pth", ".ckpt"}
+_NOT_READ = "; jswa reads weights in safetensors only, not in .bin or GGUF files"
 _GIB = 2**30
 _log = logging.getLogger("jswa")
 
@@ -61,9 +63,10 @@ def find_model(
     if folder.is_dir():
         return folder
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
+        what = "is a file" if folder.is_file() else "there is no such folder"
         raise CheckpointError(
-            f"model = {str(model)!r}: must be the folder of a checkpoint, OWNER/NAME of a model on the Hugging Face "
-            f"Hub, or 'tiny'{'. GGUF files are not read' * (folder.suffix == '.gguf')}"
+            f"model = {str(model)!r}: {what}: must be the folder of a checkpoint, OWNER/NAME of a model on the Hugging "
+            f"Face Hub, or 'tiny'{_NOT_READ if folder.suffix in _OTHER_WEIGHTS else ''}"
         )
     repository = _Repository(model, revision, download_dir)
     folder = repository.download(("config.json",) if needed == "config" else _SMALL)

@@ -123,9 +123,9 @@ def _weight_map(folder: Path) -> dict[str, str]:
     index = folder / INDEX
     if not os.path.lexists(index):
         if not os.path.lexists(folder / SINGLE):
-            gguf = next((path.name for path in sorted(folder.glob("*.gguf"))), None)
-            instead = "" if gguf is None else f": GGUF files such as {label(gguf)} are not read"
-            raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}{instead}")
+            found = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".gguf", ".pt", ".pth")]
+            also = f": it has {found[0]}, and jswa reads weights in safetensors only" if found else ""
+            raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}{also}")
         return {}
     weight_map = read_object(index).get("weight_map")
     if (

@@ -50,7 +50,7 @@ def test_answers_from_the_cache_and_after_preemption_are_those_of_a_cold_run() -
     found = check(("prefix-cached", "revived", "preempted"), items(2, 320), 2, 400)
     assert found["prefix-cached"]["hits"] == found["revived"]["hits"] == 2
     assert found["revived"]["revivals"] == 2
-    assert found["revived"]["replayed_tokens"] > 0
+    assert 0 < found["revived"]["rebuilt_tokens"] <= found["revived"]["replayed_tokens"]
     assert found["preempted"]["preempted_answers"] > 0
 
 

@@ -12,7 +12,7 @@ from benchmarks.quality.report import markdown
 from benchmarks.quality.run import CONFIGURATIONS, as_json, bits_per_token, compare, missing, problems, rows_of
 from jswa.commands.evaluate import Question
 from jswa.commands.task_sets import Item
-from jswa.types import SamplingParams
+from jswa.types import PrefixHit, RequestOutput, SamplingParams
 
 IDS = np.arange(6, dtype=np.int32)
 KEY = Question(Item("key", 512, "What?", (), "7", "exact", {}, 3), IDS, SamplingParams())
@@ -75,7 +75,7 @@ def test_log_probabilities_are_compared_from_the_end(off: float, good: bool) -> 
 GOOD: dict[str, dict[str, int]] = {
     "cold": {"most_rows": 1},
     "prefix-cached": {"hits": 1},
-    "revived": {"revivals": 1, "replayed_tokens": 9},
+    "revived": {"revivals": 1, "rebuilt_tokens": 9},
     "chunked 16": {"chunks": 1, "most_tokens": 16},
     "chunked 64": {"chunks": 1, "most_tokens": 20},
     "chunked 512": {"chunks": 2, "most_tokens": 512},
@@ -95,6 +95,14 @@ def test_a_configuration_must_be_exercised(name: str) -> None:
     worse = {"cold": {"chunks": 1}, "chunked 16": {"most_tokens": 17}}
     if name in worse:
         assert missing(outcome(name, **{**GOOD[name], **worse[name]})) is not None
+
+
+def test_only_tokens_that_rebuild_a_window_count_as_rebuilt() -> None:
+    """Of 300 tokens with cached KV one request replays 252 behind the first 48, another all 300 from the start."""
+    hits = [PrefixHit(301, 48, 300, 252, "cold", revived=True), PrefixHit(301, 0, 300, 300, "cold")]
+    evidence = Evidence()
+    evidence.see([RequestOutput("a", "", [], [], True, prefix=hit) for hit in hits])
+    assert (evidence.replayed_tokens, evidence.rebuilt_tokens, evidence.revivals) == (552, 252, 1)
 
 
 def test_the_report_names_every_configuration() -> None:

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from benchmarks.cache import radix
 from benchmarks.cache.replay import FullEverywhere, Infinite, Result, replay
-from benchmarks.cache.traces import TraceRequest
+from benchmarks.cache.traces import TraceRequest, any_next, multi_turn
 
 
 def request(session: str, turn: int, prompt: list[int], output: list[int]) -> TraceRequest:
@@ -58,3 +59,24 @@ def test_a_replay_adds_up_hits_by_turn() -> None:
     assert result.rounds == {0: [2, 10], 1: [6, 9]}
     assert (result.cached, result.prompt, result.revived) == (8, 19, 0)
     assert result.hit_rate == 8 / 19
+
+
+def test_any_session_speaks_next_and_each_keeps_its_order() -> None:
+    """The requests are those of the trace in turns, in another order."""
+    lines = multi_turn(5, 4, 3, 2)
+    mixed = any_next(lines)
+    assert sorted(map(str, mixed)) == sorted(map(str, lines))
+    for session in "01234":
+        assert [line["turn"] for line in mixed if line["session"] == session] == [0, 1, 2, 3]
+    assert [line["turn"] for line in mixed] != sorted(line["turn"] for line in mixed), "sessions take turns"
+    assert any_next(lines) == mixed
+    assert any_next(lines, seed=1) != mixed
+
+
+def test_an_engine_without_windows_has_the_same_bytes() -> None:
+    """A pool of 131,072 tokens on all layers; without windows it holds them, less the page that nobody gets."""
+    hybrid, blind = (radix.engine("gemma-3-27b", 131_072, 16, 4096, hybrid=hybrid) for hybrid in (True, False))
+    sizes = [one.scheduler.limits.num_blocks * one.scheduler.layout.block_bytes(2) for one in (hybrid, blind)]
+    assert abs(sizes[0] / sizes[1] - 1) < 0.01
+    assert blind.scheduler.layout.local is None
+    assert blind.scheduler.cache.pool.total_slots == 131_072 // radix.PAGE

@@ -94,7 +94,8 @@ def test_long_rows_fit_nearly_as_often_as_they_ideally_could(
     for length in (32768, 131072):
         ideal = MEMORY / entry.bytes_at(length, None if folded is None else round(folded))
         assert 0.95 * ideal - 1 <= found.rows[length].rows_here <= ideal
-        assert found.rows[length].rows_full == MEMORY // round((entry.full_kib + entry.local_kib) * KIB * length)
+        whole = round((entry.full_kib + entry.local_kib) * KIB * length)
+        assert found.rows[length].rows_full == pytest.approx(MEMORY / whole)
 
 
 @pytest.mark.parametrize(
@@ -102,41 +103,46 @@ def test_long_rows_fit_nearly_as_often_as_they_ideally_could(
     [
         # A block is a local page of 52 layers, padded to 6 x 10 layers: 60 x 64 x 16 x 256 x 2 bytes. 75 GiB are 2,560
         # blocks, and block 0 holds no row. A row: 512 full pages, six to a block, and 17 local pages.
-        ("gemma-3-27b", 32768, 2559 * 6 // (512 + 6 * 17)),
+        ("gemma-3-27b", 32768, 2559 * 6 / (512 + 6 * 17)),
         # 12 full and 12 local layers: any block is one page, 12 x 64 x 8 x 128 x 2 bytes; 51,200 of them. A window of
         # 128 tokens touches 3 pages.
-        ("gpt-oss-20b", 32768, 51_199 // (512 + 3)),
+        ("gpt-oss-20b", 32768, 51_199 / (512 + 3)),
         # A block is a local page of 36 layers or 3 full pages of 12: 36 x 64 x 8 x 256 x 2 bytes; 8,533 of them. A
         # chunk of 8,192 tokens takes 128 pages.
-        ("Llama-4-Scout", 131072, 8532 * 3 // (2048 + 3 * 128)),
+        ("Llama-4-Scout", 131072, 8532 * 3 / (2048 + 3 * 128)),
     ],
 )
 def test_rows_that_fit_worked_out_by_hand(
-    name: str, length: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, length: int, rows: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages of 64 tokens."""
-    assert report_of(name, tmp_path, monkeypatch).rows[length].rows_here == rows
+    """Pages of 64 tokens. The report shows one decimal."""
+    found = report_of(name, tmp_path, monkeypatch)
+    assert found.rows[length].rows_here == pytest.approx(rows)
+    assert any(line.startswith(f"{length:>8} ") and f" {rows:.1f}, " in line for line in found.lines)
 
 
 @pytest.mark.parametrize(
     ("name", "length", "rows"),
     [
         # A full token takes 24 KiB and a window token 24 KiB: 75 GiB / (24 + 0.8 x 24) KiB = 1,820,444 full tokens.
-        ("gpt-oss-20b", 32768, 1_820_444 // 32768),
-        # Both kinds 184 KiB: 237,449 full and 189,959 window tokens. A row of 2,048 tokens is within its window of
-        # 4,096, so the smaller pool decides.
-        ("gemma-2-27b", 2048, 189_959 // 2048),
-        # No full layers: one pool, in which every layer keeps every token at 128 KiB.
-        ("Mistral-7B-v0.1", 8192, 75 * 2**30 // (128 * 2**10 * 8192)),
+        ("gpt-oss-20b", 32768, 1_820_444.4 / 32768),
+        # Full layers 48 KiB, chunked ones 144: 480,960 full and 384,768 chunked tokens. A row of 2,048 tokens is within
+        # its chunk of 8,192, so the smaller pool decides.
+        ("Llama-4-Scout", 2048, 0.8 * 75 * 2**20 / (48 + 0.8 * 144) / 2048),
+        # SGLang has no pool for these families' windows: every layer keeps every token, at 496, 256 and 128 KiB.
+        ("gemma-3-27b", 32768, 75 * 2**20 / (496 * 32768)),
+        ("Command-A-03-2025", 8192, 75 * 2**20 / (256 * 8192)),
+        ("Mistral-7B-v0.1", 8192, 75 * 2**20 / (128 * 8192)),
         # No window either: the same.
-        ("Qwen3-32B", 8192, 75 * 2**30 // (256 * 2**10 * 8192)),
+        ("Qwen3-32B", 8192, 75 * 2**20 / (256 * 8192)),
     ],
 )
 def test_rows_of_two_pools_with_a_fixed_ratio(
-    name: str, length: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, length: int, rows: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SGLang's default: 0.8 tokens of the window pool for each token of the full pool."""
-    assert report_of(name, tmp_path, monkeypatch).rows[length].rows_fixed_ratio == rows
+    """SGLang's default: 0.8 tokens of the window pool for each token of the full pool, for the families it lists."""
+    found = report_of(name, tmp_path, monkeypatch).rows[length].rows_fixed_ratio
+    assert found == pytest.approx(rows, rel=1e-6)
 
 
 @pytest.mark.parametrize("page_size", [16, 64])
@@ -177,7 +183,7 @@ def test_rows_of_grouped_pages(
     name: str, length: int, bytes_per_row: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's allocator: one pool, layers in groups as large as the smaller kind."""
-    assert report_of(name, tmp_path, monkeypatch).rows[length].rows_grouped == MEMORY // bytes_per_row
+    assert report_of(name, tmp_path, monkeypatch).rows[length].rows_grouped == pytest.approx(MEMORY / bytes_per_row)
 
 
 def test_devices_share_weights_and_kv(tmp_path: Path) -> None:

@@ -92,12 +92,3 @@ def test_the_operator_chooses_the_chat_template(tmp_path: Path) -> None:
     assert (given.sources, given.special_tokens) == ({"default": "{{ messages }}"}, {"bos_token": "<b>"})
     with pytest.raises(ConfigError, match="chat_template"):
         launch.choose_template("nowhere", own, {})
-
-
-def test_help_is_printed_without_slow_imports() -> None:
-    """HTTP, metrics and numpy are imported only after the options have been read."""
-    code = "import sys; from jswa.commands.cli import main; sys.argv = ['jswa', 'serve', '--help']; main()"
-    slow = {"fastapi", "uvicorn", "prometheus_client", "numpy", "jax"}
-    code = f"try:\n    {code}\nfinally:\n    assert not {slow} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert "--max-queued-requests" in done.stdout

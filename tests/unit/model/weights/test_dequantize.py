@@ -108,7 +108,7 @@ def assert_same_params(folder: Path, config: dict[str, Any], exact: dict[str, np
         _, params = load_checkpoint(folder / "quantized", dtype)
         assert plain.keys() == params.keys()
         for name, value in plain.items():
-            assert params[name].dtype == dtype
+            assert params[name].dtype == value.dtype
             np.testing.assert_array_equal(params[name], value, err_msg=name)
 
 

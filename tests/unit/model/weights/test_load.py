@@ -215,7 +215,7 @@ def test_the_error_names_a_folder_without_weights(folder: Path) -> None:
     """The error has both file names that were tried."""
     (folder / FILE).unlink()
     (folder / "it.gguf").write_bytes(b"GGUF")
-    said = r"has neither model\.safetensors nor .*index\.json: GGUF files such as it\.gguf are not read"
+    said = r"has neither model\.safetensors nor .*index\.json: it has it\.gguf, and jswa reads weights in safetensors"
     with pytest.raises(CheckpointError, match=f"{folder} {said}"):
         load(folder)
     with pytest.raises(CheckpointError, match="nowhere: must be a folder"):

@@ -1,0 +1,64 @@
+"""What --help shows: options in groups, and help texts in whole lines."""
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, get_type_hints
+
+from cyclopts import Group, Parameter
+
+Groups = Mapping[str, Sequence[str]]
+
+# Group: options of `EngineConfig`. An option that no group names is shown in the group "Other options".
+ENGINE: Groups = {
+    "Model": (
+        "dtype", "quantization", "max_model_len", "revision", "download_dir", "load_format", "seed", "lora_modules",
+    ),
+    "Memory and prefix cache": (
+        "kv_cache_dtype", "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes", "prefix_cache",
+        "prefix_cache_interval",
+    ),
+    "Scheduling": (
+        "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "cudagraph_capture_sizes",
+        "deterministic",
+    ),
+    "Kernels": ("attention_backend", "moe_backend"),
+    "Several devices and hosts": ("tensor_parallel_size", "nnodes", "node_rank", "dist_init_addr"),
+}  # fmt: skip
+OTHER = "Other options"
+# Empty defaults are not shown, and cannot be given as --empty-NAME: the texts say what happens without the option.
+PLAIN = Parameter(
+    negative_iterable=(), show_env_var=False, show_default=lambda value: None if value in ((), "") else value
+)
+
+
+@functools.cache
+def _group(name: str) -> Group:
+    """Return the group of this name; those asked for first are shown first."""
+    return Group.create_ordered(name)
+
+
+def grouped[Options](kind: type[Options], groups: Groups) -> type[Options]:
+    """Return a subclass of the frozen dataclass `kind` whose options are shown in these groups; nothing else differs.
+
+    The dataclass cannot name the groups itself: it is used without a command line, and without cyclopts, too.
+    """
+    group_of = {name: _group(group) for group, names in groups.items() for name in names}
+    shown = {
+        name: Annotated[hint, Parameter(group=group_of.get(name) or _group(OTHER))]
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+    }
+    text = re.sub(r"\n {8}(?=\S)", " ", inspect.cleandoc(kind.__doc__ or ""))
+    names = {"__annotations__": shown, "__doc__": text, "__module__": kind.__module__}
+    return dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind,), names))
+
+
+def whole_lines[Command: Callable[..., object]](command: Command) -> Command:
+    """Join the lines of each paragraph of a command's docstring: plain help keeps line breaks as they are."""
+    text, heading, parameters = inspect.cleandoc(command.__doc__ or "").partition("\nParameters\n")
+    text = re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+    parameters = re.sub(r"(\n {4}.+)((?:\n {4}.+)+)", lambda m: m[1] + m[2].replace("\n    ", " "), parameters)
+    command.__doc__ = text + heading + parameters
+    return command

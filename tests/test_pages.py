@@ -1,0 +1,67 @@
+"""Pages for readers: every relative link and anchor resolves, the README is short, and the index lists every page."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path
+    for folder in (".", "docs", "docs/deploy", "tests", "benchmarks", "benchmarks/gpu")
+    for path in (ROOT / folder).glob("*.md")
+)
+MOST_WORDS = 900  # of the README
+_CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def links(text: str) -> list[str]:
+    """Targets of the links and pictures of a page, outside of code, that do not name another site."""
+    found = _LINK.findall(_CODE.sub("", text))
+    return [target for target in found if not re.match(r"[a-z]+:", target)]
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and most viewers make them."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    heads = re.findall(r"^#+ +(.*?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def broken(path: Path, text: str) -> list[str]:
+    """The links of a page that lead nowhere."""
+    found = []
+    for target in links(text):
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_resolves(path: Path) -> None:
+    assert broken(path, path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("target", ["nowhere.md", "README.md#no-such-heading", "#nor-this", "docs/nowhere.svg"])
+def test_a_broken_link_is_seen(target: str) -> None:
+    text = f"See [this]({target}), [that](README.md#models) and `[code](not/a/link)`."
+    assert broken(ROOT / "README.md", text) == [target]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MOST_WORDS
+
+
+def test_the_index_lists_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = {(index.parent / link.partition("#")[0]).resolve() for link in links(index.read_text(encoding="utf-8"))}
+    missing = {path.relative_to(ROOT) for path in PAGES if path not in listed} - {
+        Path("README.md"),
+        Path("docs/README.md"),
+    }
+    assert not missing
