@@ -35,7 +35,7 @@ define install
 	$(1)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 endef
 
-CLIENTS := sdk lm-eval guidellm aiperf routers
+CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
 .PHONY: help run test test-types test-triton check package fmt nightly scale-test scale-test-short clients parity parity-check tiny lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton

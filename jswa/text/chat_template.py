@@ -15,6 +15,9 @@ from jswa.text.special_tokens import CONFIG, SpecialTokens, read_optional
 
 Message = Mapping[str, Any]
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_ONE_OF_BOTH = "message.content and message.thinking"  # stands in templates that refuse messages with both
+_COMMENTARY = "<|end|><|start|>assistant<|channel|>commentary<|message|>"
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class ChatTemplate:
             raise ConfigError("chat", str(error), "needs `pip install jswa[chat]`") from error
         try:
             rendered: Any = render_jinja_template(
-                conversations=[[{k: v for k, v in one.items() if v is not None} for one in messages]],
+                conversations=[[_shaped(one, source) for one in messages]],
                 tools=None if tools is None else list(map(dict, tools)),
                 chat_template=source,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
@@ -111,6 +114,20 @@ class ChatTemplate:
                 "chat_template", wanted, f"must be a template or the name of one; the checkpoint has {has}"
             )
         return self.sources[_DEFAULT]
+
+
+def _shaped(message: Message, source: str) -> dict[str, Any]:
+    """Return a message as a template takes it.
+
+    gpt-oss's template refuses a message that has reasoning, content and a call, although the model writes such answers:
+    the content is a commentary between the two others. There it is written into the reasoning, as the model wrote it.
+    """
+    shaped = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((shaped[name] for name in _REASONING if shaped.get(name)), None)
+    if _ONE_OF_BOTH in source and shaped.get("tool_calls") and shaped.get("content") and reasoning is not None:
+        shaped = {key: value for key, value in shaped.items() if key not in (*_REASONING, "content")}
+        shaped["thinking"] = f"{reasoning}{_COMMENTARY}{message['content']}"
+    return shaped
 
 
 def _named(config: Mapping[str, Any], path: Path) -> dict[str, str]:

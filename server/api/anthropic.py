@@ -20,13 +20,16 @@ from ..http.sse import EventStream, JsonResponse, named_event, unless_gone
 from ..text.blocks import input_of, messages_of, tools_of
 from ..text.messages import chat_prompt, chat_request
 from .chat import finish_reason, start_chat
+from .foreign import unknown
 from .schemas import Body
 
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _HARMLESS = frozenset(
-    """metadata service_tier container inference_geo cache_control betas context_management
-    mcp_servers""".split()  # noqa: SIM905
+    """metadata service_tier speed container inference_geo cache_control betas context_management diagnostics fallbacks
+    fallback_credit_token billing_policy user_profile_id workspace_id""".split()  # noqa: SIM905
 )  # fields that do not change the answer
+SIGNATURE = "jswa"  # of all thinking. The server checks none, but clients do not send back thinking without one.
+_THREAD = "is not supported: send the whole conversation"
 
 
 class CountRequest(Body):
@@ -41,6 +44,7 @@ class CountRequest(Body):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    mcp_servers: Any = None
 
 
 class MessagesRequest(CountRequest):
@@ -52,6 +56,8 @@ class MessagesRequest(CountRequest):
     top_k: int | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
+    thread: Any = None
+    compaction: Any = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,11 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     """Generate the next message of a conversation."""
     service = service_of(request)
     reply = Reply(service, request.scope["jswa.request_id"], service.check_model(body.model))
+    if body.thread is not None:  # the SDK goes on without a thread if it reads these details
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        raise ApiError(400, f"thread: {_THREAD}", param="thread", code="unsupported_value", details=details)
+    if body.compaction is not None:
+        raise unsupported("compaction", "is not supported")
     sampling: dict[str, Any] = {
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences or None,
@@ -81,7 +92,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     }
     sampling |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
     chat = chat_request({**_chat(body), **sampling})
-    service.count_unknown([name for name in body.model_extra or () if name not in _HARMLESS])
+    service.count_unknown(unknown(body, _HARMLESS))
     job = await unless_gone(request.receive, start_chat(service, chat, request, reply.name))
     if job is None:
         return Response(status_code=499)
@@ -110,12 +121,19 @@ def _chat(body: CountRequest) -> dict[str, Any]:
     effort = (body.output_config or {}).get("effort")
     if effort is not None and not isinstance(effort, str):
         raise invalid("output_config.effort", "must be a string")
+    if (body.output_config or {}).get("format") is not None:
+        raise unsupported("output_config.format", "constrained output is not supported")
+    if body.mcp_servers:
+        raise unsupported("mcp_servers", "are not supported: the server runs no tools")
     thinking = (body.thinking or {}).get("type")
     if thinking not in (None, "enabled", "adaptive", "disabled"):
         raise invalid("thinking.type", 'must be "enabled", "adaptive" or "disabled"')
     variables = {"enable_thinking": True, "thinking": True} if thinking in ("enabled", "adaptive") else None
+    found = messages_of(body.system, body.messages)
+    goes_on = found[-1]["role"] == "assistant" and "tool_calls" not in found[-1]
     return {
-        "model": body.model, "messages": messages_of(body.system, body.messages), "tools": tools_of(body.tools or ()),
+        "model": body.model, "messages": found, "tools": tools_of(body.tools or ()),
+        "continue_final_message": goes_on, "add_generation_prompt": not goes_on,
         "tool_choice": choice, "chat_template_kwargs": variables,
         "parallel_tool_calls": not (body.tool_choice or {}).get("disable_parallel_tool_use"),
         "reasoning_effort": "none" if thinking == "disabled" else effort,
@@ -145,7 +163,7 @@ async def _collect(reply: Reply, job: Job) -> dict[str, Any]:
         last = delta
     content: list[dict[str, Any]] = []
     if reasoning := answer.reasoning.getvalue():
-        content.append({"type": "thinking", "thinking": reasoning, "signature": ""})
+        content.append({"type": "thinking", "thinking": reasoning, "signature": SIGNATURE})
     if text := answer.content.getvalue():
         content.append({"type": "text", "text": text})
     for call in answer.calls:
@@ -199,7 +217,7 @@ class _Blocks:
     def close(self) -> Iterator[dict[str, Any]]:
         """Return the events at the end of the block that is open."""
         if self._kind == "reasoning":
-            yield self._delta({"type": "signature_delta", "signature": ""})
+            yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
         if self._kind:
             yield {"type": "content_block_stop", "index": self._index}
         self._kind = ""

@@ -4,10 +4,11 @@ The names come from the request schemas of OpenAI, vLLM, SGLang, llama.cpp, Olla
 """
 
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 from ..http.errors import unsupported
-from .schemas import ChatRequest, CompletionRequest, Generation
+from .schemas import Body, ChatRequest, CompletionRequest, Generation
 
 _MOST_UNKNOWN = 256  # fields of one request that are checked for unknown names
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that turn a field off
@@ -143,6 +144,14 @@ def refuse_foreign(body: Generation) -> list[str]:
         if not _says_nothing(name, extra[name], body):
             raise unsupported(name, f"is a field of /v1/{route}")
     return [name for name in itertools.islice(extra, _MOST_UNKNOWN) if name not in _KNOWN]
+
+
+def unknown(body: Body, harmless: Collection[str]) -> list[str]:
+    """Return the names of unknown fields of another protocol's request, and the types of tools that are left out."""
+    tools = getattr(body, "tools", None) or ()
+    kinds = {str(tool.get("type") or "function")[:100] for tool in tools if isinstance(tool, dict)}
+    names = (name for name in itertools.islice(body.model_extra or (), _MOST_UNKNOWN) if name not in harmless)
+    return [*names, *(f"tools.type={kind}" for kind in sorted(kinds - {"function", "custom"}))]
 
 
 def _says_nothing(name: str, value: Any, body: Generation) -> bool:

@@ -23,6 +23,7 @@ from ..text.items import (
     message_item,
     messages_of,
     output_items,
+    own_tools,
     reasoning_item,
     text_part,
     tools_of,
@@ -30,6 +31,7 @@ from ..text.items import (
 )
 from ..text.messages import chat_request
 from .chat import start_chat
+from .foreign import unknown
 from .schemas import Body, Id
 
 Store = Callable[[AnswerText], None]  # keeps an answer for previous_response_id
@@ -90,7 +92,7 @@ class Reply:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id, "reasoning": body.reasoning or {},
             "store": body.store is not False, "temperature": body.temperature, "text": {"format": {"type": "text"}},
-            "tool_choice": body.tool_choice or "auto", "tools": body.tools or [], "top_p": body.top_p,
+            "tool_choice": body.tool_choice or "auto", "tools": own_tools(body.tools or ()), "top_p": body.top_p,
             "truncation": "disabled", "metadata": body.metadata or {},
             "usage": _usage(job) if status in ("completed", "incomplete") else None, **more,
         }  # fmt: skip
@@ -109,7 +111,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     reply = Reply(service, body, request.scope["jswa.request_id"], service.check_model(body.model))
     messages = _messages(service, body, key)
     chat = chat_request(_chat(body, with_instructions(body.instructions, messages)))
-    service.count_unknown([name for name in body.model_extra or () if name not in _HARMLESS])
+    service.count_unknown(unknown(body, _HARMLESS))
     job = await unless_gone(request.receive, start_chat(service, chat, request, reply.name))
     if job is None:
         return Response(status_code=499)

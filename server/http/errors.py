@@ -23,6 +23,7 @@ class ApiError(Exception):
         param: the request's field that is wrong; None if no single field is.
         code: short name of the error, for programs.
         headers: headers of the response.
+        details: what Anthropic's SDK reads besides the message; None if it reads nothing more.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         # The message may quote a request, and a lone surrogate in it cannot be encoded.
         message = message.encode("utf-8", "replace").decode()
@@ -42,6 +44,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = details
 
     def body(self) -> dict[str, Any]:
         """Return the JSON object of the response."""
@@ -51,7 +54,8 @@ class ApiError(Exception):
     def anthropic(self) -> dict[str, Any]:
         """Return the JSON object of the response in Anthropic's shape."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        more = {} if self.details is None else {"details": self.details}
+        return {"type": "error", "error": {"type": kind, "message": self.message, **more}}
 
     @staticmethod
     def of(error: JswaError) -> "ApiError":

@@ -28,11 +28,14 @@ def messages_of(system: Any, given: Sequence[Any]) -> Messages:
 
 
 def tools_of(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return tools in the form of a chat. Raises ApiError for tools that the server would have to run."""
+    """Return the tools that the client runs in the form of a chat.
+
+    Tools that the server would have to run are left out. Raises ApiError if there are no others.
+    """
     found = []
-    for index, tool in enumerate(tools):
+    for tool in tools:
         if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
-            raise unsupported(f"tools[{index}].type", 'must be "custom": tools that the server would run are missing')
+            continue
         about = {
             "name": tool.get("name"),
             "description": tool.get("description"),
@@ -41,6 +44,8 @@ def tools_of(tools: Sequence[Any]) -> list[dict[str, Any]]:
         found.append(
             {"type": "function", "function": {key: value for key, value in about.items() if value is not None}}
         )
+    if tools and not found:
+        raise unsupported("tools[0].type", 'must be "custom": tools that the server would run are missing')
     return found
 
 

@@ -43,13 +43,20 @@ def with_instructions(instructions: str | None, messages: Messages) -> Messages:
 
 
 def tools_of(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return function tools in the form of a chat. Raises ApiError for other tools."""
-    found = []
-    for index, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise unsupported(f"tools[{index}].type", 'must be "function": tools that the server would run are missing')
-        found.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
-    return found
+    """Return the function tools in the form of a chat.
+
+    Tools that the server would have to run are left out, as Codex offers one with every request. Raises ApiError if
+    there are no others.
+    """
+    kept = own_tools(tools)
+    if tools and not kept:
+        raise unsupported("tools[0].type", 'must be "function": tools that the server would run are missing')
+    return [{"type": "function", "function": {key: tool[key] for key in tool if key != "type"}} for tool in kept]
+
+
+def own_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the tools that the client runs."""
+    return [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
 
 
 def output_items(message: dict[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""Unmodified real clients on `jswa serve tiny`: `make clients`. Each runs in its own environment in .venv-clients.
+"""Unmodified real clients on `jswa serve tiny`, and agents on a server whose model calls tools: `make clients`.
+
+Each runs in its own environment in .venv-clients.
 
 Nothing is downloaded: the tasks are made here, and the tokenizer is the model's own.
 """
@@ -7,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -70,6 +73,41 @@ def answers_of(url: str) -> tuple[str, str]:
 @pytest.mark.parametrize("name", ["langchain", "litellm", "llama_index"])
 def test_python_packages(name: str, url: str, tmp_path: Path) -> None:
     client("sdk", "python", str(HERE / f"{name}_client.py"), url, *answers_of(url), folder=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[str]:
+    """A server whose model calls a tool for each town of a question, and then repeats the results."""
+    with started(["-m", "tests.support.server.scripted", "{}"]) as process:
+        yield process.url
+
+
+@pytest.mark.parametrize(
+    ("venv", "script"),
+    [
+        ("agents", "openai_client"),
+        ("agents", "anthropic_client"),
+        ("agents", "openai_agents_client"),
+        ("agents", "pydantic_ai_client"),
+        ("sdk", "langchain_tools"),
+        ("sdk", "litellm_tools"),
+    ],
+)
+def test_agents(venv: str, script: str, agent: str, tmp_path: Path) -> None:
+    """Whole loops: the model calls a tool, gets its result, and answers."""
+    client(venv, "python", str(HERE / f"{script}.py"), agent, folder=tmp_path)
+
+
+def test_compatcanary(agent: str, tmp_path: Path) -> None:
+    """All probes pass but those of output that must have a form, which the server does not have."""
+    if shutil.which("npx") is None:
+        pytest.skip("compatcanary needs npx")
+    command = ["npx", "--yes", "compatcanary@0.2.2", "scan", "--base-url", f"{agent}/v1", "--model", "agent"]
+    command += ["--fail-on", "never", "--format", "json", "--output", "report.json"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
+    report = json.loads((tmp_path / "report.json").read_text())
+    failed = {one["id"] for one in report["results"] if one["status"] != "pass"}
+    assert failed == {"chat.tool_call", "chat.structured_output"}, report
 
 
 def test_simonw_llm(url: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import AnswerEvent, SamplingParams
 
-from .calls import Piece, Reader, reader
+from .calls import Piece, Reader, WholeReader, reader
 from .template import REASONING, AnswerTemplate, Field
 
 
@@ -60,6 +60,9 @@ def assemblers(
         return Assembler(tokenizer, ids, params, stops), parser
     delimiters, hidden = template.delimiters, template.hidden
     return Assembler(tokenizer, ids, params, stops, delimiters=delimiters, hidden=hidden), parser
+
+
+_LOOK_BACK = 256  # characters behind which no delimiter looks back
 
 
 class AnswerParser:
@@ -145,6 +148,7 @@ class AnswerParser:
             if shown := self.clean(text):
                 yield AnswerEvent("content", shown)
             return
+        self._forget()
         try:
             found = self._parser.feed(text)
         except Exception:
@@ -154,6 +158,14 @@ class AnswerParser:
             found = _without(found, self._before)
             self._before = ""
         yield from self._events(found)
+
+    def _forget(self) -> None:
+        """Drop the text that transformers' parser has read. It would keep all of it, and copy it with every token."""
+        parser, whole = self._parser, isinstance(self._reader, WholeReader)
+        read = parser._pos - _LOOK_BACK
+        if read > _LOOK_BACK and not whole:  # the value of a whole region is made of its text
+            parser._buffer, parser._pos = parser._buffer[read:], _LOOK_BACK
+            parser._body = ""
 
     def _events(self, found: Sequence[Mapping[str, Any]]) -> Iterator[AnswerEvent]:
         """Read events of transformers' parser."""

@@ -99,6 +99,23 @@ def test_keys_that_are_null_count_as_absent(tmp_path: Path) -> None:
     assert load(folder(tmp_path, text)).render([{**MESSAGES[0], "content": None}, MESSAGES[1]]) == "none;Hello;"
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_gpt_oss_takes_a_commentary_before_a_call(tmp_path: Path, name: str) -> None:
+    """Its template refuses reasoning and content with a call; they are rendered as the model wrote them."""
+    start = "<|start|>assistant<|channel|>"
+    template = load(folder(tmp_path, (
+        "{% for message in messages %}{% if message.tool_calls %}{% if message.content and message.thinking %}"
+        "{{ raise_exception('both') }}{% elif message.thinking %}"
+        + start + "analysis<|message|>{{ message.thinking }}<|end|>{% endif %}call{% else %}{{ message.content }}"
+        "{% endif %}{% endfor %}"
+    )))  # fmt: skip
+    message = {"role": "assistant", "content": "I look.", name: "Hm.", "tool_calls": [{"function": {"name": "f"}}]}
+    wanted = f"{start}analysis<|message|>Hm.<|end|>{start}commentary<|message|>I look.<|end|>call"
+    assert template.render([message], add_generation_prompt=False) == wanted
+    without = {key: value for key, value in message.items() if key != "tool_calls"}
+    assert template.render([without], add_generation_prompt=False) == "I look."
+
+
 @pytest.mark.parametrize("messages", [[], [{"content": "no role"}], ["text"], "text"])
 def test_malformed_messages_are_refused(tmp_path: Path, messages: list[dict[str, str]]) -> None:
     """InvalidPrompt names the field."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from server.api.anthropic import SIGNATURE
 from server.text.blocks import input_of, messages_of
 from tests.support.server.harness import Client
 from tests.support.server.scripted import scripted
@@ -73,7 +74,7 @@ def test_a_stream_adds_up_to_the_whole(client: Client) -> None:
             texts[opened] = texts.get(opened, "") + new[1]
         elif event["type"] == "content_block_stop":
             closed += 1
-    assert texts == {0: HARMONY.reasoning, 1: HARMONY.content, 2: HARMONY.calls[0][1]}
+    assert texts == {0: HARMONY.reasoning + SIGNATURE, 1: HARMONY.content, 2: HARMONY.calls[0][1]}
     assert opened == closed == 2
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
     assert events[-2]["usage"] == whole(client)["usage"]

@@ -233,3 +233,32 @@ def test_arguments_stream_where_the_syntax_is_json() -> None:
     assert len(streamed) > 10
     assert all(len(text) < 3 for text in streamed)
     assert kinds([event for events in seen for event in events]).index("call") > 0
+
+
+@pytest.mark.parametrize("one", [next(t for t in TRANSCRIPTS if t.family == name) for name in ("harmony", "gemma4")])
+def test_a_long_answer_is_not_kept(one: Transcript) -> None:
+    """Reading a token takes as long at the end of an answer as at its begin."""
+    tokenizer = tokenizer_of(one.special)
+    template = template_of(one.family, tokenizer)
+    ids = tokenizer.encode(one.text, add_special_tokens=False).tolist()
+    pieces = list(pieces_of(tokenizer, template, ids))
+    parser = AnswerParser(template, one.prompt, one.tools)
+    at = next(index for index, piece in enumerate(pieces) if piece == one.reasoning[0])
+    long = "word " * 4000
+    events = read(parser, [*pieces[: at + 1], *([long[:5]] * 4000)])
+    kept = [len(value) for value in vars(vars(parser)["_parser"]).values() if isinstance(value, str)]
+    assert max(kept) < 2000
+    assert text_of(events, "reasoning") == one.reasoning[0] + long
+    events = read(AnswerParser(template, one.prompt, one.tools), [*pieces[:at], *([long[:5]] * 4000), *pieces[at:]])
+    assert text_of(events, "reasoning") == long + one.reasoning
+    assert (text_of(events, "content"), calls_of(events)) == (one.content, one.calls)
+
+
+def test_long_arguments_are_kept_until_they_are_read() -> None:
+    """gemma-4's calls are read at their end."""
+    one = next(t for t in TRANSCRIPTS if t.family == "gemma4")
+    long = "word " * 1000
+    ids = tokenizer_of(one.special).encode(one.text.replace("Os{", long), add_special_tokens=False).tolist()
+    template = template_of(one.family, tokenizer_of(one.special))
+    events = read(AnswerParser(template, "", one.tools), list(pieces_of(tokenizer_of(one.special), template, ids)))
+    assert calls_of(events)[0] == ("get_weather", one.calls[0][1].replace("Os{", long))
