@@ -152,6 +152,8 @@ def _chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, A
     kind = (body.text or {}).get("format") or {"type": "text"}
     if not isinstance(kind, dict) or kind.get("type") != "text":
         raise unsupported("text.format", 'only {"type": "text"} is supported')
+    if (body.text or {}).get("verbosity") not in (None, "medium"):
+        raise unsupported("text.verbosity", 'only "medium" is supported')
     effort = (body.reasoning or {}).get("effort")
     if effort is not None and not isinstance(effort, str):
         raise invalid("reasoning.effort", "must be a string")

@@ -142,6 +142,7 @@ def test_items_become_messages() -> None:
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
