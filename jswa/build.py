@@ -18,6 +18,8 @@ from jswa.cluster.rank import find_member
 from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.engine import Engine
 from jswa.env import Switches, flags_for_autotuning
+from jswa.errors import ConfigError, RequestError
+from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import choose_backends
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
@@ -30,12 +32,14 @@ from jswa.exec.sizing import (
     size_arena,
     table_bytes,
 )
+from jswa.model.adapters import Adapters
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import parse_quantization
 from jswa.model.partition import shard_config
 from jswa.model.weights.converted import is_converted
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
-from jswa.model.weights.lora_files import check_adapters, load_adapters
+from jswa.model.weights.lora_files import HostAdapter, LoraReader, check_adapters, empty_room, load_adapters
+from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import weights_fingerprint
 from jswa.storage.json_object import read_object
 from jswa.storage.plan_trace import write_header
@@ -53,7 +57,8 @@ class Built(NamedTuple):
     limits: Limits
     layout: KVLayout
     runner: Runner
-    adapters: dict[str, str]
+    adapters: Adapters
+    lora_reader: LoraReader | None
 
 
 def build_engine(folder: Path, options: EngineConfig) -> Engine:
@@ -66,9 +71,10 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     member = find_member(options, os.environ)
     hosts = None if member is None else join(member, _what_runs(folder, options))
     try:
-        model, limits, layout, runner, adapters = _build(folder, options, hosts)
+        built = _build(folder, options, hosts)
         if hosts is not None and hosts.member.rank:
-            _follow(runner, hosts)
+            _follow(built.runner, hosts)
+        modules = _read_modules(built.lora_reader, options)
     except Exception:
         if hosts is not None:
             hosts.abandon()
@@ -78,17 +84,9 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
         # Line buffered: if the engine fails, the file has the steps that led there.
         trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
         write_header(trace, model=str(folder), options=dataclasses.asdict(_on_one_host(options)))
-    engine = Engine(
-        model,
-        limits,
-        layout,
-        runner,
-        seed=options.seed,
-        switches=switches,
-        trace=trace,
-        adapters=adapters,
-        hosts=hosts,
-    )
+    engine = Engine(**built._asdict(), seed=options.seed, switches=switches, trace=trace, hosts=hosts)
+    for name, adapter in modules.items():
+        engine.load_lora(name, adapter)
     if trace is not None:
         weakref.finalize(engine, trace.close)
     if hosts is not None:
@@ -158,15 +156,19 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     backends = choose_backends(options, dtype, device.platform, capability, sms if on_gpu else None, compiler)
     _require_memory(folder, options, device)
     mode = options.quantization
-    found = check_adapters(options.adapters, load_config(folder)) if options.lora_modules else []
+    room, declared = options.lora_room, load_config(folder)
+    found = check_adapters(options.adapters, declared, *room[1:] if room is not None else ())
     if options.load_format == "dummy":
         model, params = dummy_checkpoint(
             folder, dtype, options.seed, quantization=mode, experts=backends.experts, mesh=mesh
         )
     else:
         model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
-    adapters = load_adapters(found, model, dtype, mesh)
-    params |= adapters.params
+    adapters = load_adapters([] if room is not None else found, model, dtype, mesh)
+    params |= adapters.params if room is None else empty_room(model, room, dtype, mesh)
+    if hosts is not None and adapters.digests:
+        hosts.require_same("lora_modules", adapters.digests)
+    whole = model
     limits = resolve_limits(options, model, on_gpu=on_gpu)
     model = model.at_length(limits.max_model_len)
     part = shard_config(model, options.tensor_parallel_size)
@@ -184,11 +186,33 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
         require_room(limits, layout, kv_dtype.itemsize, _own_devices(device, mesh))
     broadcast = hosts.broadcast if hosts is not None and not hosts.member.rank else None
     runner = Runner(
-        part, params, layout, limits, on_gpu=on_gpu, backends=backends, kv_dtype=kv_dtype, broadcast=broadcast
+        part,
+        params,
+        layout,
+        limits,
+        on_gpu=on_gpu,
+        backends=backends,
+        kv_dtype=kv_dtype,
+        broadcast=broadcast,
+        adapters=None if room is None else AdapterRoom(Placement(whole, mesh), room.rank, params),
     )
     if on_gpu:
         runner.warm_up()
-    return Built(model, limits, layout, runner, adapters.digests)
+    reader = None if room is None else LoraReader(declared, whole, dtype, room.rank)
+    return Built(model, limits, layout, runner, Adapters(adapters.digests, room), reader)
+
+
+def _read_modules(reader: LoraReader | None, options: EngineConfig) -> dict[str, HostAdapter]:
+    """Return the adapters of `lora_modules` if they go into reserved room; else the parameters contain them."""
+    modules: dict[str, HostAdapter] = {}
+    if reader is None:
+        return modules
+    for name, folder in options.adapters.items():
+        try:
+            modules[name] = reader.read(folder)
+        except RequestError as error:
+            raise ConfigError("lora_modules", f"{name}={folder}", error.limit) from error
+    return modules
 
 
 def _own_devices(device: jax.Device, mesh: Mesh | None) -> list[jax.Device]:

@@ -4,13 +4,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
 
 _MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
 _MAX_ADAPTER_NAME = 128  # characters
+_MAX_LORA_RANK = 256
+_LORA_RANK = 16  # of reserved room, as in vLLM
+
+
+class LoraRoom(NamedTuple):
+    """Room that is reserved at start: for that many adapters, whose modules have at most that rank."""
+
+    adapters: int
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,10 @@ class EngineConfig:
             says.
         lora_modules: Load these LoRA adapters in PEFT's format, which requests may choose by name; each as NAME=FOLDER
             (in Python also a mapping).
+        max_loras: Reserve room for this many LoRA adapters at the same time, so that adapters can be loaded and
+            unloaded while the engine runs. Default: as many as lora_modules, which then cannot be replaced.
+        max_lora_rank: Reserve room for adapters whose modules have at most this rank. Default: 16, if max_loras is
+            given.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -93,6 +106,8 @@ class EngineConfig:
     node_rank: int | None = None
     dist_init_addr: str | None = None
     lora_modules: tuple[str, ...] = ()
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -105,6 +120,8 @@ class EngineConfig:
             "prefix_cache_interval",
             "tensor_parallel_size",
             "nnodes",
+            "max_loras",
+            "max_lora_rank",
         ):
             _check_count(name, getattr(self, name))
         if self.max_model_len == 1:
@@ -121,7 +138,14 @@ class EngineConfig:
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
         _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
-        _adapter_folders(self.lora_modules)
+        _check_room(self.max_loras, self.max_lora_rank, len(_adapter_folders(self.lora_modules)))
+
+    @property
+    def lora_room(self) -> LoraRoom | None:
+        """The room to reserve for adapters; None: as much as `lora_modules` take, and no adapter is loaded later."""
+        if self.max_loras is None and self.max_lora_rank is None:
+            return None
+        return LoraRoom(self.max_loras or len(self.lora_modules), self.max_lora_rank or _LORA_RANK)
 
     @property
     def adapters(self) -> dict[str, Path]:
@@ -233,9 +257,31 @@ def _adapter_folders(modules: Sequence[str]) -> dict[str, Path]:
         name, _, folder = module.partition("=")
         if not name or not folder:
             raise ConfigError("lora_modules", module, "must be name=folder")
-        if len(name) > _MAX_ADAPTER_NAME or not name.isprintable() or name != name.strip():
-            raise ConfigError("lora_modules", module, f"the name must be 1 to {_MAX_ADAPTER_NAME} printable characters")
+        wrong = wrong_adapter_name(name)
+        if wrong is not None:
+            raise ConfigError("lora_modules", module, f"the name {wrong}")
         if name in folders:
             raise ConfigError("lora_modules", module, f"{name!r} is given twice")
         folders[name] = Path(folder)
     return folders
+
+
+def wrong_adapter_name(name: str) -> str | None:
+    """Return the rule that a name of an adapter breaks, if it breaks one."""
+    if 0 < len(name) <= _MAX_ADAPTER_NAME and name.isprintable() and name == name.strip():
+        return None
+    return f"must be 1 to {_MAX_ADAPTER_NAME} printable characters"
+
+
+def _check_room(adapters: int | None, rank: int | None, modules: int) -> None:
+    """Raise ConfigError if the options reserve too much room for LoRA adapters, or too little for `lora_modules`."""
+    if adapters is not None and adapters > _MAX_ADAPTERS:
+        raise ConfigError("max_loras", adapters, f"must be at most {_MAX_ADAPTERS}")
+    if adapters is not None and adapters < modules:
+        raise ConfigError("max_loras", adapters, f"must be at least {modules}, the number of lora_modules")
+    if rank is not None and rank > _MAX_LORA_RANK:
+        raise ConfigError("max_lora_rank", rank, f"must be at most {_MAX_LORA_RANK}")
+    if rank is not None and adapters is None and not modules:
+        raise ConfigError(
+            "max_lora_rank", rank, "needs max_loras or lora_modules: there is no adapter to make room for"
+        )

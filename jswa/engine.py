@@ -1,6 +1,7 @@
 """The engine: drives a scheduler and a runner, with one step in flight. It has no policy of its own."""
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,10 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
-from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, RequestError
+from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError
+from jswa.model.adapters import Adapters
+from jswa.model.lora import Pairs
+from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.plan import Logprobs, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
@@ -24,6 +28,8 @@ from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepLog, StepStats
 from jswa.storage.plan_trace import write_step
 from jswa.types import SamplingParams
+
+_log = logging.getLogger("jswa")
 
 
 @runtime_checkable
@@ -65,11 +71,21 @@ class CompilingRunner(StepRunner, Protocol):
         ...
 
 
+@runtime_checkable
+class AdapterRunner(StepRunner, Protocol):
+    """A runner with room for LoRA adapters."""
+
+    def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
+        """Write an adapter to a slot; steps that were launched before do not see it."""
+        ...
+
+
 class Engine:
     """Runs requests. One thread drives it: `add`, then `step` while `has_work`.
 
     Args:
-        adapters: digests of the LoRA adapters among the runner's parameters, by name, in their order.
+        adapters: the LoRA adapters among the runner's parameters, and the room for others.
+        lora_reader: reads further adapters; None: the runner has no room for any.
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
     """
 
@@ -83,14 +99,16 @@ class Engine:
         seed: int = 0,
         switches: Switches | None = None,
         trace: IO[str] | None = None,
-        adapters: Mapping[str, str] | None = None,
+        adapters: Adapters | None = None,
+        lora_reader: LoraReader | None = None,
         hosts: Hosts | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
         self.layout = layout
         self.runner = runner
-        self.adapters = dict(adapters or {})
+        self._adapters = adapters or Adapters()
+        self._lora_reader = lora_reader
         self.hosts = hosts
         self._scheduler = Scheduler(layout, limits)
         self._pending: PendingStep | None = None
@@ -126,7 +144,7 @@ class Engine:
     ) -> Request:
         """Validate a prompt and its parameters; `add` checks length limits. Any thread may call it.
 
-        Raises InvalidPrompt, InvalidToken or InvalidSampling, and RequestError for an unknown adapter.
+        Raises InvalidPrompt, InvalidToken, InvalidSampling or UnknownAdapter.
 
         Args:
             bad_words: token sequences that are never generated, in place of the text in `params.bad_words`.
@@ -141,13 +159,14 @@ class Engine:
                 is that very array: then nothing here depends on the prompt's length.
         """
         ids = prompt if like is not None and prompt is like.prompt else self._checked(prompt)
-        index, root = self.adapter_root(lora, cache_salt)
         if like is None:
+            number, digest = (0, None) if lora is None else self._adapters.find(lora)
+            root = root_key(cache_salt, digest)
             ends = () if params.ignore_eos else self.model.eos_token_ids
             stop_ids = frozenset(params.stop_token_ids) | frozenset(ends)
             constraint = make_constraint(params, self.model.vocab_size, len(ids), stop_ids, bad_words)
         else:
-            stop_ids, constraint = like.stop_ids, like.constraint
+            stop_ids, constraint, number, root = like.stop_ids, like.constraint, like.adapter, like.cache_salt
             if constraint is not None:
                 constraint = constraint._replace(min_length=len(ids) + params.min_tokens)
         longest = self.limits.max_model_len
@@ -161,7 +180,7 @@ class Engine:
             priority=priority,
             constraint=constraint,
             cache_salt=root,
-            adapter=index,
+            adapter=number,
             tenant=tenant,
             weight=weight,
         )
@@ -183,17 +202,48 @@ class Engine:
             return high, low
         return divmod((int(seed) + choice) % 2**64, 2**32)
 
-    def adapter_root(self, lora: str | None, salt: str) -> tuple[int, str]:
-        """Return the index of a LoRA adapter and the key of its tree in the prefix cache. Raises RequestError."""
-        if lora is None:
-            return 0, root_key(salt, None)
-        if lora not in self.adapters:
-            known = f"must be one of {', '.join(self.adapters)}" if self.adapters else "this engine has no lora_modules"
-            raise RequestError("lora", lora, known)
-        return 1 + list(self.adapters).index(lora), root_key(salt, self.adapters[lora])
+    def adapter_digest(self, lora: str | None) -> str | None:
+        """Return the digest of a loaded LoRA adapter; None without an adapter. Raises UnknownAdapter."""
+        return None if lora is None else self._adapters.find(lora).digest
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Digests of the loaded LoRA adapters by name. Any thread may read it."""
+        return self._adapters.digests
+
+    @property
+    def lora_reader(self) -> LoraReader:
+        """What reads adapters for `load_lora`, in any thread. Raises RequestError if the engine has no room for any."""
+        self._adapters.require_room()
+        assert self._lora_reader is not None
+        return self._lora_reader
+
+    def load_lora(self, name: str, adapter: HostAdapter, *, replace: bool = False) -> None:
+        """Load an adapter that `lora_reader` has read: requests may use it from now on. Compiles nothing.
+
+        Args:
+            replace: instead of an adapter of that name, which unfinished requests keep using.
+
+        Raises RequestError if the name is wrong or taken, or if no room is left.
+        """
+        assert isinstance(self.runner, AdapterRunner)
+        used = {sequence.request.adapter for sequence in self._scheduler.sequences.values()}
+        slot, number = self._adapters.begin(name, used, replace=replace)
+        self.runner.set_adapter(slot, number, adapter.pairs)
+        self._adapters.add(name, adapter.digest, slot, number)
+        _log.info("loaded LoRA adapter %r: %d matrices, digest %s", name, len(adapter.pairs), adapter.digest[:12])
+
+    def unload_lora(self, name: str) -> None:
+        """Forget an adapter. Queued and running requests use it to their end; then its room is free.
+
+        Raises UnknownAdapter, and RequestError if the engine cannot load and unload adapters.
+        """
+        self._adapters.remove(name)
+        _log.info("unloaded LoRA adapter %r", name)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises PromptTooLong."""
+        """Queue a request. Raises PromptTooLong, and UnknownAdapter if its adapter was unloaded meanwhile."""
+        self._adapters.require_loaded(request.adapter)
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> TokenEvent | None:

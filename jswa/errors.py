@@ -5,6 +5,7 @@
     │   ├── ConfigError              an option is out of range, or does not fit the model or the machine
     │   ├── TaskSetError             a task set for `jswa eval` is missing or malformed: names file and line too
     │   └── RequestError             one request is refused; the others continue
+    │       ├── UnknownAdapter           the named LoRA adapter is not loaded, or its folder does not exist
     │       ├── InvalidSampling          a sampling parameter has the wrong type or is out of range
     │       ├── InvalidPrompt            the prompt is empty, of the wrong type, or cannot be tokenized
     │       ├── InvalidToken             a token id is negative or not in the vocabulary
@@ -93,6 +94,10 @@ class RequestError(FieldError):
         super().__init__(field, value, limit)
         self.outputs = []
         self.errors = {}
+
+
+class UnknownAdapter(RequestError):
+    """The named LoRA adapter is not loaded, or its folder does not exist."""
 
 
 class InvalidSampling(RequestError):

@@ -147,6 +147,28 @@ class LLM:
         """
         return load_cache(self.engine, path, cache_salt, lora, between=self._between)
 
+    def load_lora(self, name: str, folder: str | Path, *, load_inplace: bool = False) -> None:
+        """Load a LoRA adapter into the room that the options `max_loras` and `max_lora_rank` reserve.
+
+        The files are read in the calling thread; the adapter is written to the devices between two steps.
+
+        Args:
+            load_inplace: replace an adapter of that name. Requests that use it go on with the old one.
+
+        Raises RequestError, and changes nothing, if the adapter cannot be loaded.
+        """
+        adapter = self.engine.lora_reader.read(folder)
+        with self._between_steps() as engine:
+            engine.load_lora(name, adapter, replace=load_inplace)
+
+    def unload_lora(self, name: str) -> None:
+        """Unload a LoRA adapter: new requests for it are refused. Those that use it keep its room to their end.
+
+        Raises UnknownAdapter, and RequestError if the engine has no room for adapters that are loaded later.
+        """
+        with self._between_steps() as engine:
+            engine.unload_lora(name)
+
     @overload
     def generate(
         self,
@@ -199,7 +221,7 @@ class LLM:
             priority: lower runs first, also among other running calls.
             cache_salt: cached prefixes are shared with prompts of the same salt only; {"cache_salt": …} in a prompt
                 overrides it.
-            lora: name of the LoRA adapter, one of the option `lora_modules`; {"lora": …} in a prompt overrides it, so
+            lora: name of a loaded LoRA adapter; {"lora": …} in a prompt overrides it, so
                 that one call may use several.
 
         Returns:

@@ -87,7 +87,7 @@ class Request:
         priority: lower runs first.
         constraint: None if the logits are used unchanged.
         cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
-        adapter: index of the LoRA adapter; 0: none.
+        adapter: number of the LoRA adapter; 0: none.
         tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
             other tenants' weights (`Turns`).
     """

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Never
@@ -94,6 +94,14 @@ class Hosts:
         """Return the minimum over all hosts of a number below 2^31."""
         return int(multihost_utils.process_allgather(np.array(number, np.int32)).min())
 
+    def require_same(self, field: str, value: Mapping[str, str]) -> None:
+        """Raise ConfigError on all hosts if the value of an option, by name, is not the same on all of them."""
+        other = _unlike_first(str(sorted(value.items())))
+        if other:
+            self._closed = True  # each host ends with this error, not with the loss of another
+            multihost_utils.sync_global_devices(field)
+            raise ConfigError(field, ", ".join(value), f"hosts {other} have other contents of these names than host 0")
+
     def close(self) -> None:
         """Leave the group; host 0 tells the others. Closing twice is fine.
 
@@ -153,13 +161,19 @@ def join(member: Member, what: str) -> Hosts:
 
 
 def _require_same(member: Member, what: str) -> None:
-    digest = np.frombuffer(hashlib.sha256(what.encode()).digest(), np.int32)
-    found = multihost_utils.process_allgather(digest)
-    other = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
+    other = _unlike_first(what)
     if other:
         jax.distributed.shutdown()  # type: ignore[no-untyped-call]
         limit = f"hosts {other} have other options, another checkpoint or other versions than host 0"
         raise ConfigError("nnodes", member.nodes, limit)
+
+
+def _unlike_first(what: str) -> list[int]:
+    """Return the hosts that have another text than host 0."""
+    digest = np.frombuffer(hashlib.sha256(what.encode()).digest(), np.int32)
+    found = multihost_utils.process_allgather(digest)
+    other: list[int] = np.flatnonzero((found != found[0]).any(axis=1)).tolist()
+    return other
 
 
 def _share(port: int, secret: bytes) -> tuple[int, bytes]:

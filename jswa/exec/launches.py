@@ -15,7 +15,7 @@ from jswa.exec.programs.pages import move_batches, row_batches
 from jswa.plan import StepPlan
 
 # MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
-COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, PREPARE, STEP = range(7)
+COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, SET_ADAPTER, PREPARE, STEP = range(8)
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 

@@ -20,6 +20,7 @@ from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.errors import ConfigError
+from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.exec.canary import check_kernels
@@ -27,6 +28,7 @@ from jswa.exec.launches import (
     COPY_PAGES,
     MOVE_PAGES,
     PREPARE,
+    SET_ADAPTER,
     SET_ROWS,
     STEP,
     Launch,
@@ -48,7 +50,7 @@ from jswa.exec.side_programs import (
     compile_set_rows,
     idle_launches,
 )
-from jswa.model.lora import has_adapters
+from jswa.model.lora import Pairs, has_adapters
 from jswa.model.transformer import Params, run_dtype
 from jswa.plan import Logprobs, LogprobTable, StepLogprobs, StepPlan
 from pallas_kernels.errors import NoExpertKernel, NoKernel
@@ -93,6 +95,7 @@ class Runner:
         kv_dtype: of the arena; by default that of the parameters.
         broadcast: called with each message of launches before they run. With several hosts, the runner of the first
             host broadcasts, and the runners of the others `follow`.
+        adapters: the room for LoRA adapters among the parameters, if there is any.
 
     Attributes:
         configs: the configuration of every step program, by family and bucket.
@@ -112,6 +115,7 @@ class Runner:
         backends: Backends = PORTABLE,
         kv_dtype: jnp.dtype | None = None,
         broadcast: Callable[[bytes], None] | None = None,
+        adapters: AdapterRoom | None = None,
     ) -> None:
         self.layout = layout
         self.limits = limits
@@ -127,6 +131,7 @@ class Runner:
         self._broadcast = broadcast
         self._copies: tuple[jax.stages.Compiled, jax.stages.Compiled] | None = None  # to the host, and back
         self.compiled_in_steps = self.compiled_beside = 0
+        self._adapters = adapters
         kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
@@ -151,6 +156,7 @@ class Runner:
         begin = time.perf_counter()
         for _ in range(_WARM_UPS):
             self._run(list(idle_launches(self.layout, self._shapes)))
+            self._run([] if self._adapters is None else list(self._adapters.idle_launches()))
         for number in sorted(self.compiled):
             config, since = self.configs[number], time.perf_counter()
             for _ in range(_WARM_UPS):
@@ -174,6 +180,14 @@ class Runner:
         for array in jax.tree.leaves(outputs):
             array.copy_to_host_async()
         return Pending(plan, outputs)
+
+    def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
+        """Write an adapter to a slot of the room, which no row of a later plan may use meanwhile."""
+        assert self._adapters is not None
+        for launch in self._adapters.launches(slot, number, pairs):
+            if self._broadcast is not None:
+                self._broadcast(encode([launch]))
+            self._run([launch])
 
     def follow(self, messages: Iterable[bytes]) -> None:
         """Run the launches that the first host broadcasts, until it ends."""
@@ -309,6 +323,9 @@ class Runner:
         # In steady state nothing is traced, and only explicit puts move data to the device.
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
             for program, arrays in launches:
+                if program == SET_ADAPTER and self._adapters is not None:
+                    self.params = self._adapters.run(self.params, arrays)
+                    continue
                 placed = self._put(arrays)
                 if program in (COPY_PAGES, MOVE_PAGES):
                     self.state = {**self.state, "lanes": self._copy_pages(self.state["lanes"], *placed)}
@@ -344,15 +361,9 @@ class Runner:
         return range(first, first + len(self.buckets))
 
     def _config(self, bucket: Bucket, logprobs: Logprobs) -> StepConfig:
-        limits = self.limits
-        targets = logprobs == "prompt"
-        spec = PackSpec.of(
-            bucket,
-            page_size=limits.page_size,
-            max_rows=limits.max_rows,
-            targets=targets,
-            adapters=has_adapters(self.params),
-        )
+        limits, targets, adapters = self.limits, logprobs == "prompt", has_adapters(self.params)
+        size, rows = limits.page_size, limits.max_rows
+        spec = PackSpec.of(bucket, page_size=size, max_rows=rows, targets=targets, adapters=adapters)
         return StepConfig(self._model, self.layout, bucket, spec, self._backends, logprobs)
 
 

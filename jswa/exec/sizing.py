@@ -28,6 +28,7 @@ from jswa.model.lora import has_adapters
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import ENDS, LINEAR, QuantizationMode
+from jswa.model.weights.lora_files import room_bytes
 from jswa.plan import Logprobs
 from pallas_kernels.experts.mxfp4 import BLOCK
 
@@ -44,7 +45,8 @@ def require_memory(
 ) -> None:
     """Raise ConfigError if the weights alone are larger than the memory of a device. Needs no weight file."""
     shares = options.tensor_parallel_size
-    size = weight_bytes(shard_config(model, shares), stored, options.quantization, dtype)
+    size, room = weight_bytes(shard_config(model, shares), stored, options.quantization, dtype), options.lora_room
+    size += 0 if room is None else room_bytes(model, room, jnp.dtype(dtype).itemsize, shares)
     if device.platform == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit, where = memory * options.nnodes // shares, "this machine"

@@ -5,18 +5,23 @@ sum of all adapters' ranks; column r of A and row r of B belong to adapter owner
 is masked to the columns of its own adapter and then multiplied by B: two dense products without a gather of weights.
 They cost 2·R·(K + C) operations per token, which is little beside 2·K·C for a handful of adapters.
 `jswa.model.weights.lora_files` reads adapters from disk.
+
+Room for adapters that are loaded later is columns of A and rows of B without an owner (owner -1, zeros). Each adapter
+gets a slot, an equal share of them, and a number that no other adapter has had.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Int32
+import numpy as np
+from jaxtyping import Array, Float, Int, Int32, Shaped
 
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized
 
 _A, _B, _OWNER = ".lora_a", ".lora_b", ".lora_owner"
+Pairs = Mapping[str, tuple[Shaped[np.ndarray, "K r"], Shaped[np.ndarray, "r C"]]]  # A and B of one adapter by matrix
 AdapterIds = Int[Array, " T"]  # the adapter of each token; 0 for none
 
 
@@ -41,6 +46,11 @@ def with_adapters(
 def adapter_params[T](name: str, a: T, b: T, owner: T) -> dict[str, T]:
     """Return the parameters that adapt the matrix `name`: arrays or their shapes."""
     return {name + _A: a, name + _B: b, name + _OWNER: owner}
+
+
+def adapted_names(params: Iterable[str]) -> list[str]:
+    """Return the names of the matrices that have adapters beside them."""
+    return sorted(name.removesuffix(_OWNER) for name in params if name.endswith(_OWNER))
 
 
 def has_adapters(params: Mapping[str, object]) -> bool:

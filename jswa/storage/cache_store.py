@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from jswa.cache.prefix.radix import root_key
 from jswa.engine import Engine, StepRunner
 from jswa.errors import ConfigError, EngineError, FieldError
 from jswa.exec.programs.transfer import clear_stale
@@ -69,7 +70,8 @@ def save_cache(
     CacheFileError, and ConfigError if the engine has no prefix cache or shares the model with other hosts.
     """
     runner, layout = _page_runner(engine, cache_salt), engine.layout
-    root = engine.adapter_root(lora, cache_salt)[1]
+    digest = engine.adapter_digest(lora)
+    root = root_key(cache_salt, digest)
 
     def begin() -> tuple[Captured, Contents, Reading]:
         cache = engine.scheduler.cache
@@ -89,7 +91,7 @@ def save_cache(
         reading.finish()
     filled, local = taken.snapshot.filled(layout.page_size), taken.snapshot.local
     clear_stale(contents, layout, filled[: len(filled) if layout.full else 0], filled[local])
-    persist.save(path, taken.snapshot, contents, cache_identity(engine, runner, cache_salt, lora))
+    persist.save(path, taken.snapshot, contents, cache_identity(engine, runner, cache_salt, digest))
     return taken.tokens
 
 
@@ -105,8 +107,8 @@ def load_cache(
     version; ConfigError if the engine has no prefix cache or shares the model with other hosts.
     """
     runner = _page_runner(engine, cache_salt)
-    root = engine.adapter_root(lora, cache_salt)[1]
-    wanted = cache_identity(engine, runner, cache_salt, lora)
+    digest = engine.adapter_digest(lora)
+    root, wanted = root_key(cache_salt, digest), cache_identity(engine, runner, cache_salt, digest)
     snapshot, contents = persist.load(path, wanted, engine.layout, runner.kv_dtype, engine.model.vocab_size)
     if engine.trace is not None:
         _log.warning("a saved cache was loaded: plans written to JSWA_DUMP_PLANS cannot be replayed")
@@ -167,8 +169,12 @@ def _page_runner(engine: Engine, salt: str) -> PageRunner:
     return engine.runner
 
 
-def cache_identity(engine: Engine, runner: PageRunner, salt: str, lora: str | None = None) -> persist.Identity:
-    """Return the identity that a saved cache must have to be loaded into this engine."""
+def cache_identity(engine: Engine, runner: PageRunner, salt: str, adapter: str | None = None) -> persist.Identity:
+    """Return the identity that a saved cache must have to be loaded into this engine.
+
+    Args:
+        adapter: digest of the LoRA adapter.
+    """
     limits = engine.limits
     # The bits of the KV also depend on the shape of the step and on the compiler.
     bits = f"{limits.max_rows} rows, {limits.max_tokens} tokens, jax {jax.__version__}, {jax.devices()[0].device_kind}"
@@ -179,5 +185,5 @@ def cache_identity(engine: Engine, runner: PageRunner, salt: str, lora: str | No
         runner.kv_dtype,
         salt,
         deterministic=bits if limits.one_bucket else "",
-        adapter="" if lora is None else engine.adapters[lora],
+        adapter=adapter or "",
     )

@@ -7,23 +7,27 @@ those of k and v projections in layers that read another layer's KV.
 
 import hashlib
 import logging
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Shaped
 
 from jswa.architecture import ModelConfig
-from jswa.errors import CheckpointError, ConfigError
+from jswa.config import LoraRoom
+from jswa.errors import CheckpointError, ConfigError, RequestError, UnknownAdapter
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.peft import CONFIG, LoraConfig, read_lora_config
+from jswa.model.hf.peft import CONFIG, MAX_RANK, LoraConfig, read_lora_config
 from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
-from jswa.model.lora import adapter_params
+from jswa.model.lora import Pairs, adapter_params
+from jswa.model.partition import cut_of
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import LINEAR
 from jswa.model.weights.placement import Placement, empty
@@ -68,17 +72,48 @@ class Adapters(NamedTuple):
     digests: dict[str, str]
 
 
-def check_adapters(folders: Mapping[str, Path], config: ModelConfig) -> list[Adapter]:
-    """Check the headers of all folders against the model.
+class HostAdapter(NamedTuple):
+    """An adapter in host memory: A and B of each adapted matrix, and a digest of the numbers."""
+
+    pairs: Pairs
+    digest: str
+
+
+@dataclass(frozen=True)
+class LoraReader:
+    """Reads adapters for an engine that runs; any thread may call it. It holds no reference to the engine.
+
+    Attributes:
+        checked: the model as its config.json describes it, which files are checked against.
+        model: the model as its parameters were loaded.
+        rank: largest rank of a module.
+    """
+
+    checked: ModelConfig
+    model: ModelConfig
+    dtype: jnp.dtype
+    rank: int
+
+    def read(self, folder: str | Path) -> HostAdapter:
+        """Check and read a folder. Raises RequestError that names it, and UnknownAdapter if it does not exist."""
+        path = Path(folder)
+        try:
+            if not path.is_dir():
+                raise UnknownAdapter("lora_path", str(folder), "must be a folder that exists")
+            return read_adapter(Adapter(path.name, _checked(path, self.checked, self.rank)), self.model, self.dtype)
+        except (CheckpointError, OSError) as error:
+            raise RequestError("lora_path", str(folder), str(error)) from error
+
+
+def check_adapters(folders: Mapping[str, Path], config: ModelConfig, rank: int = MAX_RANK) -> list[Adapter]:
+    """Check the headers of all folders against the model, and their ranks against the largest one.
 
     Raises ConfigError that names the folder, the file, the key and the reason.
     """
-    parts = {part.key: part for source in _targets(config).values() for part in source.parts}
-    others = {part.key for source in sources(config).values() for part in source.parts} - parts.keys()
     found = []
     for name, folder in folders.items():
         try:
-            found.append(Adapter(name, _updates(folder, config, parts, others)))
+            found.append(Adapter(name, _checked(folder, config, rank)))
         except CheckpointError as error:
             raise ConfigError("lora_modules", f"{name}={folder}", str(error)) from error
     return found
@@ -91,32 +126,88 @@ def load_adapters(
 
     Raises ConfigError if a file has changed since the check, or if a number is not finite in `dtype`.
     """
-    table = _targets(config)
     digests: dict[str, str] = {}
     pairs: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = {}  # (index, A [K, r], B [r, C]) by matrix
     for index, adapter in enumerate(adapters, start=1):
         try:
-            values, digests[adapter.name] = _read(adapter)
-            for name, source in table.items():
-                for part in source.parts:
-                    if part.key in values:
-                        pair = _pair(source, part, *values[part.key], np.dtype(dtype))
-                        if not all(np.isfinite(one.astype(np.float32)).all() for one in pair):
-                            where = adapter.updates[part.key].b.where
-                            raise CheckpointError(f"{where}: lora_A and lora_B must be finite in {jnp.dtype(dtype)}")
-                        pairs.setdefault(name, []).append((index, *pair))
+            found = read_adapter(adapter, config, dtype)
         except CheckpointError as error:
             raise ConfigError("lora_modules", adapter.name, str(error)) from error
+        digests[adapter.name] = found.digest
+        for name, pair in found.pairs.items():
+            pairs.setdefault(name, []).append((index, *pair))
     params: Params = {}
     placement = Placement(config, mesh)
-    for name, found in pairs.items():
-        owner = np.concatenate([np.full(a.shape[1], index, np.int32) for index, a, _ in found])
-        joined = np.concatenate([a for _, a, _ in found], axis=1), np.concatenate([b for _, _, b in found]), owner
+    for name, all_of in pairs.items():
+        owner = np.concatenate([np.full(a.shape[1], index, np.int32) for index, a, _ in all_of])
+        joined = np.concatenate([a for _, a, _ in all_of], axis=1), np.concatenate([b for _, _, b in all_of]), owner
         params |= {one: placement.put(one, _aligned(array)) for one, array in adapter_params(name, *joined).items()}
-    if adapters:
+    if params:
         size = sum(value.nbytes for value in params.values()) / 2**20
         _log.info("%d adapters beside %d matrices: %.1f MiB", len(adapters), len(pairs), size)
     return Adapters(params, digests)
+
+
+def read_adapter(adapter: Adapter, config: ModelConfig, dtype: jnp.dtype) -> HostAdapter:
+    """Read a checked adapter.
+
+    Raises CheckpointError if a file has changed since the check, or if a number is not finite in `dtype`.
+    """
+    values, digest = _read(adapter)
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for name, source in _targets(config).items():
+        pairs = []
+        for part in source.parts:
+            if part.key in values:
+                pairs.append(_pair(source, part, *values[part.key], np.dtype(dtype)))
+                if not all(np.isfinite(one.astype(np.float32)).all() for one in pairs[-1]):
+                    where = adapter.updates[part.key].b.where
+                    raise CheckpointError(f"{where}: lora_A and lora_B must be finite in {jnp.dtype(dtype)}")
+        if pairs:
+            found[name] = np.concatenate([a for a, _ in pairs], axis=1), np.concatenate([b for _, b in pairs])
+    return HostAdapter(found, digest)
+
+
+def room_shapes(config: ModelConfig, room: LoraRoom, dtype: jnp.dtype) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the parameters of a room for adapters beside all matrices that LoRA may adapt, by name.
+
+    A slot has `rank` columns for each checkpoint tensor that the matrix is made of: 3 for q, k and v.
+    """
+    shapes: dict[str, jax.ShapeDtypeStruct] = {}
+    for name, source in _targets(config).items():
+        rows, columns = source.parts[0].shape[1], sum(part.shape[0] for part in source.parts)
+        width = room.adapters * room.rank * len(source.parts)
+        shapes |= adapter_params(
+            name,
+            _shape(dtype, rows, width),
+            _shape(dtype, width, columns),
+            _shape(np.dtype(np.int32), width),
+        )
+    return shapes
+
+
+def _shape(dtype: jnp.dtype, *sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)  # type: ignore[no-untyped-call]
+
+
+def empty_room(config: ModelConfig, room: LoraRoom, dtype: jnp.dtype, mesh: Mesh | None = None) -> Params:
+    """Return the parameters of a room without adapters."""
+    placement, shapes = Placement(config, mesh), room_shapes(config, room, dtype)
+    fill = {name: -1 if np.issubdtype(shape.dtype, np.integer) else 0 for name, shape in shapes.items()}
+    params = {n: placement.put(n, _aligned(np.full(s.shape, fill[n], s.dtype))) for n, s in shapes.items()}
+    size = sum(value.nbytes for value in params.values()) / 2**20
+    _log.info("room for %d adapters of rank %d beside %d matrices: %.1f MiB", *room, len(shapes) // 3, size)
+    return params
+
+
+def room_bytes(config: ModelConfig, room: LoraRoom, itemsize: int, devices: int = 1) -> int:
+    """Return the bytes of a room on each device. `config` is of the whole model."""
+    total = 0
+    for name, shape in room_shapes(config, room, jnp.dtype(np.int32)).items():
+        cut = cut_of(name, shape.shape, config, devices) if devices > 1 else None
+        size = math.prod(shape.shape) if cut is None else math.prod(shape.shape) // shape.shape[cut.axis] * cut.size
+        total += size * (itemsize if len(shape.shape) > 1 else 4)
+    return total
 
 
 def _targets(config: ModelConfig) -> dict[str, Source]:
@@ -124,7 +215,10 @@ def _targets(config: ModelConfig) -> dict[str, Source]:
     return {name: source for name, source in sources(config).items() if LINEAR.search(name) and source.layout in _DENSE}
 
 
-def _updates(folder: Path, config: ModelConfig, parts: Mapping[str, Part], others: Iterable[str]) -> dict[str, Update]:
+def _checked(folder: Path, config: ModelConfig, most: int) -> dict[str, Update]:
+    """Return the updates of a folder, whose headers alone are read. Raises CheckpointError."""
+    parts = {part.key: part for source in _targets(config).values() for part in source.parts}
+    others = {part.key for source in sources(config).values() for part in source.parts} - parts.keys()
     if not folder.is_dir():
         raise CheckpointError("must be a folder")
     settings = read_lora_config(folder)
@@ -149,7 +243,7 @@ def _updates(folder: Path, config: ModelConfig, parts: Mapping[str, Part], other
         found[wanted][end] = module, tensor
     if not found:
         raise CheckpointError(f"{_FILE} has no tensors for this model")
-    return {key: _update(parts[key], ends, settings) for key, ends in found.items()}
+    return {key: _update(parts[key], ends, settings, most) for key, ends in found.items()}
 
 
 def _module(tensor: Tensor) -> tuple[str, str]:
@@ -171,12 +265,14 @@ def _why_not(key: str, config: ModelConfig, others: Iterable[str]) -> str:
     return f"adapts {label(key)}, which a model of type {config.family} does not have"
 
 
-def _update(part: Part, ends: Mapping[str, tuple[str, Tensor]], settings: LoraConfig) -> Update:
+def _update(part: Part, ends: Mapping[str, tuple[str, Tensor]], settings: LoraConfig, most: int) -> Update:
     (module, first), *_ = ends.values()
     if len(ends) < 2:
         raise CheckpointError(f"{first.where} lacks its lora_{'B' if _A in ends else 'A'}")
     rows, columns = part.shape
     rank, a, b = settings.rank_of(module), ends[_A][1], ends[_B][1]
+    if rank > most:
+        raise CheckpointError(f"{CONFIG}: r = {rank} of {label(module)}: must be at most max_lora_rank = {most}")
     for tensor, shape in ((a, (rank, columns)), (b, (rows, rank))):
         tensor.require_shape(shape, by=f"the model and {CONFIG} ask for")
         tensor.require_type(*FLOATS)
