@@ -1,16 +1,18 @@
-"""The routes for operators: metrics, server information, emptying the cache, and aborting requests."""
+"""The routes for operators: metrics, server information, emptying the cache, aborting requests, LoRA adapters."""
 
 import asyncio
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from jswa import __version__
 
 from ..core.service import service_of
+from ..http import limits
 from ..http.errors import invalid
 from ..http.sse import JsonResponse
 from .schemas import Body, Id
@@ -26,6 +28,20 @@ class AbortRequest(Body):
 
     request_id: Id | None = None
     abort_all: bool | None = None
+
+
+class LoadAdapter(Body):
+    """The body of POST /v1/load_lora_adapter, as vLLM has it. The path is one of the server's machine."""
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARS)]
+    lora_path: Annotated[str, Field(min_length=1, max_length=limits.MAX_PATH_CHARS)]
+    load_inplace: bool | None = None
+
+
+class UnloadAdapter(Body):
+    """The body of POST /v1/unload_lora_adapter, as vLLM has it."""
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 
 
 async def metrics(request: Request) -> Response:
@@ -75,3 +91,18 @@ async def abort(body: AbortRequest, request: Request) -> Response:
     for job in jobs:
         job.abort()
     return JsonResponse({"aborted": len(jobs)})
+
+
+async def load_lora_adapter(body: LoadAdapter, request: Request) -> Response:
+    """Load a LoRA adapter from a folder of this machine; requests may name it as their model from then on."""
+    service = service_of(request)
+    if body.lora_name in service.names:
+        raise invalid("lora_name", f"{body.lora_name!r} is a name of the model itself: must be another one")
+    await service.load_lora(body.lora_name, body.lora_path, replace=bool(body.load_inplace))
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+async def unload_lora_adapter(body: UnloadAdapter, request: Request) -> Response:
+    """Unload a LoRA adapter: new requests for it are refused, those that run end as they would have."""
+    await service_of(request).unload_lora(body.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

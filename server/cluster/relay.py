@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..http.access import request_id_of
-from ..http.auth import Keys, error_response, path_of
+from ..http.auth import LORA, Keys, error_response, path_of
 from ..http.errors import ApiError
 from ..http.sse import event, unless_gone
 from .merge import Answer, merged
@@ -143,6 +143,9 @@ class Relay:
         body = await self._read(scope, receive) if scope["method"] not in _WITHOUT_BODY else b""
         if body is None:
             return
+        if path_of(scope) in LORA:
+            await _refuse(_fixed_adapters(), scope, send_shown)
+            return
         seen, path = {name: scope[name] for name in _SEEN if name in scope}, path_of(scope)
         work = self._ask_all if path in _ALL and scope["method"] != "HEAD" else self._ask_one
         await unless_gone(receive, work(path, seen, body, send_shown))
@@ -227,6 +230,13 @@ class _Passed:
         """End an answer that cannot be completed. The last event of a stream is an error."""
         body = event(replica_lost().body()) if self._streams else b""
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _fixed_adapters() -> ApiError:
+    return ApiError(
+        400, "adapters cannot be loaded on several replicas, since one that starts later would lack them: "
+        "start the replicas with lora_modules", code="unsupported",
+    )  # fmt: skip
 
 
 def replica_lost() -> ApiError:

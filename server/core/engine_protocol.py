@@ -1,7 +1,7 @@
 """The engine's interface as the server uses it. `jswa.engine.Engine` has it, and so has the unit tests' fake."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Int
@@ -29,6 +29,14 @@ class Model(Protocol):
         ...
 
 
+class AdapterReader(Protocol):
+    """Reads LoRA adapters in any thread. It holds no reference to the engine, which may be replaced meanwhile."""
+
+    def read(self, folder: str) -> Any:
+        """Check and read a folder. Raises RequestError."""
+        ...
+
+
 class EngineLike(Protocol):
     """An engine that the server can run: `jswa.engine.Engine`, or the fake of the unit tests, which needs no jax.
 
@@ -47,7 +55,20 @@ class EngineLike(Protocol):
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """Digests of the LoRA adapters, by name."""
+        """Digests of the loaded LoRA adapters, by name. Any thread may read it."""
+        ...
+
+    @property
+    def lora_reader(self) -> AdapterReader:
+        """What reads adapters for `load_lora`. Raises RequestError if the engine cannot load any."""
+        ...
+
+    def load_lora(self, name: str, adapter: Any, *, replace: bool = False) -> None:
+        """Load an adapter that was read, instead of one of that name if `replace` is set. Raises RequestError."""
+        ...
+
+    def unload_lora(self, name: str) -> None:
+        """Refuse new requests for an adapter; free its room when the last of its requests ends. Raises RequestError."""
         ...
 
     def request(

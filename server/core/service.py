@@ -1,5 +1,6 @@
 """The state that all request handlers share: the engine's bridge, the tokenizer and template, and the shared limits."""
 
+import asyncio
 import dataclasses
 import hashlib
 import logging
@@ -14,6 +15,7 @@ from typing import Any, cast
 from starlette.requests import Request
 
 from jswa.cache.prefix.stats import CacheStats
+from jswa.errors import JswaError
 from jswa.text.answers.parser import Answering
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
@@ -73,7 +75,8 @@ class Service:
         rebuild = model.build if config.restart_engine else None
         self.bridge = Bridge(model.build(), rebuild=rebuild, step_timeout=config.step_timeout)
         self.limits = self.bridge.engine.limits
-        self.adapters = tuple(self.bridge.engine.adapters)
+        self._adapters: tuple[str, ...] = ()
+        self._loading = asyncio.Lock()
         weights = weights_of(config.api_key, config.api_key_weight)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
         self.bodies = Budget(config.max_body_memory, weights)
@@ -95,6 +98,29 @@ class Service:
     def names(self) -> Sequence[str]:
         """Names that requests may use for the model; the first is the model's id."""
         return self.config.served_model_name
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of the loaded LoRA adapters; while the engine is down, of those that it had."""
+        if self.bridge.failure is None:
+            self._adapters = tuple(self.bridge.engine.adapters)
+        return self._adapters
+
+    async def load_lora(self, name: str, folder: str, *, replace: bool) -> None:
+        """Load an adapter, one at a time. Its files are read in a thread, while the engine works. Raises ApiError."""
+        async with self._loading:
+            try:
+                adapter = await asyncio.to_thread(self.bridge.engine.lora_reader.read, folder)
+                await self.bridge.call(lambda engine: engine.load_lora(name, adapter, replace=replace))
+            except JswaError as error:
+                raise ApiError.of(error) from error
+
+    async def unload_lora(self, name: str) -> None:
+        """Unload an adapter. Raises ApiError."""
+        try:
+            await self.bridge.call(lambda engine: engine.unload_lora(name))
+        except JswaError as error:
+            raise ApiError.of(error) from error
 
     @property
     def max_model_len(self) -> int:
@@ -173,7 +199,7 @@ class Service:
             tenant="" if key is None else str(self.config.api_key.index(key)),
             weight=self._weights[key],
             cache_salt=_salt(key, body.cache_salt),
-            lora=body.model if body.model in self.adapters else None,
+            lora=None if body.model is None or body.model in self.names else body.model,
             priority=body.priority or 0,
             stream=bool(body.stream),
             deadline=self.config.request_timeout or None,

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jswa import __version__
 
-from ..api.admin import abort, flush_cache, metrics, server_info
+from ..api.admin import abort, flush_cache, load_lora_adapter, metrics, server_info, unload_lora_adapter
 from ..api.anthropic import count_tokens, messages
 from ..api.chat import chat_completions
 from ..api.completions import completions
@@ -135,6 +135,9 @@ def _add_routes(app: FastAPI) -> None:
     app.get("/server_info", responses=_responses(401))(server_info)
     app.post("/flush_cache", responses=_responses(401, 403, 500, 503))(flush_cache)
     app.post("/abort", responses=_responses(400, 401, 403, 413, 500))(abort)
+    errors = _responses(400, 401, 403, 404, 413, 500, 503)
+    app.post("/v1/load_lora_adapter", responses=errors, response_class=PlainTextResponse)(load_lora_adapter)
+    app.post("/v1/unload_lora_adapter", responses=errors, response_class=PlainTextResponse)(unload_lora_adapter)
     app.get("/health", responses=_responses(503))(health)
     app.get("/ready", responses=_responses(503))(ready)
     app.get("/version", responses=_responses(401))(version)

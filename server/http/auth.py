@@ -14,7 +14,8 @@ from .errors import ApiError
 from .sse import JsonResponse
 
 OPEN = ("/health", "/ready")  # routes for probes, which need no key
-ADMIN = ("/flush_cache", "/abort")  # routes that need the admin key
+LORA = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+ADMIN = ("/flush_cache", "/abort", *LORA)  # routes that need the admin key
 EITHER = ("/metrics",)  # routes that accept either kind of key
 
 

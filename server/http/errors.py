@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jswa.errors import FieldError, GenerationError, JswaError, NothingAllowed, PromptTooLong, RequestError
+from jswa.errors import (
+    FieldError,
+    GenerationError,
+    JswaError,
+    NothingAllowed,
+    PromptTooLong,
+    RequestError,
+    UnknownAdapter,
+)
 
 _TYPES = {
     401: "authentication_error",
@@ -62,6 +70,14 @@ class ApiError(Exception):
         """Return the response for an error of the engine. Status 500 has no details of an internal error."""
         if isinstance(error, PromptTooLong):
             return ApiError(400, str(error), param=error.field, code="context_length_exceeded")
+        if isinstance(error, UnknownAdapter):
+            wanted = error.field == "lora"  # by a request, as its model
+            return ApiError(
+                404,
+                str(error),
+                param="model" if wanted else error.field,
+                code="model_not_found" if wanted else "not_found",
+            )
         if isinstance(error, RequestError):
             return ApiError(400, str(error), param=error.field.split(" ")[0], code="invalid_value")
         if isinstance(error, FieldError):

@@ -9,7 +9,16 @@ from jaxtyping import Int
 
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.config import Limits
-from jswa.errors import EngineError, GenerationError, InvalidPrompt, InvalidToken, JswaError, PromptTooLong
+from jswa.errors import (
+    EngineError,
+    GenerationError,
+    InvalidPrompt,
+    InvalidToken,
+    JswaError,
+    PromptTooLong,
+    RequestError,
+    UnknownAdapter,
+)
 from jswa.plan import ChoiceLogprobs, Request, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
@@ -29,6 +38,18 @@ class FakeModel:
 def count_up(prompt: list[int], position: int) -> int:
     """Return the letters of the alphabet in turn, beginning with the one at the prompt's length."""
     return 3 + 97 + (len(prompt) + position) % 26
+
+
+class FakeReader:
+    """Reads no file: the name of a folder stands for what it has."""
+
+    def read(self, folder: str) -> str:
+        """Refuse folders with certain names, and return the name of any other."""
+        if "nowhere" in folder:
+            raise UnknownAdapter("lora_path", folder, "must be a folder that exists")
+        if "torn" in folder:
+            raise RequestError("lora_path", folder, "is torn")
+        return folder
 
 
 class FakeEngine:
@@ -78,6 +99,8 @@ class FakeEngine:
         like: Request | None = None,
     ) -> Request:
         """Validate a request like the real engine."""
+        if lora is not None and lora not in self.adapters:
+            raise UnknownAdapter("lora", lora, "is not loaded")
         if not len(prompt):
             raise InvalidPrompt("prompt", "", "must have at least one token")
         bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
@@ -105,6 +128,25 @@ class FakeEngine:
             tenant=tenant,
             weight=weight,
         )
+
+    @property
+    def lora_reader(self) -> "FakeReader":
+        """Return a reader for which a folder's name is its content."""
+        return FakeReader()
+
+    def load_lora(self, name: str, adapter: str, *, replace: bool = False) -> None:
+        """Add an adapter; at most three fit."""
+        if name in self.adapters and not replace:
+            raise RequestError("lora_name", name, "is loaded")
+        if len(self.adapters) == 3:
+            raise RequestError("max_loras", 3, "no room is left")
+        self.adapters[name] = f"digest of {adapter}"
+
+    def unload_lora(self, name: str) -> None:
+        """Remove an adapter."""
+        if name not in self.adapters:
+            raise UnknownAdapter("lora_name", name, "is not loaded")
+        del self.adapters[name]
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong."""

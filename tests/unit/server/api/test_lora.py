@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,7 +11,7 @@ from jswa.errors import ConfigError
 from server import cli, launch
 from server.options import ServeConfig
 from tests.support.server.fake_engine import FakeEngine
-from tests.support.server.harness import Client, serving
+from tests.support.server.harness import Client, serving, until
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 
@@ -52,6 +53,83 @@ def test_unknown_adapter_names_are_refused(client: Client, name: str) -> None:
         error = client.refusal(path, {**body, "model": name}, 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert client.get("/v1/models/nobody").status_code == 404
+
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+@pytest.fixture
+def operator() -> Iterator[Client]:
+    """A server with one adapter, and room for two others; the client has the admin key."""
+    headers = {"Authorization": "Bearer root"}
+    with serving(FakeEngine(adapters=("poet",)), admin_api_key="root", headers=headers) as found:
+        yield found
+
+
+def names(client: Client) -> list[str]:
+    return [card["id"] for card in client.get("/v1/models").json()["data"]]
+
+
+def test_adapters_are_loaded_and_unloaded(operator: Client) -> None:
+    """The answers are vLLM's. Requests for an adapter get 404 before and after."""
+    operator.refusal("/v1/completions", {"prompt": "a", "model": "judge"}, 404)
+    done = operator.post(LOAD, {"lora_name": "judge", "lora_path": "/some/where"})
+    assert (done.status_code, done.text) == (200, "Success: LoRA adapter 'judge' added successfully.")
+    assert names(operator) == ["fake", "alias", "poet", "judge"]
+    assert operator.get("/v1/models/judge").json()["parent"] == "fake"
+    assert operator.complete(model="judge")["model"] == "judge"
+    assert operator.engine.seen[-1].adapter == 2
+    done = operator.post(UNLOAD, {"lora_name": "judge", "lora_int_id": 1})
+    assert (done.status_code, done.text) == (200, "Success: LoRA adapter 'judge' removed successfully.")
+    assert names(operator) == ["fake", "alias", "poet"]
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
+        error = operator.refusal(path, {**body, "model": "judge"}, 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        (LOAD, {"lora_name": "x", "lora_path": "/nowhere"}, 404, "lora_path = '/nowhere': must be a folder"),
+        (LOAD, {"lora_name": "x", "lora_path": "/torn"}, 400, "lora_path = '/torn': is torn"),
+        (LOAD, {"lora_name": "poet", "lora_path": "/other"}, 400, "lora_name = 'poet': is loaded"),
+        (LOAD, {"lora_name": "alias", "lora_path": "/other"}, 400, "lora_name: 'alias' is a name of the model itself"),
+        (LOAD, {"lora_name": "", "lora_path": "/other"}, 400, "lora_name: "),
+        (LOAD, {"lora_name": "x", "lora_path": "/" * 4097}, 400, "lora_path: "),
+        (LOAD, {"lora_name": "x", "lora_path": 3}, 400, "lora_path: "),
+        (LOAD, {"lora_name": "x"}, 400, "lora_path: "),
+        (LOAD, {"lora_path": "/other"}, 400, "lora_name: "),
+        (UNLOAD, {"lora_name": "nobody"}, 404, "lora_name = 'nobody': is not loaded"),
+        (UNLOAD, {}, 400, "lora_name: "),
+    ],
+)
+def test_what_cannot_be_loaded_or_unloaded_is_refused(
+    operator: Client, path: str, body: dict[str, object], status: int, says: str
+) -> None:
+    before = dict(operator.engine.adapters)
+    assert operator.refusal(path, body, status)["message"].startswith(says)
+    assert operator.engine.adapters == before
+
+
+def test_no_more_adapters_are_loaded_than_fit_but_one_may_be_replaced(operator: Client) -> None:
+    for name in ("x", "y"):
+        assert operator.post(LOAD, {"lora_name": name, "lora_path": f"/{name}"}).status_code == 200
+    assert "max_loras = 3" in operator.refusal(LOAD, {"lora_name": "z", "lora_path": "/z"})["message"]
+    assert operator.post(UNLOAD, {"lora_name": "x"}).status_code == 200
+    assert operator.post(LOAD, {"lora_name": "y", "lora_path": "/z", "load_inplace": True}).status_code == 200
+    assert operator.engine.adapters["y"] == "digest of /z"
+
+
+def test_a_request_whose_adapter_is_unloaded_before_it_runs_gets_404(operator: Client) -> None:
+    """Never the tokens of the model without it. Here it waits for programs to be compiled meanwhile."""
+    operator.engine.prepare_delay = 0.3
+    with ThreadPoolExecutor() as pool:
+        body = {"prompt": "a", "model": "poet", "logprobs": 1}
+        asked = pool.submit(operator.refusal, "/v1/completions", body, 404)
+        until(lambda: operator.service.running == 1)
+        assert operator.post(UNLOAD, {"lora_name": "poet"}).status_code == 200
+        assert asked.result()["code"] == "model_not_found"
+    assert not operator.engine.seen
 
 
 def test_lora_modules_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,17 @@ def _timeless(text: str) -> list[Any]:
     return values
 
 
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+def test_replicas_load_no_adapters(path: str, front: tuple[Client, Way]) -> None:
+    """A replica that starts later would lack them. The key is checked first."""
+    client, _ = front
+    body = {"lora_name": "a", "lora_path": "/b"}
+    assert client.post(path, body).status_code == 401
+    refused = client.post(path, body, headers={"Authorization": "Bearer a"})
+    assert refused.status_code == 400
+    assert "start the replicas with lora_modules" in refused.json()["error"]["message"]
+
+
 def test_a_request_without_a_key_gets_401(front: tuple[Client, Way]) -> None:
     client, _ = front
     found = httpx2.post(client.url + PATH, json={"prompt": "a"})

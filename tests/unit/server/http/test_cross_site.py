@@ -25,7 +25,10 @@ def code(response: httpx2.Response) -> str:
     return found
 
 
-@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/tokenize", "/detokenize", "/abort", "/flush_cache"])
+@pytest.mark.parametrize(
+    "path",
+    [PATH, "/v1/chat/completions", "/tokenize", "/detokenize", "/abort", "/flush_cache", "/v1/load_lora_adapter"],
+)
 def test_a_body_must_be_declared_as_json_whatever_the_route(path: str) -> None:
     kinds = [
         None, "text/plain", "text/plain; application/json", "text/plain,application/json", "multipart/form-data",
