@@ -71,13 +71,9 @@ class ApiError(Exception):
         if isinstance(error, PromptTooLong):
             return ApiError(400, str(error), param=error.field, code="context_length_exceeded")
         if isinstance(error, UnknownAdapter):
-            wanted = error.field == "lora"  # by a request, as its model
-            return ApiError(
-                404,
-                str(error),
-                param="model" if wanted else error.field,
-                code="model_not_found" if wanted else "not_found",
-            )
+            if error.field == "lora":  # a request names it as its model
+                return ApiError(404, str(error), param="model", code="model_not_found")
+            return ApiError(404, str(error), param=error.field, code="not_found")
         if isinstance(error, RequestError):
             return ApiError(400, str(error), param=error.field.split(" ")[0], code="invalid_value")
         if isinstance(error, FieldError):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jswa.config import LoraRoom
 from jswa.errors import CacheFileError
 from jswa.exec.mesh import make_mesh
 from jswa.llm import LLM
@@ -24,6 +25,7 @@ from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
 from jswa.model.partition import cut_of
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
+from jswa.model.weights.lora_files import room_bytes
 from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
 from tests.e2e.model.test_kv_scales import grown
@@ -71,6 +73,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "int4": {},
     "order": {},
     "lora": {},
+    "room": {"max_loras": 2, "max_lora_rank": 5},
     "kv": {"kv_cache_dtype": "fp8"},
 }
 # Packed integers by form. 32 inputs share a scale, also where devices have 8 or 16 of them.
@@ -108,8 +111,9 @@ def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
         write(where, {**raw, "quantization_config": {"quant_method": "mxfp4"}}, packed(tensors))
         return where, raw["vocab_size"]
     write_checkpoint(where, raw, tensors)
-    if form == "lora":
+    if form in ("lora", "room"):
         random_lora(tensors, DENSE, 4, 7).write(where / "adapter")
+        random_lora(tensors, DENSE, 5, 8).write(where / "other")
     return where, raw["vocab_size"]
 
 
@@ -131,7 +135,19 @@ def load(model: Path, devices: int, **more: Any) -> LLM:
     """Return an LLM of a checkpoint, with the options of the form in its name."""
     form = model.name.partition("+")[2]
     adapters = {"lora_modules": {"one": model / "adapter"}} if form == "lora" else {}
-    return LLM(model, tensor_parallel_size=devices, **adapters, **FORMS[form], **OPTIONS, **more)
+    llm = LLM(model, tensor_parallel_size=devices, **adapters, **FORMS[form], **OPTIONS, **more)
+    if form == "room":
+        load_and_unload(llm, model)
+    return llm
+
+
+def load_and_unload(llm: LLM, model: Path) -> None:
+    """Load the adapter into the slot of another one, which has been unloaded."""
+    for name in ("other", "third"):
+        llm.load_lora(name, model / "other")
+    llm.unload_lora("third")
+    llm.load_lora("one", model / "adapter")
+    llm.unload_lora("other")
 
 
 def ask(llm: LLM, vocab: int) -> dict[str, Any]:
@@ -259,6 +275,9 @@ def main(folder: Path, name: str, counts: list[int]) -> None:
             facts = ask(llm, vocab)
         runner: Any = llm.engine.runner
         held = {name: value.addressable_shards[0].data.nbytes for name, value in runner.params.items()}
+        if name.endswith("+room"):
+            room = sum(size for key, size in held.items() if ".lora_" in key)
+            assert room == room_bytes(llm.engine.model, LoraRoom(2, 5), 4, devices)
         program = next(iter(runner.compiled.values()))
         found[devices] = {
             **facts,

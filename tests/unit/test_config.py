@@ -29,6 +29,8 @@ BAD: dict[str, list[Any]] = {
     "seed": [-1, 2**63, 1.0, True, None],
     "prefix_cache": [1, "yes", None],
     "prefix_cache_interval": WHOLE,
+    "max_loras": [*WHOLE, 65],
+    "max_lora_rank": [*WHOLE, 257],
 }
 
 

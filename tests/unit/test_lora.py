@@ -44,3 +44,22 @@ def test_options_that_name_no_adapter_are_refused(modules: Any, says: str) -> No
     with pytest.raises(ConfigError, match=says) as error:
         engine_config({"lora_modules": modules})
     assert error.value.field == "lora_modules"
+
+
+@pytest.mark.parametrize(
+    ("options", "room"),
+    [
+        ({}, None), ({"lora_modules": ("a=x",)}, None), ({"max_loras": 3}, (3, 16)),
+        ({"max_loras": 3, "max_lora_rank": 64, "lora_modules": ("a=x",)}, (3, 64)),
+        ({"max_lora_rank": 8, "lora_modules": ("a=x", "b=y")}, (2, 8)),
+    ],
+)  # fmt: skip
+def test_room_is_reserved_if_either_option_asks_for_it(options: Any, room: Any) -> None:
+    assert EngineConfig(**options).lora_room == room
+
+
+def test_room_must_hold_the_adapters_of_the_start() -> None:
+    with pytest.raises(ConfigError, match="max_loras = 1: must be at least 2, the number of lora_modules"):
+        EngineConfig(max_loras=1, lora_modules=("a=x", "b=y"))
+    with pytest.raises(ConfigError, match="max_lora_rank = 8: needs max_loras or lora_modules"):
+        EngineConfig(max_lora_rank=8)

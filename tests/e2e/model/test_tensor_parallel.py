@@ -22,6 +22,7 @@ CASES = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
     "llama+int4": (1, 2, 8),
     "llama+order": (1, 8),
     "llama+lora": (1, 2, 8),
+    "llama+room": (1, 2, 8),
     "gemma3+kv": (1, 4),
 }
 WINDOWS = (
