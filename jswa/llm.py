@@ -114,18 +114,15 @@ class LLM:
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""
-        with self._between_steps() as engine:
-            return engine.stats()
+        return self._between(lambda: self.engine.stats())
 
     def cache_stats(self) -> CacheStats:
         """Return counters and contents of the prefix cache."""
-        with self._between_steps() as engine:
-            return engine.cache_stats()
+        return self._between(lambda: self.engine.cache_stats())
 
     def flush_cache(self) -> None:
         """Empty the prefix cache and reset its counters. Running requests keep their pages."""
-        with self._between_steps() as engine:
-            engine.flush_cache()
+        self._between(lambda: self.engine.flush_cache())
 
     def save_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
         """Write the prefix cache of a salt and LoRA adapter to a folder; return its tokens.
@@ -148,26 +145,16 @@ class LLM:
         return load_cache(self.engine, path, cache_salt, lora, between=self._between)
 
     def load_lora(self, name: str, folder: str | Path, *, load_inplace: bool = False) -> None:
-        """Load a LoRA adapter into the room that the options `max_loras` and `max_lora_rank` reserve.
+        """Load a LoRA adapter into the room that `max_loras` reserves; `load_inplace` replaces one of that name.
 
-        The files are read in the calling thread; the adapter is written to the devices between two steps.
-
-        Args:
-            load_inplace: replace an adapter of that name. Requests that use it go on with the old one.
-
-        Raises RequestError, and changes nothing, if the adapter cannot be loaded.
+        Raises RequestError, and changes nothing, if it cannot be loaded.
         """
         adapter = self.engine.lora_reader.read(folder)
-        with self._between_steps() as engine:
-            engine.load_lora(name, adapter, replace=load_inplace)
+        self._between(lambda: self.engine.load_lora(name, adapter, replace=load_inplace))
 
     def unload_lora(self, name: str) -> None:
-        """Unload a LoRA adapter: new requests for it are refused. Those that use it keep its room to their end.
-
-        Raises UnknownAdapter, and RequestError if the engine has no room for adapters that are loaded later.
-        """
-        with self._between_steps() as engine:
-            engine.unload_lora(name)
+        """Unload a LoRA adapter: new requests for it are refused, those that use it go on to their end."""
+        self._between(lambda: self.engine.unload_lora(name))
 
     @overload
     def generate(
@@ -232,17 +219,8 @@ class LLM:
                 the error has their results (`outputs`) and all errors (`errors`).
             GenerationError: raised for a single prompt; with several it is the `error` of the affected outputs.
         """
-        defaults = self.default_sampling
-        batch = Batch(
-            self,
-            split_prompts(prompts),
-            sampling_params,
-            sampling,
-            defaults=defaults,
-            priority=priority,
-            cache_salt=cache_salt,
-            lora=lora,
-        )
+        shared: dict[str, Any] = {"defaults": self.default_sampling, "cache_salt": cache_salt, "lora": lora}
+        batch = Batch(self, split_prompts(prompts), sampling_params, sampling, **shared, priority=priority)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def chat(
