@@ -204,3 +204,19 @@ def test_a_host_that_cannot_load_the_model_says_why_and_ends_the_other(where: st
     assert time.monotonic() - begin < BOUND
     assert "ConfigError: lora_modules" in logs[broken].read_text()
     assert f"HostLost: host {broken} (127.0.0.1) is gone" in logs[1 - broken].read_text()
+
+
+@in_turn(0, 2)
+def test_hosts_with_other_adapters_of_a_name_are_refused(tmp_path: Path) -> None:
+    """Each host reads its own folders; the digests of what they hold must be the same."""
+    address = f"127.0.0.1:{free_port()}"
+    model, _ = checkpoint("llama+lora", tmp_path)
+    command = ["jswa", "generate", "a", "--model", model, "-tp", 2, "--nnodes", 2, "--dist-init-addr", address]
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    with (
+        process(logs[0], *command, "--node-rank", 0, "--lora-modules", f"one={model / 'adapter'}") as first,
+        process(logs[1], *command, "--node-rank", 1, "--lora-modules", f"one={model / 'other'}") as second,
+    ):
+        assert [first.wait(60), second.wait(60)] == [1, 1]
+    for log in logs:
+        assert "lora_modules = 'one': hosts [1] have other contents of these names" in log.read_text()
