@@ -52,12 +52,13 @@ def require_memory(
         limit, where = memory * options.nnodes // shares, "this machine"
     else:
         limit, where = int((device.memory_stats() or {}).get("bytes_limit", size)), str(device.device_kind)
+    and_room = "" if room is None else " and the room for adapters"
     if size > limit:
         raise ConfigError(
             "model",
             model.family,
-            f"its weights take {shares * size / _GIB:.1f} GiB in {dtype} on {shares} devices, and {where} has "
-            f"{limit / _GIB:.1f} GiB for each: choose a smaller model, --quantization int8, or more devices with "
+            f"its weights{and_room} take {shares * size / _GIB:.1f} GiB in {dtype} on {shares} devices, and {where} "
+            f"has {limit / _GIB:.1f} GiB for each: choose a smaller model, --quantization int8, or more devices with "
             "--tensor-parallel-size",
         )
 

@@ -10,10 +10,23 @@ import jaxtyping
 import pytest
 
 from jswa.cache.capacity import useful_blocks
-from jswa.config import EngineConfig, Limits
+from jswa.config import EngineConfig, Limits, LoraRoom
 from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE
-from jswa.exec.sizing import claim_memory, free_bytes, require_room, scratch_bytes, size_arena, table_bytes
+from jswa.exec.sizing import (
+    claim_memory,
+    free_bytes,
+    require_memory,
+    require_room,
+    scratch_bytes,
+    size_arena,
+    table_bytes,
+    weight_bytes,
+)
+from jswa.model.hf.config import parse_config
+from jswa.model.partition import shard_config
+from jswa.model.weights.lora_files import room_bytes
+from tests.parity.load import load_fixture
 from tests.support.builders import make_layer, make_layout, make_model
 from tests.support.oracles import small_engine_parts
 
@@ -49,6 +62,25 @@ class FakeDevice:
         if self.pool_bytes:
             stats |= {"pool_bytes": self.pool_bytes, "largest_free_block_bytes": self.largest_free_block_bytes}
         return stats
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeGpu(FakeDevice):
+    """A GPU by the kind that errors name."""
+
+    device_kind: str = "a GPU"
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_room_for_adapters_counts_as_weights(devices: int) -> None:
+    """It fits to the byte on each device. With two, matrices are split and what all tokens share is not."""
+    model = parse_config(load_fixture("llama_one_layer").config)
+    options = EngineConfig(max_loras=2, max_lora_rank=8, tensor_parallel_size=devices)
+    weights = weight_bytes(shard_config(model, devices), None, "none", "float32")
+    room = room_bytes(model, LoraRoom(2, 8), 4, devices)
+    require_memory(model, None, options, "float32", FakeGpu("gpu", weights + room))
+    with pytest.raises(ConfigError, match="its weights and the room for adapters take"):
+        require_memory(model, None, options, "float32", FakeGpu("gpu", weights + room - 1))
 
 
 @pytest.mark.parametrize(("memory", "devices", "expected"), [(8, 1, 2), (64, 1, 4), (8, 2, 1), (64, 4, 1)])
@@ -152,7 +184,7 @@ def test_the_prefix_cache_gets_memory_that_rows_do_not_need(
     limits = Limits(64, 4, 16, 4, prefix_cache=prefix_cache)
     useful = useful_blocks(layout, limits)
     memory = 10 * useful * layout.block_bytes(4)
-    found = size_arena(limits, layout, EngineConfig(**options), memory, 4, on_gpu=on_gpu)  # type: ignore[arg-type]
+    found = size_arena(limits, layout, EngineConfig(**options), memory, 4, on_gpu=on_gpu)
     assert found.num_blocks == (10 * useful if all_of_it else useful)
 
 

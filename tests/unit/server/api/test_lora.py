@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,21 @@ def test_a_request_whose_adapter_is_unloaded_before_it_runs_gets_404(operator: C
         until(lambda: operator.service.running == 1)
         assert operator.post(UNLOAD, {"lora_name": "poet"}).status_code == 200
         assert asked.result()["code"] == "model_not_found"
+    assert not operator.engine.seen
+
+
+def test_a_request_whose_adapter_is_unloaded_while_its_prompt_is_read_gets_404(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name was checked before: it must not be taken for one of the model's."""
+    start = operator.service.start
+
+    async def late(*arguments: Any) -> Any:
+        operator.engine.unload_lora("poet")
+        return await start(*arguments)
+
+    monkeypatch.setattr(operator.service, "start", late)
+    assert operator.refusal("/v1/completions", {"prompt": "a", "model": "poet"}, 404)["code"] == "model_not_found"
     assert not operator.engine.seen
 
 
