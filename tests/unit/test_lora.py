@@ -1,4 +1,4 @@
-"""Names of adapters, and roots of the prefix cache (jswa/config.py, jswa/cache/prefix/radix.py)."""
+"""Names of adapters, the room for them, roots of the prefix cache (jswa/config.py, model/adapters.py, radix.py)."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.cache.prefix.radix import root_key
-from jswa.config import EngineConfig
-from jswa.errors import ConfigError
+from jswa.config import EngineConfig, LoraRoom
+from jswa.errors import ConfigError, RequestError, UnknownAdapter
+from jswa.model.adapters import Adapters
 from jswa.text.inputs import engine_config
 
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(("load", "replace", "unload", "ask", "end")), st.sampled_from("abcd")), max_size=40
+)
 SALTS = st.text(st.sampled_from("\0ab/"), max_size=6)
 DIGESTS = st.none() | st.text(st.sampled_from("ab"), min_size=2, max_size=2)
 
@@ -63,3 +67,52 @@ def test_room_must_hold_the_adapters_of_the_start() -> None:
         EngineConfig(max_loras=1, lora_modules=("a=x", "b=y"))
     with pytest.raises(ConfigError, match="max_lora_rank = 8: needs max_loras or lora_modules"):
         EngineConfig(max_lora_rank=8)
+
+
+@given(ACTIONS, st.integers(1, 3))
+def test_no_slot_is_used_by_two_adapters_that_requests_have(actions: list[tuple[str, str]], slots: int) -> None:
+    """A number is in one slot for ever. A load is refused only if the name is taken, or if no slot is free."""
+    table = Adapters(room=LoraRoom(slots, 1))
+    loaded: dict[str, int] = {}
+    slot_of: dict[int, int] = {}
+    running: list[int] = []
+    for action, name in actions:
+        if action in ("load", "replace"):
+            kept = {*loaded.values(), *running}
+            taken = name in loaded and action == "load"
+            if taken or len(kept) == slots:
+                with pytest.raises(RequestError, match="lora_name = " if taken else "no room is left"):
+                    table.begin(name, running, replace=action == "replace")
+                continue
+            slot, number = table.begin(name, running, replace=action == "replace")
+            assert slot not in {slot_of[other] for other in kept}
+            assert number not in slot_of
+            assert number > 0
+            slot_of[number] = slot
+            table.add(name, f"digest {number}", slot, number)
+            loaded[name] = number
+        elif action == "unload" and name in loaded:
+            table.remove(name)
+            number = loaded.pop(name)
+            with pytest.raises(UnknownAdapter):
+                table.require_loaded(number)
+        elif action == "ask" and name in loaded:
+            found = table.find(name)
+            assert found == (loaded[name], f"digest {loaded[name]}")
+            table.require_loaded(found.number)
+            running.append(found.number)
+        elif action == "end" and running:
+            running.pop(0)
+        assert list(table.digests) == list(loaded)
+
+
+def test_adapters_of_the_parameters_are_numbered_from_one() -> None:
+    table = Adapters({"a": "x", "b": "y"})
+    assert [table.find(name).number for name in "ab"] == [1, 2]
+    table.require_loaded(0)
+    with pytest.raises(UnknownAdapter, match="must be one of a, b"):
+        table.find("c")
+    acts: list[Any] = [lambda: table.begin("c", (), replace=False), lambda: table.remove("a")]
+    for act in acts:
+        with pytest.raises(RequestError, match="max_loras = None"):
+            act()

@@ -184,7 +184,7 @@ def test_the_prefix_cache_gets_memory_that_rows_do_not_need(
     limits = Limits(64, 4, 16, 4, prefix_cache=prefix_cache)
     useful = useful_blocks(layout, limits)
     memory = 10 * useful * layout.block_bytes(4)
-    found = size_arena(limits, layout, EngineConfig(**options), memory, 4, on_gpu=on_gpu)
+    found = size_arena(limits, layout, EngineConfig(**options), memory, 4, on_gpu=on_gpu)  # type: ignore[arg-type]
     assert found.num_blocks == (10 * useful if all_of_it else useful)
 
 
