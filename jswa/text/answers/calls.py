@@ -71,7 +71,9 @@ class ObjectsReader:
     """
 
     def __init__(self, name: str, arguments: str) -> None:
-        self._roles = {json.dumps(name): "name", json.dumps(arguments): "arguments"}
+        # Models mix up the two names that families have for the arguments.
+        self._roles = {json.dumps(key): "arguments" for key in (arguments, "arguments", "parameters")}
+        self._roles[json.dumps(name)] = "name"
         self._begin("")
 
     def _begin(self, text: str) -> None:
@@ -85,6 +87,7 @@ class ObjectsReader:
         self._name: str | None = None
         self._late = ""  # arguments that could not stream
         self._shown = 0  # arguments were passed on up to here
+        self._complete = False  # the arguments have ended; later ones of the same object are ignored
 
     def feed(self, text: str) -> Iterator[Piece]:
         """Read the next text of the region."""
@@ -139,9 +142,10 @@ class ObjectsReader:
         role = self._roles.get(self._key)
         if self._value is not None and role is not None:
             written = self._text[self._value : self._at - 1].strip()
-            if role == "arguments" and not self._shown:
+            if role == "arguments" and not self._complete:
                 text = _string(written)
-                self._late = written if text is None else text
+                self._late = "" if self._shown else written if text is None else text
+                self._complete = True
             elif role == "name" and self._name is None:
                 self._name = _string(written)
                 if self._name is not None:
@@ -150,7 +154,7 @@ class ObjectsReader:
 
     def _stream(self) -> Iterator[Piece]:
         """Pass on the new text of the arguments, if they are an object and the name is known."""
-        if self._value is None or self._name is None or self._roles.get(self._key) != "arguments" or self._late:
+        if self._value is None or self._name is None or self._roles.get(self._key) != "arguments" or self._complete:
             return
         end = len(self._text) if self._closed is None else self._closed
         begin = self._shown or end - len(self._text[self._value : end].lstrip())
