@@ -20,6 +20,7 @@ from jswa.model.weights.lora_files import room_shapes
 from jswa.model.weights.placement import Placement, empty
 
 Beside = tuple[Float[Array, "K R"], Float[Array, "R C"], Int32[Array, " R"]]  # A, B and owner of a matrix
+Slot = tuple[Float[Array, "K r"], Float[Array, "r C"], Int32[Array, " r"]]  # the columns of one of its slots
 NOBODY = -1  # owner of columns without an adapter; tokens without an adapter have 0
 
 
@@ -89,7 +90,7 @@ class AdapterRoom:
         return {**params, **dict(zip(names, beside, strict=True))}
 
 
-def write_slot(beside: Beside, slot: Beside, first: Int32[Array, ""]) -> Beside:
+def write_slot(beside: Beside, slot: Slot, first: Int32[Array, ""]) -> Beside:
     """Replace the columns of A, the rows of B and the owners from `first` on by those of a slot."""
     (a, b, owner), (of_a, of_b, of_owner) = beside, slot
     return (

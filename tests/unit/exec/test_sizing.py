@@ -72,8 +72,9 @@ class FakeGpu(FakeDevice):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_the_room_for_adapters_counts_as_weights(devices: int) -> None:
+def test_the_room_for_adapters_counts_as_weights(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fits to the byte on each device. With two, matrices are split and what all tokens share is not."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
     model = parse_config(load_fixture("llama_one_layer").config)
     options = EngineConfig(max_loras=2, max_lora_rank=8, tensor_parallel_size=devices)
     weights = weight_bytes(shard_config(model, devices), None, "none", "float32")
