@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.parity import load
-from tests.parity.archive import NOISE, Facts, Recipe, digest, read_arrays, read_facts, remade, store
+from tests.parity.archive import NOISE, SKETCHED, Facts, Recipe, digest, read_arrays, read_facts, remade, store
 
 
 def entry(seed: int) -> tuple[Facts, Recipe, dict[str, Any]]:
@@ -46,7 +46,7 @@ def test_a_fact_has_a_line(tmp_path: Path) -> None:
 
 def change_number(facts: Facts, recipe: Recipe, arrays: dict[str, Any]) -> None:
     """One number is off by more than two machines differ."""
-    arrays["sketch"][2, 3] += 2 * NOISE
+    arrays["sketch"][2, 3] += 2 * SKETCHED * NOISE
 
 
 def change_config(facts: Facts, recipe: Recipe, arrays: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def test_the_check_forgives_the_order_of_additions(tmp_path: Path) -> None:
         store(tmp_path / "made_up", name, *entry(seed))
     facts, recipe, arrays = entry(1)
     with remade(tmp_path, check=True, keep=True) as folder:
-        noisy = {"sketch": arrays["sketch"] + np.float32(NOISE / 2)}
+        noisy = {"sketch": arrays["sketch"] + np.float32(NOISE * 1.8)}
         store(folder / "made_up", "one", facts | {"made_with": {"torch": "2.14"}}, recipe, noisy)
 
 
