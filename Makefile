@@ -2,6 +2,8 @@
 # when pyproject.toml or requirements.lock change.
 # Without bytecode files each of some hundred processes that the tests start would compile all modules: 6 s of CPU, not 2.
 unexport PYTHONDONTWRITEBYTECODE
+# Dense references in numpy: with several test processes, OpenBLAS's threads spin (1.8 s of CPU in place of 0.12).
+export OPENBLAS_NUM_THREADS ?= 1
 PYENV   := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 fits     = -c 'import sys, $(1); sys.exit(sys.version_info < (3, 12))' 2>/dev/null
 PYTHON  ?= $(shell for p in python3.12 python3.13 python3 $(PYENV)/3.1[2-9]*/bin/python; do \
