@@ -1,6 +1,7 @@
 """Laws of the scheduler under random calls, with a fake device that checks its plans (tests/support/fakes.py)."""
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,7 +107,7 @@ class Conversation:
         self.check()
         if plan is not None:
             self._check_plan(plan)
-            self._check_admissions(plan, [s for s in scheduler.running if s not in running])
+            self._check_admissions(plan, [s for s in scheduler.running if s not in running], running)
         self._check_events(self.loop.apply(before))
         self.check()
         return plan
@@ -137,17 +138,20 @@ class Conversation:
         assert plan.counts.sum() == plan.num_tokens <= limits.max_tokens
         assert len(set(plan.row_ids.tolist())) == plan.num_rows
 
-    def _check_admissions(self, plan: StepPlan, admitted: list[Sequence]) -> None:
+    def _check_admissions(self, plan: StepPlan, admitted: list[Sequence], before: Container[Sequence]) -> None:
         """Check that requests are admitted by rank, and fit by the admission formula summed over all rows.
 
-        Short prompts may pass long ones.
+        Short prompts may pass long ones. Rows that ran `before` the plan were not passed: if one of them waits now, it
+        was preempted for another tenant, perhaps after a later sequence of its own tenant was admitted.
         """
         if not admitted:
             return
         scheduler, layout = self.scheduler, self.scheduler.layout
         for waiting in scheduler.sequences.values():
-            tenant, ended = waiting.request.tenant, waiting.status is Status.RUNNING
-            later = [s for s in admitted if s.request.tenant == tenant and s.rank > waiting.rank and not ended]
+            if waiting in before or waiting.status is Status.RUNNING:
+                continue
+            tenant = waiting.request.tenant
+            later = [s for s in admitted if s.request.tenant == tenant and s.rank > waiting.rank]
             assert all(s.num_known <= scheduler.limits.long_prompt < waiting.num_known for s in later), (
                 "admitted out of order"
             )
@@ -285,6 +289,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             event(f"cached: {self.talk.hits.cached_tokens > 0}, replayed: {self.talk.hits.replayed_tokens > 0}")
             event(f"run again without the cache: {'not finite' in self.talk.hits.missed}")
             event(f"evicted: {min(self.talk.hits.evictions, 3)}")
+
+
+def test_a_row_that_another_tenant_takes_was_not_passed() -> None:
+    """A drawn example: a tenant's second row is admitted, then its first one is preempted for a third tenant."""
+    limits = Limits(60, 4, 12, 1, num_blocks=17, prefix_cache=False, prefix_cache_interval=None)
+    talk = make_conversation((0, 1), Reach(size=3, chunked=True), limits)
+    for prompt, new, tenant in (
+        (1, 1, ""),
+        (1, 3, "other"),
+        (1, 1, "heavy"),
+        (1, 2, ""),
+        (12, 1, ""),
+        (12, 1, "heavy"),
+    ):
+        talk.add([0] * prompt, new, set(), tenant)
+    talk.drain()
+    assert talk.scheduler.preemptions >= 2
 
 
 def test_a_page_moves_when_no_plan_follows() -> None:
