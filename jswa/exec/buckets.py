@@ -1,6 +1,5 @@
 """The compiled shapes of the step: every plan runs in the smallest bucket that holds it. No jax."""
 
-import math
 from dataclasses import dataclass
 
 from jswa.config import Limits
@@ -22,11 +21,14 @@ class Bucket:
         return plan.num_rows <= self.rows and plan.num_tokens <= self.tokens and (one_each or not self.decode)
 
 
-def bucket_table(limits: Limits, *, on_gpu: bool) -> tuple[Bucket, ...]:
-    """Return all buckets, smallest first: at most 6 on CPU, under 40 on GPU.
+def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1) -> tuple[Bucket, ...]:
+    """Return all buckets, smallest first: powers of two on CPU, under 40 on GPU.
 
     Only the largest if `one_bucket`; with `step_sizes`, decode buckets of the sizes up to `max_rows`, and mixed ones of
     the larger sizes and of `max_tokens`.
+
+    Args:
+        fewest_rows: of a decode bucket on CPU, where a product of one row may be slower than one of two.
     """
     if limits.one_bucket:
         return (Bucket(limits.max_tokens, limits.max_rows, decode=False),)
@@ -37,9 +39,8 @@ def bucket_table(limits: Limits, *, on_gpu: bool) -> tuple[Bucket, ...]:
         rows = _ladder(1, limits.max_rows, (1.0, 1.5))
         tokens = _ladder(128, limits.max_tokens, (1.0, 1.5))
     else:
-        middle = math.isqrt(limits.max_rows) if limits.max_rows >= 16 else 1
-        rows = sorted({1, middle, limits.max_rows})
-        tokens = sorted({min(64, limits.max_tokens), limits.max_tokens})
+        rows = _ladder(fewest_rows, max(fewest_rows, limits.max_rows), (1.0,))
+        tokens = _ladder(min(64, limits.max_tokens), limits.max_tokens, (1.0,))
     decode = [Bucket(n, n, decode=True) for n in rows]
     mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]
     # Of two buckets of one size the decode bucket is faster.

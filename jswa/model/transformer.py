@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
@@ -190,8 +191,9 @@ class Decoder(nnx.Module):
         elif isinstance(weight, Quantized):
             out = product(hidden, weight)
         else:
-            weight = weight.T if self.lm_head is None else weight
-            out = jnp.matmul(hidden, weight, preferred_element_type=jnp.float32)
+            # Contracted as it lies: for a few rows, XLA on a CPU makes a transposed copy of the matrix first.
+            columns = 1 if self.lm_head is None else 0
+            out = lax.dot_general(hidden, weight, (((1,), (columns,)), ((), ())), preferred_element_type=jnp.float32)
         if self.head_bias is not None:
             out += self.head_bias[...].astype(jnp.float32)[None]
         if config.logit_scale != 1.0:

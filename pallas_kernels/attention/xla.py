@@ -1,8 +1,9 @@
 """Blockwise attention in plain XLA (the CPU default): online softmax over blocks of keys, all tiles side by side.
 
-The pages of a block are gathered when the loop comes to it, so memory does not grow with the context. Blocks start at
-absolute multiples of their size, however the step is cut into tiles. The loop of a local layer starts at its window, so
-its cost does not depend on the context either. Softmax: Milakov and Gimelshein 2018 (arXiv 1805.02867).
+The pages of a block are gathered when the loop comes to it, so memory does not grow with the context. The loop of a
+local layer starts at its window, so its cost does not depend on the context either. Where a block begins depends on
+positions alone, never on how prompts were cut into steps: a token's result is the same in every step that can run it.
+Softmax: Milakov and Gimelshein 2018 (arXiv 1805.02867).
 """
 
 from functools import partial
@@ -13,8 +14,12 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.rows import Attend, Rows, Tiles
 
-BLOCK_TOKENS = 128
+BLOCK_TOKENS = 128  # of tiles with several tokens
+_DECODE_TOKENS = 128, 1024  # least and most of a block, if each tile is one token
+_DECODE_BYTES = 6 * 2**20  # of the keys and values of a block: they stay in the CPU's cache
 _LOWEST = -1e30  # finite, so that a row without visible keys makes no NaN
+
+Carry = tuple[Float[Array, "B K n V"], Float[Array, "B K n"], Float[Array, "B K n"]]
 
 
 def paged_attention(
@@ -32,57 +37,83 @@ def paged_attention(
     head_dim, group = q.shape[2], q.shape[1] // num_kv_heads
     v_dim = attend.value_size(kv.shape[-1], head_dim)
     num_tiles, tile_size = tiles.tokens.shape
+    decode = tile_size == 1
     dtype = q.dtype if kv.dtype.itemsize == 1 else kv.dtype
     precision = lax.Precision.HIGHEST if dtype == jnp.float32 else None  # else a GPU multiplies float32 in TF32
     product = partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
-    block_pages = max(1, BLOCK_TOKENS // page_size)
+    width = rows.page_rows.shape[1]
+    block_pages = min(width, _block_pages(kv, num_tiles, dtype)) if decode else max(1, BLOCK_TOKENS // page_size)
     block_tokens = block_pages * page_size
 
     first_query = rows.starts[tiles.row] + tiles.offset  # [B]
     end = rows.starts[tiles.row] + jnp.minimum(tiles.offset + tile_size, rows.counts[tiles.row])
     begin = jnp.maximum(rows.visible_from[tiles.row], attend.first_visible(first_query))
     query_position = first_query[:, None] + jnp.arange(tile_size, dtype=jnp.int32)[None]  # [B, Q]
-    first_block = begin // block_tokens
-    num_blocks = jnp.where(end > begin, -(-end // block_tokens) - first_block, 0)
+    # One token's window is a function of its position; that of a tile is not, so its blocks begin at their multiples.
+    align = page_size if decode else block_tokens
+    first_page = (attend.first_visible(first_query) if decode else begin) // align * (align // page_size)
+    num_blocks = jnp.where(end > begin, -(-(end - first_page * page_size) // block_tokens), 0)
     queries = q[tiles.tokens].reshape(num_tiles, tile_size, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
+    queries = queries.reshape(num_tiles, num_kv_heads, group * tile_size, head_dim)
+    if decode:
+        # Zeros in the place of V: the products take whole cells. Keys and values apart would be two more copies.
+        queries = jnp.pad(queries, ((0, 0), (0, 0), (0, 0), (0, kv.shape[-1] - head_dim)))
 
-    def block(
-        index: Int[Array, ""], carry: tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def block(index: Int[Array, ""] | int, carry: Carry) -> Carry:
         total, weight, top = carry
-        page = (first_block + index)[:, None] * block_pages + jnp.arange(block_pages, dtype=jnp.int32)[None]  # [B, n]
-        gathered = kv[_page_ids(rows, tiles.row, page), layer_index].astype(dtype)  # [B, n, K, p, D+V]
-        gathered = gathered.transpose(0, 2, 1, 3, 4).reshape(num_tiles, num_kv_heads, block_tokens, -1)
+        page = first_page[:, None] + index * block_pages + jnp.arange(block_pages, dtype=jnp.int32)[None]  # [B, n]
         key_position = page[:, :1] * page_size + jnp.arange(block_tokens, dtype=jnp.int32)[None]  # [B, s]
         in_tile = (key_position >= begin[:, None]) & (key_position < end[:, None])
         visible = in_tile[:, None, :] & (key_position[:, None, :] <= query_position[:, :, None])  # [B, Q, s]
         if attend.window is not None or attend.chunk is not None:
             visible &= key_position[:, None, :] >= attend.first_visible(query_position)[:, :, None]
-        visible = visible[:, None, None]
-        keys = gathered[..., :head_dim]
-        scores = product("bkgqd,bksd->bkgqs", queries, keys)
+        visible = jnp.tile(visible, (1, group, 1))[:, None]
+        ids = _page_ids(rows, tiles.row, page)
+        # Values are masked too: a cell that was never written may hold NaN, and 0 · NaN is NaN.
+        read = partial(_cells, ids=ids, layer_index=layer_index, dtype=dtype)
+        values = jnp.where(in_tile[:, None, :, None], read(kv if decode else kv[..., -v_dim:]), 0)
+        keys = values if decode else read(kv[..., :head_dim])
+        scores = product("bksd,bknd->bkns", keys, queries)
         scores *= attend.scale
         if attend.softcap is not None:
             scores = attend.softcap * jnp.tanh(scores / attend.softcap)
         new_top = jnp.maximum(top, jnp.where(visible, scores, _LOWEST).max(axis=-1))
         shrink = jnp.exp(top - new_top)
         probability = jnp.where(visible, jnp.exp(scores - new_top[..., None]), 0.0)
-        # Values are masked too: a cell that was never written may hold NaN, and 0 · NaN is NaN.
-        values = jnp.where(in_tile[:, None, :, None], gathered[..., -v_dim:], 0)
-        update = product("bkgqs,bksv->bkgqv", probability.astype(dtype), values)
+        update = product("bkns,bksv->bknv", probability.astype(dtype), values)
         return total * shrink[..., None] + update, weight * shrink + probability.sum(axis=-1), new_top
 
-    shape = (num_tiles, num_kv_heads, group, tile_size)
-    total = jnp.zeros((*shape, v_dim), jnp.float32)
+    shape = (num_tiles, num_kv_heads, group * tile_size)
+    total = jnp.zeros((*shape, kv.shape[-1] if decode else v_dim), jnp.float32)
     weight, top = jnp.zeros(shape, jnp.float32), jnp.full(shape, _LOWEST, jnp.float32)
     if sinks is not None:
         # A sink is a key that all queries see and whose value is zero: the softmax starts with it.
-        top = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(1, num_kv_heads, group, 1), shape)
+        heads = sinks.astype(jnp.float32).reshape(1, num_kv_heads, group, 1)
+        top = jnp.broadcast_to(heads, (*shape[:2], group, tile_size)).reshape(shape)
         weight = jnp.ones(shape, jnp.float32)
-    total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, (total, weight, top))
-    out: Array = total / jnp.where(weight > 0, weight, 1.0)[..., None]
-    out = out.transpose(0, 3, 1, 2, 4).reshape(num_tiles * tile_size, q.shape[1], -1)
-    return out[tiles.flat_index].astype(q.dtype)
+    if decode and width == block_pages:
+        total, weight, _ = block(0, (total, weight, top))
+    else:
+        total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, (total, weight, top))
+    out: Array = total[..., -v_dim:] / jnp.where(weight > 0, weight, 1.0)[..., None]
+    out = out.reshape(num_tiles, num_kv_heads, group, tile_size, v_dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(num_tiles * tile_size, q.shape[1], v_dim)[tiles.flat_index].astype(q.dtype)
+
+
+def _block_pages(kv: Float[Array, "P S K p E"], num_tiles: int, dtype: jnp.dtype) -> int:
+    """Return the pages of a block for tiles of one token each: as many as the CPU's cache holds."""
+    _, _, num_kv_heads, page_size, row = kv.shape
+    least, most = _DECODE_TOKENS
+    tokens = _DECODE_BYTES // (num_tiles * num_kv_heads * row * dtype.itemsize)
+    return max(1, min(max(tokens, least), most) // page_size)
+
+
+def _cells(
+    kv: Float[Array, "P S K p n"], ids: Int[Array, "B N"], layer_index: int, dtype: jnp.dtype
+) -> Float[Array, "B K s n"]:
+    """Return numbers of the cells of the given pages: by KV head, all tokens of the pages in a row."""
+    gathered = kv[ids, layer_index].astype(dtype).transpose(0, 2, 1, 3, 4)
+    return gathered.reshape(*gathered.shape[:2], -1, gathered.shape[-1])
 
 
 def _page_ids(rows: Rows, row: Int[Array, " B"], page: Int[Array, "B n"]) -> Int[Array, "B n"]:
