@@ -7,6 +7,7 @@ Softmax: Milakov and Gimelshein 2018 (arXiv 1805.02867).
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.rows import Attend, Rows, Tiles
 
 BLOCK_TOKENS = 128  # of tiles with several tokens
+_GROUP = 8  # tiles of several tokens that run side by side
 _DECODE_TOKENS = 128, 1024  # least and most of a block, if each tile is one token
 _DECODE_BYTES = 6 * 2**20  # of the keys and values of a block: they stay in the CPU's cache
 _LOWEST = -1e30  # finite, so that a row without visible keys makes no NaN
@@ -33,10 +35,49 @@ def paged_attention(
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`."""
+    num_tiles, tile_size = tiles.tokens.shape
+    tile = _Tile(tiles.row, tiles.offset, tiles.tokens)
+    some = partial(_attend, q, kv, rows, layer_index=layer_index, attend=attend, sinks=sinks)
+    if tile_size == 1 or num_tiles <= _GROUP:
+        out = some(tile)
+    else:
+        # There is room for a tile of every row that the step may have: run the tiles that there are, a group at a time.
+        real = (tiles.offset < rows.counts[tiles.row]).sum()
+
+        def group(index: Int[Array, ""], out: Float[Array, "B Q H V"]) -> Float[Array, "B Q H V"]:
+            # If the tiles are no multiple, the last group overlaps the one before, and writes the same numbers again.
+            start = jnp.minimum(index * _GROUP, num_tiles - _GROUP)
+            chosen = _Tile(*(lax.dynamic_slice_in_dim(part, start, _GROUP) for part in tile))
+            return lax.dynamic_update_slice_in_dim(out, some(chosen), start, axis=0)
+
+        shape = (num_tiles, tile_size, q.shape[1], attend.value_size(kv.shape[-1], q.shape[2]))
+        out = lax.fori_loop(0, -(-real // _GROUP), group, jnp.zeros(shape, q.dtype))
+    return out.reshape(-1, *out.shape[2:])[tiles.flat_index]
+
+
+class _Tile(NamedTuple):
+    """B tiles; see `Tiles`."""
+
+    row: Int[Array, " B"]
+    offset: Int[Array, " B"]
+    tokens: Int[Array, "B Q"]
+
+
+def _attend(
+    q: Float[Array, "T H D"],
+    kv: Float[Array, "P S K p E"],
+    rows: Rows,
+    tile: _Tile,
+    *,
+    layer_index: int,
+    attend: Attend,
+    sinks: Float[Array, " H"] | None,
+) -> Float[Array, "B Q H V"]:
+    """Return the attention of tiles, all of them block by block."""
     num_kv_heads, page_size = kv.shape[2], kv.shape[3]
     head_dim, group = q.shape[2], q.shape[1] // num_kv_heads
     v_dim = attend.value_size(kv.shape[-1], head_dim)
-    num_tiles, tile_size = tiles.tokens.shape
+    num_tiles, tile_size = tile.tokens.shape
     decode = tile_size == 1
     dtype = q.dtype if kv.dtype.itemsize == 1 else kv.dtype
     precision = lax.Precision.HIGHEST if dtype == jnp.float32 else None  # else a GPU multiplies float32 in TF32
@@ -45,15 +86,15 @@ def paged_attention(
     block_pages = min(width, _block_pages(kv, num_tiles, dtype)) if decode else max(1, BLOCK_TOKENS // page_size)
     block_tokens = block_pages * page_size
 
-    first_query = rows.starts[tiles.row] + tiles.offset  # [B]
-    end = rows.starts[tiles.row] + jnp.minimum(tiles.offset + tile_size, rows.counts[tiles.row])
-    begin = jnp.maximum(rows.visible_from[tiles.row], attend.first_visible(first_query))
+    first_query = rows.starts[tile.row] + tile.offset  # [B]
+    end = rows.starts[tile.row] + jnp.minimum(tile.offset + tile_size, rows.counts[tile.row])
+    begin = jnp.maximum(rows.visible_from[tile.row], attend.first_visible(first_query))
     query_position = first_query[:, None] + jnp.arange(tile_size, dtype=jnp.int32)[None]  # [B, Q]
     # One token's window is a function of its position; that of a tile is not, so its blocks begin at their multiples.
     align = page_size if decode else block_tokens
     first_page = (attend.first_visible(first_query) if decode else begin) // align * (align // page_size)
     num_blocks = jnp.where(end > begin, -(-(end - first_page * page_size) // block_tokens), 0)
-    queries = q[tiles.tokens].reshape(num_tiles, tile_size, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
+    queries = q[tile.tokens].reshape(num_tiles, tile_size, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     queries = queries.reshape(num_tiles, num_kv_heads, group * tile_size, head_dim)
     if decode:
         # Zeros in the place of V: the products take whole cells. Keys and values apart would be two more copies.
@@ -68,9 +109,8 @@ def paged_attention(
         if attend.window is not None or attend.chunk is not None:
             visible &= key_position[:, None, :] >= attend.first_visible(query_position)[:, :, None]
         visible = jnp.tile(visible, (1, group, 1))[:, None]
-        ids = _page_ids(rows, tiles.row, page)
+        read = partial(_cells, ids=_page_ids(rows, tile.row, page), layer_index=layer_index, dtype=dtype)
         # Values are masked too: a cell that was never written may hold NaN, and 0 · NaN is NaN.
-        read = partial(_cells, ids=ids, layer_index=layer_index, dtype=dtype)
         values = jnp.where(in_tile[:, None, :, None], read(kv if decode else kv[..., -v_dim:]), 0)
         keys = values if decode else read(kv[..., :head_dim])
         scores = product("bksd,bknd->bkns", keys, queries)
@@ -97,7 +137,7 @@ def paged_attention(
         total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, (total, weight, top))
     out: Array = total[..., -v_dim:] / jnp.where(weight > 0, weight, 1.0)[..., None]
     out = out.reshape(num_tiles, num_kv_heads, group, tile_size, v_dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(num_tiles * tile_size, q.shape[1], v_dim)[tiles.flat_index].astype(q.dtype)
+    return out.reshape(num_tiles, tile_size, q.shape[1], v_dim).astype(q.dtype)
 
 
 def _block_pages(kv: Float[Array, "P S K p E"], num_tiles: int, dtype: jnp.dtype) -> int:

@@ -67,12 +67,17 @@ def test_a_decode_plan_runs_in_the_decode_bucket_of_its_size(max_rows: int, max_
         assert bucket.decode or bucket.tokens < min(b.tokens for b in table if b.decode and b.rows >= rows)
 
 
-@given(st.integers(1, 300), st.integers(1, 9000))
-def test_a_cpu_compiles_at_most_six_programs(max_rows: int, max_tokens: int) -> None:
-    """Each takes seconds to compile."""
-    table = bucket_table(Limits(10_000, max_rows, max(max_rows, max_tokens), 16), on_gpu=False)
-    assert len(table) == len(set(table)) <= 6
-    assert [bucket.tokens for bucket in table] == sorted(bucket.tokens for bucket in table)
+@given(st.integers(1, 300), st.integers(1, 9000), st.sampled_from([1, 2]))
+def test_the_buckets_of_a_cpu_double(max_rows: int, max_tokens: int, fewest: int) -> None:
+    """So no plan pads its rows, or its tokens beyond 64, to twice their number."""
+    limits = Limits(10_000, max_rows, max(max_rows, max_tokens), 16)
+    table = bucket_table(limits, on_gpu=False, fewest_rows=fewest)
+    assert len(table) == len(set(table))
+    decode, mixed = ([b.tokens for b in table if b.decode is kind] for kind in (True, False))
+    assert (decode[0], decode[-1]) == (fewest, max(fewest, max_rows))
+    assert (mixed[0], mixed[-1]) == (min(64, limits.max_tokens), limits.max_tokens)
+    for sizes in (decode, mixed):
+        assert all(before < after <= 2 * before for before, after in itertools.pairwise(sizes))
 
 
 @pytest.mark.parametrize("max_tokens", [2048, 4096, 8192])
