@@ -17,8 +17,8 @@ from pallas_kernels.attention.rows import Attend, Rows, Tiles
 
 BLOCK_TOKENS = 128  # of tiles with several tokens
 _GROUP = 8  # tiles of several tokens that run side by side
-_DECODE_TOKENS = 128, 1024  # least and most of a block, if each tile is one token
-_DECODE_BYTES = 6 * 2**20  # of the keys and values of a block: they stay in the CPU's cache
+_DECODE_TOKENS = 128, 512  # least and most of a block, if each tile is one token
+_DECODE_BYTES = 2 * 2**20  # of the keys and values of a block: they stay in the caches of the cores
 _LOWEST = -1e30  # finite, so that a row without visible keys makes no NaN
 
 Carry = tuple[Float[Array, "B K n V"], Float[Array, "B K n"], Float[Array, "B K n"]]
