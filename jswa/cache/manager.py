@@ -12,14 +12,14 @@ first step of the page's next owner. For the same reason one plan may copy a pag
 order, before anything is written.
 """
 
-from collections.abc import Iterable, KeysView
+from collections.abc import Collection, Iterable, KeysView
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import NEVER, Lease
+from jswa.cache.lease import NEVER, Lease, PageRun
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache
 from jswa.cache.prefix.radix import Window
@@ -76,12 +76,21 @@ class CacheManager:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
         return self.prefix.match(salt, tokens, limit) if self._sharing else _DISABLED
 
-    def leased_slots(self, match: Match) -> int:
-        """Return the slots of a match that other rows hold too: sharing them takes no available slots."""
+    def available_without(self, closed: Collection[Lease]) -> int:
+        """Return `available_slots` as they would be if leases were closed."""
+        pool, slots = self.pool, self.available_slots - self.pool.pages_per_block * self._idle_pages()
+        for kind, size in (("full", 1), ("local", pool.pages_per_block)):
+            cached = getattr(pool, f"{kind}_cached")
+            freed = (getattr(pool, f"{kind}_owners") > cached) & (self._owners(kind, closed) == cached)
+            slots += size * int(np.count_nonzero(freed))
+        return slots + pool.pages_per_block * self._idle_pages(closed)
+
+    def leased_slots(self, match: Match, closed: Collection[Lease] = ()) -> int:
+        """Return the slots of a match that other rows, but for closed ones, hold too: sharing them takes none."""
         whole = match.resume.full_to // self.layout.page_size
-        full = np.count_nonzero(self.pool.full_owners[match.full[:whole]] > 1)
+        full = np.count_nonzero(self._owners("full", closed)[match.full[:whole]] > 1)
         own = self._copied_local(match)
-        local = np.count_nonzero(self.pool.local_owners[match.local[: len(match.local) - own]] > 1)
+        local = np.count_nonzero(self._owners("local", closed)[match.local[: len(match.local) - own]] > 1)
         return int(full) + self.pool.pages_per_block * int(local)
 
     def open(self) -> Lease:
@@ -246,8 +255,7 @@ class CacheManager:
         for kind in ("full", "local"):
             owners = np.zeros(len(getattr(self.pool, f"{kind}_owners")), np.int32)
             for lease in self._leases:
-                run = getattr(lease, kind)
-                held = run.ids[(lease.unpublished_from if kind == "local" else 0) : run.end]
+                held = _held(lease, kind)
                 assert len(held) == len(np.unique(held)), "a lease holds a page twice"
                 owners[held] += 1
             owners += getattr(self.pool, f"{kind}_cached")
@@ -312,13 +320,22 @@ class CacheManager:
         assert self.layout.reach is not None
         return self.layout.reach.first_visible(lease.window_ends[0]) // self.layout.page_size
 
-    def _idle_pages(self) -> int:
-        """Count the local pages that wait to be published and that no other row holds."""
-        idle = 0
-        for lease in self._waiting:
+    def _idle_pages(self, closed: Collection[Lease] = ()) -> int:
+        """Count the local pages that wait to be published and that no other row holds, if leases were closed."""
+        idle, owners = 0, self._owners("local", closed)
+        for lease in self._waiting.keys() - closed if closed else self._waiting:
             slid = lease.slid
-            idle += int(np.count_nonzero(self.pool.local_owners[slid] - self.pool.local_cached[slid] == 1))
+            idle += int(np.count_nonzero(owners[slid] - self.pool.local_cached[slid] == 1))
         return idle
+
+    def _owners(self, kind: str, closed: Collection[Lease]) -> Int[np.ndarray, " pages"]:
+        """Return the owners of each page, if leases were closed."""
+        owners: Int[np.ndarray, " pages"] = getattr(self.pool, f"{kind}_owners")
+        if closed:
+            owners = owners.copy()
+            for lease in closed:
+                owners[_held(lease, kind)] -= 1
+        return owners
 
     def _free_slid(self, lease: Lease, upto: int) -> None:
         if upto > lease.unpublished_from:
@@ -359,3 +376,9 @@ class CacheManager:
         for lease in self._leases:
             lease.full.held[:] = renamed[lease.full.held]
         self.moves.extend(Move(source, target, rename=True) for source, target in moves)
+
+
+def _held(lease: Lease, kind: str) -> Int[np.ndarray, " n"]:
+    """Return the pages of a kind that a lease owns, with local ones that wait to be published."""
+    run: PageRun = getattr(lease, kind)
+    return run.ids[lease.unpublished_from : run.end] if kind == "local" else run.held

@@ -1,6 +1,8 @@
 """Checks before a waiting request starts: its cached prefix, the requests that go first, and the room for its pages."""
 
+import bisect
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 from jswa.cache.capacity import peak_slots
@@ -71,23 +73,40 @@ def is_passed(
 
 
 def admissible(
-    cache: CacheManager, limits: Limits, running: Rows[Sequence], sequence: Sequence, match: Match, spare: int = 0
+    cache: CacheManager,
+    limits: Limits,
+    running: Rows[Sequence],
+    sequence: Sequence,
+    match: Match,
+    spare: int = 0,
+    victims: Rows[Sequence] = (),
 ) -> bool:
     """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3).
 
     Args:
         spare: slots that must be left besides.
+        victims: running rows that would be preempted first.
     """
-    layout = cache.layout
+    layout, closed, gone = cache.layout, [lease_of(row) for row in victims], set(victims)
     claimed = prefill_rows = 0
     for other in running:
+        if other in gone:
+            continue
         held = cache.held_slots(lease_of(other))
         claimed += max(0, layout.resident_slots(max(other.launched, other.num_known + 1)) - held)
         prefill_rows += other.launched < other.num_known
     reserve = layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
     need = layout.resident_slots(sequence.num_known + 1)
     alone = peak_slots(layout, limits.max_tokens, sequence.num_known + 1)
-    return max(need + reserve, alone) - cache.leased_slots(match) + claimed <= cache.available_slots - spare
+    available = cache.available_without(closed) if closed else cache.available_slots
+    return max(need + reserve, alone) - cache.leased_slots(match, closed) + claimed <= available - spare
+
+
+def fewest(most: int, enough: Callable[[int], bool]) -> int:
+    """Return the smallest number of rows, at least one, that is enough; 0 if not even `most` are."""
+    if not most or not enough(most):
+        return 0
+    return 1 + bisect.bisect_left(range(1, most), True, key=enough)
 
 
 def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> None:

@@ -8,6 +8,7 @@ tokens are: `plan` decides length stops; `apply` sees end tokens, one step late,
 import bisect
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -20,7 +21,7 @@ from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError, PromptTooLong
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, StepLogprobs, StepPlan, TokenEvent
-from jswa.sched.admission import admissible, is_passed, match_of, note_admission, open_lease, prefix_writer
+from jswa.sched.admission import admissible, fewest, is_passed, match_of, note_admission, open_lease, prefix_writer
 from jswa.sched.constraint import nothing_allowed
 from jswa.sched.draft import Draft, lease_of, make_plan, needs_one
 from jswa.sched.outputs import SchedulerStats, confirm, count_hit, store_prompt_logprobs, with_results
@@ -43,6 +44,7 @@ class Scheduler:
         self._arrivals = 0
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
+        self._admissible = partial(admissible, self.cache, limits, self._running)
         self._turns = Turns(limits.max_tokens, limits.max_rows, limits.long_prompt)
         self._free_row_ids = list(range(limits.max_rows - 1, -1, -1))
         self._logprob_requests = 0
@@ -170,27 +172,29 @@ class Scheduler:
         """Preempt rows of tenants that hold more than their share, for sequences of others that find no room."""
         passed: set[str] = set()
         while self._turns.several and (sequence := self._turns.first(passed)) is not None:
-            match = match_of(self.cache, sequence)
-            if prefix_writer(self._running, sequence, match, self.layout.page_size) is not None:
-                passed.add(sequence.request.tenant)
-                continue
-            victims = 0
-            while not self._free_row_ids or not self._admissible(sequence, match):
-                victim = self._victim(sequence, draft)
-                if victim is None:
-                    break
+            victims = self._victims(draft, sequence)
+            for victim in victims:
                 draft.reserved -= needs_one(victim)
                 self._preempt(victim)
-                match, victims = match_of(self.cache, sequence), victims + 1
-            if not victims or not self._begin(draft, sequence, match):
+            if not victims or not self._begin(draft, sequence, match_of(self.cache, sequence)):
                 passed.add(sequence.request.tenant)
 
-    def _victim(self, sequence: Sequence, draft: Draft) -> Sequence | None:
-        """Return the row that a waiting sequence may take from a tenant that holds more than its share."""
-        if self._turns.room(sequence, draft.budget - draft.reserved + 1, draft.for_others) <= 0:
-            return None
-        left = [row for row in self._running if row not in draft.prompts]
-        return self._turns.victim(sequence, self._use(), left)
+    def _victims(self, draft: Draft, sequence: Sequence) -> list[Sequence]:
+        """Return the rows to preempt so that a waiting sequence begins; none if it needs none, or if no rows do."""
+        match = match_of(self.cache, sequence)
+        writer = prefix_writer(self._running, sequence, match, self.layout.page_size)
+        if writer is not None or (self._free_row_ids and self._admissible(sequence, match)):
+            return []
+        use = self._use()
+        spare = self._turns.spare(sequence, use)
+        rows = list(self._turns.victims(sequence, use, [r for r in self._running if r not in draft.prompts]))
+
+        def begins(count: int) -> bool:
+            budget = draft.budget - draft.reserved + sum(map(needs_one, rows[:count]))
+            room = self._turns.room(sequence, budget, draft.for_others)
+            return room > 0 and self._admissible(sequence, match, spare, rows[:count])
+
+        return rows[: fewest(len(rows), begins)]
 
     def _use(self) -> Use:
         """Return what the running rows hold."""
@@ -320,9 +324,6 @@ class Scheduler:
         draft.prompts[sequence] = None
         self._add(draft, sequence, count)
         return True
-
-    def _admissible(self, sequence: Sequence, match: Match, spare: int = 0) -> bool:
-        return admissible(self.cache, self.limits, self._running, sequence, match, spare)
 
     def _apply_token(self, sequence: Sequence, token: int) -> TokenEvent:
         if token == NOTHING_ALLOWED:

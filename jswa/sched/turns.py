@@ -17,7 +17,7 @@ within their shares, but not for ever.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
@@ -186,16 +186,26 @@ class Turns:
         self._now = max(self._now, min(self._spent[tenant] for tenant in self._waiting))
         self.remove(sequence)
 
-    def victim(self, sequence: Sequence, use: Use, left: Items[Sequence]) -> Sequence | None:
-        """Return the row among `left` that a waiting sequence may preempt; None if its tenant has no right to more."""
+    def victims(self, sequence: Sequence, use: Use, left: Items[Sequence]) -> Iterator[Sequence]:
+        """Yield the rows among `left`, by rank, that a waiting sequence may preempt, in this order."""
         own = sequence.request.tenant
-        rows = sum(row.request.tenant == own for row in use.held)
-        if rows and (rows + 1) / use.rows > self._share(own):
-            return None
-        load = self._loads(sequence, use)
-        least = max(1.0, load[own])
-        takeable = [r for r in left if load[r.request.tenant] > least and r.rank[0] >= sequence.rank[0]]
-        return max(takeable, key=lambda r: (load[r.request.tenant], r.rank), default=None)
+        rows, slots = self._counts(sequence, use)
+        if rows[own] > 1 and rows[own] / use.rows > self._share(own):
+            return
+
+        def load(tenant: str) -> float:
+            return max(rows[tenant] / use.rows, slots[tenant] / use.slots) / self._share(tenant)
+
+        least = max(1.0, load(own))
+        takeable: dict[str, list[Sequence]] = {}
+        for row in left:
+            if row.rank[0] >= sequence.rank[0]:
+                takeable.setdefault(row.request.tenant, []).append(row)
+        while over := [tenant for tenant, found in takeable.items() if found and load(tenant) > least]:
+            row = takeable[max(over, key=lambda tenant: (load(tenant), takeable[tenant][-1].rank))].pop()
+            rows[row.request.tenant] -= 1
+            slots[row.request.tenant] -= use.held[row]
+            yield row
 
     def spare(self, sequence: Sequence, use: Use) -> int:
         """Return the slots that must stay free if a sequence begins, so that other tenants' next requests find room.
@@ -225,13 +235,18 @@ class Turns:
         assert all(self._waiting.values()), "a tenant without waiting sequences has a heap"
         assert self._returning == {s for s in unfinished if s.status is Status.PREEMPTED}, "a sequence does not return"
 
-    def _loads(self, sequence: Sequence, use: Use) -> dict[str, float]:
-        """Return the rows or memory that tenants hold, whichever is more, by their shares, if a sequence began."""
+    def _counts(self, sequence: Sequence, use: Use) -> tuple[Counter[str], Counter[str]]:
+        """Return the rows and the slots that each tenant would hold if a sequence began."""
         own = sequence.request.tenant
         rows, slots = Counter({own: 1}), Counter({own: use.layout.resident_slots(sequence.num_known + 1)})
         for row, count in use.held.items():
             rows[row.request.tenant] += 1
             slots[row.request.tenant] += count
+        return rows, slots
+
+    def _loads(self, sequence: Sequence, use: Use) -> dict[str, float]:
+        """Return the rows or memory that tenants hold, whichever is more, by their shares, if a sequence began."""
+        rows, slots = self._counts(sequence, use)
         return {t: max(rows[t] / use.rows, slots[t] / use.slots) / self._share(t) for t in rows}
 
     def _share(self, tenant: str) -> float:

@@ -16,7 +16,7 @@ from ..core.service import Service, key_of, service_of
 from ..http import limits
 from ..http.errors import ApiError, invalid, unsupported
 from ..http.pieces import encode
-from ..http.sse import EventStream, JsonResponse, named_event, unless_gone
+from ..http.sse import JsonResponse, named_event, unless_gone
 from ..text.blocks import input_of, messages_of, tools_of
 from ..text.messages import chat_prompt, chat_request
 from .chat import finish_reason, start_chat
@@ -96,13 +96,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     job = await unless_gone(request.receive, start_chat(service, chat, request, reply.name))
     if job is None:
         return Response(status_code=499)
-    if body.stream:
-        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name), service.config.keep_alive)
-    try:
-        done = await unless_gone(request.receive, _collect(reply, job))
-    finally:
-        service.end(job, reply.name)
-    return service.answer(request, [encode(done)]) if done is not None else Response(status_code=499)
+    events = _stream(reply, job) if body.stream else None
+    return await service.respond(request, job, reply.name, stream=events, whole=lambda: _collect(reply, job))
 
 
 async def count_tokens(body: CountRequest, request: Request) -> Response:
@@ -155,7 +150,7 @@ def _stop(last: Delta) -> dict[str, Any]:
     return {"stop_reason": _STOPS.get(finish_reason(last) or "", "end_turn"), "stop_sequence": None}
 
 
-async def _collect(reply: Reply, job: Job) -> dict[str, Any]:
+async def _collect(reply: Reply, job: Job) -> list[bytes]:
     answer, last = AnswerText(), None
     async for delta in job.deltas():
         for one in delta.events:
@@ -169,7 +164,7 @@ async def _collect(reply: Reply, job: Job) -> dict[str, Any]:
     for call in answer.calls:
         arguments = input_of(call.arguments.getvalue())
         content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
-    return reply.message(job, content, last)
+    return [encode(reply.message(job, content, last))]
 
 
 async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:

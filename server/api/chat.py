@@ -19,7 +19,7 @@ from ..core.request import Delta, Job
 from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError
 from ..http.pieces import JsonList, folded, listed, with_fields
-from ..http.sse import DONE, EventStream, event, unless_gone
+from ..http.sse import DONE, event, unless_gone
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import answering, chat_prompt
 from ..text.prompts import check_length, truncated
@@ -91,13 +91,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     job = await unless_gone(request.receive, start_chat(service, body, request, reply.name))
     if job is None:
         return Response(status_code=499)
-    if body.stream:
-        return EventStream(_stream(reply, job), lambda: service.end(job, reply.name), service.config.keep_alive)
-    try:
-        done = await unless_gone(request.receive, _collect(reply, job))
-    finally:
-        service.end(job, reply.name)
-    return service.answer(request, done) if done is not None else Response(status_code=499)
+    events = _stream(reply, job) if body.stream else None
+    return await service.respond(request, job, reply.name, stream=events, whole=lambda: _collect(reply, job))
 
 
 async def start_chat(service: Service, body: ChatRequest, request: Request, name: str) -> Job:

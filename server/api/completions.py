@@ -19,7 +19,7 @@ from ..core.request import Delta, Job
 from ..core.service import Service, service_of
 from ..http.errors import ApiError, unsupported
 from ..http.pieces import JsonList, chunks, listed, with_fields
-from ..http.sse import DONE, EventStream, event, unless_gone
+from ..http.sse import DONE, event, unless_gone
 from ..text.logprobs import Columns, of_prompt, prompt_offsets
 from ..text.prompts import Prompt, check_length, encode, split_off_loop, truncated
 from .foreign import refuse_foreign
@@ -94,14 +94,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     if begun is None:
         return Response(status_code=499)
     job, echoes = begun
-    if body.stream:
-        events = _stream(reply, job, echoes)
-        return EventStream(events, lambda: service.end(job, reply.name), service.config.keep_alive)
-    try:
-        done = await unless_gone(request.receive, _collect(reply, job, echoes))
-    finally:
-        service.end(job, reply.name)
-    return service.answer(request, done) if done is not None else Response(status_code=499)
+    events = _stream(reply, job, echoes) if body.stream else None
+    return await service.respond(request, job, reply.name, stream=events, whole=lambda: _collect(reply, job, echoes))
 
 
 async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:

@@ -17,7 +17,7 @@ from ..core.service import Service, key_of, service_of
 from ..http import limits
 from ..http.errors import ApiError, invalid, unsupported
 from ..http.pieces import encode
-from ..http.sse import EventStream, named_event, unless_gone
+from ..http.sse import named_event, unless_gone
 from ..text.items import (
     call_item,
     message_item,
@@ -120,14 +120,8 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
         if body.store is not False:
             service.responses.put(key, f"resp_{reply.name}", [*messages, answer.message()])
 
-    if body.stream:
-        events = _stream(reply, job, store)
-        return EventStream(events, lambda: service.end(job, reply.name), service.config.keep_alive)
-    try:
-        done = await unless_gone(request.receive, _collect(reply, job, store))
-    finally:
-        service.end(job, reply.name)
-    return service.answer(request, [encode(done)]) if done is not None else Response(status_code=499)
+    events = _stream(reply, job, store) if body.stream else None
+    return await service.respond(request, job, reply.name, stream=events, whole=lambda: _collect(reply, job, store))
 
 
 _HARMLESS = frozenset(
@@ -175,7 +169,7 @@ def _usage(job: Job) -> dict[str, Any]:
     }
 
 
-async def _collect(reply: Reply, job: Job, store: Store) -> dict[str, Any]:
+async def _collect(reply: Reply, job: Job, store: Store) -> list[bytes]:
     answer, last = AnswerText(), None
     async for delta in job.deltas():
         for one in delta.events:
@@ -184,7 +178,7 @@ async def _collect(reply: Reply, job: Job, store: Store) -> dict[str, Any]:
     assert last is not None
     store(answer)
     names = [f"{reply.name}_{number}" for number in range(2 + len(answer.calls))]
-    return reply.ended(job, output_items(answer.message(), names), last)
+    return [encode(reply.ended(job, output_items(answer.message(), names), last))]
 
 
 async def _stream(reply: Reply, job: Job, store: Store) -> AsyncGenerator[bytes]:

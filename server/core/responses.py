@@ -1,7 +1,7 @@
 """Conversations that a later request of the Responses API may continue by `previous_response_id`."""
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any
 
 from ..http import limits
@@ -13,33 +13,44 @@ Messages = list[dict[str, Any]]
 
 
 class ResponseStore:
-    """The last conversations of all API keys, in memory. The oldest go first, and each after `limits.STORED_SECONDS`.
+    """The last conversations of all API keys, in memory, each for `limits.STORED_SECONDS`.
 
-    A key has no access to conversations of other keys.
+    A key has no access to conversations of other keys. If there are too many, the key that uses most memory loses its
+    oldest one.
     """
 
     def __init__(self, most: int = limits.STORED_BYTES) -> None:
-        self.used = 0  # bytes of all conversations as JSON
         self._most = most
-        self._stored: OrderedDict[tuple[Key, str], tuple[float, int, Messages]] = OrderedDict()
+        self._used = Counter[Key]()  # bytes of a key's conversations as JSON
+        self._stored: dict[Key, OrderedDict[str, tuple[float, int, Messages]]] = {}  # the oldest of a key first
 
     def __len__(self) -> int:
-        return len(self._stored)
+        """Return the number of conversations."""
+        return sum(map(len, self._stored.values()))
+
+    @property
+    def used(self) -> int:
+        """Bytes of all conversations as JSON."""
+        return self._used.total()
 
     def put(self, key: Key, name: str, messages: Messages) -> None:
         """Store a conversation with its answer. One that alone is too large for the store is not kept."""
         size = len(encode(messages))
         self._expire()
-        while self._stored and self.used + size > self._most:
-            self._drop(next(iter(self._stored)))
-        if size <= self._most:
-            self._stored[key, name] = (time.monotonic(), size, messages)
-            self.used += size
+        if name in self._stored.get(key, ()):
+            self._drop(key, name)
+        if size > self._most:
+            return
+        self._stored.setdefault(key, OrderedDict())[name] = (time.monotonic(), size, messages)
+        self._used[key] += size
+        while self.used > self._most:
+            largest = max(self._used, key=self._used.__getitem__)
+            self._drop(largest, next(iter(self._stored[largest])))
 
     def get(self, key: Key, name: str) -> Messages:
         """Return a conversation of a key. Raises ApiError (404) if it is unknown, expired or another key's."""
         self._expire()
-        if (key, name) not in self._stored:
+        if name not in self._stored.get(key, ()):
             raise ApiError(
                 404,
                 f"Previous response with id {name[:100]!r} not found: the server keeps the last responses for "
@@ -47,12 +58,18 @@ class ResponseStore:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        return self._stored[key, name][2]
+        return self._stored[key][name][2]
 
     def _expire(self) -> None:
         oldest = time.monotonic() - limits.STORED_SECONDS
-        while self._stored and next(iter(self._stored.values()))[0] < oldest:
-            self._drop(next(iter(self._stored)))
+        for key in list(self._stored):
+            while key in self._stored:
+                name, (stored, _, _) = next(iter(self._stored[key].items()))
+                if stored >= oldest:
+                    break
+                self._drop(key, name)
 
-    def _drop(self, name: tuple[Key, str]) -> None:
-        self.used -= self._stored.pop(name)[1]
+    def _drop(self, key: Key, name: str) -> None:
+        self._used[key] -= self._stored[key].pop(name)[1]
+        if not self._stored[key]:
+            del self._stored[key], self._used[key]

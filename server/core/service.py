@@ -6,13 +6,14 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from jswa.cache.prefix.stats import CacheStats
 from jswa.errors import JswaError
@@ -26,7 +27,7 @@ from jswa.types import SamplingParams
 from ..api.params import check_generated_logprobs, check_prompt_logprobs, check_token_lists
 from ..api.schemas import Generation
 from ..http.errors import ApiError, invalid
-from ..http.sse import JsonResponse
+from ..http.sse import EventStream, JsonResponse, unless_gone
 from ..options import ServeConfig
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
@@ -264,6 +265,29 @@ class Service:
         data["finish_reasons"] = ",".join(job.finish_reasons) if whole else "error"
         annotate(data)
         _log.info("request: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})
+
+    async def respond(
+        self,
+        request: Request,
+        job: Job,
+        name: str,
+        *,
+        stream: AsyncGenerator[bytes] | None,
+        whole: Callable[[], Coroutine[Any, Any, Sequence[bytes]]],
+    ) -> Response:
+        """Return the response of a job that `start` has returned. The job is ended, also if the client disconnects.
+
+        Args:
+            stream: the events of the response; None if it is not streamed.
+            whole: returns the JSON of the response in pieces; it is called only if the response is not streamed.
+        """
+        if stream is not None:
+            return EventStream(stream, lambda: self.end(job, name), self.config.keep_alive)
+        try:
+            pieces = await unless_gone(request.receive, whole())
+        finally:
+            self.end(job, name)
+        return Response(status_code=499) if pieces is None else self.answer(request, pieces)
 
     def answer(self, request: Request, pieces: Sequence[bytes]) -> JsonResponse:
         """Return the response with JSON in pieces. It counts towards the memory of answers until it has been sent."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..http import limits
 from ..http.errors import invalid, unsupported
+from .parts import text_of
 
 Messages = list[dict[str, Any]]
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -100,19 +101,19 @@ def _add(messages: Messages, item: dict[str, Any], param: str) -> None:
     """Add an item to the messages."""
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind == "message" and item.get("role") != "assistant":
-        messages.append({"role": item.get("role"), "content": _text(item.get("content"), f"{param}.content")})
+        messages.append({"role": item.get("role"), "content": text_of(item.get("content"), f"{param}.content", _TEXTS)})
     elif kind == "message":
-        _assistant(messages, "content")["content"] = _text(item.get("content"), f"{param}.content")
+        _assistant(messages, "content")["content"] = text_of(item.get("content"), f"{param}.content", _TEXTS)
     elif kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
         if parts:  # a client that was given encrypted reasoning only has no text to send back
-            _assistant(messages, "reasoning_content")["reasoning_content"] = _text(parts, f"{param}.content")
+            _assistant(messages, "reasoning_content")["reasoning_content"] = text_of(parts, f"{param}.content", _TEXTS)
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         _assistant(messages, "tool_calls").setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        output = _text(item.get("output"), f"{param}.output")
+        output = text_of(item.get("output"), f"{param}.output", _TEXTS)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     else:
         raise unsupported(f"{param}.type", "must be message, reasoning, function_call or function_call_output")
@@ -127,25 +128,3 @@ def _assistant(messages: Messages, part: str) -> dict[str, Any]:
             return messages[-1]
     messages.append({"role": "assistant"})
     return messages[-1]
-
-
-def _text(content: Any, param: str) -> str:
-    """Return the text of a content: a string, or a list of parts, which are joined by line ends."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(param, "must be a string or a list of parts")
-    if len(content) > limits.MAX_PARTS:
-        raise invalid(param, f"has {len(content)} parts, at most {limits.MAX_PARTS} are allowed")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "refusal" and isinstance(part.get("refusal"), str):
-            texts.append(part["refusal"])
-        elif kind not in _TEXTS:
-            raise unsupported(f"{param}[{index}].type", "only parts with text are supported")
-        elif not isinstance(part.get("text"), str):
-            raise invalid(f"{param}[{index}].text", "must be a string")
-        else:
-            texts.append(part["text"])
-    return "\n".join(texts)

@@ -16,6 +16,7 @@ from ..core.off_loop import made
 from ..core.service import Service
 from ..http import limits
 from ..http.errors import from_validation, invalid, unsupported
+from .parts import text_of
 from .prompts import Prompt, encode_chat
 
 # Arguments of the renderer, and templates, which requests may not set.
@@ -112,31 +113,14 @@ def _message(message: dict[str, Any], param: str) -> dict[str, Any]:
         raise invalid(f"{param}.role", f"must be one of {', '.join(ROLES)}")
     message = {key: value for key, value in message.items() if value is not None}
     if "content" in message:
-        message["content"] = _content(message["content"], f"{param}.content")
+        if message["content"] == []:
+            raise invalid(f"{param}.content", "must have at least one part")
+        message["content"] = text_of(message["content"], f"{param}.content", ("text",))
     elif not message.get("tool_calls"):
         raise invalid(f"{param}.content", "is missing")
     if "tool_calls" in message:
         message["tool_calls"] = _tool_calls(message["tool_calls"], f"{param}.tool_calls")
     return message
-
-
-def _content(content: Any, param: str) -> str:
-    """Return the text of a content. Its parts are joined by line ends, as in vLLM."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise invalid(param, "must be a string or a list of parts")
-    if len(content) > limits.MAX_PARTS:
-        raise invalid(param, f"has {len(content)} parts, at most {limits.MAX_PARTS} are allowed")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal"):
-            raise unsupported(f"{param}[{index}].type", "only parts of type text are supported")
-        if not isinstance(part.get(kind), str):
-            raise invalid(f"{param}[{index}].{kind}", "must be a string")
-        texts.append(part[kind])
-    return "\n".join(texts)
 
 
 def _tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:

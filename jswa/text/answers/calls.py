@@ -6,12 +6,13 @@ arguments in JSON, ("end", "") at its end, and ("content", text) for text that i
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
 from .template import CallForm
 
 Piece = tuple[Literal["call", "arguments", "end", "content"], str]
+Calls = list[tuple[str, Any]]  # names and arguments
 _NO_ARGUMENTS = "{}"
 
 
@@ -33,7 +34,7 @@ def reader(form: CallForm, captures: Any) -> Reader:
         return ArgumentsReader(str(captures.get(form.name, "")))
     if form.kind == "objects":
         return ObjectsReader(form.name, form.arguments)
-    return PythonicReader() if form.kind == "pythonic" else WholeReader()
+    return WholeReader(python_calls if form.kind == "pythonic" else parsed_calls)
 
 
 class ArgumentsReader:
@@ -172,10 +173,15 @@ class ObjectsReader:
         self._begin(self._text[self._at :])
 
 
-class PythonicReader:
-    """A region with Python calls: one in each line, or a list of them. Text that is no call is content."""
+class WholeReader:
+    """A region that is read at its end. What cannot be read is content.
 
-    def __init__(self) -> None:
+    Args:
+        calls: finds the calls in the region's text or in transformers' value of it; None if it is no list of calls.
+    """
+
+    def __init__(self, calls: Callable[[str, Any], Calls | None]) -> None:
+        self._calls = calls
         self._text = ""
 
     def feed(self, text: str) -> Iterator[Piece]:
@@ -185,41 +191,30 @@ class PythonicReader:
 
     def finish(self, value: Any) -> Iterator[Piece]:
         """Read the whole region."""
-        calls = python_calls(self._text)
+        calls = self._calls(self._text, value)
         if calls is None:
             yield "content", self._text
         for name, arguments in calls or ():
-            yield from _whole(name, arguments)
+            yield "call", name
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+            yield "arguments", text or _NO_ARGUMENTS
+            yield "end", ""
 
 
-class WholeReader:
-    """A region that transformers' parser reads at its end. What it cannot read is content."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    def feed(self, text: str) -> Iterator[Piece]:
-        """Read the next text of the region."""
-        self._text += text
-        yield from ()
-
-    def finish(self, value: Any) -> Iterator[Piece]:
-        """Read the calls that the parser has found."""
-        calls = [one.get("function") if isinstance(one, dict) else None for one in _listed(value)]
-        found = [(call.get("name"), call.get("arguments")) for call in calls if isinstance(call, dict)]
-        if not found or len(found) < len(calls) or not all(isinstance(name, str) for name, _ in found):
-            yield "content", self._text
-            return
-        for name, arguments in found:
-            yield from _whole(str(name), arguments)
+def parsed_calls(text: str, value: Any) -> Calls | None:
+    """Return the calls that transformers' parser has found; None if one of them is no call."""
+    calls = [one.get("function") if isinstance(one, dict) else None for one in _listed(value)]
+    found = [(call.get("name"), call.get("arguments")) for call in calls if isinstance(call, dict)]
+    named = [(name, arguments) for name, arguments in found if isinstance(name, str)]
+    return named if named and len(named) == len(calls) else None
 
 
-def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Return the names and arguments of Python calls with keywords only; None if the text is anything else."""
+def python_calls(text: str, value: Any) -> Calls | None:
+    """Return Python calls with keywords only, one in each line or a list of them; None if the text is anything else."""
     try:
         body = [node.value for node in ast.parse(text.strip()).body if isinstance(node, ast.Expr)]
         nodes = [call for node in body for call in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])]
-        calls = []
+        calls: Calls = []
         for node in nodes:
             if not isinstance(node, ast.Call) or node.args:
                 return None
@@ -247,13 +242,6 @@ def _constant(node: ast.expr) -> Any:
             if isinstance(value, bytes | complex | set):
                 raise ValueError(f"{type(value).__name__} is not JSON")
             return value
-
-
-def _whole(name: str, arguments: Any) -> Iterator[Piece]:
-    yield "call", name
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    yield "arguments", text or _NO_ARGUMENTS
-    yield "end", ""
 
 
 def _listed(value: Any) -> list[Any]:

@@ -16,8 +16,8 @@ from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import AnswerEvent, SamplingParams
 
-from .calls import Piece, Reader, WholeReader, reader
-from .template import REASONING, AnswerTemplate, Field
+from .calls import Piece, Reader, reader
+from .template import REASONING, AnswerTemplate, CallForm, Field
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,11 @@ class AnswerParser:
 
     def _forget(self) -> None:
         """Drop the text that transformers' parser has read. It would keep all of it, and copy it with every token."""
-        parser, whole = self._parser, isinstance(self._reader, WholeReader)
+        parser, field = self._parser, self._field
+        # The value of a whole region is made of its text.
+        whole = self._reader is not None and field is not None and field.form == CallForm("whole")
         read = parser._pos - _LOOK_BACK
-        if read > _LOOK_BACK and not whole:  # the value of a whole region is made of its text
+        if read > _LOOK_BACK and not whole:
             parser._buffer, parser._pos = parser._buffer[read:], _LOOK_BACK
             parser._body = ""
 

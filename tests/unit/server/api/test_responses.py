@@ -151,6 +151,22 @@ def test_what_is_not_supported_is_refused(client: Client, body: dict[str, Any], 
     assert client.refusal(PATH, {"input": "hi", **body})["param"] == param
 
 
+def test_a_full_store_drops_from_the_key_that_uses_most() -> None:
+    """A key with many conversations does not evict those of a key with few."""
+    store = ResponseStore(most=600)
+    store.put("quiet", "first", [{"content": "x" * 40}])
+    for number in range(50):
+        store.put("loud", str(number), [{"content": "x" * 80}])
+    store.put("quiet", "second", [{"content": "x" * 40}])
+    assert store.get("quiet", "first") == store.get("quiet", "second") == [{"content": "x" * 40}]
+    assert store.get("loud", "49") == [{"content": "x" * 80}]
+    assert 400 <= store.used <= 600
+    store.put("quiet", "second", [])
+    assert store.get("quiet", "second") == []
+    with pytest.raises(ApiError, match="not found"):
+        store.get("loud", "0")
+
+
 def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest conversations go first; all go in the end."""
     store = ResponseStore(most=200)

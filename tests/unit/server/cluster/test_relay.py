@@ -1,30 +1,23 @@
 """The server behind a relay: clients see no difference, even if a replica is lost during a request."""
 
 import asyncio
-import importlib
 import json
-import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import httpx2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jswa.errors import ConfigError
 from server.cluster.merge import Answer, merged, merged_metrics
-from server.cluster.relay import Lost, Relay, Replica, prefix_of
-from server.cluster.replicas import ReplicaConfig, read_options
+from server.cluster.relay import Lost, Relay, Replica
 from server.http.auth import Keys
 from server.http.errors import ApiError
 from tests.support.server.harness import Client, serving, until
 
-PATH, CHATS = "/v1/completions", "/v1/chat/completions"
+PATH = "/v1/completions"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -287,86 +280,6 @@ def test_messages_before_a_failure_of_the_application_are_sent() -> None:
     assert [piece["type"] for pieces in asyncio.run(ask()) for piece in pieces] == ["http.response.start"]
 
 
-HEADERS = Headers({"authorization": "Bearer k"})
-
-
-def blocks(fields: Any, path: str = PATH, headers: Headers = HEADERS) -> str:
-    found = prefix_of(path, headers, json.dumps(fields).encode())
-    assert found is not None
-    return found
-
-
-LONG = "".join(chr(97 + number % 26) for number in range(1_000))
-
-
-@pytest.mark.parametrize("other", [{"cache_salt": "s"}, {"model": "adapter"}, {"prompt": "b" + LONG[1:]}], ids=str)
-def test_prefixes_of_different_models_salts_or_keys_share_no_blocks(other: dict[str, str]) -> None:
-    mine, theirs = blocks({"prompt": LONG}), blocks({"prompt": LONG, **other})
-    assert len(mine) == len(theirs) == 32
-    assert not set(mine) & set(theirs), "equal text behind different text is another prefix"
-    stranger = blocks({"prompt": LONG}, headers=Headers({"authorization": "Bearer l"}))
-    assert not set(mine) & set(stranger)
-
-
-def test_texts_share_blocks_up_to_where_they_diverge() -> None:
-    mine, theirs = blocks({"prompt": LONG}), blocks({"prompt": LONG[:500] + "?" * 500})
-    assert mine[:15] == theirs[:15]
-    assert mine[15] != theirs[15]
-    assert len(blocks({"prompt": "a" * 100_000})) == 2_048
-    assert blocks({"prompt": ["a", "b"]}) == blocks({"prompt": "a"})
-
-
-@pytest.mark.parametrize("path", [CHATS, "/v1/messages", "/v1/responses"])
-@given(st.lists(st.text(max_size=70), min_size=1, max_size=4), st.text(max_size=8), st.booleans())
-def test_the_next_turn_extends_the_prefix_of_a_conversation(path: str, said: list[str], more: str, parts: bool) -> None:
-    def messages(texts: list[str]) -> dict[str, Any]:
-        contents = [[{"type": "text", "text": text}] if parts else text for text in texts]
-        name = "input" if path == "/v1/responses" else "messages"
-        return {name: [{"role": "user", "content": content} for content in contents]}
-
-    first, second = (blocks(messages(texts), path) for texts in (said, [*said, more]))
-    assert second.startswith(first)
-    assert len(second) == len(first) + 1
-    assert blocks(messages([*said[:-1], said[-1] + "!"]), path)[-1] != first[-1]
-
-
-def test_what_the_operator_says_is_part_of_the_prefix() -> None:
-    """Under the names that the agents' APIs have for it."""
-    for path, name, field in (("/v1/messages", "system", "messages"), ("/v1/responses", "instructions", "input")):
-        mine, theirs = (blocks({name: said, field: [{"content": "a"}]}, path) for said in ("x", "y"))
-        assert len(mine) == 2
-        assert not set(mine) & set(theirs)
-        key = Headers({"x-api-key": "l"})
-        assert not set(mine) & set(blocks({name: "x", field: [{"content": "a"}]}, path, key))
-    assert blocks({"input": "a"}, "/v1/responses") == blocks({"input": [{"content": "a"}]}, "/v1/responses")
-
-
-@given(st.lists(st.integers(0, 2_000_000), min_size=32, max_size=64), st.lists(st.integers(0, 300_000)))
-def test_token_ids_have_prefixes_too(ids: list[int], more: list[int]) -> None:
-    first, second = blocks({"prompt": ids}), blocks({"prompt": [[*ids, *more], [1]]})
-    assert first[: len(ids) // 32] == second[: len(ids) // 32]
-    second.encode()  # raises an error for surrogates
-
-
-@given(
-    st.binary(max_size=40)
-    | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps).map(str.encode)
-)
-def test_an_invalid_body_has_at_most_one_block(body: bytes) -> None:
-    found = prefix_of(PATH, HEADERS, body)
-    assert found is None or len(found) == 1, found
-
-
-@pytest.mark.parametrize("prompt", [None, 1, {}, [], [None], [[]], [[None, "a"]], ["a", 1]])
-def test_an_invalid_prompt_still_has_a_prefix(prompt: Any) -> None:
-    assert blocks({"prompt": prompt})
-    assert blocks({"messages": prompt}, CHATS)
-
-
-def test_only_routes_that_generate_have_prefixes() -> None:
-    assert prefix_of("/tokenize", HEADERS, b'{"prompt": "a"}') is None
-
-
 def test_metrics_of_all_replicas_are_merged() -> None:
     text = '# HELP jswa:a_total A\n# TYPE jswa:a_total counter\njswa:a_total{m="x"} 1.0\n'
     found = merged_metrics({"one": text, "two": text}).decode()
@@ -383,50 +296,3 @@ def test_answers_of_all_replicas_are_merged() -> None:
     assert merged("/abort", {"a": up, "b": up}).body == b'{"aborted":2}'
     with pytest.raises(ApiError, match="no replica"):
         merged("/health", {})
-
-
-def test_options_are_read_by_name() -> None:
-    given = {"model": "m", "max_replicas": "4", "prefix_cache": "false", "api_key": ["a", "b"], "num_gpus": None}
-    options = read_options(given)
-    assert (options.model, options.server.served_model_name) == ("m", ("m",))
-    assert (options.replicas.most, options.engine.prefix_cache) == (4, False)
-    assert options.server.api_key == ("a", "b")
-    assert read_options({}).replicas == ReplicaConfig()
-    assert read_options({}).server.allowed_hosts == ("*",), "where Ray's proxy listens is not known"
-    assert read_options({"allowed_hosts": ["a", "b"]}).server.allowed_hosts == ("a", "b")
-
-
-def test_options_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JSWA_API_KEY", "one two")
-    monkeypatch.setenv("JSWA_MIN_REPLICAS", "3")
-    options = read_options({"min_replicas": 2})
-    assert (options.server.api_key, options.replicas.min_replicas) == (("one", "two"), 2)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"max_replica": 4}, "max-replicas"),
-        ({"retries": 2}, "retries"),
-        ({"max_num_seqs": "x"}, "int"),
-        ({"max_num_seqs": 0}, "at least 1"),
-        ({"max_replicas": 1, "min_replicas": 2}, "min_replicas"),
-        ({"target_ongoing_requests": 500}, "max_ongoing_requests"),
-        ({"min_replicas": 0}, "at least 1"),
-        ({"num_gpus": -1}, "at least 0"),
-        ({"upscale_delay": "nan"}, "at least 0"),
-        ({"port": 8001}, "Ray"),
-        ({"nnodes": 2, "tensor_parallel_size": 2}, "one host"),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        read_options(wrong)
-
-
-def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "jswa.cluster.ray_serve", raising=False)
-    with pytest.raises(ConfigError, match=r"jswa\[ray\]"):
-        importlib.import_module("jswa.cluster.ray_serve")

@@ -275,3 +275,18 @@ def test_long_arguments_are_kept_until_they_are_read() -> None:
     template = template_of(one.family, tokenizer_of(one.special))
     events = read(AnswerParser(template, "", one.tools), list(pieces_of(tokenizer_of(one.special), template, ids)))
     assert calls_of(events)[0] == ("get_weather", one.calls[0][1].replace("Os{", long))
+
+
+def test_python_calls_are_not_kept_twice() -> None:
+    """Calls that jswa reads at their end are kept by their reader; transformers' parser forgets them."""
+    one = next(t for t in TRANSCRIPTS if t.family == "olmo3")
+    tokenizer = tokenizer_of(one.special)
+    template = template_of(one.family, tokenizer)
+    text = "<function_calls>f(a='" + "word " * 1000 + "')</function_calls>"
+    pieces = list(pieces_of(tokenizer, template, tokenizer.encode(text, add_special_tokens=False).tolist()))
+    parser, kept, events = AnswerParser(template, "", one.tools), [0], list[AnswerEvent]()
+    for piece in pieces:
+        events += parser.feed(piece)
+        kept += [len(value) for value in vars(vars(parser)["_parser"]).values() if isinstance(value, str)]
+    assert max(kept) < 2000
+    assert calls_of(merged([*events, *parser.finish()])) == (("f", json.dumps({"a": "word " * 1000})),)
