@@ -33,7 +33,7 @@ import pallas_kernels
 from pallas_kernels.ptxas import find_ptxas
 
 _log = logging.getLogger("jswa")
-_IMPORTED = time.time()
+IMPORTED = time.time()  # when this process read the sources
 _MOST_BYTES = 2 * 2**30
 _MOST_SECONDS = 30 * 86_400.0
 _DIGEST = 32  # bytes
@@ -167,7 +167,7 @@ def open_store(folder: Path | None, devices: Sequence[jax.Device]) -> ProgramSto
     if folder is None:
         return None
     sources, newest = _digest_of_sources()
-    if newest == 0 or newest > _IMPORTED:
+    if newest == 0 or newest > IMPORTED:
         why = "jswa has no source files" if newest == 0 else "the sources changed after they were imported"
         _log.info("compiled programs are neither loaded nor kept: %s", why)
         return None
@@ -257,7 +257,7 @@ def _surroundings(devices: Sequence[jax.Device]) -> str:
     first = devices[0]
     client = first.client
     lines = [f"python {sys.version}", *_versions(_PACKAGES), platform.platform(), f"processors {_processors()}"]
-    lines += [_processor() if first.platform == "cpu" else str(find_ptxas())]
+    lines += [processor() if first.platform == "cpu" else str(find_ptxas())]
     lines += [client.platform, client.platform_version, first.device_kind, f"{jax.device_count()} devices"]
     lines += [str([device.id for device in devices])]
     config: dict[str, Any] = jax.config.values
@@ -281,7 +281,7 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the model of the processor and the instructions that it has."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
