@@ -28,7 +28,6 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-import jswa
 import pallas_kernels
 from pallas_kernels.ptxas import find_ptxas
 
@@ -242,8 +241,7 @@ def _described(arguments: tuple[Any, ...]) -> str:
 def _digest_of_sources() -> tuple[str, float]:
     """Return a digest of all code and tunings that programs are made from, and when the last of them was changed."""
     whole, newest = hashlib.sha256(), 0.0
-    for package in (jswa, pallas_kernels):
-        root = Path(str(package.__file__)).parent
+    for root in (Path(__file__).parents[2], Path(pallas_kernels.__file__ or "").parent):
         for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".json")):
             if "_server" in path.parts or "assets" in path.parts:
                 continue

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 import weakref
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_steps_run_in_the_largest_programs_until_the_others_are_compiled(monkeyp
         engine = llm.engine
         assert isinstance(engine.runner, runner.Runner)
         assert len(engine.runner.compiled) == 2  # for decode steps and for all others
-        plain = {"temperature": 0, "max_tokens": 4, "use_tqdm": False}
+        plain: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "use_tqdm": False}
         (before,) = llm.generate("The cat", **plain)
         engine.prepare(SamplingParams())
         assert len(engine.runner.compiled) == len(engine.runner.buckets) == 3
