@@ -197,6 +197,9 @@ def compile_beside(programs: StepPrograms, owner: object) -> Callable[[], None]:
         finally:
             _threads.pop(thread, None)
 
+    # As the last one registered it is called first: jax forgets its caches at exit, which a thread that traces needs.
+    atexit.unregister(_end_threads)
+    atexit.register(_end_threads)
     thread = Thread(target=run, name="compile beside", daemon=True)
     _threads[thread] = ended
     weakref.finalize(owner, ended.set).atexit = False
@@ -204,7 +207,6 @@ def compile_beside(programs: StepPrograms, owner: object) -> Callable[[], None]:
     return ended.set
 
 
-@atexit.register
 def _end_threads() -> None:
     running = dict(_threads)
     for ended in running.values():
