@@ -21,6 +21,7 @@ from jswa.env import Switches, flags_for_autotuning
 from jswa.errors import ConfigError, RequestError
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import choose_backends
+from jswa.exec.compile.store import open_store
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
 from jswa.exec.sizing import (
@@ -71,7 +72,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     member = find_member(options, os.environ)
     hosts = None if member is None else join(member, _what_runs(folder, options))
     try:
-        built = _build(folder, options, hosts)
+        built = _build(folder, options, hosts, switches.compilation_cache)
         if hosts is not None and hosts.member.rank:
             _follow(built.runner, hosts)
         modules = _read_modules(built.lora_reader, options)
@@ -120,7 +121,6 @@ def _require_memory(folder: Path, options: EngineConfig, device: jax.Device) -> 
 def _set_up_jax(options: EngineConfig) -> Switches:
     """Set what jax reads when it starts; return the debug switches of the environment."""
     switches = Switches.read()
-    use_compilation_cache(switches.compilation_cache)
     if switches.autotune_results is not None:
         os.environ["XLA_FLAGS"] = flags_for_autotuning(switches.autotune_results, os.environ.get("XLA_FLAGS", ""))
     claim_memory(options.gpu_memory_utilization)
@@ -142,11 +142,13 @@ def _follow(runner: Runner, hosts: Hosts) -> Never:
     raise SystemExit(0)
 
 
-def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
+def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path | None) -> Built:
     """Build the parts of an engine; every host builds them for its own devices."""
     mesh = make_mesh(options.tensor_parallel_size, options.nnodes)
     device = jax.local_devices()[0]
     on_gpu = device.platform == "gpu"
+    if on_gpu or hosts is not None:
+        use_compilation_cache(cache)
     dtype = _dtype(options, device)
     kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
     capability, sms = (getattr(device, name, None) for name in ("compute_capability", "core_count"))
@@ -185,6 +187,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
     if on_gpu:
         require_room(limits, layout, kv_dtype.itemsize, _own_devices(device, mesh))
     broadcast = hosts.broadcast if hosts is not None and not hosts.member.rank else None
+    store = None if hosts is not None else open_store(cache, _own_devices(device, mesh))
     runner = Runner(
         part,
         params,
@@ -194,7 +197,9 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None) -> Built:
         backends=backends,
         kv_dtype=kv_dtype,
         broadcast=broadcast,
-        adapters=None if room is None else AdapterRoom(Placement(whole, mesh), room.rank, params),
+        adapters=None if room is None else AdapterRoom(Placement(whole, mesh), room.rank, params, store),
+        store=store,
+        all_at_start=on_gpu or hosts is not None,
     )
     if on_gpu:
         runner.warm_up()
@@ -232,7 +237,11 @@ def _what_runs(folder: Path, options: EngineConfig) -> str:
 
 
 def use_compilation_cache(folder: Path | None) -> None:
-    """Keep compiled programs in a folder, so that the next start is quick; None: nowhere."""
+    """Have jax keep compiled programs in a folder; None: nowhere.
+
+    Not on the CPUs of one host, where `exec/compile/store.py` keeps the programs: XLA cannot write the code of a CPU
+    program that it has read from jax's cache.
+    """
     if folder is None:
         return
     try:

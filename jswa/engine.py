@@ -70,6 +70,10 @@ class CompilingRunner(StepRunner, Protocol):
         """Compile a family of programs."""
         ...
 
+    def close(self) -> None:
+        """End what compiles beside the steps."""
+        ...
+
 
 @runtime_checkable
 class AdapterRunner(StepRunner, Protocol):
@@ -295,7 +299,7 @@ class Engine:
         pause: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Compile the log probability programs that a request with these parameters needs, if they are missing.
+        """Compile all programs that a request with these parameters may run in, if they are missing.
 
         Another thread than the one that drives the engine may call this; steps go on meanwhile.
 
@@ -306,6 +310,7 @@ class Engine:
         """
         if not isinstance(self.runner, CompilingRunner):
             return
+        self.runner.prepare("none", fewest=fewest, pause=pause, stop=stop)
         if params.logprobs is not None:
             self.runner.prepare("sampled", fewest=fewest, pause=pause, stop=stop)
         if params.prompt_logprobs is not None:
@@ -324,7 +329,12 @@ class Engine:
             self.hosts.when_lost(lost, leaving)
 
     def close(self) -> None:
-        """Release the other hosts, if there are any. The engine cannot be used afterwards. Closing twice is fine."""
+        """Compile nothing any more, and release the other hosts, if there are any. Closing twice is fine.
+
+        The engine cannot be used afterwards.
+        """
+        if isinstance(self.runner, CompilingRunner):
+            self.runner.close()
         if self.hosts is not None:
             self.hosts.close()
 

@@ -3,8 +3,10 @@
 JSWA_CHECK=1                 assert every invariant of scheduler, leases and page pool after every step
 JSWA_NO_OVERLAP=1            wait for each step to finish before the next step is planned
 JSWA_DUMP_PLANS=FILE         write the plan of every step to FILE, for `python -m jswa.commands.trace replay FILE`
-JSWA_COMPILATION_CACHE=DIR   folder for compiled programs (default ~/.cache/jswa; empty: none). Cached programs are
-                             executed without verification: the folder must be writable by this user only.
+JSWA_COMPILATION_CACHE=DIR   folder for compiled programs (default ~/.cache/jswa; empty: none). It holds whole programs
+                             in DIR/programs, 2 GiB at most, and deletes what was not used for 30 days; on a GPU and
+                             with several hosts also what jax keeps. Kept programs are executed without verification:
+                             the folder must be writable by this user only.
 JSWA_AUTOTUNE_RESULTS=FILE   what XLA has measured to choose kernels of matrix products on a GPU: read if FILE exists,
                              and written as programs are compiled. As text if the name ends in .pbtxt. For machines
                              that keep no folder of compiled programs, which has the same measurements.

@@ -40,8 +40,9 @@ for name in [name for name in os.environ if name.startswith("JSWA_")]:
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # Compiled programs are shared by test processes, runs and clones: those of the engine, and those of tests that jit.
+# The engine's own store is off: a test that changes code, or counts what is traced, must not get a program from it.
 PROGRAMS = program_folder()
-os.environ["JSWA_COMPILATION_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
+os.environ["JSWA_COMPILATION_CACHE"], os.environ["JAX_COMPILATION_CACHE_DIR"] = "", str(PROGRAMS)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 

@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from jswa.config import LoraRoom
+from jswa.exec.compile.store import ProgramStore, compiled, named
 from jswa.exec.launches import SET_ADAPTER, Launch
 from jswa.exec.mesh import mesh_of, on_mesh, put, specs_of
 from jswa.model.lora import Pairs, adapted_names, adapter_params
@@ -39,24 +40,25 @@ class AdapterRoom:
         placement: of the parameters on the devices.
         rank: largest rank of a module.
         params: the parameters, which contain the room.
+        store: keeps compiled programs for later starts.
     """
 
-    def __init__(self, placement: Placement, rank: int, params: Params) -> None:
+    def __init__(self, placement: Placement, rank: int, params: Params, store: ProgramStore | None = None) -> None:
         self._placement = placement
         self._mesh = mesh_of(next(iter(params.values())))
         self._matrices: list[tuple[str, _Matrix]] = []
         of_slot = room_shapes(placement.model, LoraRoom(1, rank), run_dtype(params))
-        compiled: dict[str, jax.stages.Compiled] = {}
+        programs: dict[str, jax.stages.Compiled] = {}
         for name in adapted_names(params):
             names = tuple(adapter_params(name, 0, 0, 0))
             beside, shapes = tuple(params[one] for one in names), tuple(of_slot[one] for one in names)
             kind = str([(one.shape, one.sharding) for one in beside])
-            if kind not in compiled:
+            if kind not in programs:
                 slot = tuple(placement.shape(*one) for one in zip(names, shapes, strict=True))
                 arguments = beside, slot, np.int32(0)
                 run = on_mesh(write_slot, self._mesh, arguments, specs_of(beside))
-                compiled[kind] = jax.jit(run, donate_argnums=0).lower(*arguments).compile()
-            self._matrices.append((name, _Matrix(names, shapes, compiled[kind])))
+                programs[kind] = compiled(store, named(write_slot), jax.jit(run, donate_argnums=0), arguments)
+            self._matrices.append((name, _Matrix(names, shapes, programs[kind])))
 
     def launches(self, slot: int, number: int, pairs: Pairs) -> Iterator[Launch]:
         """Yield the launches that write an adapter to a slot, one for each matrix.

@@ -1,14 +1,12 @@
-"""Owns parameters and device state; compiles every bucket at start; launches plans."""
+"""Owns parameters and device state; launches plans in the step programs."""
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from threading import Lock, Thread
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +17,11 @@ from jaxtyping import Int, Shaped
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.errors import ConfigError
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import PORTABLE, Backends
-from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
-from jswa.exec.canary import check_kernels
+from jswa.exec.buckets import bucket_table
+from jswa.exec.compile.steps import StepPrograms, compile_beside
+from jswa.exec.compile.store import ProgramStore
 from jswa.exec.launches import (
     COPY_PAGES,
     MOVE_PAGES,
@@ -37,11 +35,11 @@ from jswa.exec.launches import (
     move_launches,
     plan_launches,
 )
-from jswa.exec.mesh import COLUMNS, REPLICATED, mesh_of, on_mesh, put, specs_of
-from jswa.exec.pack import PackSpec, padding
+from jswa.exec.mesh import COLUMNS, mesh_of, put
+from jswa.exec.pack import padding
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
-from jswa.exec.programs.step import StepConfig, StepOutputs, step
+from jswa.exec.programs.step import StepOutputs
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.exec.side_programs import (
     compile_copy_pages,
@@ -50,16 +48,11 @@ from jswa.exec.side_programs import (
     compile_set_rows,
     idle_launches,
 )
-from jswa.model.lora import Pairs, has_adapters
+from jswa.model.lora import Pairs
 from jswa.model.transformer import Params, run_dtype
 from jswa.plan import Logprobs, LogprobTable, StepLogprobs, StepPlan
-from pallas_kernels.errors import NoExpertKernel, NoKernel
 
 _log = logging.getLogger("jswa")
-_FAMILIES: tuple[Logprobs, ...] = get_args(Logprobs)
-# XLA's rematerialization counts the arena once per write, as if no write were in place. It concludes that memory is
-# short, and recomputes all indices in every layer.
-_OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
 _WARM_UPS = 3  # the first run of a program loads its kernels, the second records its CUDA graph
 
 
@@ -85,10 +78,11 @@ class Pending:
 class Runner:
     """Holds the device state alone: each launch donates it to the step and keeps the state that comes back.
 
-    Every bucket is compiled at start. The log probability families are compiled by `prepare`, or bucket by bucket when
-    they are first used; on a GPU the largest programs of each at start too, so that XLA tunes their matrix products
-    before the arena takes the memory, and while nothing else runs. The programs that copy pages to the host and back
-    are compiled by `prepare_copies`.
+    All programs of the steps without log probabilities are compiled at start; or the two largest, which hold every
+    plan, and the others beside the steps. The log probability families are compiled by `prepare`, or bucket by bucket
+    when they are first used; on a GPU the largest programs of each at start too, so that XLA tunes their matrix
+    products before the arena takes the memory, and while nothing else runs. The programs that copy pages to the host
+    and back are compiled by `prepare_copies`.
 
     Args:
         model, layout: of one device's part, if the parameters are spread over a mesh.
@@ -96,12 +90,11 @@ class Runner:
         broadcast: called with each message of launches before they run. With several hosts, the runner of the first
             host broadcasts, and the runners of the others `follow`.
         adapters: the room for LoRA adapters among the parameters, if there is any.
+        store: keeps compiled programs for later starts.
+        all_at_start: False: compile only the largest programs now, and the others in a thread, until `close`.
 
     Attributes:
-        configs: the configuration of every step program, by family and bucket.
-        compiled: the compiled step programs by their index in `configs` (hashing a config takes 0.2 ms).
-        compiled_in_steps: step programs that were compiled inside `launch`, while requests waited.
-        compiled_beside: step programs that `prepare` has compiled.
+        configs, compiled: see `StepPrograms`.
     """
 
     def __init__(
@@ -116,6 +109,8 @@ class Runner:
         kv_dtype: jnp.dtype | None = None,
         broadcast: Callable[[bytes], None] | None = None,
         adapters: AdapterRoom | None = None,
+        store: ProgramStore | None = None,
+        all_at_start: bool = True,
     ) -> None:
         self.layout = layout
         self.limits = limits
@@ -123,30 +118,45 @@ class Runner:
         # XLA's CPU product of one row in 16 bits is a scalar loop: it takes 8 times as long as that of two rows.
         fewest_rows = 2 if run_dtype(params).itemsize == 2 else 1
         self.buckets = bucket_table(limits, on_gpu=on_gpu, fewest_rows=fewest_rows)
-        self._numbers = {bucket: number for number, bucket in enumerate(self.buckets)}
         self._model = model
         self._backends = backends
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
-        self._covered: set[Logprobs] = set()
-        self._launched = 0
         self._broadcast = broadcast
         self._copies: tuple[jax.stages.Compiled, jax.stages.Compiled] | None = None  # to the host, and back
-        self.compiled_in_steps = self.compiled_beside = 0
         self._adapters = adapters
+        self._store = store
         kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
-        self.configs = [self._config(bucket, family) for family in _FAMILIES for bucket in self.buckets]
+        self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store)
+        self.configs, self.compiled = self._steps.configs, self._steps.compiled
         with ThreadPoolExecutor() as pool:
-            late = [number for family in _FAMILIES[1:] for number in self._largest(family)] if on_gpu else []
-            steps = {n: pool.submit(self._compiled, n) for n in (*self._family("none"), *late)}
-            self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
-            self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes).result()
-            self._set_rows = pool.submit(compile_set_rows, self._shapes).result()
-            self._extras = pool.submit(compile_extras, self._shapes["extras"]).result()
-            self.compiled = {n: future.result() for n, future in steps.items()}
+            first = self._steps.first(all_at_start=all_at_start, on_gpu=on_gpu)
+            steps = {number: pool.submit(self._steps.compile, number) for number in first}
+            self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes, store).result()
+            self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes, store).result()
+            self._set_rows = pool.submit(compile_set_rows, self._shapes, store).result()
+            self._extras = pool.submit(compile_extras, self._shapes["extras"], store).result()
+            self.compiled.update((number, future.result()) for number, future in steps.items())
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
+        self._end_beside: Callable[[], None] = lambda: None
+        if len(first) < len(self.buckets):
+            self._end_beside = compile_beside(self._steps, self)
+
+    def close(self) -> None:
+        """End the thread that compiles beside the steps, after the program that it compiles."""
+        self._end_beside()
+
+    @property
+    def compiled_in_steps(self) -> int:
+        """Step programs that were compiled inside `launch`, while requests waited."""
+        return self._steps.compiled_in_steps
+
+    @property
+    def compiled_beside(self) -> int:
+        """Step programs that were compiled after the start, in another thread than the steps."""
+        return self._steps.compiled_beside
 
     def warm_up(self) -> None:
         """Check all kernels, then run every compiled program three times without rows: nothing on the device changes.
@@ -154,6 +164,8 @@ class Runner:
         Afterwards no request waits until kernels are loaded and CUDA graphs recorded. With several hosts, each calls
         this before the first launch. Raises KernelError if a kernel gives wrong numbers.
         """
+        from jswa.exec.canary import check_kernels  # imports Mosaic, which takes 0.5 s
+
         check_kernels(self._model, self.params, self.layout, self.limits, self.buckets, self._backends, self.kv_dtype)
         begin = time.perf_counter()
         for _ in range(_WARM_UPS):
@@ -170,8 +182,7 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> Pending:
         """Launch a plan and return at once. Uploads once, and once per batch of moves, of table rows, or extras."""
-        number = self._chosen(plan)
-        self._launched += 1
+        number = self._steps.choose(plan)
         spec = self.configs[number].pack
         vocab = self._model.vocab_size
         launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row, vocab)
@@ -197,7 +208,7 @@ class Runner:
             launches = decode(message)
             if launches[0].program == PREPARE:
                 number = int(launches[0].arrays[0])
-                Thread(target=self._compile_once, args=(number,), name="prepare", daemon=True).start()
+                Thread(target=self._steps.compile_once, args=(number,), name="prepare", daemon=True).start()
             else:
                 self._run(launches)
 
@@ -212,42 +223,12 @@ class Runner:
                 tracing holds the GIL, which the steps need too.
             stop: whether to end now; asked before each program.
         """
-        numbers = self._largest(logprobs) if fewest else self._family(logprobs)
-        for number in numbers:
-            if stop():
-                return
-            if self._broadcast is not None and number not in self.compiled:
-                self._broadcast(encode([Launch(PREPARE, (np.int32(number),))]))
-            begin, launched = time.monotonic(), self._launched
-            if self._compile_once(number):
-                self.compiled_beside += 1
-                wait = pause * (time.monotonic() - begin) if self._launched > launched else 0.0
-                end = time.monotonic() + wait
-                while time.monotonic() < end and not stop():
-                    time.sleep(0.05)
-        self._covered.add(logprobs)
+        self._steps.prepare(logprobs, fewest=fewest, pause=pause, stop=stop, before=self._announce)
 
-    def _compile_once(self, number: int) -> bool:
-        """Compile a step program unless another thread has; return whether it was compiled here."""
-        with self._preparing:
-            if number in self.compiled:
-                return False
-            self._compile(number)
-            return True
-
-    def _largest(self, logprobs: Logprobs) -> list[int]:
-        """Return the numbers of a family's largest programs, the one for decode steps and the one for all others."""
-        last = {bucket.decode: number for bucket, number in zip(self.buckets, self._family(logprobs), strict=True)}
-        return sorted(last.values())
-
-    def _chosen(self, plan: StepPlan) -> int:
-        """Return the number of the program that a plan runs in."""
-        family = self._family(plan.logprobs)
-        best = family[self._numbers[pick_bucket(self.buckets, plan)]]
-        if best in self.compiled or plan.logprobs not in self._covered:
-            return best
-        compiled = tuple(b for b, number in zip(self.buckets, family, strict=True) if number in self.compiled)
-        return family[self._numbers[pick_bucket(compiled, plan)]]
+    def _announce(self, number: int) -> None:
+        """Have the other hosts compile a step program too."""
+        if self._broadcast is not None:
+            self._broadcast(encode([Launch(PREPARE, (np.int32(number),))]))
 
     @property
     def kv_dtype(self) -> np.dtype:
@@ -267,11 +248,8 @@ class Runner:
         """Compile the programs that copy slots, in the calling thread; another thread may launch meanwhile."""
         with self._preparing:
             if self._copies is None:
-                read, write = (
-                    compile_read_slots(self.layout, self._shapes),
-                    compile_write_slots(self.layout, self._shapes),
-                )
-                self._copies = read, write
+                arguments = self.layout, self._shapes, self._store
+                self._copies = compile_read_slots(*arguments), compile_write_slots(*arguments)
 
     def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[jax.Array]:
         """Start to read slots, as the last launched step leaves them; return the lanes, `[slots_per_copy, elems]` each.
@@ -320,7 +298,7 @@ class Runner:
     def _run(self, launches: Sequence[Launch]) -> StepOutputs | None:
         """Run launches in order; return the outputs of the step among them, if there is one."""
         for number in self._late(launches):
-            self.compiled_in_steps += self._compile_once(number)
+            self._steps.compiled_in_steps += self._steps.compile_once(number)
         outputs = None
         # In steady state nothing is traced, and only explicit puts move data to the device.
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
@@ -349,50 +327,6 @@ class Runner:
         """Return the step programs among the launches that are not compiled yet."""
         return [program - STEP for program, _ in launches if program >= STEP and program - STEP not in self.compiled]
 
-    def _compile(self, number: int) -> None:
-        config = self.configs[number]
-        _log.info("compiling the %s log probability family for %s", config.logprobs, config.bucket)
-        self.compiled[number] = self._compiled(number)
-
-    def _compiled(self, number: int) -> jax.stages.Compiled:
-        return compile_step(self.configs[number], self.params, self._shapes)
-
-    def _family(self, logprobs: Logprobs) -> range:
-        """Return the numbers of a family's step programs."""
-        first = _FAMILIES.index(logprobs) * len(self.buckets)
-        return range(first, first + len(self.buckets))
-
-    def _config(self, bucket: Bucket, logprobs: Logprobs) -> StepConfig:
-        limits, targets, adapters = self.limits, logprobs == "prompt", has_adapters(self.params)
-        size, rows = limits.page_size, limits.max_rows
-        spec = PackSpec.of(bucket, page_size=size, max_rows=rows, targets=targets, adapters=adapters)
-        return StepConfig(self._model, self.layout, bucket, spec, self._backends, logprobs)
-
 
 def _table(rows: LogprobRows) -> LogprobTable:
     return LogprobTable(*(np.asarray(part) for part in rows))
-
-
-def jit_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Wrapped:
-    """Return the jitted step of a bucket: (params, state, packed), state donated. Accepts arrays or shapes."""
-    mesh, packed = mesh_of(next(iter(params.values()))), np.zeros(config.pack.size, np.int32)
-    run = on_mesh(partial(step, config=config), mesh, (params, state, packed), (specs_of(state), REPLICATED))
-    return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
-
-
-def compile_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Compiled:
-    """Compile one bucket's step ahead of time, from arrays or shapes. The state is donated."""
-    precise, packed = run_dtype(params) == jnp.float32, np.zeros(config.pack.size, np.int32)
-    with jax.default_matmul_precision("highest" if precise else "default"), _unsupported(config.backends):
-        return jit_step(config, params, state).lower(params, state, packed).compile()
-
-
-@contextmanager
-def _unsupported(backends: Backends) -> Iterator[None]:
-    """Report a kernel that cannot serve the model as an error of its option: no other kernel is chosen silently."""
-    try:
-        yield
-    except NoKernel as error:
-        raise ConfigError("attention_backend", backends.attention, str(error)) from error
-    except NoExpertKernel as error:
-        raise ConfigError("moe_backend", backends.experts, str(error)) from error

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jswa.cache.layout import KVLayout
+from jswa.exec.compile.store import ProgramStore, compiled, named
 from jswa.exec.launches import COPY_PAGES, MOVE_PAGES, SET_BITS, SET_EXTRAS, SET_ROWS, Launch
 from jswa.exec.mesh import mesh_of, on_mesh, specs_of
 from jswa.exec.programs.extras import Extras, extras_batches, set_bits, set_extras
@@ -15,23 +16,26 @@ from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_
 from jswa.exec.programs.state import DeviceState
 
 
-def compile_copy_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
+def compile_copy_pages(layout: KVLayout, state: DeviceState, store: ProgramStore | None = None) -> jax.stages.Compiled:
     """Compile `copy_pages` ahead of time. The lanes are donated."""
-    return _compile(partial(copy_pages, layout=layout), state["lanes"], np.zeros((3, WIDTH), np.int32))
+    return _compile(store, partial(copy_pages, layout=layout), state["lanes"], np.zeros((3, WIDTH), np.int32))
 
 
-def compile_rename_pages(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
+def compile_rename_pages(
+    layout: KVLayout, state: DeviceState, store: ProgramStore | None = None
+) -> jax.stages.Compiled:
     """Compile `rename_pages` ahead of time. The table is donated."""
     pages = state["lanes"][0].shape[1] * layout.pages_per_block
-    return _compile(partial(rename_pages, num_pages=pages), state["full_table"], np.zeros((3, WIDTH), np.int32))
+    return _compile(store, partial(rename_pages, num_pages=pages), state["full_table"], np.zeros((3, WIDTH), np.int32))
 
 
-def compile_set_rows(state: DeviceState) -> dict[int, jax.stages.Compiled]:
+def compile_set_rows(state: DeviceState, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
     """Compile `set_rows` ahead of time, for each number of rows that a batch may have. The tables are donated."""
     tables = state["full_table"], state["local_table"]
     max_rows, width = tables[0].shape
     return {
-        size: _compile(set_rows, tables, np.zeros((size, 1 + 2 * width), np.int32)) for size in _row_counts(max_rows)
+        size: _compile(store, set_rows, tables, np.zeros((size, 1 + 2 * width), np.int32))
+        for size in _row_counts(max_rows)
     }
 
 
@@ -40,18 +44,20 @@ def _row_counts(max_rows: int) -> list[int]:
     return [1 << n for n in range((min(ROWS, max_rows) - 1).bit_length() + 1)]
 
 
-def compile_extras(extras: Extras) -> dict[int, jax.stages.Compiled]:
+def compile_extras(extras: Extras, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
     """Compile the programs that set rows of the extras tables, by their number. The tables are donated."""
     (batch,) = extras_batches((), (), len(extras["seen"]))
     line = np.zeros(2 + extras["mask"].shape[1], np.int32)
-    return {SET_EXTRAS: _compile(set_extras, extras, batch), SET_BITS: _compile(set_bits, extras, line)}
+    return {SET_EXTRAS: _compile(store, set_extras, extras, batch), SET_BITS: _compile(store, set_bits, extras, line)}
 
 
-def _compile(function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:
+def _compile(
+    store: ProgramStore | None, function: Callable[..., Any], state: Any, *arguments: Any
+) -> jax.stages.Compiled:
     """Compile a program from a state (or a part of it) and replicated arrays to the next state, which is donated."""
     mesh = mesh_of(jax.tree.leaves(state)[0])
     run = on_mesh(function, mesh, (state, *arguments), specs_of(state))
-    return jax.jit(run, donate_argnums=0).lower(state, *arguments).compile()
+    return compiled(store, named(function), jax.jit(run, donate_argnums=0), (state, *arguments))
 
 
 def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[Launch]:

@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.engine import Engine
 from jswa.exec import runner as runner_module
+from jswa.exec.compile import steps as steps_module
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.runner import Pending, Runner
 from jswa.plan import NOT_FINITE, StepLogprobs, StepPlan
@@ -143,7 +144,7 @@ def programs_compiled_when_run() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner_module, "ThreadPoolExecutor", _Inline)
-        patch.setattr(runner_module, "compile_step", partial(_CompiledWhenRun, runner_module.compile_step))
+        patch.setattr(steps_module, "compile_step", partial(_CompiledWhenRun, steps_module.compile_step))
         yield
 
 

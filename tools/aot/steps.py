@@ -12,10 +12,10 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
+from jswa.exec.compile.steps import jit_step
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig
-from jswa.exec.runner import jit_step
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes

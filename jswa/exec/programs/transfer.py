@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, Shaped
 
 from jswa.cache.layout import KVLayout
+from jswa.exec.compile.store import ProgramStore, compiled, named
 from jswa.exec.mesh import COLUMNS, mesh_of, on_mesh, specs_of
 from jswa.exec.programs.state import DeviceState
 
@@ -81,18 +82,19 @@ def clear_stale(
                 view[page, :, :, local[page] :] = 0
 
 
-def compile_read_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
+def compile_read_slots(layout: KVLayout, state: DeviceState, store: ProgramStore | None = None) -> jax.stages.Compiled:
     """Compile `read_slots` ahead of time, from arrays or shapes. Contents of several devices lie side by side."""
     ids, function = np.zeros(_width(layout, state), np.int32), partial(read_slots, layout=layout)
     run = on_mesh(function, mesh_of(state["lanes"][0]), (state, ids), COLUMNS)
-    return jax.jit(run).lower(state, ids).compile()
+    return compiled(store, named(function), jax.jit(run), (state, ids))
 
 
-def compile_write_slots(layout: KVLayout, state: DeviceState) -> jax.stages.Compiled:
+def compile_write_slots(layout: KVLayout, state: DeviceState, store: ProgramStore | None = None) -> jax.stages.Compiled:
     """Compile `write_slots` ahead of time. The state is donated."""
     arguments = state, np.zeros(_width(layout, state), np.int32), slot_shapes(layout, state)
-    run = on_mesh(partial(write_slots, layout=layout), mesh_of(state["lanes"][0]), arguments, specs_of(state))
-    return jax.jit(run, donate_argnums=0).lower(*arguments).compile()
+    function = partial(write_slots, layout=layout)
+    run = on_mesh(function, mesh_of(state["lanes"][0]), arguments, specs_of(state))
+    return compiled(store, named(function), jax.jit(run, donate_argnums=0), arguments)
 
 
 def slot_shapes(layout: KVLayout, state: DeviceState) -> list[jax.ShapeDtypeStruct]:
