@@ -155,7 +155,7 @@ def assert_in_place(program: jax.stages.Compiled, runner: Runner, donated: Any) 
 def test_every_bucket_updates_the_kv_in_place() -> None:
     """Alias bytes equal the state's bytes; no copy is as large as a lane, nor are all temporaries together."""
     *_, runner = small_engine_parts()
-    assert {(bucket.rows, bucket.tokens) for bucket in runner.buckets} == {(1, 1), (3, 3), (3, 16)}
+    assert {(bucket.rows, bucket.tokens) for bucket in runner.buckets} == {(1, 1), (2, 2), (3, 3), (3, 16)}
     seen = "u16[{},{}]".format(*runner.state["extras"]["seen"].shape)
     for bucket in runner.buckets:
         program = program_of(runner, bucket)
