@@ -136,7 +136,8 @@ class Runner:
         self._mesh = mesh_of(next(iter(params.values())))
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
         self.configs = [self._config(bucket, family) for family in _FAMILIES for bucket in self.buckets]
-        with ThreadPoolExecutor() as pool:
+        # To compile one step program takes 350 MB; on a CPU, whose memory others share, only one is compiled at a time.
+        with ThreadPoolExecutor(None if on_gpu else 1) as pool:
             late = [number for family in _FAMILIES[1:] for number in self._largest(family)] if on_gpu else []
             steps = {n: pool.submit(self._compiled, n) for n in (*self._family("none"), *late)}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes).result()
