@@ -6,9 +6,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from jax.experimental.pallas import mosaic_gpu
-
-_plgpu: Any = mosaic_gpu  # only partly typed
 _interpreting: ContextVar[bool] = ContextVar("interpreting", default=False)
 
 
@@ -24,10 +21,13 @@ def interpreted(*, detect_races: bool = False) -> Iterator[None]:
     Each warpgroup blocks a thread of XLA's pool, which has one thread per core. On few cores a matrix product that
     waits for threads of its own never ends, unless the environment has PJRT_NPROC=8 before jax first runs.
     """
+    from jax.experimental.pallas import mosaic_gpu  # here, since it takes 65 MB, which an engine on a CPU never needs
+
+    plgpu: Any = mosaic_gpu  # only partly typed
     _module().reset_gpu_interpret_mode_state()  # an earlier failure leaves its state behind
     token = _interpreting.set(True)
     try:
-        with _plgpu.force_gpu_interpret_mode(_plgpu.InterpretGPUParams(detect_races=detect_races)):
+        with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=detect_races)):
             yield
     finally:
         _interpreting.reset(token)

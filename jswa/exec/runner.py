@@ -131,7 +131,8 @@ class Runner:
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
         self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store)
         self.configs, self.compiled = self._steps.configs, self._steps.compiled
-        with ThreadPoolExecutor() as pool:
+        # To compile one step program takes 350 MB; on a CPU, whose memory others share, only one is compiled at a time.
+        with ThreadPoolExecutor(None if on_gpu else 1) as pool:
             first = self._steps.first(all_at_start=all_at_start, on_gpu=on_gpu)
             steps = {number: pool.submit(self._steps.compile, number) for number in first}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes, store).result()
