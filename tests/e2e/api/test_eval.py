@@ -110,7 +110,7 @@ def test_calls_need_a_place_for_tools(llm: LLM, tmp_path: Path) -> None:
     write(tmp_path, "lookup", {"prompt": STORY, "answer": "zebra", "score": "exact"})
     shown = ChatTemplate({"default": "{% for t in tools %}{{ t.function.name }}{% endfor %}"}, {})
     template, llm.chat_template = llm.chat_template, shown
-    rows, result = evaluate(llm, tmp_path)
+    rows, _ = evaluate(llm, tmp_path)
     assert [(row.task, row.correct) for row in rows] == [("calls", 1), ("lookup", 0)]
     (question,), _ = questions(llm, read_sets(tmp_path)["calls"])
     assert llm.tokenizer is not None
