@@ -75,7 +75,8 @@ def rows_of(outcome: Outcome) -> list[Row]:
     for question, found in outcome.answers.items():
         item = question.item
         if item.score != "bits":
-            scored.append(Scored(item, found.text, len(found.tokens), is_correct(item, found.text), None))
+            correct = is_correct(item, question.answer(found.text, found.tokens))
+            scored.append(Scored(item, found.text, len(found.tokens), correct, None))
         elif len(found.logprobs) == len(question.ids) - 1:
             scored.append(Scored(item, "", 0, None, -sum(found.logprobs) / float(np.log(2))))
     return summarise(scored)

@@ -1,29 +1,63 @@
 """`jswa chat`: a conversation with a model on the terminal."""
 
+import ast
+import json
+import operator
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from jswa.commands import remote
-from jswa.types import SamplingParams
+from jswa.errors import ConfigError
+from jswa.text.answers.message import AnswerText
+from jswa.types import AnswerEvent, SamplingParams
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+RunTool = Callable[[str, str], str | None]
+MOST_CALLS = 10  # answers in a row that call tools
+MOST_CHARACTERS = 200  # of an expression to compute
+CALCULATOR: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Computes an expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
+    },
+}
+BUILT_IN = "calculator"
+_SIGNS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 class Piece(NamedTuple):
     """A piece of an answer; the last one has the numbers of prompt tokens."""
 
-    text: str
+    events: Sequence[AnswerEvent]
     prompt_tokens: int
     cached_tokens: int
-    reasoning: str = ""
+
+    def text(self, kind: str) -> str:
+        """Return the piece's "content" or "reasoning"."""
+        return "".join(event.text for event in self.events if event.kind == kind)
 
 
 class ChatModel(Protocol):
     """The part of `jswa.LLM` that a conversation needs."""
 
-    def chat(self, messages: Any, sampling_params: SamplingParams, *, stream: bool, lora: str | None) -> Any: ...
+    def chat(
+        self, messages: Any, sampling_params: SamplingParams, *, tools: Tools | None, stream: bool, lora: str | None
+    ) -> Any: ...
 
 
 def of_engine(
@@ -31,25 +65,27 @@ def of_engine(
     params: SamplingParams,
     lora: str | None = None,
     count: Callable[[list[int]], None] = lambda token_ids: None,
+    tools: Tools = (),
 ) -> Callable[[Messages], Iterator[Piece]]:
     """Return a function that answers a conversation. `count` is called with the new token ids of every piece."""
 
     def ask(messages: Messages) -> Iterator[Piece]:
-        for piece in llm.chat(messages, params, stream=True, lora=lora):
+        for piece in llm.chat(messages, params, tools=tools or None, stream=True, lora=lora):
             output = piece.outputs[0]
             count(output.token_ids)
-            text, reasoning = ("".join(e.text for e in output.events if e.kind == k) for k in ("content", "reasoning"))
-            yield Piece(text, len(piece.prompt_token_ids), piece.num_cached_tokens, reasoning)
+            yield Piece(output.events, len(piece.prompt_token_ids), piece.num_cached_tokens)
 
     return ask
 
 
-def of_server(url: str, model: str, params: SamplingParams) -> Callable[[Messages], Iterator[Piece]]:
+def of_server(url: str, model: str, params: SamplingParams, tools: Tools = ()) -> Callable[[Messages], Iterator[Piece]]:
     """Return a function that has a server answer a conversation, under OpenAI's API at `url`."""
 
     def ask(messages: Messages) -> Iterator[Piece]:
-        for event in remote.answer(url, model, messages, params):
-            yield Piece(event.text, event.prompt_tokens, event.cached_tokens, event.reasoning)
+        for event in remote.answer(url, model, messages, params, tools):
+            told = [("reasoning", event.reasoning), ("content", event.text)]
+            events = [AnswerEvent(kind, text) for kind, text in told if text]  # type: ignore[arg-type]
+            yield Piece([*events, *event.calls], event.prompt_tokens, event.cached_tokens)
 
     return ask
 
@@ -63,8 +99,11 @@ def converse(
     stats: bool = False,
     out: TextIO | None = None,
     notes: TextIO | None = None,
+    run_tool: RunTool = lambda name, arguments: None,
 ) -> None:
     """Answer the user's messages one by one, each with the whole conversation so far as its prompt.
+
+    A tool call is shown, its result goes back to the model, and the model answers again.
 
     Args:
         ask: answers a conversation, piece by piece.
@@ -74,6 +113,8 @@ def converse(
         stats: after each answer write its cached prompt tokens and its latency to `notes`.
         out: receives the answers; by default stdout.
         notes: receives the figures of `stats`; by default stderr.
+        run_tool: returns the result of a call, by the function's name and its arguments in JSON; None ends the
+            conversation.
     """
     out, notes = out or sys.stdout, notes or sys.stderr
     messages: Messages = [{"role": "system", "content": system}] if system else []
@@ -81,20 +122,109 @@ def converse(
         messages.append({"role": "user", "content": text})
         if echo:
             print(f"> {text}", file=out, flush=True)
-        begin, answer, thoughts, last = time.monotonic(), "", "", None
-        for piece in ask(messages):
-            if last is None:
-                first = time.monotonic() - begin
-            last = piece
-            answer += piece.text
-            thoughts += piece.reasoning
-            print(_dim(piece.reasoning, out) + piece.text, end="", file=out, flush=True)
+        for _ in range(MOST_CALLS):
+            said = _answered(ask, messages, out, notes if stats else None)
+            messages.append(said)
+            calls = said.get("tool_calls", ())
+            for call in calls:
+                function = call["function"]
+                print(f"call {function['name']}({function['arguments']})", file=out, flush=True)
+                result = run_tool(function["name"], function["arguments"])
+                if result is None:
+                    return
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+            if not calls:
+                break
+        else:
+            print(f"{MOST_CALLS} answers in a row called tools; no more for this message\n", file=notes, flush=True)
+
+
+def _answered(
+    ask: Callable[[Messages], Iterator[Piece]], messages: Messages, out: TextIO, notes: TextIO | None
+) -> dict[str, Any]:
+    """Print an answer, and its figures to `notes`; return it as a message."""
+    begin, answer, first, last = time.monotonic(), AnswerText(), 0.0, None
+    for piece in ask(messages):
+        if last is None:
+            first = time.monotonic() - begin
+        last = piece
+        for event in piece.events:
+            answer.add(event)
+        print(_dim(piece.text("reasoning"), out) + piece.text("content"), end="", file=out, flush=True)
+    message = answer.message()
+    if not message.get("tool_calls"):
         print("\n", file=out, flush=True)
-        messages.append({"role": "assistant", "content": answer})
-        if thoughts:
-            messages[-1]["reasoning_content"] = thoughts
-        if stats and last is not None:
-            print(_figures(last, first, time.monotonic() - begin), file=notes, flush=True)
+    elif message["content"]:
+        print(file=out, flush=True)
+    if notes is not None and last is not None:
+        print(_figures(last, first, time.monotonic() - begin), file=notes, flush=True)
+    return message
+
+
+def find_tools(wanted: str | None) -> tuple[Tools, RunTool]:
+    """Return the tools of `--tools`, and the function that runs them.
+
+    Args:
+        wanted: a JSON file, which holds a list in OpenAI's form, whose results the user types; "calculator", which is
+            built in; or None.
+
+    Raises ConfigError.
+    """
+    if wanted is None:
+        return (), typed_result
+    if wanted == BUILT_IN:
+        return (CALCULATOR,), _calculated
+    try:
+        found = json.loads(Path(wanted).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError("tools", wanted, f'must be a JSON file or "{BUILT_IN}": {error}') from error
+    if not isinstance(found, list) or not found or not all(map(_is_tool, found)):
+        raise ConfigError("tools", wanted, 'must hold a list of {"type": "function", "function": {"name": …}}')
+    return found, typed_result
+
+
+def _is_tool(tool: object) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def calculate(name: str, arguments: str) -> str:
+    """Return the result of a call of `calculator`, or what is wrong with it, for the model to read."""
+    try:
+        if name != BUILT_IN:
+            raise ValueError(f"there is no function {name:.80}")
+        expression = json.loads(arguments)["expression"]
+        if not isinstance(expression, str) or len(expression) > MOST_CHARACTERS:
+            raise ValueError(f"expression must be a string of at most {MOST_CHARACTERS} characters")
+        result = _value(ast.parse(expression.strip(), mode="eval").body)
+        return str(int(result) if isinstance(result, float) and result.is_integer() else result)
+    except (ValueError, TypeError, KeyError, ArithmeticError, SyntaxError, RecursionError) as error:
+        return f"error: {error}"
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_value(inner)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _SIGNS:
+            return _SIGNS[type(sign)](_value(left), _value(right))
+    raise ValueError("only numbers, + - * / and parentheses can be computed")
+
+
+def _calculated(name: str, arguments: str) -> str:
+    result = calculate(name, arguments)
+    print(f"result {result}", flush=True)
+    return result
+
+
+def typed_result(name: str, arguments: str) -> str | None:
+    """Return the result of a call, which the user types; None at the end of input."""
+    try:
+        return input("result " if sys.stdin.isatty() else "")
+    except EOFError:
+        return None
 
 
 def _dim(reasoning: str, out: TextIO) -> str:

@@ -124,6 +124,7 @@ def chat(
     system: str = "",
     max_tokens: int = 256,
     temperature: float = 0.0,
+    tools: str | None = None,
     stats: bool = False,
     lora: str | None = None,
     url: str | None = None,
@@ -144,6 +145,9 @@ def chat(
         Generate at most this many tokens per answer.
     temperature
         Sample with this temperature; 0 always picks the most likely token.
+    tools
+        Let the model call the functions in this JSON file, a list in OpenAI's form. It shows each call and reads the
+        result from the terminal or stdin. "calculator" is built in, and computes the results itself.
     stats
         Print the cached prompt tokens and the latency of each answer, and at the end tokens per second and KV cache
         usage, to stderr.
@@ -154,21 +158,22 @@ def chat(
         Then --model is a name that the server knows (default: its first model), options of the engine have no effect,
         and OPENAI_API_KEY is the key.
     """
-    from jswa.commands.chat import Meter, converse, of_engine, of_server, typed_messages
+    from jswa.commands.chat import Meter, converse, find_tools, of_engine, of_server, typed_messages
     from jswa.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    said, echo = messages or typed_messages(), bool(messages)
+    functions, run_tool = find_tools(tools)
+    said = messages or typed_messages()
+    options: dict[str, Any] = {"system": system, "echo": bool(messages), "stats": stats, "run_tool": run_tool}
     if url is not None:
         from jswa.commands.remote import model_at
 
-        ask = of_server(url, lora or model_at(url, model), params)
-        return converse(ask, said, system=system, echo=echo, stats=stats)
+        return converse(of_server(url, lora or model_at(url, model), params, functions), said, **options)
     from jswa.llm import LLM
 
     with LLM(model, **dataclasses.asdict(engine)) as llm:
         meter = Meter(llm)
-        converse(of_engine(llm, params, lora, meter.count), said, system=system, echo=echo, stats=stats)
+        converse(of_engine(llm, params, lora, meter.count, functions), said, **options)
         if stats:
             print(meter.report(), file=sys.stderr)
 

@@ -5,9 +5,11 @@ It uses the public `jswa.LLM`; jswa/commands/task_sets.py describes the format o
 
 import dataclasses
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,12 @@ from jaxtyping import Int
 
 from jswa.commands.task_sets import FOLDER, Item, is_correct, read_sets
 from jswa.errors import InvalidPrompt, TaskSetError
+from jswa.plan import TokenEvent
+from jswa.text.answers.message import AnswerText
+from jswa.text.answers.parser import Answering, assemblers
+from jswa.text.answers.template import AnswerTemplate
+from jswa.text.stop_strings import StopTable
+from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -29,11 +37,22 @@ _OPEN_JSON = 256  # tokens for JSON if the set has no answer to measure
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Question:
-    """An item as a request: token ids [P] with BOS or chat template, and greedy sampling parameters."""
+    """An item as a request.
+
+    Attributes:
+        ids: token ids [P] of the prompt, with BOS or chat template.
+        params: greedy sampling.
+        read_calls: reads the tool calls of the generated tokens, for the score "call".
+    """
 
     item: Item
     ids: Int[np.ndarray, " P"]
     params: SamplingParams
+    read_calls: Callable[[Sequence[int]], str] | None = None
+
+    def answer(self, text: str, tokens: Sequence[int]) -> str:
+        """Return the part of a generated text that is scored: its tool calls as JSON, or all of it."""
+        return text if self.read_calls is None else self.read_calls(tokens)
 
     @property
     def length(self) -> int:
@@ -88,12 +107,15 @@ def questions(llm: "LLM", items: Iterable[Item]) -> tuple[list[Question], list[I
     """Return requests for the items that fit max_model_len, and the items that do not fit.
 
     Raises InvalidPrompt if the checkpoint has no tokenizer, has no chat template for an item with messages, has a
-    template that refuses them, or has neither a BOS nor an EOS token for an item scored in bits.
+    template that refuses them, has no response template for an item scored by its call, or has neither a BOS nor an EOS
+    token for an item scored in bits.
     """
     longest = llm.engine.limits.max_model_len
+    items = list(items)
+    template = llm.answer_template() if any(item.score == "call" for item in items) else None
     fit, too_long = [], []
     for item in items:
-        question = _question(llm, item)
+        question = _question(llm, item, template)
         if question.length <= longest:
             fit.append(question)
         else:
@@ -107,7 +129,8 @@ def score(question: Question, output: RequestOutput) -> Scored:
         raise output.error
     item, said = question.item, output.outputs[0]
     if item.score != "bits":
-        return Scored(item, said.text, len(said.token_ids), is_correct(item, said.text), None)
+        correct = is_correct(item, question.answer(said.text, said.token_ids))
+        return Scored(item, said.text, len(said.token_ids), correct, None)
     return Scored(item, "", 0, None, -sum(prompt_logprobs(output)) / math.log(2))
 
 
@@ -169,7 +192,7 @@ def evaluate(
 
     Args:
         sets: folder of the sets.
-        tasks: names of the tasks to run; empty means all.
+        tasks: names of the tasks to run; empty means all, without sets of calls if the model has no form for tools.
         limit: run only the first items of each task and distance, this many; None means all.
         progress: is called with a line of text after each task.
 
@@ -183,6 +206,9 @@ def evaluate(
     dropped: list[Item] = []
     begin = time.monotonic()
     for task, items in read_sets(sets, tasks, limit).items():
+        if not tasks and items[0].score == "call" and not _takes_tools(llm):
+            progress(f"{task}: left out, as the model's chat template has no place for tools")
+            continue
         fit, too_long = questions(llm, items)
         prompts = [{"prompt_token_ids": question.ids} for question in fit]
         outputs = llm.generate(prompts, [question.params for question in fit], use_tqdm=False) if fit else []
@@ -203,7 +229,12 @@ def evaluate(
     }
 
 
-def _question(llm: "LLM", item: Item) -> Question:
+def _takes_tools(llm: "LLM") -> bool:
+    sources = [] if llm.chat_template is None else llm.chat_template.sources.values()
+    return any("tools" in source for source in sources) and llm.answer_template() is not None
+
+
+def _question(llm: "LLM", item: Item, template: AnswerTemplate | None) -> Question:
     tokenizer = llm.tokenizer
     if tokenizer is None:
         raise InvalidPrompt("model", "no tokenizer.json", "must have a tokenizer: the tasks are text")
@@ -214,17 +245,47 @@ def _question(llm: "LLM", item: Item) -> Question:
         ids = np.concatenate([[start], tokenizer.encode(item.prompt or "", add_special_tokens=False)])
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
         return Question(item, ids.astype(np.int32), params)
+    read_calls = None
     if item.prompt is not None:
         ids = tokenizer.encode(item.prompt)
     else:
         if llm.chat_template is None:
             raise InvalidPrompt("messages", list(item.messages), "need a checkpoint with a chat template")
-        text = llm.chat_template.render(item.messages, add_generation_prompt=True)
+        text = llm.chat_template.render(item.messages, tools=item.tools or None, add_generation_prompt=True)
         ids = tokenizer.encode(text, add_special_tokens=False)  # the template has written the special tokens
+        if item.score == "call":
+            if template is None:
+                raise InvalidPrompt("tools", len(item.tools), "the form of the model's tool calls is unknown")
+            answering = Answering(template, item.tools)
+            read_calls = partial(calls_of, answering, tokenizer, answering.prefix(text), ids)
     answer = len(tokenizer.encode(item.answer, add_special_tokens=False))
     json_room = 2 * answer + _JSON_SLACK if item.answer else _OPEN_JSON
     room = answer + _EXACT_SLACK if item.score == "exact" else json_room
-    return Question(item, ids, SamplingParams(temperature=0.0, max_tokens=room))
+    return Question(item, ids, SamplingParams(temperature=0.0, max_tokens=room), read_calls)
+
+
+def calls_of(
+    answering: Answering, tokenizer: Tokenizer, prefix: str, ids: Int[np.ndarray, " P"], tokens: Sequence[int]
+) -> str:
+    """Return the tool calls of an answer as JSON: an object with `name` and `arguments`, or a list; "" if it has none.
+
+    Arguments stand as the model wrote them, which may be broken JSON.
+
+    Args:
+        prefix: the part of the rendered prompt that belongs to the answer.
+        ids: token ids [P] of the prompt.
+        tokens: the generated tokens; the last one has ended the answer.
+    """
+    text, parser = assemblers(answering, tokenizer, prefix, ids, SamplingParams(), StopTable(()))
+    assert parser is not None
+    answer = AnswerText()
+    for left, token in zip(range(len(tokens) - 1, -1, -1), tokens, strict=True):
+        for event in parser.feed(text.push(TokenEvent("", token, None if left else "stop"))):
+            answer.add(event)
+    for event in parser.finish():
+        answer.add(event)
+    calls = [f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments.getvalue()}}}' for call in answer.calls]
+    return calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]" if calls else ""
 
 
 def _row(key: tuple[str, int | None], group: Sequence[Scored], too_long: int) -> Row:

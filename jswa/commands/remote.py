@@ -9,19 +9,20 @@ from http.client import HTTPException
 from typing import Any, NamedTuple
 
 from jswa.errors import RemoteError
-from jswa.types import SamplingParams
+from jswa.types import AnswerEvent, SamplingParams
 
 _SECONDS = 600  # between two events of a stream
 
 
 class Event(NamedTuple):
-    """A piece of an answer. The counts of prompt tokens come with the last one."""
+    """A piece of an answer; `calls` are those of tools. The counts of prompt tokens come with the last one."""
 
     text: str
     finish_reason: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     reasoning: str = ""
+    calls: Sequence[AnswerEvent] = ()
 
 
 def served_model(url: str) -> str:
@@ -54,9 +55,16 @@ def complete(url: str, model: str, prompt: str, params: SamplingParams) -> Itera
     return _events(url, "/completions", {"model": model, "prompt": prompt, **_sampling(params)})
 
 
-def answer(url: str, model: str, messages: Sequence[Mapping[str, Any]], params: SamplingParams) -> Iterator[Event]:
+def answer(
+    url: str,
+    model: str,
+    messages: Sequence[Mapping[str, Any]],
+    params: SamplingParams,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Iterator[Event]:
     """Yield the pieces of the answer to a conversation. Raises RemoteError."""
-    return _events(url, "/chat/completions", {"model": model, "messages": list(messages), **_sampling(params)})
+    body = {"model": model, "messages": list(messages), **_sampling(params)}
+    return _events(url, "/chat/completions", {**body, "tools": list(tools)} if tools else body)
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
@@ -92,7 +100,18 @@ def _event(found: dict[str, Any]) -> Event:
         choice.get("text") or delta.get("content"),
         delta.get("reasoning_content") or delta.get("reasoning"),
     )
-    return Event(text or "", choice.get("finish_reason"), usage.get("prompt_tokens") or 0, cached, reasoning or "")
+    calls = list(_calls(delta.get("tool_calls") or []))
+    prompt_tokens = usage.get("prompt_tokens") or 0
+    return Event(text or "", choice.get("finish_reason"), prompt_tokens, cached, reasoning or "", calls)
+
+
+def _calls(deltas: list[dict[str, Any]]) -> Iterator[AnswerEvent]:
+    for delta in deltas:
+        function, index = delta.get("function") or {}, delta.get("index") or 0
+        if function.get("name"):
+            yield AnswerEvent("call", function["name"], index)
+        if function.get("arguments"):
+            yield AnswerEvent("arguments", function["arguments"], index)
 
 
 def _asked(url: str, path: str, body: Any = None) -> Any:

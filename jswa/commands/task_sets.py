@@ -5,6 +5,8 @@ A folder holds one set per task, such as `passkey.jsonl` for the task "passkey".
     {"task": "passkey", "distance": 512, "prompt": "…", "answer": "71294", "score": "exact"}
     {"task": "json", "distance": null, "messages": [{"role": "user", "content": "…"}], "answer": "", "score": "json",
      "schema": {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}}
+    {"task": "calls", "distance": null, "tools": [{"type": "function", "function": {"name": "f", …}}],
+     "messages": [{"role": "user", "content": "…"}], "answer": "", "score": "call"}
     {"task": "stories", "distance": null, "prompt": "…", "answer": "", "score": "bits"}
 
 * task: the name of the file without `.jsonl`.
@@ -13,8 +15,11 @@ A folder holds one set per task, such as `passkey.jsonl` for the task "passkey".
 * prompt or messages: a text to continue, or a conversation that the model's chat template renders with a generation
   prompt.
 * score: `exact`: the first line of the greedy text, stripped, equals the answer. `json`: the whole greedy text is JSON,
-  satisfies the schema and, if the answer is not empty, equals the answer as a JSON value. `bits`: bits per UTF-8 byte
-  of the prompt; the model generates nothing, and the answer is empty.
+  satisfies the schema and, if the answer is not empty, equals the answer as a JSON value. `call`: the model makes one
+  tool call, whose name and arguments equal the answer, {"name": "…", "arguments": {…}}, as a JSON value; if the answer
+  is empty, it makes none. `bits`: bits per UTF-8 byte of the prompt; the model generates nothing, and the answer is
+  empty.
+* tools: in OpenAI's form; required if the score is `call`, otherwise not allowed.
 * schema: required if the score is `json`, otherwise not allowed. The JSON Schema keywords type, properties, required,
   enum and additionalProperties (true or false) are known; other keywords are refused, not ignored.
 """
@@ -29,12 +34,12 @@ from typing import Any, Literal, Never, cast
 from jswa.errors import CheckpointError, TaskSetError
 from jswa.storage.json_object import MAX_BYTES, parse_object
 
-Score = Literal["exact", "json", "bits"]
+Score = Literal["exact", "json", "call", "bits"]
 FOLDER = Path(__file__).parent.parent / "assets" / "eval"
 MAX_DISTANCE = 2**31 - 1
 MAX_DEPTH = 32  # nesting of a schema, or of an answer in JSON
-_SCORES = ("exact", "json", "bits")
-_FIELDS = ("task", "distance", "prompt", "messages", "answer", "score", "schema")
+_SCORES = ("exact", "json", "call", "bits")
+_FIELDS = ("task", "distance", "prompt", "messages", "answer", "score", "schema", "tools")
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -72,6 +77,7 @@ class Item:
     score: Score
     schema: Mapping[str, Any]
     line: int
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 def read_sets(folder: Path, tasks: Sequence[str] = (), limit: int | None = None) -> dict[str, list[Item]]:
@@ -116,7 +122,12 @@ def read_set(path: Path) -> list[Item]:
 
 
 def is_correct(item: Item, text: str) -> bool:
-    """Whether a generated text is correct, for an item with the score `exact` or `json`."""
+    """Whether a generated text is correct, for an item with the score `exact`, `json` or `call`.
+
+    The text of a call is JSON: an object with `name` and `arguments`, a list of them, or empty if there is none.
+    """
+    if item.score == "call" and not item.answer:
+        return not text
     if item.score == "exact":
         return text.strip().split("\n")[0].strip() == item.answer
     try:
@@ -186,6 +197,7 @@ class _Line:
             cast(Score, score),
             self.schema(score),
             self.number,
+            self.tools(score),
         )
 
     def distance(self) -> int | None:
@@ -199,6 +211,8 @@ class _Line:
         if len(given) != 1:
             self.refuse("prompt", self.raw.get("prompt"), "must be present, or messages, but not both")
         if given == ["prompt"]:
+            if score == "call":
+                self.refuse("prompt", self.raw["prompt"], "must be messages if the score is call")
             return ()
         value = self.raw["messages"]
         if score == "bits":
@@ -213,14 +227,28 @@ class _Line:
             self.refuse("answer", answer, "must be one line without surrounding white space if the score is exact")
         if score == "bits" and answer:
             self.refuse("answer", answer, "must be empty if the score is bits")
-        if score == "json" and answer:
+        if score in ("json", "call") and answer:
             try:
-                deep = _depth(parse_json(answer)) > MAX_DEPTH
+                value = parse_json(answer)
             except ValueError as error:
-                self.refuse("answer", answer, f"must be empty or JSON if the score is json; {error}")
-            if deep:
+                self.refuse("answer", answer, f"must be empty or JSON if the score is {score}; {error}")
+            if _depth(value) > MAX_DEPTH:
                 self.refuse("answer", answer, f"must be nested at most {MAX_DEPTH} deep")
+            if score == "call" and not (isinstance(value, dict) and value.keys() == {"name", "arguments"}):
+                self.refuse("answer", answer, "must be empty or an object with name and arguments if the score is call")
         return answer
+
+    def tools(self, score: str) -> Sequence[Mapping[str, Any]]:
+        value = self.raw.get("tools")
+        if score != "call":
+            if "tools" in self.raw:
+                self.refuse("tools", value, "must be absent unless the score is call")
+            return ()
+        if _depth(value) > MAX_DEPTH:
+            self.refuse("tools", value, f"must be nested at most {MAX_DEPTH} deep")
+        if not isinstance(value, list) or not value or not all(map(_is_tool, value)):
+            self.refuse("tools", value, "must be a non-empty list of functions in OpenAI's form if the score is call")
+        return value
 
     def schema(self, score: str) -> Mapping[str, Any]:
         value = self.raw.get("schema")
@@ -293,6 +321,11 @@ def _is_text(value: object) -> bool:
 
 def _is_message(value: object) -> bool:
     return isinstance(value, dict) and value.keys() == {"role", "content"} and all(map(_is_text, value.values()))
+
+
+def _is_tool(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return isinstance(function, dict) and _is_text(function.get("name"))
 
 
 def _has_type(value: object, name: str) -> bool:

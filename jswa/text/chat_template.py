@@ -5,6 +5,7 @@ sandbox restricts what it can reach, but not the time and memory that it takes. 
 processes that it can kill (server/text/templates.py).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,17 +118,31 @@ class ChatTemplate:
 
 
 def _shaped(message: Message, source: str) -> dict[str, Any]:
-    """Return a message as a template takes it.
+    """Return a message as a template takes it: the arguments of its tool calls are objects.
 
     gpt-oss's template refuses a message that has reasoning, content and a call, although the model writes such answers:
     the content is a commentary between the two others. There it is written into the reasoning, as the model wrote it.
     """
     shaped = {key: value for key, value in message.items() if value is not None}
+    if shaped.get("tool_calls"):
+        shaped["tool_calls"] = [_shaped_call(call) for call in shaped["tool_calls"]]
     reasoning = next((shaped[name] for name in _REASONING if shaped.get(name)), None)
     if _ONE_OF_BOTH in source and shaped.get("tool_calls") and shaped.get("content") and reasoning is not None:
         shaped = {key: value for key, value in shaped.items() if key not in (*_REASONING, "content")}
         shaped["thinking"] = f"{reasoning}{_COMMENTARY}{message['content']}"
     return shaped
+
+
+def _shaped_call(call: Any) -> Any:
+    """Return a tool call with its arguments as an object, if they are JSON in a string, as an answer has them."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
+    except (ValueError, RecursionError):  # broken JSON, which the model wrote
+        return call
 
 
 def _named(config: Mapping[str, Any], path: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ from jswa.commands.evaluate import evaluate, questions, summarise
 from jswa.commands.task_sets import read_sets
 from jswa.errors import InvalidPrompt, TaskSetError
 from jswa.llm import LLM
+from jswa.text.chat_template import ChatTemplate
 from tests.e2e.api.test_cli import jswa
 from tests.support.tiny import ONE_SHAPE, ONE_SHAPE_FLAGS
 
@@ -99,6 +100,29 @@ def test_messages_are_rendered_by_the_chat_template(llm: LLM, tmp_path: Path) ->
         questions(llm, items)
     llm.chat_template = template
     assert summarise([], items)[0].too_long == 1
+
+
+def test_calls_need_a_place_for_tools(llm: LLM, tmp_path: Path) -> None:
+    """They are rendered with the chat template; without a place for tools they are left out, or refused if named."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    messages = [{"role": "user", "content": "Call f."}]
+    write(tmp_path, "calls", {"messages": messages, "tools": tools, "answer": "", "score": "call"})
+    write(tmp_path, "lookup", {"prompt": STORY, "answer": "zebra", "score": "exact"})
+    shown = ChatTemplate({"default": "{% for t in tools %}{{ t.function.name }}{% endfor %}"}, {})
+    template, llm.chat_template = llm.chat_template, shown
+    rows, _ = evaluate(llm, tmp_path)
+    assert [(row.task, row.correct) for row in rows] == [("calls", 1), ("lookup", 0)]
+    (question,), _ = questions(llm, read_sets(tmp_path)["calls"])
+    assert llm.tokenizer is not None
+    assert llm.tokenizer.decode(question.ids.tolist()) == "f"
+    llm.chat_template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
+    said: list[str] = []
+    rows, _ = evaluate(llm, tmp_path, progress=said.append)
+    assert [row.task for row in rows] == ["lookup"]
+    assert said[0] == "calls: left out, as the model's chat template has no place for tools"
+    with pytest.raises(InvalidPrompt, match="no place for tools"):
+        evaluate(llm, tmp_path, ["calls"])
+    llm.chat_template = template
 
 
 def test_a_malformed_set_is_reported_before_the_model_is_loaded(tmp_path: Path, llm: LLM) -> None:

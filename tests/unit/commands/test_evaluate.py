@@ -5,10 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from jswa.commands.evaluate import Question, Row, Scored, score, summarise, table, wilson
+from jswa.commands.evaluate import Question, Row, Scored, calls_of, score, summarise, table, wilson
 from jswa.commands.task_sets import Item
 from jswa.errors import GenerationError
+from jswa.text.answers.parser import Answering
 from jswa.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from tests.support.text.transcripts import template_of, tokenizer_of
 
 
 def item(task: str, distance: int | None, score: str = "exact", prompt: str = "What?") -> Item:
@@ -78,3 +80,30 @@ def test_a_finished_request_is_scored() -> None:
     output.error = GenerationError("no next token")
     with pytest.raises(GenerationError):
         score(Question(item("key", 32), ids, params), output)
+
+
+CALL = '{"name": "f", "arguments": {"a": 1}}'
+
+
+OPEN, CLOSE, END = SPECIAL = ("<tool_call>", "</tool_call>", "<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("parts", "calls"),
+    [
+        ([OPEN, CALL, CLOSE, END], CALL),
+        (["Well. ", OPEN, CALL, CLOSE], CALL),
+        ([OPEN, CALL, CLOSE, OPEN, CALL, CLOSE, END], f"[{CALL}, {CALL}]"),
+        ([OPEN, '{"name": "f", "arguments": {"a": ', END], '{"name": "f", "arguments": {"a": }'),
+        (["Hello!", END], ""),
+        (["<tool_c", "all>", CALL, END], ""),
+        ([], ""),
+    ],
+)
+def test_calls_are_read_from_tokens(parts: list[str], calls: str) -> None:
+    """A delimiter that is spelled with other tokens is text."""
+    tokenizer = tokenizer_of(SPECIAL)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    answering = Answering(template_of("hermes", tokenizer), tools)
+    tokens = [token for part in parts for token in tokenizer.encode(part, add_special_tokens=False).tolist()]
+    assert calls_of(answering, tokenizer, "", np.array([1], np.int32), tokens) == calls

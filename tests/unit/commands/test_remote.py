@@ -1,7 +1,9 @@
 """`jswa chat --url` and `jswa generate --url`, which ask a running server."""
 
+import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from jswa.errors import RemoteError
 from jswa.types import SamplingParams
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving
+from tests.support.server.scripted import agent
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 MESSAGES = [{"role": "user", "content": "abc"}]
@@ -59,6 +62,23 @@ def test_the_commands_print_the_answers(url: str, capsys: pytest.CaptureFixture[
     assert "tokens in" in shown.err
     assert cli.run(["chat", "abc", "--url", url, "--model", "other"]) == 2
     assert "status 404" in capsys.readouterr().err
+
+
+def test_tools_are_called_through_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The calls of a stream are put together, and their results are read from stdin: there are two."""
+    tools = tmp_path / "tools.json"
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools.write_text(json.dumps([{"type": "function", "function": {"name": "get_weather", "parameters": schema}}]))
+    with agent() as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.StringIO("rain\nsun\n"))
+        assert cli.run(["chat", "weather: Oslo, Rome", "--url", f"{client.url}/v1", "--tools", str(tools)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "> weather: Oslo, Rome",
+        'call get_weather({"city": "Oslo"})',
+        'call get_weather({"city": "Rome"})',
+        "rain, sun (2 calls, 2 thoughts)",
+        "",
+    ]
 
 
 def test_errors_are_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

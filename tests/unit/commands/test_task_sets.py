@@ -13,6 +13,11 @@ from jswa.commands.task_sets import FOLDER, Item, is_correct, parse_json, read_s
 from jswa.errors import TaskSetError
 
 GOOD: dict[str, Any] = {"task": "t", "distance": 32, "prompt": "What?", "answer": "7", "score": "exact"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL: dict[str, Any] = {
+    "task": "t", "distance": None, "tools": [TOOL], "messages": [{"role": "user", "content": "Hi"}], "score": "call",
+    "answer": '{"name": "f", "arguments": {"a": 1}}',
+}  # fmt: skip
 JSON: dict[str, Any] = {**GOOD, "score": "json", "answer": "", "schema": {"type": "object"}}
 
 
@@ -27,10 +32,11 @@ def test_all_kinds_of_lines_are_read(tmp_path: Path) -> None:
     """Blank lines between them are skipped but counted."""
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}]
     chat = {"task": "t", "distance": None, "messages": messages, "answer": "Mia", "score": "exact"}
-    first, second, third = read_set(written(tmp_path, GOOD, "  ", chat, JSON))
+    first, second, third, fourth = read_set(written(tmp_path, GOOD, "  ", chat, JSON, CALL))
     assert first == Item("t", 32, "What?", (), "7", "exact", {}, 1)
     assert (second.prompt, second.messages, second.distance, second.line) == (None, messages, None, 3)
     assert third.schema == {"type": "object"}
+    assert fourth.tools == [TOOL]
 
 
 def test_the_shipped_sets_are_well_formed() -> None:
@@ -98,6 +104,17 @@ BAD: list[tuple[object, str]] = [
     ({**JSON, "schema": {"additionalProperties": {}}}, "schema.additionalProperties"),
     ({**JSON, "schema": {"properties": {"a": {"properties": {"b": 3}}}}}, "schema.properties.a.properties.b"),
     ({**JSON, "schema": {"enum": [DEEP]}}, "schema"),
+    ({**GOOD, "tools": [TOOL]}, "tools"),
+    ({**CALL, "tools": []}, "tools"),
+    ({**CALL, "tools": [TOOL, {"name": "f"}]}, "tools"),
+    ({**CALL, "tools": [{"function": {"name": "\ud800"}}]}, "tools"),
+    ({**CALL, "tools": DEEP}, "tools"),
+    ({k: v for k, v in CALL.items() if k != "tools"}, "tools"),
+    ({**CALL, "answer": "f(a=1)"}, "answer"),
+    ({**CALL, "answer": '{"name": "f"}'}, "answer"),
+    ({**CALL, "answer": "[]"}, "answer"),
+    ({**CALL, "schema": {}}, "schema"),
+    ({k: v for k, v in CALL.items() if k != "messages"} | {"prompt": "Hi"}, "prompt"),
 ]
 MESSAGES: list[object] = ["x", [], ["x"], [{"role": "user"}], [{"role": "user", "content": 3}], [{**GOOD}]]
 
@@ -181,6 +198,15 @@ def test_json_is_compared_with_the_answer_by_value() -> None:
     assert is_correct(asked, '{"c":false,"a":[1.0,{"b":null}]}')
     assert not is_correct(asked, '{"c":0,"a":[1.0,{"b":null}]}')
     assert not is_correct(asked, '{"c":false,"a":[1]}')
+
+
+def test_a_call_is_compared_by_value() -> None:
+    """There is one, or none if the answer is empty."""
+    asked, none = item("call", '{"name": "f", "arguments": {"a": 1}}'), item("call", "")
+    assert is_correct(asked, '{"arguments": {"a": 1.0}, "name": "f"}')
+    for text in ('{"name": "g", "arguments": {"a": 1}}', '[{"name": "f", "arguments": {"a": 1}}]', '{"name": "f"', ""):
+        assert not is_correct(asked, text)
+        assert is_correct(none, text) == (text == "")
 
 
 @pytest.mark.parametrize(

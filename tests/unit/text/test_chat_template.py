@@ -116,6 +116,19 @@ def test_gpt_oss_takes_a_commentary_before_a_call(tmp_path: Path, name: str) -> 
     assert template.render([without], add_generation_prompt=False) == "I look."
 
 
+@pytest.mark.parametrize(
+    ("arguments", "rendered"),
+    [('{"a": "x"}', '{"a": "x"}'), ("", "{}"), ({"a": 1}, '{"a": 1}'), ('{"a": ', '"{\\"a\\": "')],
+)
+def test_arguments_of_calls_are_objects(tmp_path: Path, arguments: object, rendered: str) -> None:
+    """In answers they are JSON in a string; what is no JSON stays a string."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    assert load(folder(tmp_path, source)).render([message]) == rendered
+    assert call["function"]["arguments"] == arguments  # type: ignore[index]
+
+
 @pytest.mark.parametrize("messages", [[], [{"content": "no role"}], ["text"], "text"])
 def test_malformed_messages_are_refused(tmp_path: Path, messages: list[dict[str, str]]) -> None:
     """InvalidPrompt names the field."""
