@@ -310,7 +310,8 @@ class Engine:
         """
         if not isinstance(self.runner, CompilingRunner):
             return
-        self.runner.prepare("none", fewest=fewest, pause=pause, stop=stop)
+        if params.logprobs is None and params.prompt_logprobs is None:
+            self.runner.prepare("none", fewest=fewest, pause=pause, stop=stop)
         if params.logprobs is not None:
             self.runner.prepare("sampled", fewest=fewest, pause=pause, stop=stop)
         if params.prompt_logprobs is not None:

@@ -35,8 +35,8 @@ _FAMILIES: tuple[Logprobs, ...] = get_args(Logprobs)
 # XLA's rematerialization counts the arena once per write, as if no write were in place. It concludes that memory is
 # short, and recomputes all indices in every layer.
 _OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
-_PAUSE = 3.0  # programs that are not urgent are compiled in a quarter of the time of a busy engine
-_threads: dict[Thread, Event] = {}  # those that compile beside steps, and what ends them
+_OFTEN = 4  # plans that want a program before it is compiled beside the steps: the end of a batch wants many, once
+_threads: dict[Thread, Callable[[], None]] = {}  # those that compile beside steps, and what ends them
 
 
 class StepPrograms:
@@ -73,7 +73,8 @@ class StepPrograms:
         self._numbers = {bucket: number for number, bucket in enumerate(buckets)}
         self._lock = Lock()
         self._covered: set[Logprobs] = set()
-        self._wanted: dict[int, None] = {}  # programs that plans would have run in, in the order of these plans
+        self.news = Event()  # set when a program is wanted often
+        self._wanted: dict[int, int] = {}  # programs that plans would have run in, and how many plans
         self._chosen = 0
         adapters = has_adapters(params)
 
@@ -112,7 +113,9 @@ class StepPrograms:
         best = family[self._numbers[pick_bucket(self.buckets, plan)]]
         if best in self.compiled or plan.logprobs not in self._covered:
             return best
-        self._wanted.setdefault(best)
+        self._wanted[best] = self._wanted.get(best, 0) + 1
+        if self._wanted[best] == _OFTEN:
+            self.news.set()
         there = tuple(b for b, number in zip(self.buckets, family, strict=True) if number in self.compiled)
         return family[self._numbers[pick_bucket(there, plan)]]
 
@@ -125,18 +128,15 @@ class StepPrograms:
         stop: Callable[[], bool] = lambda: False,
         before: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """Compile a family in the calling thread, one program after the other; those that plans wanted come first.
+        """Compile a family in the calling thread, one program after the other.
 
         Args:
             fewest, pause, stop: see `Runner.prepare`.
             before: called with the number of each program that is not compiled yet.
         """
-        left = set(self.largest(logprobs) if fewest else self.family(logprobs))
-        while left:
+        for number in self.largest(logprobs) if fewest else self.family(logprobs):
             if stop():
                 return
-            number = next((number for number in list(self._wanted) if number in left), min(left))
-            left.remove(number)
             if number not in self.compiled:
                 before(number)
             begin, chosen = time.monotonic(), self._chosen
@@ -147,6 +147,15 @@ class StepPrograms:
                 while time.monotonic() < end and not stop():
                     time.sleep(0.05)
         self._covered.add(logprobs)
+
+    def compile_wanted(self, stop: Callable[[], bool]) -> None:
+        """Compile what plans want often, as soon as they do, until `stop` is true; `news` must be set then."""
+        while not stop():
+            self.news.wait()
+            self.news.clear()
+            for number in [number for number, plans in list(self._wanted.items()) if plans >= _OFTEN]:
+                if not stop():
+                    self.compiled_beside += self.compile_once(number)
 
     def compile_once(self, number: int) -> bool:
         """Compile a step program unless another thread has; return whether it was compiled here."""
@@ -182,35 +191,39 @@ def compile_step(
 
 
 def compile_beside(programs: StepPrograms, owner: object) -> Callable[[], None]:
-    """Compile the programs without log probabilities in a thread of its own; return a function that ends it.
+    """Compile the programs that plans want in a thread of its own; return a function that ends it.
 
     It ends too with `owner`, and with the process, which waits for the program that is being compiled: XLA's threads
     must not run while the interpreter ends.
     """
-    ended = Event()
+    ended, news = Event(), programs.news
 
     def run() -> None:
         try:
-            programs.prepare("none", pause=_PAUSE, stop=ended.is_set)
+            programs.compile_wanted(ended.is_set)
         except Exception:
-            _log.exception("steps stay in the largest programs, since a smaller one cannot be compiled")
+            _log.exception("steps stay in the programs that there are, since a smaller one cannot be compiled")
         finally:
             _threads.pop(thread, None)
+
+    def end() -> None:
+        ended.set()
+        news.set()
 
     # As the last one registered it is called first: jax forgets its caches at exit, which a thread that traces needs.
     atexit.unregister(_end_threads)
     atexit.register(_end_threads)
     thread = Thread(target=run, name="compile beside", daemon=True)
-    _threads[thread] = ended
-    weakref.finalize(owner, ended.set).atexit = False
+    _threads[thread] = end
+    weakref.finalize(owner, end).atexit = False
     thread.start()
-    return ended.set
+    return end
 
 
 def _end_threads() -> None:
     running = dict(_threads)
-    for ended in running.values():
-        ended.set()
+    for end in running.values():
+        end()
     for thread in running:
         thread.join()
 
