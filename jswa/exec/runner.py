@@ -58,8 +58,10 @@ from pallas_kernels.errors import NoExpertKernel, NoKernel
 _log = logging.getLogger("jswa")
 _FAMILIES: tuple[Logprobs, ...] = get_args(Logprobs)
 # XLA's rematerialization counts the arena once per write, as if no write were in place. It concludes that memory is
-# short, and recomputes all indices in every layer.
-_OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
+# short, and recomputes all indices in every layer. Its CPU scheduler for concurrency widens the 16-bit weights of all
+# layers to float32 before the first product; the one for memory widens each matrix when its product comes.
+_SCHEDULER = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+_OPTIONS = {"xla_disable_hlo_passes": "rematerialization", "xla_cpu_scheduler_type": _SCHEDULER}
 _WARM_UPS = 3  # the first run of a program loads its kernels, the second records its CUDA graph
 
 
