@@ -33,8 +33,10 @@ from pallas_kernels.errors import NoExpertKernel, NoKernel
 _log = logging.getLogger("jswa")
 _FAMILIES: tuple[Logprobs, ...] = get_args(Logprobs)
 # XLA's rematerialization counts the arena once per write, as if no write were in place. It concludes that memory is
-# short, and recomputes all indices in every layer.
-_OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
+# short, and recomputes all indices in every layer. Its CPU scheduler for concurrency widens the 16-bit weights of all
+# layers to float32 before the first product; the one for memory widens each matrix when its product comes.
+_SCHEDULER = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+_OPTIONS = {"xla_disable_hlo_passes": "rematerialization", "xla_cpu_scheduler_type": _SCHEDULER}
 _OFTEN = 4  # plans that want a program before it is compiled beside the steps: the end of a batch wants many, once
 _threads: dict[Thread, Callable[[], None]] = {}  # those that compile beside steps, and what ends them
 
