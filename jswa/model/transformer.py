@@ -3,6 +3,7 @@
 Outside this module, parameters are a plain dict {dotted name: array}; nnx modules exist at trace time only.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -210,7 +211,7 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plai
     return {_name(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
-def run_dtype(params: Params) -> np.dtype:
+def run_dtype(params: Mapping[str, Any]) -> np.dtype:
     """Return the dtype of the activations: the dtype of parameters that are not quantized, such as norms."""
     others = (".scales", ".group_scales", ".selection_bias")
     floats = (value.dtype for name, value in params.items() if not name.endswith(others))

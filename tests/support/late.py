@@ -151,6 +151,9 @@ def programs_compiled_when_run() -> Iterator[None]:
 class _Inline:
     """An executor without threads."""
 
+    def __init__(self, workers: int | None = None) -> None:
+        pass
+
     def __enter__(self) -> "_Inline":
         return self
 

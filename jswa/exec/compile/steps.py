@@ -4,11 +4,11 @@ import atexit
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from threading import Event, Lock, Thread
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ class StepPrograms:
         self.buckets = buckets
         self.compiled: dict[int, jax.stages.Compiled] = {}
         self.compiled_in_steps = self.compiled_beside = 0
-        self._params: Params = {name: _shape(value) for name, value in params.items()}  # type: ignore[misc]
+        self._params = {name: _shape(value) for name, value in params.items()}
         self._state = state
         self._store = store
         self._numbers = {bucket: number for number, bucket in enumerate(buckets)}
@@ -174,7 +174,7 @@ class StepPrograms:
         return compile_step(self.configs[number], self._params, self._state, self._store)
 
 
-def jit_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stages.Wrapped:
+def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> jax.stages.Wrapped:
     """Return the jitted step of a bucket: (params, state, packed), state donated. Accepts arrays or shapes."""
     mesh, packed = mesh_of(next(iter(params.values()))), np.zeros(config.pack.size, np.int32)
     run = on_mesh(partial(step, config=config), mesh, (params, state, packed), (specs_of(state), REPLICATED))
@@ -182,7 +182,7 @@ def jit_step(config: StepConfig, params: Params, state: DeviceState) -> jax.stag
 
 
 def compile_step(
-    config: StepConfig, params: Params, state: DeviceState, store: ProgramStore | None = None
+    config: StepConfig, params: Mapping[str, Any], state: DeviceState, store: ProgramStore | None = None
 ) -> jax.stages.Compiled:
     """Compile one bucket's step ahead of time, from arrays or shapes, or load it. The state is donated."""
     precision = "highest" if run_dtype(params) == jnp.float32 else "default"

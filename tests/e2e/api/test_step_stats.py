@@ -75,6 +75,14 @@ def test_steps_run_in_the_largest_programs_until_the_others_are_compiled(monkeyp
         assert few.outputs[0].token_ids == all_there.outputs[0].token_ids
 
 
+def await_ends() -> None:
+    """Wait until no thread compiles beside steps; fail if one goes on."""
+    for thread in threading.enumerate():
+        if thread.name == "compile beside":
+            thread.join(300)
+            assert not thread.is_alive()
+
+
 def test_programs_that_plans_want_are_compiled_beside_the_steps() -> None:
     """Not for one plan, but for several. The thread ends with the engine, which it does not keep alive."""
     with jswa.LLM("tiny", **SHAPES) as llm:
@@ -90,7 +98,7 @@ def test_programs_that_plans_want_are_compiled_beside_the_steps() -> None:
         assert (stats.compiled_in_steps, stats.compiled_beside) == (0, 1)
     gc.collect()
     assert engine() is None
-    assert "compile beside" not in [thread.name for thread in threading.enumerate()]
+    await_ends()
 
 
 def test_a_closed_engine_compiles_no_further_program() -> None:
@@ -102,7 +110,4 @@ def test_a_closed_engine_compiles_no_further_program() -> None:
         del llm
         gc.collect()
         assert engine() is None
-        for thread in threading.enumerate():
-            if thread.name == "compile beside":
-                thread.join(300)
-                assert not thread.is_alive()
+        await_ends()

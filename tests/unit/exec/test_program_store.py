@@ -188,11 +188,11 @@ def test_what_was_not_used_for_long_is_deleted(tmp_path: Path) -> None:
         path = tmp_path / str(age)
         path.write_bytes(b"x" * 10)
         os.utime(path, (now - 100 * age, now - 100 * age))
-    prune(tmp_path, 1000, 350)
+    prune(tmp_path, 1000, 350.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
-    prune(tmp_path, 25, 350)
+    prune(tmp_path, 25, 350.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
-    prune(tmp_path / "missing", 0, 0)
+    prune(tmp_path / "missing", 0, 0.0)
 
 
 def test_sources_that_changed_after_their_import_use_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
