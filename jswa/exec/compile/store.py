@@ -43,6 +43,7 @@ _PACKAGES = (
 _VARIABLES = ("XLA_", "JAX_", "PJRT_", "NPROC", "LIBTPU_", "TF_")
 # Where jax keeps its own files, and what it logs, changes no program.
 _IRRELEVANT = ("cache", "_log_", "logging", "dump", "traceback")
+_compiling = threading.Lock()  # on a CPU: a program that two threads compile at once may be written incompletely
 _found = threading.local()  # whether jax's own cache had the program that this thread has just compiled
 
 
@@ -84,9 +85,10 @@ class ProgramStore:
             return program
         lowered = lower()
         name = _digest(self._surroundings, options, lowered.as_text(), str(lowered.in_tree), str(lowered.out_tree))
-        program = None if name == known else self._load(name)
-        if program is None:
-            program = self._compile(lowered, name)
+        with _compiling if self._devices[0].platform == "cpu" else contextlib.nullcontext():
+            program = None if name == known else self._load(name)
+            if program is None:
+                program = self._compile(lowered, name)
         self._write(f"{key}.key", name.encode())
         return program
 
