@@ -2,7 +2,7 @@
 
 The pages of a block are gathered when the loop comes to it, so memory does not grow with the context. The loop of a
 local layer starts at its window, so its cost does not depend on the context either. Where a block begins depends on
-positions alone, never on how prompts were cut into steps: a token's result is the same in every step that can run it.
+positions alone, never on how prompts were cut into steps: a program gives a token the same result in every step.
 Softmax: Milakov and Gimelshein 2018 (arXiv 1805.02867).
 """
 
