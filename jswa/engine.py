@@ -21,7 +21,7 @@ from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
-from jswa.plan import Logprobs, Request, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import Logprobs, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.scheduler import Scheduler
@@ -258,7 +258,7 @@ class Engine:
         """Return whether `step` has anything to do."""
         return self._scheduler.has_work()
 
-    def step(self) -> list[TokenEvent]:
+    def step(self) -> StepEvents:
         """Launch the next step, then apply the tokens of the previous step while the device works."""
         begin = time.perf_counter()
         plan = self._scheduler.plan()
@@ -270,17 +270,16 @@ class Engine:
         before, self._pending = self._pending, launched
         if launched is None and before is None and self._scheduler.has_work():
             raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self.stats()}")
-        events = self._apply(before)
         if not self._switches.overlap:
-            self._pending = None
-            events += self._apply(launched)
+            before, self._pending = launched, None
+        events = self._apply(before)
         if self._switches.check:
             self.check()
         return events
 
-    def _apply(self, step: PendingStep | None) -> list[TokenEvent]:
+    def _apply(self, step: PendingStep | None) -> StepEvents:
         if step is None:
-            return []
+            return StepEvents()
         begin = time.perf_counter()
         tokens = step.tokens()
         there = time.perf_counter()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from jswa.errors import GenerationError
 from jswa.types import FinishReason, PrefixHit, SamplingParams
@@ -166,6 +166,30 @@ class TokenEvent(NamedTuple):
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StepEvents:
+    """What one step brought. A token of a request that goes on is an entry of two arrays; all else is a `TokenEvent`.
+
+    A request has at most one token or event in a step. Iteration yields all of them as events.
+
+    Attributes:
+        request_ids, tokens: the requests that got a token and nothing else, and that token.
+        others: first and last tokens of requests, tokens with log probabilities, and ends without a token.
+    """
+
+    request_ids: Shaped[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, object))
+    tokens: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    others: tuple[TokenEvent, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens) + len(self.others)
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        yield from self.others
+        for request_id, token in zip(self.request_ids.tolist(), self.tokens.tolist(), strict=True):
+            yield TokenEvent(request_id, token)
 
 
 class LogprobTable(NamedTuple):

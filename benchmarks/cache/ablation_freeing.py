@@ -34,7 +34,7 @@ from jswa.config import Limits
 from jswa.engine import Engine, StepRunner
 from jswa.exec.runner import Runner
 from jswa.model.weights.load import load_checkpoint
-from jswa.plan import Request, TokenEvent
+from jswa.plan import Request, StepEvents
 from jswa.storage.hub import TINY
 from tools.cases.geometry import model_of
 
@@ -96,7 +96,7 @@ class Meter:
         self._sent[request.request_id] = self.steps
         self._add(request)
 
-    def step(self) -> list[TokenEvent]:
+    def step(self) -> StepEvents:
         """Run a step of the engine, and count."""
         self.steps += 1
         events = self._step()

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from benchmarks.cache.traces import TraceRequest
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.plan import Request, StepPlan
+from jswa.plan import Request, StepEvents, StepPlan
 from jswa.sched.scheduler import Scheduler
 from jswa.types import PrefixHit, SamplingParams
 
@@ -113,7 +113,7 @@ class Engine:
         self.steps += 1
         if plan is not None:
             self._pending = plan, self._tokens(plan)
-        events = self.scheduler.apply(*before) if before is not None else []
+        events = self.scheduler.apply(*before) if before is not None else StepEvents()
         ended = {}
         for event in events:
             if event.prefix is not None:

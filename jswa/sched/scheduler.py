@@ -20,7 +20,7 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError, PromptTooLong
-from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission import admissible, fewest, is_passed, match_of, note_admission, open_lease, prefix_writer
 from jswa.sched.constraint import nothing_allowed
 from jswa.sched.draft import Draft, lease_of, make_plan, needs_one
@@ -115,10 +115,8 @@ class Scheduler:
         self._in_flight.append((plan, draft.sequences))
         return plan
 
-    def apply(
-        self, plan: StepPlan, tokens: Int[np.ndarray, " R"], logprobs: StepLogprobs | None = None
-    ) -> list[TokenEvent]:
-        """Apply the tokens of the oldest step in flight; return an event for each request that got a token or ended."""
+    def apply(self, plan: StepPlan, tokens: Int[np.ndarray, " R"], logprobs: StepLogprobs | None = None) -> StepEvents:
+        """Apply the tokens of the oldest step in flight; return what each request got, and which ended."""
         launched_plan, sequences = self._in_flight.popleft()
         if launched_plan is not plan:
             raise EngineError("steps must be applied in the order in which they were planned")
@@ -144,7 +142,7 @@ class Scheduler:
                 events.append(with_results(event, sequence, row, logprobs))
             if sequence.status is Status.PREEMPTED and not sequence.in_flight:
                 self._requeue(sequence)
-        return events
+        return StepEvents(others=tuple(events))
 
     def preempt(self, request_id: str) -> None:
         """Preempt a running request between two steps, as `plan` does when memory is short. Raises EngineError."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from jswa.errors import EngineError, JswaError
-from jswa.plan import Request, TokenEvent
+from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.types import SamplingParams
 
 from ..http.errors import ApiError, engine_dead, engine_restarting
@@ -247,7 +247,7 @@ class Bridge:
             end = time.monotonic()
             self._read_again = end + max(_FRESH, (end - begin) / _SHARE)
 
-    def _hand_over(self, events: list[TokenEvent]) -> None:
+    def _hand_over(self, events: StepEvents) -> None:
         """Send the events of a step to the event loop, and wait if it is too far behind.
 
         Without the wait, steps that take less time than the handling of their events would occupy the interpreter: all
@@ -334,12 +334,12 @@ class Bridge:
         except RuntimeError:  # no coroutine is left that waits for the call
             _log.debug("the event loop has closed")
 
-    def _deliver_step(self, events: list[TokenEvent]) -> None:
+    def _deliver_step(self, events: Iterable[TokenEvent]) -> None:
         self._deliver(events)
         self._delivered += 1
         self._caught_up.set()
 
-    def _deliver(self, events: list[TokenEvent]) -> None:
+    def _deliver(self, events: Iterable[TokenEvent]) -> None:
         for event in events:
             put = self._puts.get(event.request_id)
             if put is None:

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import Limits
 from jswa.errors import JswaError
-from jswa.plan import Request, TokenEvent
+from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
@@ -108,7 +108,7 @@ class EngineLike(Protocol):
         """Return whether `step` has anything to do."""
         ...
 
-    def step(self) -> list[TokenEvent]:
+    def step(self) -> StepEvents:
         """Run one step and return its events."""
         ...
 

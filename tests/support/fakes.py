@@ -372,4 +372,4 @@ class Loop:
 
     def apply(self, before: FakePending | None) -> list[TokenEvent]:
         """Do the second half: apply the step that was pending before `launch`."""
-        return self.scheduler.apply(before.plan, before.tokens()) if before is not None else []
+        return list(self.scheduler.apply(before.plan, before.tokens())) if before is not None else []

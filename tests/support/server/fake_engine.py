@@ -19,7 +19,7 @@ from jswa.errors import (
     RequestError,
     UnknownAdapter,
 )
-from jswa.plan import ChoiceLogprobs, Request, TokenEvent
+from jswa.plan import ChoiceLogprobs, Request, StepEvents, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
@@ -172,7 +172,7 @@ class FakeEngine:
         """Return whether any request is unfinished."""
         return bool(self._requests)
 
-    def step(self) -> list[TokenEvent]:
+    def step(self) -> StepEvents:
         """Sleep for `delay`, admit waiting requests (first of tenants with few rows), and return each row's event."""
         time.sleep(self.delay)
         self.steps += 1
@@ -185,7 +185,11 @@ class FakeEngine:
             request = min(self.waiting, key=lambda r: (r.priority, rows[r.tenant]))
             self.waiting.remove(request)
             self.running[request.request_id] = []
-        return [self._next(request_id) for request_id in list(self.running)]
+        events = [self._next(request_id) for request_id in list(self.running)]
+        plain = [event for event in events if event == TokenEvent(event.request_id, event.token)]
+        others = tuple(event for event in events if event != TokenEvent(event.request_id, event.token))
+        ids, tokens = np.array([e.request_id for e in plain], object), np.array([e.token for e in plain], np.int32)
+        return StepEvents(ids, tokens, others)
 
     def _next(self, request_id: str) -> TokenEvent:
         request, text = self._requests[request_id], self.running[request_id]

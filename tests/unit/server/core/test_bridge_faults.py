@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from jswa.errors import HostLost
-from jswa.plan import Request, TokenEvent
+from jswa.plan import Request, StepEvents, TokenEvent
 from server.http.errors import ApiError
 from tests.support.server.bridged import ask, last_event, run, running, submit, until
 from tests.support.server.fake_engine import FakeEngine, count_up
@@ -19,9 +19,9 @@ def test_a_lost_host_fails_all_requests_while_a_step_still_runs() -> None:
     async def test() -> None:
         engine, died, go_on = FakeEngine(), asyncio.Event(), threading.Event()
 
-        def stuck() -> list[TokenEvent]:
+        def stuck() -> StepEvents:
             go_on.wait(10)
-            return []
+            return StepEvents()
 
         engine.step = stuck  # type: ignore[method-assign]
         async with running(engine, died.set) as bridge:
