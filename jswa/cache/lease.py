@@ -5,11 +5,13 @@ full      [ every page from 0, at first those of the prefix cache …………�
 local                               [ slid, unpublished )[ the window ………… local.end )
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Int
 
+from jswa.cache.pool import PagePool
 from jswa.cache.prefix.radix import Cursor
 
 NEVER = 2**62
@@ -87,3 +89,31 @@ class Lease:
     def slid(self) -> Int[np.ndarray, " n"]:
         """Ids of the local pages that have left the window and wait to be published."""
         return self.local.ids[self.unpublished_from : self.local.start]
+
+
+def held(lease: Lease, kind: str) -> Int[np.ndarray, " n"]:
+    """Return the pages of a kind that a lease owns, with local ones that wait to be published."""
+    run: PageRun = getattr(lease, kind)
+    return run.ids[lease.unpublished_from : run.end] if kind == "local" else run.held
+
+
+def owners_without(pool: PagePool, kind: str, closed: Collection[Lease]) -> Int[np.ndarray, " pages"]:
+    """Return the owners of each page of a kind, if leases were closed."""
+    owners: Int[np.ndarray, " pages"] = getattr(pool, f"{kind}_owners")
+    if closed:
+        owners = owners.copy()
+        for lease in closed:
+            owners[held(lease, kind)] -= 1
+    return owners
+
+
+def pop_last(runs: Sequence[PageRun]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Return positions and ids of the last pages of runs, and mark them as sent: `pop_unsent` of runs that grew by one.
+
+    The device has all other pages of the runs.
+    """
+    positions = [run.end - 1 for run in runs]
+    ids = [run.ids[at] for run, at in zip(runs, positions, strict=True)]
+    for run in runs:
+        run.sent = run.end
+    return np.array(positions, np.int32), np.array(ids, np.int32)

@@ -12,14 +12,15 @@ first step of the page's next owner. For the same reason one plan may copy a pag
 order, before anything is written.
 """
 
-from collections.abc import Collection, Iterable, KeysView
+from collections.abc import Collection, Iterable, KeysView, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
+from jswa.cache.laws import check_cursors, check_leases, check_owners
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import NEVER, Lease, PageRun
+from jswa.cache.lease import NEVER, Lease, PageRun, owners_without
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache
 from jswa.cache.prefix.radix import Window
@@ -81,16 +82,16 @@ class CacheManager:
         pool, slots = self.pool, self.available_slots - self.pool.pages_per_block * self._idle_pages()
         for kind, size in (("full", 1), ("local", pool.pages_per_block)):
             cached = getattr(pool, f"{kind}_cached")
-            freed = (getattr(pool, f"{kind}_owners") > cached) & (self._owners(kind, closed) == cached)
+            freed = (getattr(pool, f"{kind}_owners") > cached) & (owners_without(pool, kind, closed) == cached)
             slots += size * int(np.count_nonzero(freed))
         return slots + pool.pages_per_block * self._idle_pages(closed)
 
     def leased_slots(self, match: Match, closed: Collection[Lease] = ()) -> int:
         """Return the slots of a match that other rows, but for closed ones, hold too: sharing them takes none."""
         whole = match.resume.full_to // self.layout.page_size
-        full = np.count_nonzero(self._owners("full", closed)[match.full[:whole]] > 1)
+        full = np.count_nonzero(owners_without(self.pool, "full", closed)[match.full[:whole]] > 1)
         own = self._copied_local(match)
-        local = np.count_nonzero(self._owners("local", closed)[match.local[: len(match.local) - own]] > 1)
+        local = np.count_nonzero(owners_without(self.pool, "local", closed)[match.local[: len(match.local) - own]] > 1)
         return int(full) + self.pool.pages_per_block * int(local)
 
     def open(self) -> Lease:
@@ -145,19 +146,56 @@ class CacheManager:
         lease.covered = pages * layout.page_size
         return True
 
+    def grow_by_page(self, leases: Sequence[Lease]) -> bool:
+        """Extend different leases, whose pages are full, by one page of each kind; False, and no change, if short.
+
+        For decode rows at the end of a page: each lease is covered to the end of its last page. `pop_last` then has the
+        new entries of the page tables.
+        """
+        layout, count = self.layout, len(leases)
+        local, full = layout.local is not None, layout.full is not None
+        if not self.make_room(count * (full + local * layout.pages_per_block)):
+            return False
+        for kind, allocate in (("local", self.pool.alloc_local), ("full", self.pool.alloc_full)):
+            if not getattr(layout, kind):
+                continue
+            ids = allocate(count).tolist()
+            for lease, page in zip(leases, ids, strict=True):
+                run: PageRun = getattr(lease, kind)
+                run.ids[run.end] = page
+                run.end += 1
+            self._follow_moves()
+        for lease in leases:
+            lease.covered += layout.page_size
+        return True
+
     def slide(self, lease: Lease, launched: int) -> None:
         """Free local pages that no later query of the row can see, once `launched` tokens are on the device."""
+        frontier = self._advance(lease, launched)
+        if frontier and not lease.window_ends:
+            self._free_slid(lease, frontier)
+
+    def slide_all(self, rows: Iterable[tuple[Lease, int]]) -> None:
+        """Do what `slide` does for each lease and its launched length, and free the pages of all at once."""
         if self.layout.reach is None:
             return
-        frontier = self.layout.reach.first_visible(launched) // self.layout.page_size
-        if frontier > lease.local.start:
-            self.slid_pages += frontier - lease.local.start
-            lease.local.start = frontier
-            lease.next_slide = self._next_slide(frontier)
-            if lease.window_ends:
-                self._waiting[lease] = None
-            else:
-                self._free_slid(lease, frontier)
+        parts = []
+        for lease, launched in rows:
+            first, frontier = lease.unpublished_from, self._advance(lease, launched)
+            if frontier and not lease.window_ends:
+                parts.append(lease.local.ids[first:frontier])
+                lease.unpublished_from = frontier
+                self._waiting.pop(lease, None)
+        if not parts:
+            return
+        ids = np.concatenate(parts)
+        # Rows that share pages of the cache may slide past them in one step: those pages are freed once per row.
+        several = self.pool.local_owners[ids] - self.pool.local_cached[ids] > 1
+        if several.any():
+            for i in np.flatnonzero(several).tolist():
+                self._free_local(ids[i : i + 1])
+            ids = ids[~several]
+        self._free_local(ids)
 
     def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], computed: int) -> None:
         """Publish whole pages of the first `computed` tokens, at the prompt end also the last. No-op during decode."""
@@ -230,38 +268,10 @@ class CacheManager:
         """Assert the laws of pool, cache and leases, given each open lease and its launched length."""
         self.pool.check()
         self.prefix.check()
-        layout, seen = self.layout, dict(launched)
-        assert set(seen) == set(self._leases), "leases are open that no sequence holds, or the reverse"
-        self._check_owners()
-        for lease, length in seen.items():
-            pages = -(-length // layout.page_size)
-            shared = -(-lease.full_write_from // layout.page_size)
-            assert lease.covered == pages * layout.page_size, "pages end before or after the launched length"
-            assert lease.full.end == (max(pages, shared) if layout.full else 0), "full pages differ from the length"
-            assert (lease in self._waiting) == (lease.unpublished_from < lease.local.start)
-            if layout.reach is not None:
-                first = max(layout.reach.first_visible(length), lease.local_visible_from) // layout.page_size
-                assert (lease.local.start, lease.local.end) == (first, pages), "local pages are not exactly the window"
-                assert lease.next_slide > length, "a page has left the window and is still held"
-                assert len(lease.local.held) <= layout.window_pages(length) + 1
-            if self._sharing:
-                assert lease.cursor.node is not None
-                assert lease.cursor in lease.cursor.node.cursors
-                whole = lease.cursor.published // layout.page_size if layout.full and not lease.cursor.detached else 0
-                path = self.prefix.tree.page_ids(lease.cursor.node, "full", 0, whole)
-                assert np.array_equal(path, lease.full.ids[:whole]), "published pages are not those of the tree"
-
-    def _check_owners(self) -> None:
-        for kind in ("full", "local"):
-            owners = np.zeros(len(getattr(self.pool, f"{kind}_owners")), np.int32)
-            for lease in self._leases:
-                held = _held(lease, kind)
-                assert len(held) == len(np.unique(held)), "a lease holds a page twice"
-                owners[held] += 1
-            owners += getattr(self.pool, f"{kind}_cached")
-            assert np.array_equal(owners, getattr(self.pool, f"{kind}_owners")), (
-                f"owners of {kind} pages are miscounted"
-            )
+        check_leases(self.layout, self._leases, self._waiting, dict(launched))
+        check_owners(self.pool, self._leases)
+        if self._sharing:
+            check_cursors(self.layout, self.prefix, self._leases)
 
     def _copied_local(self, match: Match) -> int:
         """Return 1 if the row will write to the last local page of the match and needs a copy of it, else 0."""
@@ -322,20 +332,25 @@ class CacheManager:
 
     def _idle_pages(self, closed: Collection[Lease] = ()) -> int:
         """Count the local pages that wait to be published and that no other row holds, if leases were closed."""
-        idle, owners = 0, self._owners("local", closed)
+        idle, owners = 0, owners_without(self.pool, "local", closed)
         for lease in self._waiting.keys() - closed if closed else self._waiting:
             slid = lease.slid
             idle += int(np.count_nonzero(owners[slid] - self.pool.local_cached[slid] == 1))
         return idle
 
-    def _owners(self, kind: str, closed: Collection[Lease]) -> Int[np.ndarray, " pages"]:
-        """Return the owners of each page, if leases were closed."""
-        owners: Int[np.ndarray, " pages"] = getattr(self.pool, f"{kind}_owners")
-        if closed:
-            owners = owners.copy()
-            for lease in closed:
-                owners[_held(lease, kind)] -= 1
-        return owners
+    def _advance(self, lease: Lease, launched: int) -> int:
+        """Move the start of a lease's window; return its page position, or 0 if it has not moved."""
+        if self.layout.reach is None:
+            return 0
+        frontier = self.layout.reach.first_visible(launched) // self.layout.page_size
+        if frontier <= lease.local.start:
+            return 0
+        self.slid_pages += frontier - lease.local.start
+        lease.local.start = frontier
+        lease.next_slide = self._next_slide(frontier)
+        if lease.window_ends:
+            self._waiting[lease] = None
+        return frontier
 
     def _free_slid(self, lease: Lease, upto: int) -> None:
         if upto > lease.unpublished_from:
@@ -376,9 +391,3 @@ class CacheManager:
         for lease in self._leases:
             lease.full.held[:] = renamed[lease.full.held]
         self.moves.extend(Move(source, target, rename=True) for source, target in moves)
-
-
-def _held(lease: Lease, kind: str) -> Int[np.ndarray, " n"]:
-    """Return the pages of a kind that a lease owns, with local ones that wait to be published."""
-    run: PageRun = getattr(lease, kind)
-    return run.ids[lease.unpublished_from : run.end] if kind == "local" else run.held

@@ -1,9 +1,12 @@
 """Laws of leases under random sequences of calls (jswa/cache/manager.py)."""
 
 import math
+from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -16,7 +19,7 @@ from hypothesis.stateful import (
 
 from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import Lease, PageRun
+from jswa.cache.lease import Lease, PageRun, pop_last
 from jswa.cache.manager import CacheManager
 from jswa.errors import UnsupportedModel
 from tests.support.builders import LAYOUTS, make_layout, share
@@ -74,6 +77,43 @@ class LeaseMachine(RuleBasedStateMachine):
         grown = [row for row in rows if self._grow(row, data.draw(self._chunks()))]
         for row in grown:
             self._slide(row)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def launch_at_page_ends(self, data: st.DataObject) -> None:
+        """Launch a step of several rows that all begin a page, with the calls for many rows: as the calls for one."""
+        rows = data.draw(st.lists(st.sampled_from(self.rows), unique=True, min_size=1, max_size=8))
+        rows = [row for row in rows if row.lease.covered < WIDTH * self.layout.page_size]
+        for row in rows:
+            row.lease.full.sent, row.lease.local.sent = row.lease.full.end, row.lease.local.end
+        other, twins = deepcopy((self.manager, [row.lease for row in rows]))
+        before, free = self._everything(), self.manager.pool.free_slots
+        fits = self.manager.grow_by_page([row.lease for row in rows])
+        page_slots = bool(self.layout.full) + bool(self.layout.local) * self.layout.pages_per_block
+        assert fits == (len(rows) * page_slots <= free)
+        if not fits:
+            assert self._everything() == before
+            return
+        self._follow()
+        for row, twin in zip(rows, twins, strict=True):
+            assert other.grow(twin, twin.covered + 1)
+            row.launched = row.lease.covered - self.layout.page_size + 1
+            for tags, run in ((self.full_tags, row.lease.full), (self.local_tags, row.lease.local)):
+                if run.end > run.sent:
+                    tags[int(run.ids[run.sent])] = (row.name, run.sent)
+        for kind in ("full", "local"):
+            runs = [run for row in rows if (run := getattr(row.lease, kind)).end > run.sent]
+            unsent = [(at, page) for run in deepcopy(runs) for at, page in zip(*run.pop_unsent(), strict=True)]
+            positions, ids = pop_last(runs)
+            assert list(zip(positions, ids, strict=True)) == unsent
+            assert all(run.sent == run.end for run in runs)
+        self._slide_all(rows)
+        for row, twin in zip(rows, twins, strict=True):
+            other.slide(twin, row.launched)
+            assert _lengths(row.lease) == _lengths(twin)
+        pools = self.manager.pool, other.pool
+        assert len({(pool.free_slots, pool.num_full, pool.num_local) for pool in pools}) == 1
+        assert self.manager.slid_pages == other.slid_pages
 
     @precondition(lambda self: self.rows)
     @rule()
@@ -169,6 +209,12 @@ class LeaseMachine(RuleBasedStateMachine):
         for page in [page for page, (name, n) in self.local_tags.items() if name == row.name and n < start]:
             del self.local_tags[page]
 
+    def _slide_all(self, rows: list[Row]) -> None:
+        self.manager.slide_all([(row.lease, row.launched) for row in rows])
+        starts = {row.name: row.lease.local.start for row in rows}
+        for page in [page for page, (name, n) in self.local_tags.items() if n < starts.get(name, 0)]:
+            del self.local_tags[page]
+
     def _held(self, kind: str) -> dict[int, tuple[int, int]]:
         runs: list[tuple[int, PageRun]] = [(row.name, getattr(row.lease, kind)) for row in self.rows]
         return {page: (name, run.start + i) for name, run in runs for i, page in enumerate(run.held.tolist())}
@@ -183,6 +229,11 @@ class LeaseMachine(RuleBasedStateMachine):
         return pool.free_slots, pool.holes, pool.num_full, pool.num_local, moves, leases, owners
 
 
+def _lengths(lease: Lease) -> tuple[int, ...]:
+    """Return all of a lease but the ids of its pages."""
+    return lease.covered, lease.next_slide, lease.unpublished_from, lease.full.end, lease.local.start, lease.local.end
+
+
 @pytest.mark.parametrize(
     ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
 )
@@ -190,6 +241,44 @@ def test_leases_hold_exactly_the_window_under_any_calls(kind: str, shapes: str) 
     """Full pages from 0, local pages of exactly the window, ids that follow compaction; growth is all or nothing."""
     machine = type("Machine", (LeaseMachine,), {"layers": LAYOUTS[kind], "shapes": SHAPES[shapes]})
     run_state_machine_as_test(machine, settings=share(8))
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=6),
+    ahead=st.lists(st.integers(0, 40), min_size=6, max_size=6),
+    published=st.lists(st.booleans(), min_size=6, max_size=6),
+)
+@settings(settings(), max_examples=share(4).max_examples)
+def test_rows_that_share_pages_slide_together_as_one_by_one(
+    prompts: list[tuple[int, int]], ahead: list[int], published: list[bool]
+) -> None:
+    """Pages of one cached text that several rows slide past in a step are freed once per row."""
+    text = np.arange(64, dtype=np.int32) % 7
+    manager = CacheManager(make_layout(4, Reach(12), num_full=1, num_local=2), 400, WIDTH)
+    first = manager.open_at(manager.match("", text, 63), length=64)
+    assert first is not None
+    assert manager.grow(first, 64)
+    manager.slide(first, 64)
+    manager.publish(first, text, 64)
+    manager.close(first, text)
+    rows: list[tuple[Lease, int]] = []
+    for (shared, own), more, publish in zip(prompts, ahead, published, strict=False):
+        tokens = np.concatenate([text[:shared], np.full(own, 9 + len(rows), np.int32)])
+        lease = manager.open_at(manager.match("", tokens, len(tokens) - 1), length=len(tokens))
+        assert lease is not None
+        assert manager.grow(lease, len(tokens) + more)
+        if publish:
+            manager.publish(lease, tokens, len(tokens))
+        rows.append((lease, len(tokens) + more))
+    other, twins = deepcopy((manager, rows))
+    manager.slide_all(rows)
+    for lease, launched in twins:
+        other.slide(lease, launched)
+    for one in (manager, other):
+        one.check(rows if one is manager else twins)
+    assert [_lengths(lease) for lease, _ in rows] == [_lengths(lease) for lease, _ in twins]
+    np.testing.assert_array_equal(manager.pool.local_owners, other.pool.local_owners)
+    assert manager.available_slots == other.available_slots
 
 
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 3), (4, 4), (4, 12), (16, 32)])

@@ -1,0 +1,53 @@
+"""Laws that tie leases, pool and prefix cache together, asserted by `CacheManager.check`."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from jswa.cache.layout import KVLayout
+from jswa.cache.lease import Lease, held
+from jswa.cache.pool import PagePool
+from jswa.cache.prefix.cache import PrefixCache
+
+
+def check_leases(
+    layout: KVLayout, leases: Collection[Lease], waiting: Collection[Lease], launched: dict[Lease, int]
+) -> None:
+    """Assert that each lease has exactly the pages of its launched length.
+
+    `waiting`: the leases with pages that have left the window and wait to be published.
+    """
+    assert set(launched) == set(leases), "leases are open that no sequence holds, or the reverse"
+    for lease, length in launched.items():
+        pages = -(-length // layout.page_size)
+        shared = -(-lease.full_write_from // layout.page_size)
+        assert lease.covered == pages * layout.page_size, "pages end before or after the launched length"
+        assert lease.full.end == (max(pages, shared) if layout.full else 0), "full pages differ from the length"
+        assert (lease in waiting) == (lease.unpublished_from < lease.local.start)
+        if layout.reach is not None:
+            first = max(layout.reach.first_visible(length), lease.local_visible_from) // layout.page_size
+            assert (lease.local.start, lease.local.end) == (first, pages), "local pages are not exactly the window"
+            assert lease.next_slide > length, "a page has left the window and is still held"
+            assert len(lease.local.held) <= layout.window_pages(length) + 1
+
+
+def check_owners(pool: PagePool, leases: Collection[Lease]) -> None:
+    """Assert that the pool counts as owners of a page the leases that hold it, and the cache."""
+    for kind in ("full", "local"):
+        owners = np.zeros(len(getattr(pool, f"{kind}_owners")), np.int32)
+        for lease in leases:
+            pages = held(lease, kind)
+            assert len(pages) == len(np.unique(pages)), "a lease holds a page twice"
+            owners[pages] += 1
+        owners += getattr(pool, f"{kind}_cached")
+        assert np.array_equal(owners, getattr(pool, f"{kind}_owners")), f"owners of {kind} pages are miscounted"
+
+
+def check_cursors(layout: KVLayout, prefix: PrefixCache, leases: Collection[Lease]) -> None:
+    """Assert that the tree has the pages of the leases as far as they are published."""
+    for lease in leases:
+        assert lease.cursor.node is not None
+        assert lease.cursor in lease.cursor.node.cursors
+        whole = lease.cursor.published // layout.page_size if layout.full and not lease.cursor.detached else 0
+        path = prefix.tree.page_ids(lease.cursor.node, "full", 0, whole)
+        assert np.array_equal(path, lease.full.ids[:whole]), "published pages are not those of the tree"
