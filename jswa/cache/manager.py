@@ -156,15 +156,11 @@ class CacheManager:
         local, full = layout.local is not None, layout.full is not None
         if not self.make_room(count * (full + local * layout.pages_per_block)):
             return False
-        for kind, allocate in (("local", self.pool.alloc_local), ("full", self.pool.alloc_full)):
-            if not getattr(layout, kind):
-                continue
-            ids = allocate(count).tolist()
-            for lease, page in zip(leases, ids, strict=True):
-                run: PageRun = getattr(lease, kind)
-                run.ids[run.end] = page
-                run.end += 1
+        if local:
+            _append([lease.local for lease in leases], self.pool.alloc_local(count))
             self._follow_moves()
+        if full:
+            _append([lease.full for lease in leases], self.pool.alloc_full(count, scattered=True))
         for lease in leases:
             lease.covered += layout.page_size
         return True
@@ -378,9 +374,9 @@ class CacheManager:
 
     def _follow_moves(self) -> None:
         """Rewrite the ids of pages that compaction moved, in every lease and in the tree. Rare."""
-        moves = self.pool.drain_moves()
-        if not moves:
+        if not self.pool.moves:
             return
+        moves = self.pool.drain_moves()
         renamed = np.arange(self.pool.num_blocks * self.pool.pages_per_block, dtype=np.int32)
         came_from: dict[int, int] = {}
         for source, target in moves:
@@ -391,3 +387,10 @@ class CacheManager:
         for lease in self._leases:
             lease.full.held[:] = renamed[lease.full.held]
         self.moves.extend(Move(source, target, rename=True) for source, target in moves)
+
+
+def _append(runs: list[PageRun], ids: Int[np.ndarray, " n"]) -> None:
+    """Append a page to each run."""
+    for run, page in zip(runs, ids.tolist(), strict=True):
+        run.ids[run.end] = page
+        run.end += 1

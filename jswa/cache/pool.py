@@ -17,22 +17,21 @@ Moves are recorded in `moves` and must be carried out on the device, in order, b
 new ids; the caller rewrites the ids it holds (`drain_moves`).
 """
 
-from collections import Counter
-
 import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import EngineError
 
 MAX_HOLES = 0.02
-_FREE, _LOCAL, _FULL, _ZERO = range(4)
+_NO_PAGES = np.zeros(0, np.int32)
+_STALE = 512  # stale entries that a pool of any size may have in its lists
 
 
 class PagePool:
     """Free lists of one arena of `num_blocks` blocks with `pages_per_block` (m) full pages each.
 
     Read-only for others, by page id: `full_owners`, `local_owners` (number of owners), `full_cached` and `local_cached`
-    (whether the prefix cache is an owner).
+    (whether the prefix cache is an owner). `allocated` counts the slots that were ever allocated.
     """
 
     def __init__(self, num_blocks: int, pages_per_block: int) -> None:
@@ -41,20 +40,24 @@ class PagePool:
         self.holes = 0
         self.num_local = 0
         self.num_full = 0
+        self.allocated = 0
         self.moves: list[tuple[int, int]] = []
-        self._state = np.full(num_blocks, _FREE, np.int8)
-        self._state[0] = _ZERO
-        self._free = list(range(num_blocks - 1, 0, -1))
         self.evictable_full = 0
         self.evictable_local = 0
-        self._held = np.zeros((num_blocks, pages_per_block), bool)
         self.full_owners = np.zeros(num_blocks * pages_per_block, np.int32)
         self.local_owners = np.zeros(num_blocks, np.int32)
         self.full_cached = np.zeros(num_blocks * pages_per_block, bool)
         self.local_cached = np.zeros(num_blocks, bool)
-        self._live = [0] * num_blocks
-        # Partly used blocks by their number of live pages; dicts serve as ordered sets.
-        self._partial: list[dict[int, None]] = [{} for _ in range(pages_per_block + 1)]
+        # A stack of free blocks: the first `_num_free` entries.
+        self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._num_free = num_blocks - 1
+        self._live = np.zeros(num_blocks, np.int32)  # full pages in use, by block
+        self._offsets = np.arange(pages_per_block, dtype=np.int32)
+        self._seen = np.zeros(num_blocks, np.int32)  # scratch of `_distinct`
+        # Partly used blocks by their number of live pages. A block is listed anew whenever that number changes and its
+        # old entries stay: an entry is valid if the number is still that of its list.
+        self._partial: list[list[int]] = [[] for _ in range(pages_per_block + 1)]
+        self._entries = 0
 
     @property
     def total_slots(self) -> int:
@@ -64,7 +67,7 @@ class PagePool:
     @property
     def free_slots(self) -> int:
         """Slots that can still be allocated, holes included."""
-        return len(self._free) * self.pages_per_block + self.holes
+        return self._num_free * self.pages_per_block + self.holes
 
     @property
     def evictable_slots(self) -> int:
@@ -75,33 +78,41 @@ class PagePool:
         """Allocate `count` whole blocks as local pages. The caller has checked `free_slots ≥ m · count`."""
         if count * self.pages_per_block > self.free_slots:
             raise EngineError(f"alloc_local({count}) with {self.free_slots} slots, {self.pages_per_block} a block")
-        while len(self._free) < count:
+        while self._num_free < count:
             self._empty_one_block()
-        blocks = np.array([self._free.pop() for _ in range(count)], np.int32)
-        self._state[blocks] = _LOCAL
+        blocks = self._pop_blocks(count)
         self.local_owners[blocks] = 1
         self.num_local += count
+        self.allocated += count * self.pages_per_block
         return blocks
 
-    def alloc_full(self, count: int) -> Int[np.ndarray, " count"]:
+    def alloc_full(self, count: int, *, scattered: bool = False) -> Int[np.ndarray, " count"]:
         """Allocate `count` full pages: whole blocks for the whole-block part, holes of shared blocks for the rest.
 
-        The caller has seen `free_slots ≥ count`.
+        The caller has seen `free_slots ≥ count`. `scattered`: the pages are for rows that end at different times; they
+        fill holes before they take blocks.
         """
         if count > self.free_slots:
             raise EngineError(f"alloc_full({count}) with {self.free_slots} free slots")
-        m = self.pages_per_block
-        pages: list[int] = []
-        for _ in range(min(count // m, len(self._free))):
-            block = self._open_block()
-            self._held[block] = True
-            self._relist(block, 0, m)
-            pages.extend(range(block * m, block * m + m))
-        while len(pages) < count:
-            pages.append(self._fill_hole())
-        self.num_full += count
-        ids = np.array(pages, np.int32)
+        m, parts, left = self.pages_per_block, [], count
+        if not scattered or not self.holes:
+            parts.append(self._fill_blocks(min(left // m, self._num_free)))
+            left -= len(parts[0])
+        while left and self.holes:
+            parts.append(self._fill_holes(left))
+            left -= len(parts[-1])
+        if left >= m:
+            parts.append(self._fill_blocks(left // m))
+            left %= m
+        if left:
+            block = int(self._pop_blocks(1)[0])
+            parts.append(block * m + self._offsets[:left])
+            self._set_live(block, left)
+            self.holes += m - left
+        ids = parts[0] if len(parts) == 1 else np.concatenate([*parts, _NO_PAGES])
         self.full_owners[ids] = 1
+        self.num_full += count
+        self.allocated += count
         return ids
 
     def retain_local(self, blocks: Int[np.ndarray, " n"]) -> None:
@@ -151,29 +162,42 @@ class PagePool:
     def _release_local(self, blocks: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
         """Remove an owner; return how many each page has left, and how many pages became free."""
         owners = self.local_owners[blocks] - 1
-        if len(owners) and owners.min() < 0:
+        least = owners.min() if len(owners) else 1
+        if least < 0:
             raise EngineError(f"free_local of blocks that are not local pages: {blocks}")
         self.local_owners[blocks] = owners
+        if least:
+            return owners, 0
         gone = blocks[owners == 0]
-        if len(gone):
-            self._state[gone] = _FREE
-            self._free.extend(gone.tolist())
-            self.num_local -= len(gone)
+        self._push_blocks(gone)
+        self.num_local -= len(gone)
         return owners, len(gone)
 
     def _release_full(self, pages: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
         """Do the same for full pages."""
         owners = self.full_owners[pages] - 1
-        if len(owners) and owners.min() < 0:
+        least = owners.min() if len(owners) else 1
+        if least < 0:
             raise EngineError(f"free_full of pages that are not held: {pages}")
         self.full_owners[pages] = owners
-        pages = pages[owners == 0]
-        if len(pages):
-            self._held.reshape(-1)[pages] = False
-            for block, gone in Counter((pages // self.pages_per_block).tolist()).items():
-                self._relist(block, self._live[block], self._live[block] - gone)
-            self.num_full -= len(pages)
-        return owners, len(pages)
+        if least:
+            return owners, 0
+        gone, m = pages[owners == 0], self.pages_per_block
+        if m == 1:
+            self._live[gone] = 0
+            self._push_blocks(gone)
+        else:
+            blocks = gone // m
+            np.subtract.at(self._live, blocks, 1)
+            blocks = self._distinct(blocks)
+            live = self._live[blocks]
+            empty = blocks[live == 0]
+            self._push_blocks(empty)
+            self.holes += len(gone) - m * len(empty)
+            if len(empty) < len(blocks):
+                self._list_blocks(blocks, live)
+        self.num_full -= len(gone)
+        return owners, len(gone)
 
     def compact(self) -> None:
         """Compact until holes are at most 2 % of the pool, so that no step has to move many pages at once."""
@@ -189,71 +213,111 @@ class PagePool:
     def check(self) -> None:
         """Assert the laws that hold between any two calls."""
         m = self.pages_per_block
-        live = self._held.sum(axis=1)
-        assert self._state[0] == _ZERO, "block 0 was handed out"
-        assert self._live == live.tolist()
-        assert sorted(self._free) == np.flatnonzero(self._state == _FREE).tolist(), "free list differs from states"
-        assert np.all((live > 0) == (self._state == _FULL)), "a block with full pages is not marked so"
-        assert self.num_local == int((self._state == _LOCAL).sum())
+        held = self.full_owners > 0
+        live = held.reshape(-1, m).sum(axis=1)
+        assert np.array_equal(self._live, live)
+        assert not live[0], "block 0 was handed out"
+        assert not self.local_owners[0], "block 0 was handed out"
+        free = (live == 0) & (self.local_owners == 0)
+        assert np.array_equal(np.sort(self._free[: self._num_free]), 1 + np.flatnonzero(free[1:])), "a free block is lost"
+        assert not np.any((live > 0) & (self.local_owners > 0)), "a block is a local page and has full pages"
+        assert self.num_local == np.count_nonzero(self.local_owners)
         assert self.num_full == int(live.sum())
-        partial = np.flatnonzero((live > 0) & (live < m))
-        assert sorted(b for s in self._partial for b in s) == partial.tolist(), "partial lists differ from pages"
-        assert all(live[b] == n for n, s in enumerate(self._partial) for b in s)
+        partial = np.flatnonzero((live > 0) & (live < m)).tolist()
+        assert all(block in self._partial[live[block]] for block in partial), "a partly used block is not listed"
+        assert self._entries >= sum(map(len, self._partial))
         assert self.holes == int((m - live[partial]).sum())
-        held = self._held.reshape(-1)
-        assert np.array_equal(self.full_owners > 0, held), "owners of a full page that is free, or the reverse"
-        assert np.array_equal(self.local_owners > 0, self._state == _LOCAL), "the same for a local page"
+        assert np.all(self.full_owners >= 0)
+        assert np.all(self.local_owners >= 0)
         assert not np.any(self.full_cached & ~held)
         assert not np.any(self.local_cached & (self.local_owners == 0)), "a page is cached that is free"
         assert self.evictable_full == int((self.full_cached & (self.full_owners == 1)).sum())
         assert self.evictable_local == int((self.local_cached & (self.local_owners == 1)).sum())
         assert self.free_slots + m * self.num_local + self.num_full == self.total_slots, "slots are not conserved"
 
-    def _open_block(self) -> int:
-        block = self._free.pop()
-        self._state[block] = _FULL
-        return block
+    def _pop_blocks(self, count: int) -> Int[np.ndarray, " count"]:
+        self._num_free -= count
+        return self._free[self._num_free : self._num_free + count].copy()
 
-    def _fill_hole(self) -> int:
-        """Allocate a page of the fullest partly used block, so that emptier blocks drain; else of a fresh block."""
-        listed = next((s for s in reversed(self._partial) if s), None)
-        block = next(reversed(listed)) if listed else self._open_block()
-        offset = int(self._held[block].argmin())
-        self._held[block, offset] = True
-        self._relist(block, self._live[block], self._live[block] + 1)
-        return block * self.pages_per_block + offset
+    def _push_blocks(self, blocks: Int[np.ndarray, " n"]) -> None:
+        self._free[self._num_free : self._num_free + len(blocks)] = blocks
+        self._num_free += len(blocks)
 
-    def _relist(self, block: int, before: int, after: int) -> None:
-        """Move a block between the lists as its number of live pages changes."""
+    def _fill_blocks(self, count: int) -> Int[np.ndarray, " pages"]:
+        """Take all pages of `count` free blocks. The caller sets their owners."""
+        if not count:
+            return _NO_PAGES
+        blocks = self._pop_blocks(count)
+        self._live[blocks] = self.pages_per_block
+        if self.pages_per_block == 1:
+            return blocks
+        pages: Int[np.ndarray, " pages"] = (blocks[:, None] * self.pages_per_block + self._offsets).reshape(-1)
+        return pages
+
+    def _fill_holes(self, most: int) -> Int[np.ndarray, " pages"]:
+        """Take at most `most` holes of the fullest partly used block, so that emptier blocks drain."""
         m = self.pages_per_block
-        self._live[block] = after
-        if 0 < before < m:
-            del self._partial[before][block]
-            self.holes -= m - before
-        if 0 < after < m:
-            self._partial[after][block] = None
-            self.holes += m - after
-        if after == 0:
-            self._state[block] = _FREE
-            self._free.append(block)
+        block = self._partial_block(range(m - 1, 0, -1))
+        owners = self.full_owners[block * m : block * m + m]
+        offsets = (owners == 0).nonzero()[0][:most].astype(np.int32)
+        self.holes -= len(offsets)
+        self._set_live(block, int(self._live[block]) + len(offsets))
+        pages: Int[np.ndarray, " pages"] = offsets + np.int32(block * m)
+        return pages
+
+    def _partial_block(self, levels: range) -> int:
+        """Return a partly used block of the first level that has one, and drop stale entries before it."""
+        for live in levels:
+            listed = self._partial[live]
+            while listed:
+                if self._live[listed[-1]] == live:
+                    return listed[-1]
+                listed.pop()
+                self._entries -= 1
+        raise EngineError(f"no block has one of the {self.holes} holes")
+
+    def _set_live(self, block: int, live: int) -> None:
+        self._live[block] = live
+        if 0 < live < self.pages_per_block:
+            self._partial[live].append(block)
+            self._count_entries(1)
+
+    def _list_blocks(self, blocks: Int[np.ndarray, " n"], live: Int[np.ndarray, " n"]) -> None:
+        """List those of the blocks that are partly used, after their numbers of live pages have changed."""
+        for block, count in zip(blocks.tolist(), live.tolist(), strict=True):
+            if count:
+                self._partial[count].append(block)
+        self._count_entries(len(blocks))
+
+    def _count_entries(self, more: int) -> None:
+        """Count new entries; list all partly used blocks anew if most entries may be stale."""
+        self._entries += more
+        if self._entries > 2 * self.num_blocks + _STALE:
+            blocks = np.flatnonzero((self._live > 0) & (self._live < self.pages_per_block))
+            self._partial, self._entries = [[] for _ in self._partial], 0
+            self._list_blocks(blocks, self._live[blocks])
+
+    def _distinct(self, blocks: Int[np.ndarray, " n"]) -> Int[np.ndarray, " m"]:
+        """Return the blocks, each once."""
+        order = np.arange(len(blocks), dtype=np.int32)
+        self._seen[blocks] = order
+        return blocks[self._seen[blocks] == order]
 
     def _empty_one_block(self) -> None:
         """Move the pages of the least used partial block to holes of others: at most m - 1 moves, m fewer holes."""
         m = self.pages_per_block
         if self.holes < m:
             raise EngineError(f"compaction with {self.holes} holes of {m} a block: no block can be emptied")
-        live, listed = next((n, s) for n, s in enumerate(self._partial) if s)
-        block = next(iter(listed))
+        block = self._partial_block(range(1, m))
+        sources = (block * m + np.flatnonzero(self.full_owners[block * m : block * m + m])).tolist()
+        # The block is empty before its pages move, so that they do not move within it.
         self._live[block] = 0
-        sources = (block * m + np.flatnonzero(self._held[block])).tolist()
-        # The block leaves the lists first, so that its pages do not move within it.
-        del listed[block]
-        self.holes -= m - live
-        targets = [self._fill_hole() for _ in sources]
+        self.holes -= m - len(sources)
+        targets: list[int] = []
+        while len(targets) < len(sources):
+            targets += self._fill_holes(len(sources) - len(targets)).tolist()
         self.moves += zip(sources, targets, strict=True)
         for table in (self.full_owners, self.full_cached):
             table[targets] = table[sources]
             table[sources] = 0
-        self._held[block] = False
-        self._state[block] = _FREE
-        self._free.append(block)
+        self._push_blocks(np.array([block], np.int32))
