@@ -219,7 +219,9 @@ class PagePool:
         assert not live[0], "block 0 was handed out"
         assert not self.local_owners[0], "block 0 was handed out"
         free = (live == 0) & (self.local_owners == 0)
-        assert np.array_equal(np.sort(self._free[: self._num_free]), 1 + np.flatnonzero(free[1:])), "a free block is lost"
+        assert np.array_equal(np.sort(self._free[: self._num_free]), 1 + np.flatnonzero(free[1:])), (
+            "a free block is lost"
+        )
         assert not np.any((live > 0) & (self.local_owners > 0)), "a block is a local page and has full pages"
         assert self.num_local == np.count_nonzero(self.local_owners)
         assert self.num_full == int(live.sum())
@@ -301,7 +303,8 @@ class PagePool:
         """Return the blocks, each once."""
         order = np.arange(len(blocks), dtype=np.int32)
         self._seen[blocks] = order
-        return blocks[self._seen[blocks] == order]
+        distinct: Int[np.ndarray, " m"] = blocks[self._seen[blocks] == order]
+        return distinct
 
     def _empty_one_block(self) -> None:
         """Move the pages of the least used partial block to holes of others: at most m - 1 moves, m fewer holes."""

@@ -44,6 +44,7 @@ def restore(cache: CacheManager, salt: str, snapshot: Snapshot) -> Restored:
     for edge, cursor in cursors.items():
         if cursor.node is not None and new[edges.entries(edge)].any():
             cursor.node.last = max(cursor.node.last, int(last_use[edge]))
+            prefix.tree.candidates.refresh(cursor.node)
     # The tree owns the pages now. Pages of text that two edges of the snapshot share are free again.
     pool.free_full(pages[full])
     pool.free_local(blocks[local])
@@ -105,6 +106,7 @@ def _publish(
         if lease.cursor.node is not None and (pages[own].any() or blocks[own].any()):
             lease.cursor.node.last = clock - int(snapshot.age[edge])
             lease.cursor.node.hits = int(snapshot.hits[edge])
+            prefix.tree.candidates.refresh(lease.cursor.node)
     return cursors
 
 

@@ -7,6 +7,10 @@ grows up to the length of the loop, where LRU would evict all that is needed nex
 first use (scans) are told from the others by a table of their own.
 """
 
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
 _BUCKETS = 48  # half octaves of age
 _RELEARN = 64  # events between two computations of the densities
 _DECAY_AT = 4096.0  # events after which the past counts half
@@ -21,11 +25,16 @@ class Ageing:
         self._hits = [list(prior), list(prior)]
         self._ends = [list(prior), list(prior)]
         self._events = 0
-        self._density = [_densities(self._hits[reused], self._ends[reused]) for reused in (0, 1)]
+        self._density = np.array([_densities(self._hits[reused], self._ends[reused]) for reused in (0, 1)])
 
-    def density(self, age: int, *, reused: bool) -> float:
-        """Return the expected uses per passing request of an item of this age."""
-        return self._density[reused][_bucket(age)]
+    def density(self, ages: ArrayLike, *, reused: ArrayLike) -> Float[np.ndarray, " n"]:
+        """Return the expected uses per passing request of items of these ages."""
+        after = np.asarray(ages, np.float64) + 1
+        half_octaves = np.frexp(after * after)[1] - 1
+        density: Float[np.ndarray, " n"] = self._density[
+            np.asarray(reused, np.intp), np.minimum(half_octaves, _BUCKETS - 1)
+        ]
+        return density
 
     def count(self, age: int, *, reused: bool, hit: bool) -> None:
         """Count a use (`hit`) or an eviction of an item of this age."""
@@ -38,7 +47,7 @@ class Ageing:
             if sum(hits) + sum(ends) > _DECAY_AT:
                 hits[:] = [0.5 * count for count in hits]
                 ends[:] = [0.5 * count for count in ends]
-        self._density = [_densities(h, e) for h, e in zip(self._hits, self._ends, strict=True)]
+        self._density = np.array([_densities(h, e) for h, e in zip(self._hits, self._ends, strict=True)])
 
 
 def _bucket(age: int) -> int:

@@ -254,6 +254,7 @@ class PrefixCache:
                 self.tree.drop_full(node, slice(len(node.full) - 1, None))
         fresh = self.tree.append(node, tokens.copy(), full, local)
         fresh.last = self.retention.clock
+        self.tree.candidates.refresh(fresh)
         return fresh
 
     def _reason(self, salt: str, tokens: Int[np.ndarray, " T"], text: int) -> MissReason:

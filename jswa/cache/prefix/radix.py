@@ -22,6 +22,7 @@ from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
+from jswa.cache.prefix.candidates import Candidates
 
 NONE = 0  # block 0 is never handed out
 _SOURCES = 8  # edges searched for a copy of a page that several share
@@ -41,7 +42,6 @@ class Window:
     last: int
     hits: int = 0
     index: int = -1  # among the candidates for eviction
-    value: float = -1.0  # loss per slot if it is evicted; negative: to be computed
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +61,7 @@ class Cursor:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """An edge of the tree, or the root of one (no tokens). `last`, `hits`, `index` and `value` as in `Window`.
+    """An edge of the tree, or the root of one (no tokens). `last`, `hits` and `index` as in `Window`.
 
     `buffers`: arrays with room to grow, of which tokens, full and local are the first part; None: there is no room.
     """
@@ -75,7 +75,6 @@ class Node:
     last: int = 0
     hits: int = 0
     index: int = -1
-    value: float = -1.0
     children: dict[int, "Node"] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     cursors: set[Cursor] = field(default_factory=set)
@@ -87,28 +86,6 @@ class Node:
         return self.start + len(self.tokens)
 
 
-class Candidates:
-    """Windows and leaves that may be evicted, for drawing samples; adding and discarding cost O(1)."""
-
-    def __init__(self) -> None:
-        self.items: list[Node | Window] = []
-
-    def add(self, item: Node | Window) -> None:
-        """Add an item if it is absent."""
-        if item.index < 0:
-            item.index = len(self.items)
-            self.items.append(item)
-
-    def discard(self, item: Node | Window) -> None:
-        """Remove an item if it is present."""
-        if item.index >= 0:
-            last = self.items.pop()
-            if last is not item:
-                self.items[item.index] = last
-                last.index = item.index
-            item.index = -1
-
-
 class RadixTree:
     """Owns the edges; the pool knows which pages belong to them."""
 
@@ -117,7 +94,7 @@ class RadixTree:
         self.pool = pool
         self.page_size = layout.page_size
         self.roots: dict[str, Node] = {}
-        self.candidates = Candidates()
+        self.candidates = Candidates[Node | Window]()
         self.full_node = np.full(pool.num_blocks * pool.pages_per_block, None, object)
         self.local_node = np.full(pool.num_blocks, None, object)
         self.visits = 0  # edges passed, for tests and benchmarks
@@ -197,7 +174,8 @@ class RadixTree:
         node.parent.children[int(upper.tokens[0])] = upper
         node.tokens = node.tokens[at - node.start :]
         node.full, node.local = node.full[at // p - first :], node.local[at // p - first :]
-        node.start, node.parent, node.value, node.buffers = at, upper, -1.0, None
+        node.start, node.parent, node.buffers = at, upper, None
+        self.candidates.forget(node)
         for end in [end for end in node.windows if end <= at]:
             window = upper.windows[end] = node.windows.pop(end)
             window.node = upper
@@ -227,13 +205,13 @@ class RadixTree:
         else:
             child, shared = node, first - node.start // self.page_size
             _extend(node, shared, tokens, full, local)
-        child.value = -1.0
         new_full, new_local = full[full != NONE], local[local != NONE]
         self.pool.cache_full(new_full[~self.pool.full_cached[new_full]])
         self.pool.cache_local(new_local[~self.pool.local_cached[new_local]])
         self.full_node[new_full] = child
         self.local_node[new_local] = child
         self.candidates.add(child)
+        self.candidates.forget(child)
         return child
 
     def adopt_local(self, node: Node, index: Int[np.ndarray, " n"], ids: Int[np.ndarray, " n"]) -> None:
@@ -260,7 +238,8 @@ class RadixTree:
 
     def truncate(self, node: Node, end: int) -> None:
         """Shorten a leaf. The caller has dropped the pages behind `end`, and no window or cursor is there."""
-        count, node.value = max(0, -(-end // self.page_size) - node.start // self.page_size), -1.0
+        count = max(0, -(-end // self.page_size) - node.start // self.page_size)
+        self.candidates.forget(node)
         node.tokens, node.full, node.local = node.tokens[: end - node.start], node.full[:count], node.local[:count]
         whole = node.tokens.base
         if whole is not None and 4 * len(node.tokens) < len(whole):  # do not keep the memory of what is gone
@@ -337,8 +316,7 @@ class RadixTree:
             assert np.array_equal(np.sort(flat), np.flatnonzero(cached)), "cached ≠ in the tree"
             assert all(owner[i] is node for node, own in zip(nodes, ids, strict=True) for i in own.tolist())
             assert sum(node is not None for node in owner.tolist()) == len(flat)
-        for index, item in enumerate(self.candidates.items):
-            assert item.index == index
+        self.candidates.check()
 
     def _below(self, node: Node) -> Iterator[Node]:
         """Yield the edges that begin in the page in which `node` ends."""

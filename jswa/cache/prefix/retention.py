@@ -6,17 +6,13 @@ turn superseded its window. Pages are evicted in this order:
 
 1. spare pages that no window ever needed, oldest first. They help a text that diverges at a new position;
 2. spare pages of superseded windows, oldest first. They help a request that goes back to an earlier message;
-3. of a sample of windows and leaves, the item with the least expected loss per slot (`_value`). The loss of a window
-   is the number of tokens by which a matching row would start earlier; the loss of a leaf is that of a row that
-   matches the whole leaf. Both are weighted by the chance of another use at the item's age (`Ageing`). A window is
-   evicted as a whole, a leaf from its end together with the windows there. A leaf whose window is too costly to replay
-   is worth nothing without it, and goes next.
+3. windows and leaves, those with the least expected loss per slot first (`Victims`). A window is evicted as a whole, a
+   leaf from its end together with the windows there. A leaf whose window is too costly to replay is worth nothing
+   without it, and goes next.
 
 Laws (`check`): a local page is spare exactly if the tree alone owns it and no window needs it; windows are whole.
 """
 
-import math
-import random
 from itertools import islice
 
 import numpy as np
@@ -24,10 +20,8 @@ from jaxtyping import Int
 
 from jswa.cache.prefix.ageing import Ageing
 from jswa.cache.prefix.radix import NONE, Node, RadixTree, Window
-from jswa.cache.prefix.resume import replay_length
-from jswa.errors import EngineError
+from jswa.cache.prefix.victims import Victims
 
-_SAMPLE = 64
 _GHOSTS = 65_536
 _GHOST_TOKENS = 8
 _WINDOWS = 64  # of an edge, or as many as it has pages: more help nobody, and each use of the edge passes all of them
@@ -43,13 +37,12 @@ class Retention:
         self.clock = 0
         self.evictions = 0
         self._reach = tree.layout.reach
-        self._replay = replay_length(tree.layout)
         self._uses = np.zeros(tree.pool.num_blocks, np.int32)
+        self._victims = Victims(tree, self.ageing, self._uses)
         self._marks = np.zeros(tree.pool.num_blocks, bool)
         self._spare: dict[int, None] = {}
         self._left: dict[int, None] = {}  # spare pages of dropped windows
         self._victim: tuple[Node, int] | None = None
-        self._random = random.Random(0)
         self._ghosts: dict[tuple[str, int, bytes], None] = {}
 
     def add_window(
@@ -77,6 +70,7 @@ class Retention:
         if window is not None:
             window.branch |= branch
             window.last = max(window.last, last_use)
+            self.tree.candidates.refresh(window)
             return
         self._uses[blocks] += 1
         for block in blocks.tolist():
@@ -127,6 +121,7 @@ class Retention:
         self.ageing.count(self.clock - item.last, reused=item.hits > 0, hit=True)
         item.last = self.clock
         item.hits += 1
+        self.tree.candidates.refresh(item)
 
     def make_room(self, slots: int) -> None:
         """Evict until the pool has `slots` free slots. The caller has checked that so many are free or evictable."""
@@ -254,75 +249,20 @@ class Retention:
         """Evict one window, or as much of one leaf's end as frees `slots` slots."""
         victim: Node | Window | None = None
         if self._victim is not None and self._victim[0].index >= 0 and self._victim[0].last == self._victim[1]:
-            victim = self._victim[0] if self._free_tail(self._victim[0]) else None
+            victim = self._victim[0] if self._victims.free_tail(self._victim[0]) else None
         if victim is None:
-            victim = self._choose()
+            victim = self._victims.choose(self.clock)
             self.ageing.count(self.clock - victim.last, reused=victim.hits > 0, hit=False)
             self._victim = (victim, victim.last) if isinstance(victim, Node) else None
         self.evictions += 1
         if isinstance(victim, Node):
-            self.cut(victim, min(slots, self._free_tail(victim)))
+            self.cut(victim, min(slots, self._victims.free_tail(victim)))
         else:
             self._free_blocks(self.drop_window(victim))
-
-    def _choose(self) -> Node | Window:
-        """Return the item of a sample whose loss per slot, times its chance of another use, is least."""
-        items, draw = self.tree.candidates.items, self._random.random
-        sample = [items[int(draw() * len(items))] for _ in range(_SAMPLE)] if len(items) > _SAMPLE else items
-        # Edges under a cursor seldom have free pages: they are considered only if no other item is left.
-        free = [item for item in sample if isinstance(item, Window) or not item.cursors]
-        for picked in (free, items):
-            for _, index in sorted((self._score(item), item.index) for item in picked):
-                # The cached value of an item may be older than the leases that hold its pages now.
-                items[index].value = self._value(items[index])
-                if items[index].value < math.inf:
-                    return items[index]
-        raise EngineError("the prefix cache has nothing to evict, although its pages are counted as evictable")
-
-    def _score(self, item: Node | Window) -> float:
-        if item.value < 0 or item.value == math.inf:  # unknown, or held by rows when it was last computed
-            item.value = self._value(item)
-        return item.value * self.ageing.density(self.clock - item.last, reused=item.hits > 0)
+            self._victims.prefer(victim.node)
 
     def _changed(self, node: Node) -> None:
         """Invalidate the values of an edge and its windows."""
-        node.value = -1.0
+        self.tree.candidates.forget(node)
         for window in node.windows.values():
-            window.value = -1.0
-
-    def _value(self, item: Node | Window) -> float:
-        """Return the loss per slot; infinite if evicting the item frees nothing."""
-        m = self.pool.pages_per_block
-        if isinstance(item, Window):
-            idle = self.pool.local_owners[item.blocks] == 1
-            if not idle.any():
-                return math.inf
-            loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
-            # Evicting this window does not free pages that other windows need too.
-            return loss / max(0.5, m * int(np.count_nonzero(idle & (self._uses[item.blocks] == 1))))
-        if self.tree.layout.full is None or item.full[-1] == NONE or self.pool.full_owners[item.full[-1]] > 1:
-            return math.inf
-        loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
-        return loss / (len(item.full) + m * int(np.count_nonzero(item.local)))
-
-    def _resumes_at(self, node: Node, last: int, length: int) -> int:
-        """Return where a row that matches `length` tokens would start, by the windows that end at `last` or before."""
-        if self._reach is None:
-            return length
-        least = self._reach.first_visible(length) if self._reach.chunked else max(0, length - self._replay)
-        above: Node | None = node
-        while above is not None and above.end > least:
-            found = max((end for end in above.windows if least < end <= last), default=0)
-            if found:
-                return found
-            above = above.parent
-        return least
-
-    def _free_tail(self, node: Node) -> int:
-        """Count the full pages at the end of a leaf that only the tree owns."""
-        if self.tree.layout.full is None or node.full[-1] == NONE:
-            return 0
-        if self.pool.full_owners[node.full[-1]] > 1:
-            return 0
-        shared = np.flatnonzero(self.pool.full_owners[node.full] > 1)
-        return len(node.full) - (int(shared[-1]) + 1 if len(shared) else 0)
+            self.tree.candidates.forget(window)

@@ -1,0 +1,129 @@
+"""Which window or leaf of the tree is evicted next: the one with the least expected loss per slot.
+
+The loss of a window is the number of tokens by which a matching row would start earlier without it; the loss of a leaf
+is that of a row that matches the whole leaf. Both are weighted by the chance of another use at the item's age
+(`Ageing`). A few items are taken from each sample, at least 64 times as large.
+"""
+
+import math
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.prefix.ageing import Ageing
+from jswa.cache.prefix.candidates import UNKNOWN
+from jswa.cache.prefix.radix import NONE, Node, RadixTree, Window
+from jswa.cache.prefix.resume import replay_length
+from jswa.errors import EngineError
+
+_SAMPLE = 64  # items drawn for each that is chosen
+_CHOSEN = 4  # items chosen from one sample
+
+
+class Victims:
+    """Chooses among the candidates of a tree. `uses`: the number of windows that need each local page."""
+
+    def __init__(self, tree: RadixTree, ageing: Ageing, uses: Int[np.ndarray, " blocks"]) -> None:
+        self._tree = tree
+        self._pool = tree.pool
+        self._ageing = ageing
+        self._uses = uses
+        self._reach = tree.layout.reach
+        self._replay = replay_length(tree.layout)
+        self._random = np.random.default_rng(0)
+        self._chosen: list[tuple[Node | Window, int]] = []  # with `last`, the best at the end
+
+    def choose(self, clock: int) -> Node | Window:
+        """Return the next item to evict; evicting it frees pages. Raises EngineError if there is none."""
+        values = self._tree.candidates.values
+        while True:
+            while self._chosen:
+                item, last = self._chosen.pop()
+                # Chosen from an earlier sample: it may have been used, changed or evicted since, or rows may hold it.
+                if item.index >= 0 and item.last == last and values[item.index] != UNKNOWN:
+                    values[item.index] = self._value(item)
+                    if values[item.index] < math.inf:
+                        return item
+            self._chosen = self._draw(clock)
+
+    def prefer(self, item: Node) -> None:
+        """Evict an edge next if it is worth nothing: without its windows, nobody could start at its end."""
+        if item.index >= 0 and not item.cursors:
+            value = self._tree.candidates.values[item.index] = self._value(item)
+            if value <= 0:
+                self._chosen.append((item, item.last))
+
+    def free_tail(self, node: Node) -> int:
+        """Count the full pages at the end of a leaf that only the tree owns."""
+        if self._tree.layout.full is None or node.full[-1] == NONE:
+            return 0
+        owners = self._pool.full_owners[node.full]
+        if owners[-1] > 1:
+            return 0
+        shared = (owners > 1).nonzero()[0]
+        return len(node.full) - (int(shared[-1]) + 1 if len(shared) else 0)
+
+    def _draw(self, clock: int) -> list[tuple[Node | Window, int]]:
+        """Return the best items of a sample, the best at the end."""
+        items = self._tree.candidates.items
+        if len(items) > _CHOSEN * _SAMPLE:
+            found = self._best(self._random.integers(len(items), size=_CHOSEN * _SAMPLE), _CHOSEN, clock)
+        else:
+            found = self._best(np.arange(len(items)), max(1, len(items) // _SAMPLE), clock)
+        # Edges under a cursor seldom have free pages: they are considered only if no other item is left.
+        found = (
+            found or self._best(np.arange(len(items)), 1, clock) or self._best(np.arange(len(items)), 1, clock, True)
+        )
+        if not found:
+            raise EngineError("the prefix cache has nothing to evict, although its pages are counted as evictable")
+        return found
+
+    def _best(
+        self, sample: Int[np.ndarray, " n"], count: int, clock: int, under_cursors: bool = False
+    ) -> list[tuple[Node | Window, int]]:
+        """Return at most `count` items of a sample whose loss is least, and finite, the best at the end."""
+        candidates, items = self._tree.candidates, self._tree.candidates.items
+        values = candidates.values[sample]
+        # Unknown, or held by rows when it was last computed.
+        stale = (values < 0) | (values == math.inf)
+        if stale.any():
+            for index in sample[stale].tolist():
+                candidates.values[index] = self._value(items[index])
+            values = candidates.values[sample]
+        values *= self._ageing.density(clock - candidates.last[sample], reused=candidates.reused[sample])
+        found: list[tuple[Node | Window, int]] = []
+        for place in values.argsort(kind="stable").tolist():
+            item = items[sample[place]]
+            if values[place] == math.inf or len(found) == count:
+                break
+            if under_cursors or isinstance(item, Window) or not item.cursors:
+                found.append((item, item.last))
+        return found[::-1]
+
+    def _value(self, item: Node | Window) -> float:
+        """Return the loss per slot; infinite if evicting the item frees nothing."""
+        m = self._pool.pages_per_block
+        if isinstance(item, Window):
+            owners = self._pool.local_owners[item.blocks]
+            # Evicting this window does not free pages that other windows need too.
+            alone = int(np.count_nonzero(owners + self._uses[item.blocks] == 2))
+            if not alone and not np.any(owners == 1):
+                return math.inf
+            return (item.end - self._resumes_at(item.node, item.end - 1, item.end)) / max(0.5, m * alone)
+        if self._tree.layout.full is None or item.full[-1] == NONE or self._pool.full_owners[item.full[-1]] > 1:
+            return math.inf
+        loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
+        return loss / (len(item.full) + m * int(np.count_nonzero(item.local)))
+
+    def _resumes_at(self, node: Node, last: int, length: int) -> int:
+        """Return where a row that matches `length` tokens would start, by the windows that end at `last` or before."""
+        if self._reach is None:
+            return length
+        least = self._reach.first_visible(length) if self._reach.chunked else max(0, length - self._replay)
+        above: Node | None = node
+        while above is not None and above.end > least:
+            found = max((end for end in above.windows if least < end <= last), default=0)
+            if found:
+                return found
+            above = above.parent
+        return least
