@@ -17,7 +17,7 @@ from jswa.cache.prefix.radix import Cursor
 NEVER = 2**62
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PageRun:
     """Page ids of the page positions [start, end). Entries of `ids` outside of that range are stale.
 
@@ -46,7 +46,7 @@ class PageRun:
         return positions, self.ids[positions.start : positions.stop]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Lease:
     """Pages of one sequence. Only the cache manager changes it.
 
@@ -82,8 +82,8 @@ class Lease:
     local: PageRun = field(init=False)
 
     def __post_init__(self) -> None:
-        self.full = PageRun(np.zeros(self.width, np.int32))
-        self.local = PageRun(np.zeros(self.width, np.int32))
+        ids = np.zeros((2, self.width), np.int32)
+        self.full, self.local = PageRun(ids[0]), PageRun(ids[1])
 
     @property
     def slid(self) -> Int[np.ndarray, " n"]:

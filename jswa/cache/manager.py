@@ -1,9 +1,6 @@
 """Leases pages to sequences: the only module that changes leases, prefix cache and pool together.
 
-`slide` alone moves windows, by one frontier on *launched* tokens (of steps handed to the device, never of planned
-steps): whole pages older than max(0, launched - (W - 1)) leave the window, and with chunked layers all pages of earlier
-chunks. The code is the same with and without the prefix cache. Pages of a prompt wait (`Lease.unpublished_from`) until
-their tokens have come back and the cache has published them; if memory is short, they are freed first.
+`slide` alone moves windows (`windows.py`). The code is the same with and without the prefix cache.
 
 A page that leaves a lease may be reused at once, although the step that last used it may still run: the next step
 consumes the arrays that this step produces, so a data dependence orders them and no guard is needed. A row that ended
@@ -20,11 +17,12 @@ from jaxtyping import Int
 
 from jswa.cache.laws import check_cursors, check_leases, check_owners
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import NEVER, Lease, PageRun, owners_without
+from jswa.cache.lease import Lease, PageRun, owners_without
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache
 from jswa.cache.prefix.radix import Window
 from jswa.cache.prefix.stats import CacheStats, HitCounter
+from jswa.cache.windows import Windows
 
 _NO_TOKENS = np.zeros(0, np.int32)
 _DISABLED = NO_MATCH._replace(reason="disabled")
@@ -55,13 +53,14 @@ class CacheManager:
         self.prefix = PrefixCache(layout, self.pool)
         self.hits = HitCounter()
         self.moves: list[Move] = []
-        self.slid_pages = 0
         self.epoch = 0  # counts `withdraw` and `flush`: what was matched before may have left the cache since
         self._sharing = sharing
         self._interval = interval
         self._width = width
-        self._leases: dict[Lease, None] = {}  # dicts serve as ordered sets
-        self._waiting: dict[Lease, None] = {}  # leases with pages that wait to be published
+        self._leases: dict[Lease, None] = {}  # serves as an ordered set
+        self._windows = Windows(layout, self.pool, self.prefix.retention)
+        self._allocated = 0  # slots of `pool.allocated` at the last call of `evict_ahead`
+        self._demand = 0
 
     @property
     def leases(self) -> KeysView[Lease]:
@@ -71,7 +70,7 @@ class CacheManager:
     @property
     def available_slots(self) -> int:
         """Slots that are free, or can be freed without preempting a row."""
-        return self.pool.free_slots + self.pool.evictable_slots + self.pool.pages_per_block * self._idle_pages()
+        return self.pool.free_slots + self.pool.evictable_slots + self.pool.pages_per_block * self._windows.idle_pages()
 
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
@@ -79,12 +78,12 @@ class CacheManager:
 
     def available_without(self, closed: Collection[Lease]) -> int:
         """Return `available_slots` as they would be if leases were closed."""
-        pool, slots = self.pool, self.available_slots - self.pool.pages_per_block * self._idle_pages()
+        pool, slots = self.pool, self.available_slots - self.pool.pages_per_block * self._windows.idle_pages()
         for kind, size in (("full", 1), ("local", pool.pages_per_block)):
             cached = getattr(pool, f"{kind}_cached")
             freed = (getattr(pool, f"{kind}_owners") > cached) & (owners_without(pool, kind, closed) == cached)
             slots += size * int(np.count_nonzero(freed))
-        return slots + pool.pages_per_block * self._idle_pages(closed)
+        return slots + pool.pages_per_block * self._windows.idle_pages(closed)
 
     def leased_slots(self, match: Match, closed: Collection[Lease] = ()) -> int:
         """Return the slots of a match that other rows, but for closed ones, hold too: sharing them takes none."""
@@ -106,24 +105,11 @@ class CacheManager:
         None, and no change, if there is no room to copy a partly filled page.
         """
         lease = Lease(self._width, salt=salt)
-        at, p = match.resume, self.layout.page_size
-        lease.full_write_from, lease.local_visible_from, lease.exact_from = (
-            at.full_to,
-            at.local_visible_from,
-            at.exact_from,
-        )
-        lease.full.extend(match.full)
-        if self.layout.reach is not None:
-            lease.unpublished_from = lease.local.start = lease.local.end = lease.local.sent = at.local_visible_from // p
-            lease.local.extend(match.local)
-        self.pool.retain_full(match.full)
-        self.pool.retain_local(match.local)
-        self.prefix.retention.pin(match.local)
         self._leases[lease] = None
-        if not self._copy_last(lease, match):
+        if match.path and not self._share(lease, match):
             self._release(lease)
             return None
-        lease.next_slide = self._next_slide(lease.local.start)
+        lease.next_slide = self._windows.next_slide(lease.local.start)
         if self._sharing:
             self.prefix.start(lease, match)
             self._set_window_ends(lease, match, length)
@@ -146,6 +132,19 @@ class CacheManager:
         lease.covered = pages * layout.page_size
         return True
 
+    def evict_ahead(self) -> None:
+        """Evict until the next plan probably finds enough free slots; to be called while the device works.
+
+        What a plan takes is foreseen as the most that any recent plan took, those of about 64 calls.
+        """
+        pool = self.pool
+        taken, self._allocated = pool.allocated - self._allocated, pool.allocated
+        self._demand = max(taken, self._demand - -(-self._demand // 64))
+        wanted = min(self._demand, pool.total_slots // 32)
+        if wanted > pool.free_slots:
+            self._windows.free_waiting(needed=False)
+            self.prefix.retention.make_room(min(wanted + wanted // 4, pool.free_slots + pool.evictable_slots))
+
     def grow_by_page(self, leases: Sequence[Lease]) -> bool:
         """Extend different leases, whose pages are full, by one page of each kind; False, and no change, if short.
 
@@ -167,31 +166,11 @@ class CacheManager:
 
     def slide(self, lease: Lease, launched: int) -> None:
         """Free local pages that no later query of the row can see, once `launched` tokens are on the device."""
-        frontier = self._advance(lease, launched)
-        if frontier and not lease.window_ends:
-            self._free_slid(lease, frontier)
+        self._windows.slide(lease, launched)
 
     def slide_all(self, rows: Iterable[tuple[Lease, int]]) -> None:
         """Do what `slide` does for each lease and its launched length, and free the pages of all at once."""
-        if self.layout.reach is None:
-            return
-        parts = []
-        for lease, launched in rows:
-            first, frontier = lease.unpublished_from, self._advance(lease, launched)
-            if frontier and not lease.window_ends:
-                parts.append(lease.local.ids[first:frontier])
-                lease.unpublished_from = frontier
-                self._waiting.pop(lease, None)
-        if not parts:
-            return
-        ids = np.concatenate(parts)
-        # Rows that share pages of the cache may slide past them in one step: those pages are freed once per row.
-        several = self.pool.local_owners[ids] - self.pool.local_cached[ids] > 1
-        if several.any():
-            for i in np.flatnonzero(several).tolist():
-                self._free_local(ids[i : i + 1])
-            ids = ids[~several]
-        self._free_local(ids)
+        self._windows.slide_all(rows)
 
     def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], computed: int) -> None:
         """Publish whole pages of the first `computed` tokens, at the prompt end also the last. No-op during decode."""
@@ -205,7 +184,7 @@ class CacheManager:
         if computed >= end or lease.cursor.detached:
             lease.window_ends.clear()
         waiting_from = upto // self.layout.page_size if lease.window_ends else lease.local.start
-        self._free_slid(lease, min(lease.local.start, waiting_from))
+        self._windows.free_slid(lease, min(lease.local.start, waiting_from))
 
     def close(self, lease: Lease, tokens: Int[np.ndarray, " T"] = _NO_TOKENS, *, turn: tuple[int, ...] = ()) -> None:
         """End a lease and publish its computed tokens; without tokens, publish nothing.
@@ -243,7 +222,7 @@ class CacheManager:
             evictable_local_pages=pool.evictable_local,
             windows=sum(isinstance(item, Window) for item in self.prefix.tree.candidates.items),
             evictions=self.prefix.retention.evictions,
-            slid_pages=self.slid_pages,
+            slid_pages=self._windows.slid_pages,
         )
 
     def held_slots(self, lease: Lease) -> int:
@@ -264,7 +243,7 @@ class CacheManager:
         """Assert the laws of pool, cache and leases, given each open lease and its launched length."""
         self.pool.check()
         self.prefix.check()
-        check_leases(self.layout, self._leases, self._waiting, dict(launched))
+        check_leases(self.layout, self._leases, self._windows.waiting, dict(launched))
         check_owners(self.pool, self._leases)
         if self._sharing:
             check_cursors(self.layout, self.prefix, self._leases)
@@ -273,27 +252,56 @@ class CacheManager:
         """Return 1 if the row will write to the last local page of the match and needs a copy of it, else 0."""
         return int(len(match.local) > 0 and match.resume.boundary % self.layout.page_size > 0)
 
-    def _copy_last(self, lease: Lease, match: Match) -> bool:
-        """Replace shared pages that the row will write to by copies; False if there is no room."""
-        full = int(len(match.full) > 0 and match.resume.full_to % self.layout.page_size > 0)
-        local, m = self._copied_local(match), self.pool.pages_per_block
-        if not full and not local:
-            return True
-        if not self.make_room(full + local * m):
+    def _share(self, lease: Lease, match: Match) -> bool:
+        """Give a lease the pages of a match, or copies of those that it will write to; False if there is no room."""
+        at = match.resume
+        lease.full_write_from, lease.local_visible_from = at.full_to, at.local_visible_from
+        lease.exact_from = at.exact_from
+        lease.full.extend(match.full)
+        if self.layout.reach is not None:
+            first = at.local_visible_from // self.layout.page_size
+            lease.unpublished_from = lease.local.start = lease.local.end = lease.local.sent = first
+            lease.local.extend(match.local)
+        # The last pages are copied if the row will write to them.
+        full = int(len(match.full) > 0 and at.full_to % self.layout.page_size > 0)
+        local = self._copied_local(match)
+        shared_full, shared_local = len(match.full) - full, len(match.local) - local
+        self.pool.retain_full(match.full[:shared_full])
+        self.pool.retain_local(match.local[:shared_local])
+        self.prefix.retention.pin(match.local[:shared_local])
+        if not self._room_for_copies(match.full[shared_full:], match.local[shared_local:]):
+            lease.full.end -= full
+            lease.local.end -= local
             return False
         if local:
-            source = lease.local.ids[lease.local.end - 1 : lease.local.end].copy()
-            lease.local.ids[lease.local.end - 1] = target = int(self.pool.alloc_local(1)[0])
-            self._follow_moves()
-            self.moves += [Move(int(source[0]) * m + i, target * m + i, rename=False) for i in range(m)]
-            self._free_local(source)
+            self._copy_local(lease)
         if full:
-            # Read after the local page was allocated: compaction may have moved the full page.
-            source = lease.full.ids[lease.full.end - 1 : lease.full.end].copy()
+            # After the local page was allocated: compaction may have moved the full page.
+            source = int(lease.full.ids[lease.full.end - 1])
             lease.full.ids[lease.full.end - 1] = target = int(self.pool.alloc_full(1)[0])
-            self.moves.append(Move(int(source[0]), target, rename=False))
-            self.pool.free_full(source)
+            self.moves.append(Move(source, target, rename=False))
         return True
+
+    def _room_for_copies(self, full: Int[np.ndarray, " n"], local: Int[np.ndarray, " m"]) -> bool:
+        """Make room for copies of pages of the cache, which are not evicted for it; False if that is impossible."""
+        slots = len(full) + len(local) * self.pool.pages_per_block
+        if slots <= self.pool.free_slots:
+            return True
+        self.pool.retain_full(full)
+        self.pool.retain_local(local)
+        self.prefix.retention.pin(local)
+        fits = self.make_room(slots)
+        self.pool.free_full(full)
+        self._windows.free(local)
+        return fits
+
+    def _copy_local(self, lease: Lease) -> None:
+        """Replace the last local page of a lease by a copy."""
+        m, last = self.pool.pages_per_block, lease.local.end - 1
+        source, target = int(lease.local.ids[last]), int(self.pool.alloc_local(1)[0])
+        lease.local.ids[last] = target
+        self._follow_moves()
+        self.moves += [Move(source * m + i, target * m + i, rename=False) for i in range(m)]
 
     def _set_window_ends(self, lease: Lease, match: Match, length: int) -> None:
         """Choose the windows to keep: where texts diverge, at intervals, and at the end of the known tokens."""
@@ -313,64 +321,18 @@ class CacheManager:
         if slots > self.available_slots:
             return False
         for held in (False, True):
-            for lease in list(self._waiting):
-                first = self._first_needed(lease) if not held else lease.local.start
-                self._free_slid(lease, min(lease.local.start, first))
+            self._windows.free_waiting(needed=held)
             self.prefix.retention.make_room(min(slots, pool.free_slots + pool.evictable_slots))
             if slots <= pool.free_slots:
                 break
         return True
 
-    def _first_needed(self, lease: Lease) -> int:
-        """Return the first page position of the windows that the cache is to keep."""
-        assert self.layout.reach is not None
-        return self.layout.reach.first_visible(lease.window_ends[0]) // self.layout.page_size
-
-    def _idle_pages(self, closed: Collection[Lease] = ()) -> int:
-        """Count the local pages that wait to be published and that no other row holds, if leases were closed."""
-        idle, owners = 0, owners_without(self.pool, "local", closed)
-        for lease in self._waiting.keys() - closed if closed else self._waiting:
-            slid = lease.slid
-            idle += int(np.count_nonzero(owners[slid] - self.pool.local_cached[slid] == 1))
-        return idle
-
-    def _advance(self, lease: Lease, launched: int) -> int:
-        """Move the start of a lease's window; return its page position, or 0 if it has not moved."""
-        if self.layout.reach is None:
-            return 0
-        frontier = self.layout.reach.first_visible(launched) // self.layout.page_size
-        if frontier <= lease.local.start:
-            return 0
-        self.slid_pages += frontier - lease.local.start
-        lease.local.start = frontier
-        lease.next_slide = self._next_slide(frontier)
-        if lease.window_ends:
-            self._waiting[lease] = None
-        return frontier
-
-    def _free_slid(self, lease: Lease, upto: int) -> None:
-        if upto > lease.unpublished_from:
-            self._free_local(lease.local.ids[lease.unpublished_from : upto])
-            lease.unpublished_from = upto
-        if lease.unpublished_from >= lease.local.start:
-            self._waiting.pop(lease, None)
-
-    def _free_local(self, ids: Int[np.ndarray, " n"]) -> None:
-        self.pool.free_local(ids)
-        self.prefix.retention.unpin(ids)
-
     def _release(self, lease: Lease) -> None:
         self.pool.free_full(lease.full.held)
-        self._free_local(lease.local.ids[lease.unpublished_from : lease.local.end])
-        self._waiting.pop(lease, None)
+        self._windows.free(lease.local.ids[lease.unpublished_from : lease.local.end])
+        self._windows.waiting.pop(lease, None)
         self._leases.pop(lease)
         self.prefix.detach(lease.cursor)
-
-    def _next_slide(self, local_start: int) -> int:
-        """Return the launched length at which page `local_start` is outside of every later query's window."""
-        if self.layout.reach is None:
-            return NEVER
-        return self.layout.reach.hidden_from((local_start + 1) * self.layout.page_size - 1)
 
     def _follow_moves(self) -> None:
         """Rewrite the ids of pages that compaction moved, in every lease and in the tree. Rare."""

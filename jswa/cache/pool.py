@@ -27,6 +27,11 @@ _NO_PAGES = np.zeros(0, np.int32)
 _STALE = 512  # stale entries that a pool of any size may have in its lists
 
 
+def _index(ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Return ids as numpy indexes with them: a few int32 ids would be converted anew, slowly, by every access."""
+    return ids.astype(np.intp, copy=False)
+
+
 class PagePool:
     """Free lists of one arena of `num_blocks` blocks with `pages_per_block` (m) full pages each.
 
@@ -81,7 +86,7 @@ class PagePool:
         while self._num_free < count:
             self._empty_one_block()
         blocks = self._pop_blocks(count)
-        self.local_owners[blocks] = 1
+        self.local_owners[_index(blocks)] = 1
         self.num_local += count
         self.allocated += count * self.pages_per_block
         return blocks
@@ -94,7 +99,9 @@ class PagePool:
         """
         if count > self.free_slots:
             raise EngineError(f"alloc_full({count}) with {self.free_slots} free slots")
-        m, parts, left = self.pages_per_block, [], count
+        if count == 1:
+            return self._alloc_page()
+        m, parts, left = self.pages_per_block, list[Int[np.ndarray, " n"]](), count
         if not scattered or not self.holes:
             parts.append(self._fill_blocks(min(left // m, self._num_free)))
             left -= len(parts[0])
@@ -107,62 +114,95 @@ class PagePool:
         if left:
             block = int(self._pop_blocks(1)[0])
             parts.append(block * m + self._offsets[:left])
-            self._set_live(block, left)
             self.holes += m - left
+            self._set_live(block, left)
         ids = parts[0] if len(parts) == 1 else np.concatenate([*parts, _NO_PAGES])
-        self.full_owners[ids] = 1
+        self.full_owners[_index(ids)] = 1
         self.num_full += count
         self.allocated += count
         return ids
 
+    def _alloc_page(self) -> Int[np.ndarray, " 1"]:
+        """Allocate one full page. The caller has seen that a slot is free."""
+        m = self.pages_per_block
+        if self.holes:
+            block = self._partial_block(range(m - 1, 0, -1))
+            page = block * m + int(self.full_owners[block * m : block * m + m].argmin())
+            self.holes -= 1
+            self._set_live(block, int(self._live[block]) + 1)
+        else:
+            self._num_free -= 1
+            block = int(self._free[self._num_free])
+            page = block * m
+            self.holes += m - 1
+            self._set_live(block, 1)
+        self.full_owners[page] = 1
+        self.num_full += 1
+        self.allocated += 1
+        return np.array([page], np.int32)
+
     def retain_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Add an owner to local pages that have one."""
-        owners = self.local_owners[blocks]
-        self.evictable_local -= int(np.count_nonzero(self.local_cached[blocks] & (owners == 1)))
-        self.local_owners[blocks] = owners + 1
+        if not len(blocks):
+            return
+        at = _index(blocks)
+        owners = self.local_owners[at]
+        self.evictable_local -= int(np.count_nonzero(self.local_cached[at] & (owners == 1)))
+        self.local_owners[at] = owners + 1
 
     def retain_full(self, pages: Int[np.ndarray, " n"]) -> None:
         """Add an owner to full pages that have one."""
-        owners = self.full_owners[pages]
-        self.evictable_full -= int(np.count_nonzero(self.full_cached[pages] & (owners == 1)))
-        self.full_owners[pages] = owners + 1
+        if not len(pages):
+            return
+        at = _index(pages)
+        owners = self.full_owners[at]
+        self.evictable_full -= int(np.count_nonzero(self.full_cached[at] & (owners == 1)))
+        self.full_owners[at] = owners + 1
 
     def cache_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Make the cache an owner of local pages that a lease owns."""
-        self.local_cached[blocks] = True
-        self.local_owners[blocks] += 1
+        at = _index(blocks)
+        self.local_cached[at] = True
+        self.local_owners[at] += 1
 
     def cache_full(self, pages: Int[np.ndarray, " n"]) -> None:
         """Make the cache an owner of full pages that a lease owns."""
-        self.full_cached[pages] = True
-        self.full_owners[pages] += 1
+        at = _index(pages)
+        self.full_cached[at] = True
+        self.full_owners[at] += 1
 
     def uncache_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Remove the cache as an owner of local pages."""
-        self.local_cached[blocks] = False
-        self.evictable_local -= self._release_local(blocks)[1]
+        at = _index(blocks)
+        self.local_cached[at] = False
+        self.evictable_local -= self._release_local(at)[1]
 
     def uncache_full(self, pages: Int[np.ndarray, " n"]) -> None:
         """Remove the cache as an owner of full pages."""
-        self.full_cached[pages] = False
-        self.evictable_full -= self._release_full(pages)[1]
+        at = _index(pages)
+        self.full_cached[at] = False
+        self.evictable_full -= self._release_full(at)[1]
 
     def free_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Remove an owner of local pages; pages without owners become free."""
-        owners, gone = self._release_local(blocks)
-        if gone < len(blocks):
-            self.evictable_local += int(np.count_nonzero(self.local_cached[blocks] & (owners == 1)))
+        at = _index(blocks)
+        owners, gone = self._release_local(at)
+        if gone < len(at):
+            self.evictable_local += int(np.count_nonzero(self.local_cached[at] & (owners == 1)))
 
     def free_full(self, pages: Int[np.ndarray, " n"]) -> None:
         """Remove an owner of full pages; a block without pages becomes free."""
-        owners, gone = self._release_full(pages)
-        if gone < len(pages):
-            self.evictable_full += int(np.count_nonzero(self.full_cached[pages] & (owners == 1)))
+        at = _index(pages)
+        owners, gone = self._release_full(at)
+        if gone < len(at):
+            self.evictable_full += int(np.count_nonzero(self.full_cached[at] & (owners == 1)))
 
     def _release_local(self, blocks: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
         """Remove an owner; return how many each page has left, and how many pages became free."""
+        if not len(blocks):
+            return blocks, 0
         owners = self.local_owners[blocks] - 1
-        least = owners.min() if len(owners) else 1
+        least = int(owners.min())
         if least < 0:
             raise EngineError(f"free_local of blocks that are not local pages: {blocks}")
         self.local_owners[blocks] = owners
@@ -175,8 +215,10 @@ class PagePool:
 
     def _release_full(self, pages: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
         """Do the same for full pages."""
+        if not len(pages):
+            return pages, 0
         owners = self.full_owners[pages] - 1
-        least = owners.min() if len(owners) else 1
+        least = int(owners.min())
         if least < 0:
             raise EngineError(f"free_full of pages that are not held: {pages}")
         self.full_owners[pages] = owners
@@ -250,7 +292,7 @@ class PagePool:
         if not count:
             return _NO_PAGES
         blocks = self._pop_blocks(count)
-        self._live[blocks] = self.pages_per_block
+        self._live[_index(blocks)] = self.pages_per_block
         if self.pages_per_block == 1:
             return blocks
         pages: Int[np.ndarray, " pages"] = (blocks[:, None] * self.pages_per_block + self._offsets).reshape(-1)

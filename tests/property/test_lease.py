@@ -113,7 +113,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert _lengths(row.lease) == _lengths(twin)
         pools = self.manager.pool, other.pool
         assert len({(pool.free_slots, pool.num_full, pool.num_local) for pool in pools}) == 1
-        assert self.manager.slid_pages == other.slid_pages
+        assert self.manager.stats().slid_pages == other.stats().slid_pages
 
     @precondition(lambda self: self.rows)
     @rule()

@@ -61,14 +61,15 @@ class PrefixCache:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
         p = self._page
         path, text = self.tree.walk(salt, tokens[: max(limit, 0)])
+        if not path:
+            return Match((), COLD, NO_MATCH.full, NO_MATCH.local, branch=False, reason=self._reason(salt, tokens, 0))
         full, local = self.tree.pages(path, text)
-        full_to = text
-        if self.layout.full is not None:
-            holes = np.flatnonzero(full == NONE)
-            full_to = int(holes[0]) * p if len(holes) else text
-        found = resume(self.layout, full_to, local != NONE)
+        full_to, live = text, local != NONE
+        if self.layout.full is not None and np.count_nonzero(full) < len(full):
+            full_to = int(full.argmin()) * p  # the first hole
+        found = resume(self.layout, full_to, live)
         if full_to % p:
-            coarse = resume(self.layout, full_to // p * p, local != NONE)
+            coarse = resume(self.layout, full_to // p * p, live)
             found = found if found.start - coarse.start >= self._least_copy else coarse
         window = slice(
             found.local_visible_from // p, -(-found.boundary // p) if found.boundary > found.local_visible_from else 0
@@ -87,8 +88,11 @@ class PrefixCache:
 
         A text that is cached as a whole does not part from itself where its match ends, one token before its end.
         """
-        following = [int(node.tokens[at - node.start])] if at < node.end else list(node.children)
-        return at < len(tokens) and bool(following) and int(tokens[at]) not in following
+        if at >= len(tokens):
+            return False
+        if at < node.end:
+            return bool(tokens[at] != node.tokens[at - node.start])
+        return bool(node.children) and int(tokens[at]) not in node.children
 
     def start(self, lease: Lease, match: Match) -> None:
         """Count the use of a match by a new row, and place the row's cursor."""
@@ -216,7 +220,7 @@ class PrefixCache:
         if self.layout.full is None:
             return to
         base, low, high = node.start // self._page, max(node.start, at) // self._page, to // self._page
-        other = np.flatnonzero(node.full[low - base : high - base] != lease.full.ids[low:high])
+        other = (node.full[low - base : high - base] != lease.full.ids[low:high]).nonzero()[0]
         return (low + int(other[0])) * self._page if len(other) else to
 
     def _exact_pages(self, lease: Lease, low: int, high: int) -> tuple[int, int]:
@@ -231,7 +235,7 @@ class PrefixCache:
         if low < high:
             ids = lease.local.ids[low:high]
             hole = node.local[low - base : high - base] == NONE
-            missing = np.flatnonzero(hole & (ids != NONE) & ~self.pool.local_cached[ids])
+            missing = (hole & (ids != NONE) & ~self.pool.local_cached[ids]).nonzero()[0]
             if len(missing):
                 self.tree.adopt_local(node, missing + (low - base), ids[missing])
 
@@ -239,9 +243,7 @@ class PrefixCache:
         """Append text of a lease, with its pages, to an edge."""
         end, p = node.end, self._page
         first, last = end // p, -(-(end + len(tokens)) // p)
-        full, local = np.zeros(last - first, np.int32), np.zeros(last - first, np.int32)
-        if self.layout.full is not None:
-            full[:] = lease.full.ids[first:last]
+        full, local = lease.full.ids[first:last].copy(), np.zeros(last - first, np.int32)
         low, high = self._exact_pages(lease, first, last)
         if low < high:
             local[low - first : high - first] = lease.local.ids[low:high]

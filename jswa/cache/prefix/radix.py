@@ -134,14 +134,21 @@ class RadixTree:
             local[first : first + len(part)] = node.local[: len(part)]
         if path and length > path[-1].end // self.page_size * self.page_size:
             # The last page belongs to the lower edges: each that begins in it and extends beyond it has its own copy.
+            last_full, last_local = int(full[-1]), int(local[-1])
             for child in islice(self._below(path[-1]), _SOURCES):
-                full[-1] = full[-1] or child.full[0]
-                local[-1] = local[-1] or child.local[0]
+                last_full = last_full or int(child.full[0])
+                last_local = last_local or int(child.local[0])
+                if last_full and last_local:
+                    break
+            full[-1], local[-1] = last_full, last_local
         return full, local
 
     def page_ids(self, node: Node, kind: Literal["full", "local"], first: int, last: int) -> Int[np.ndarray, " pages"]:
-        """Return the page ids at page positions [first, last) on the path from the root to the end of `node`."""
-        ids = np.zeros(last - first, np.int32)
+        """Return the page ids at page positions [first, last) on the path from the root to the end of `node`.
+
+        They are an array of indexes, 8 bytes each.
+        """
+        ids = np.zeros(last - first, np.intp)
         above: Node | None = node
         while above is not None and last > first:
             base = above.start // self.page_size
@@ -205,11 +212,16 @@ class RadixTree:
         else:
             child, shared = node, first - node.start // self.page_size
             _extend(node, shared, tokens, full, local)
-        new_full, new_local = full[full != NONE], local[local != NONE]
-        self.pool.cache_full(new_full[~self.pool.full_cached[new_full]])
-        self.pool.cache_local(new_local[~self.pool.local_cached[new_local]])
-        self.full_node[new_full] = child
-        self.local_node[new_local] = child
+        if self.layout.full is not None:
+            ids = full.astype(np.intp)
+            cached = self.pool.full_cached[ids]
+            self.full_node[ids] = child
+            self.pool.cache_full(ids[~cached] if np.count_nonzero(cached) else ids)
+        ids = local[local != NONE].astype(np.intp)
+        if len(ids):
+            cached = self.pool.local_cached[ids]
+            self.local_node[ids] = child
+            self.pool.cache_local(ids[~cached] if np.count_nonzero(cached) else ids)
         self.candidates.add(child)
         self.candidates.forget(child)
         return child
@@ -217,24 +229,27 @@ class RadixTree:
     def adopt_local(self, node: Node, index: Int[np.ndarray, " n"], ids: Int[np.ndarray, " n"]) -> None:
         """Fill holes of an edge with local pages."""
         node.local[index] = ids
+        ids = ids.astype(np.intp)
         self.pool.cache_local(ids)
         self.local_node[ids] = node
 
     def drop_local(self, node: Node, index: Int[np.ndarray, " n"] | slice) -> None:
         """Drop local pages of an edge."""
-        ids = node.local[index]
+        ids = node.local[index].astype(np.intp)
         ids = ids[ids != NONE]
-        node.local[index] = NONE
-        self.local_node[ids] = None
-        self.pool.uncache_local(ids)
+        if len(ids):
+            node.local[index] = NONE
+            self.local_node[ids] = None
+            self.pool.uncache_local(ids)
 
     def drop_full(self, node: Node, index: slice) -> None:
         """Drop full pages of an edge; the caller truncates it."""
-        ids = node.full[index]
+        ids = node.full[index].astype(np.intp)
         ids = ids[ids != NONE]
-        node.full[index] = NONE
-        self.full_node[ids] = None
-        self.pool.uncache_full(ids)
+        if len(ids):
+            node.full[index] = NONE
+            self.full_node[ids] = None
+            self.pool.uncache_full(ids)
 
     def truncate(self, node: Node, end: int) -> None:
         """Shorten a leaf. The caller has dropped the pages behind `end`, and no window or cursor is there."""
@@ -366,7 +381,7 @@ def root_key(salt: str, digest: str | None) -> str:
 def common_prefix(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " m"]) -> int:
     """Return the number of leading tokens that two texts share."""
     length = min(len(a), len(b))
-    at, step = 0, 128
+    at, step = 0, 2048
     while at < length:
         stop = min(length, at + step)
         differ = a[at:stop] != b[at:stop]

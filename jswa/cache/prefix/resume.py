@@ -63,7 +63,7 @@ def resume(layout: KVLayout, full_to: int, live: Bool[np.ndarray, " pages"]) -> 
 
 def last_live_boundary(reach: Reach, page_size: int, length: int, live: Bool[np.ndarray, " pages"]) -> int:
     """Return the largest boundary ≤ `length` whose window is cached; 0 is always live."""
-    missing = np.flatnonzero(~live[: -(-length // page_size)])
+    missing = (~live[: -(-length // page_size)]).nonzero()[0]
     end = length
     while len(missing):
         first = reach.first_visible(end) // page_size

@@ -13,13 +13,12 @@ turn superseded its window. Pages are evicted in this order:
 Laws (`check`): a local page is spare exactly if the tree alone owns it and no window needs it; windows are whole.
 """
 
-from itertools import islice
-
 import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.ageing import Ageing
 from jswa.cache.prefix.radix import NONE, Node, RadixTree, Window
+from jswa.cache.prefix.spare import SpareQueue
 from jswa.cache.prefix.victims import Victims
 
 _GHOSTS = 65_536
@@ -40,8 +39,8 @@ class Retention:
         self._uses = np.zeros(tree.pool.num_blocks, np.int32)
         self._victims = Victims(tree, self.ageing, self._uses)
         self._marks = np.zeros(tree.pool.num_blocks, bool)
-        self._spare: dict[int, None] = {}
-        self._left: dict[int, None] = {}  # spare pages of dropped windows
+        self._spare = SpareQueue(tree.pool.num_blocks)
+        self._left = SpareQueue(tree.pool.num_blocks)  # spare pages of dropped windows
         self._victim: tuple[Node, int] | None = None
         self._ghosts: dict[tuple[str, int, bytes], None] = {}
 
@@ -59,9 +58,6 @@ class Retention:
         first, last = self._reach.first_visible(end) // p, -(-end // p)
         if first >= last:
             return  # a query at a chunk boundary sees no earlier local page
-        blocks = self.tree.page_ids(tail, "local", first, last)
-        if not blocks.all():
-            return
         node = tail
         while node.start >= end:
             assert node.parent is not None
@@ -72,9 +68,11 @@ class Retention:
             window.last = max(window.last, last_use)
             self.tree.candidates.refresh(window)
             return
+        blocks = self.tree.page_ids(tail, "local", first, last)
+        if np.count_nonzero(blocks) < len(blocks):
+            return
         self._uses[blocks] += 1
-        for block in blocks.tolist():
-            self._forget(block)
+        self._forget(blocks)
         window = node.windows[end] = Window(end, node, blocks, branch, last_use, hits)
         self.tree.candidates.add(window)
         if len(node.windows) > max(_WINDOWS, len(node.local)):
@@ -88,10 +86,11 @@ class Retention:
         self.tree.candidates.discard(window)
         self._changed(window.node)
         self._uses[window.blocks] -= 1
+        # The cache is an owner of the pages: none has fewer owners than one.
         idle: Int[np.ndarray, " n"] = window.blocks[
-            (self._uses[window.blocks] == 0) & (self.pool.local_owners[window.blocks] == 1)
+            self._uses[window.blocks] + self.pool.local_owners[window.blocks] == 1
         ]
-        self._left.update(dict.fromkeys(idle.tolist()))
+        self._left.put(idle)
         return idle
 
     def drop_windows(self) -> None:
@@ -102,19 +101,21 @@ class Retention:
 
     def drop_spare(self) -> None:
         """Free all spare local pages."""
-        self._free_blocks(np.array(sorted([*self._spare, *self._left]), np.int32))
+        self._free_blocks(np.sort(np.concatenate([self._spare.ids(), self._left.ids()])))
 
     def pin(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages of the tree got an owner: they are not spare."""
-        for block in blocks.tolist():
-            self._forget(block)
+        if len(blocks):
+            self._forget(blocks.astype(np.intp))
 
     def unpin(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages lost an owner: pages that only the tree owns and no window needs become spare."""
-        idle = blocks[
-            self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (self._uses[blocks] == 0)
-        ]
-        self._spare.update(dict.fromkeys(idle.tolist()))
+        if not len(blocks):
+            return
+        blocks = blocks.astype(np.intp)
+        idle = self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] + self._uses[blocks] == 1)
+        if np.count_nonzero(idle):
+            self._spare.put(blocks[idle])
 
     def touch(self, item: Node | Window) -> None:
         """Count a use of a window or an edge by a row."""
@@ -128,7 +129,7 @@ class Retention:
         m = self.pool.pages_per_block
         while (short := slots - self.pool.free_slots) > 0:
             if spare := self._spare or self._left:
-                self._free_blocks(np.array(list(islice(spare, -(-short // m))), np.int32))
+                self._free_blocks(spare.oldest(-(-short // m)))
             else:
                 self._evict(max(short, m))
 
@@ -149,7 +150,7 @@ class Retention:
             for window in windows:
                 window.blocks[window.blocks == old] = block
             self._uses[block], self._uses[old] = self._uses[old], 0
-        self._forget(old)
+        self._forget(node.local[index : index + 1])
         self.tree.drop_local(node, slice(index, index + 1))
 
     def cut(self, node: Node, count: int) -> None:
@@ -166,9 +167,7 @@ class Retention:
         """Drop an edge's pages from entry `index` on, and every window that needs one. The text stays."""
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
-        local = node.local[index:]
-        for block in local[local != NONE].tolist():
-            self._forget(block)
+        self._forget(node.local[index:].astype(np.intp))
         self.tree.drop_local(node, slice(index, None))
         self.tree.drop_full(node, slice(index, None))
 
@@ -211,7 +210,8 @@ class Retention:
         assert np.array_equal(uses, self._uses), "windows and what they need differ"
         blocks = np.arange(len(uses), dtype=np.int32)
         spare = self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (uses == 0)
-        assert sorted([*self._spare, *self._left]) == np.flatnonzero(spare).tolist(), "spare pages differ"
+        queued = np.concatenate([self._spare.ids(), self._left.ids()])
+        assert np.array_equal(np.sort(queued), np.flatnonzero(spare)), "spare pages differ"
 
     def _windows_past(self, node: Node, at: int) -> list[Window]:
         """Return windows of an edge and the edges above it that end behind `at` (page aligned, or an end)."""
@@ -224,26 +224,26 @@ class Retention:
 
     def _free_blocks(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Free spare pages."""
+        blocks = blocks.astype(np.intp)
         nodes = self.tree.local_node[blocks]
-        for block in blocks.tolist():
-            self._forget(block)
+        self._forget(blocks)
         start = 0
         while start < len(blocks):
             node, stop = nodes[start], start + 1
             while stop < len(blocks) and nodes[stop] is node:
                 stop += 1
             self._marks[blocks[start:stop]] = True
-            index = np.flatnonzero(self._marks[node.local])
+            index = self._marks[node.local].nonzero()[0]
             self._marks[blocks[start:stop]] = False
             self.tree.drop_local(node, index)
             if self.tree.layout.full is None:
                 self.trim(node)
             start = stop
 
-    def _forget(self, block: int) -> None:
-        """Count a page as spare no longer."""
-        if self._spare.pop(block, False) is False:
-            self._left.pop(block, None)
+    def _forget(self, blocks: Int[np.ndarray, " n"]) -> None:
+        """Count pages as spare no longer. NONE is never spare."""
+        self._spare.take(blocks)
+        self._left.take(blocks)
 
     def _evict(self, slots: int) -> None:
         """Evict one window, or as much of one leaf's end as frees `slots` slots."""

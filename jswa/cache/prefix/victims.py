@@ -57,7 +57,7 @@ class Victims:
         """Count the full pages at the end of a leaf that only the tree owns."""
         if self._tree.layout.full is None or node.full[-1] == NONE:
             return 0
-        owners = self._pool.full_owners[node.full]
+        owners = self._pool.full_owners[node.full.astype(np.intp)]
         if owners[-1] > 1:
             return 0
         shared = (owners > 1).nonzero()[0]
@@ -107,7 +107,7 @@ class Victims:
             owners = self._pool.local_owners[item.blocks]
             # Evicting this window does not free pages that other windows need too.
             alone = int(np.count_nonzero(owners + self._uses[item.blocks] == 2))
-            if not alone and not np.any(owners == 1):
+            if not alone and not np.count_nonzero(owners == 1):
                 return math.inf
             return (item.end - self._resumes_at(item.node, item.end - 1, item.end)) / max(0.5, m * alone)
         if self._tree.layout.full is None or item.full[-1] == NONE or self._pool.full_owners[item.full[-1]] > 1:

@@ -59,7 +59,7 @@ def test_rows_read_their_own_pages_in_windows_of_1024_keys(reach: Reach) -> None
         texts = [text + rng.integers(0, 50, 5).tolist() for text in serve(loop, model, f"turn {turn} ", texts)]
     stats = loop.scheduler.cache.stats()
     assert stats.cached_tokens > 4_000
-    assert loop.scheduler.cache.slid_pages > 2 * 60
+    assert loop.scheduler.cache.stats().slid_pages > 2 * 60
     loop.scheduler.cache.prefix.retention.drop_windows()
     branch = texts[0][:2_200] + rng.integers(0, 50, 9).tolist()
     serve(loop, model, "branch ", [branch])
