@@ -58,7 +58,7 @@ class PagePool:
         self._num_free = num_blocks - 1
         self._live = np.zeros(num_blocks, np.int32)  # full pages in use, by block
         self._offsets = np.arange(pages_per_block, dtype=np.int32)
-        self._seen = np.zeros(num_blocks, np.int32)  # scratch of `_distinct`
+        self._seen = np.zeros(num_blocks, np.intp)  # scratch of `_count_blocks`
         # Partly used blocks by their number of live pages. A block is listed anew whenever that number changes and its
         # old entries stay: an entry is valid if the number is still that of its list.
         self._partial: list[list[int]] = [[] for _ in range(pages_per_block + 1)]
@@ -229,10 +229,9 @@ class PagePool:
             self._live[gone] = 0
             self._push_blocks(gone)
         else:
-            blocks = gone // m
-            np.subtract.at(self._live, blocks, 1)
-            blocks = self._distinct(blocks)
-            live = self._live[blocks]
+            blocks, pages_of = self._count_blocks(gone // m)
+            live = self._live[blocks] - pages_of
+            self._live[blocks] = live
             empty = blocks[live == 0]
             self._push_blocks(empty)
             self.holes += len(gone) - m * len(empty)
@@ -341,12 +340,12 @@ class PagePool:
             self._partial, self._entries = [[] for _ in self._partial], 0
             self._list_blocks(blocks, self._live[blocks])
 
-    def _distinct(self, blocks: Int[np.ndarray, " n"]) -> Int[np.ndarray, " m"]:
-        """Return the blocks, each once."""
-        order = np.arange(len(blocks), dtype=np.int32)
-        self._seen[blocks] = order
-        distinct: Int[np.ndarray, " m"] = blocks[self._seen[blocks] == order]
-        return distinct
+    def _count_blocks(self, blocks: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
+        """Return the blocks, each once, and how often each is there. Costs no sort and no pass over the pool."""
+        self._seen[blocks] = np.arange(len(blocks))
+        counts = np.bincount(self._seen[blocks])
+        last = counts.nonzero()[0]
+        return blocks[last], counts[last]
 
     def _empty_one_block(self) -> None:
         """Move the pages of the least used partial block to holes of others: at most m - 1 moves, m fewer holes."""

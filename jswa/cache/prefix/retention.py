@@ -21,6 +21,7 @@ from jswa.cache.prefix.radix import NONE, Node, RadixTree, Window
 from jswa.cache.prefix.spare import SpareQueue
 from jswa.cache.prefix.victims import Victims
 
+_LEAST_CUT = 32  # pages of a leaf that are evicted at once
 _GHOSTS = 65_536
 _GHOST_TOKENS = 8
 _WINDOWS = 64  # of an edge, or as many as it has pages: more help nobody, and each use of the edge passes all of them
@@ -39,6 +40,7 @@ class Retention:
         self._uses = np.zeros(tree.pool.num_blocks, np.int32)
         self._victims = Victims(tree, self.ageing, self._uses)
         self._marks = np.zeros(tree.pool.num_blocks, bool)
+        self._least_cut = min(_LEAST_CUT, tree.pool.total_slots // 256)
         self._spare = SpareQueue(tree.pool.num_blocks)
         self._left = SpareQueue(tree.pool.num_blocks)  # spare pages of dropped windows
         self._victim: tuple[Node, int] | None = None
@@ -82,6 +84,12 @@ class Retention:
 
     def drop_window(self, window: Window) -> Int[np.ndarray, " n"]:
         """Drop a window; return its pages that are spare now, the last spare pages to be evicted."""
+        idle = self._drop(window)
+        self._left.put(idle)
+        return idle
+
+    def _drop(self, window: Window) -> Int[np.ndarray, " n"]:
+        """Drop a window; return its pages that no window needs and no row holds any more."""
         del window.node.windows[window.end]
         self.tree.candidates.discard(window)
         self._changed(window.node)
@@ -90,7 +98,6 @@ class Retention:
         idle: Int[np.ndarray, " n"] = window.blocks[
             self._uses[window.blocks] + self.pool.local_owners[window.blocks] == 1
         ]
-        self._left.put(idle)
         return idle
 
     def drop_windows(self) -> None:
@@ -101,7 +108,9 @@ class Retention:
 
     def drop_spare(self) -> None:
         """Free all spare local pages."""
-        self._free_blocks(np.sort(np.concatenate([self._spare.ids(), self._left.ids()])))
+        spare = np.sort(np.concatenate([self._spare.ids(), self._left.ids()]))
+        self._forget(spare)
+        self._free_blocks(spare)
 
     def pin(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages of the tree got an owner: they are not spare."""
@@ -129,7 +138,9 @@ class Retention:
         m = self.pool.pages_per_block
         while (short := slots - self.pool.free_slots) > 0:
             if spare := self._spare or self._left:
-                self._free_blocks(spare.oldest(-(-short // m)))
+                oldest = spare.oldest(-(-short // m))
+                spare.take(oldest)
+                self._free_blocks(oldest)
             else:
                 self._evict(max(short, m))
 
@@ -176,7 +187,10 @@ class Retention:
         p = self.tree.page_size
         while node.parent is not None and not node.children:
             ids = node.full if self.tree.layout.full is not None else node.local
-            held = len(ids) if len(ids) and ids[-1] != NONE else int(np.flatnonzero(ids).max(initial=-1)) + 1
+            held = len(ids)
+            if held and ids[-1] == NONE:
+                there = ids.nonzero()[0]
+                held = int(there[-1]) + 1 if len(there) else 0
             end = min(node.end, (node.start // p + held) * p) if held else node.start
             end = max([end, *(cursor.published for cursor in node.cursors)])
             if end > node.start:
@@ -223,17 +237,16 @@ class Retention:
         return found
 
     def _free_blocks(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """Free spare pages."""
-        blocks = blocks.astype(np.intp)
-        nodes = self.tree.local_node[blocks]
-        self._forget(blocks)
+        """Free local pages that the tree alone owns and no window needs; they are not among the spare ones any more."""
+        blocks = blocks.astype(np.intp, copy=False)
+        nodes = self.tree.local_node[blocks].tolist()
         start = 0
         while start < len(blocks):
             node, stop = nodes[start], start + 1
             while stop < len(blocks) and nodes[stop] is node:
                 stop += 1
             self._marks[blocks[start:stop]] = True
-            index = self._marks[node.local].nonzero()[0]
+            index = self._marks[node.local.astype(np.intp)].nonzero()[0]
             self._marks[blocks[start:stop]] = False
             self.tree.drop_local(node, index)
             if self.tree.layout.full is None:
@@ -256,9 +269,9 @@ class Retention:
             self._victim = (victim, victim.last) if isinstance(victim, Node) else None
         self.evictions += 1
         if isinstance(victim, Node):
-            self.cut(victim, min(slots, self._victims.free_tail(victim)))
+            self.cut(victim, min(max(slots, self._least_cut), self._victims.free_tail(victim)))
         else:
-            self._free_blocks(self.drop_window(victim))
+            self._free_blocks(self._drop(victim))
             self._victims.prefer(victim.node)
 
     def _changed(self, node: Node) -> None:
