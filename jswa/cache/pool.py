@@ -183,6 +183,23 @@ class PagePool:
         self.full_cached[at] = False
         self.evictable_full -= self._release_full(at)[1]
 
+    def evict_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+        """Free local pages that the cache alone owns."""
+        at = _index(blocks)
+        self.local_cached[at] = False
+        self.local_owners[at] = 0
+        self.evictable_local -= len(at)
+        self.num_local -= len(at)
+        self._push_blocks(at)
+
+    def evict_full(self, pages: Int[np.ndarray, " n"]) -> None:
+        """Free full pages that the cache alone owns."""
+        at = _index(pages)
+        self.full_cached[at] = False
+        self.full_owners[at] = 0
+        self.evictable_full -= len(at)
+        self._free_pages(at)
+
     def free_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Remove an owner of local pages; pages without owners become free."""
         at = _index(blocks)
@@ -224,7 +241,14 @@ class PagePool:
         self.full_owners[pages] = owners
         if least:
             return owners, 0
-        gone, m = pages[owners == 0], self.pages_per_block
+        gone = pages[owners == 0]
+        self._free_pages(gone)
+        return owners, len(gone)
+
+    def _free_pages(self, gone: Int[np.ndarray, " n"]) -> None:
+        """Free full pages that have no owner any more."""
+        m = self.pages_per_block
+        self.num_full -= len(gone)
         if m == 1:
             self._live[gone] = 0
             self._push_blocks(gone)
@@ -237,8 +261,6 @@ class PagePool:
             self.holes += len(gone) - m * len(empty)
             if len(empty) < len(blocks):
                 self._list_blocks(blocks, live)
-        self.num_full -= len(gone)
-        return owners, len(gone)
 
     def compact(self) -> None:
         """Compact until holes are at most 2 % of the pool, so that no step has to move many pages at once."""

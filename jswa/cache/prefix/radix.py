@@ -233,23 +233,23 @@ class RadixTree:
         self.pool.cache_local(ids)
         self.local_node[ids] = node
 
-    def drop_local(self, node: Node, index: Int[np.ndarray, " n"] | slice) -> None:
-        """Drop local pages of an edge."""
+    def drop_local(self, node: Node, index: Int[np.ndarray, " n"] | slice, *, alone: bool = False) -> None:
+        """Drop local pages of an edge. `alone`: nobody else owns them."""
         ids = node.local[index].astype(np.intp)
         ids = ids[ids != NONE]
         if len(ids):
             node.local[index] = NONE
             self.local_node[ids] = None
-            self.pool.uncache_local(ids)
+            (self.pool.evict_local if alone else self.pool.uncache_local)(ids)
 
-    def drop_full(self, node: Node, index: slice) -> None:
-        """Drop full pages of an edge; the caller truncates it."""
+    def drop_full(self, node: Node, index: slice, *, alone: bool = False) -> None:
+        """Drop full pages of an edge; the caller truncates it. `alone`: nobody else owns them."""
         ids = node.full[index].astype(np.intp)
         ids = ids[ids != NONE]
         if len(ids):
             node.full[index] = NONE
             self.full_node[ids] = None
-            self.pool.uncache_full(ids)
+            (self.pool.evict_full if alone else self.pool.uncache_full)(ids)
 
     def truncate(self, node: Node, end: int) -> None:
         """Shorten a leaf. The caller has dropped the pages behind `end`, and no window or cursor is there."""

@@ -165,22 +165,29 @@ class Retention:
         self.tree.drop_local(node, slice(index, index + 1))
 
     def cut(self, node: Node, count: int) -> None:
-        """Evict the last `count` pages of a leaf, with their text and every window that needs them."""
+        """Evict the last `count` pages of a leaf, with their text and every window that needs them.
+
+        The tree alone owns these pages.
+        """
         index = len(node.full) - count
         at = max(node.start, (node.start // self.tree.page_size + index) * self.tree.page_size)
         self._ghosts[node.salt, at, node.tokens[at - node.start :][:_GHOST_TOKENS].tobytes()] = None
         if len(self._ghosts) > _GHOSTS:
             del self._ghosts[next(iter(self._ghosts))]
-        self.clear(node, index)
+        self.clear(node, index, alone=True)
         self.trim(node)
 
-    def clear(self, node: Node, index: int) -> None:
-        """Drop an edge's pages from entry `index` on, and every window that needs one. The text stays."""
+    def clear(self, node: Node, index: int, *, alone: bool = False) -> None:
+        """Drop an edge's pages from entry `index` on, and every window that needs one. The text stays.
+
+        `alone`: nobody else owns these pages.
+        """
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
-        self._forget(node.local[index:].astype(np.intp))
-        self.tree.drop_local(node, slice(index, None))
-        self.tree.drop_full(node, slice(index, None))
+        if len(self._spare) or len(self._left):
+            self._forget(node.local[index:].astype(np.intp))
+        self.tree.drop_local(node, slice(index, None), alone=alone)
+        self.tree.drop_full(node, slice(index, None), alone=alone)
 
     def trim(self, node: Node) -> None:
         """Shorten a leaf to its last page or last cursor; remove it if nothing is left, and then trim its parent."""
@@ -248,7 +255,7 @@ class Retention:
             self._marks[blocks[start:stop]] = True
             index = self._marks[node.local.astype(np.intp)].nonzero()[0]
             self._marks[blocks[start:stop]] = False
-            self.tree.drop_local(node, index)
+            self.tree.drop_local(node, index, alone=True)
             if self.tree.layout.full is None:
                 self.trim(node)
             start = stop

@@ -14,7 +14,7 @@ class SpareQueue:
 
     def __init__(self, num_ids: int) -> None:
         self._tickets = np.full(num_ids, -1, np.int64)  # position in the log; -1: not in the queue
-        self._log = np.empty(2 * num_ids + _AT_ONCE, np.int32)
+        self._log = np.empty(2 * num_ids + _AT_ONCE, np.intp)
         self._start = self._end = 0
         self._count = 0
 

@@ -39,7 +39,7 @@ class Victims:
         while True:
             while self._chosen:
                 item, last = self._chosen.pop()
-                # Chosen from an earlier sample: it may have been used, changed or evicted since, or rows may hold it.
+                # Chosen before, perhaps: it may have been used, changed or evicted since, or rows may hold it.
                 if item.index >= 0 and item.last == last and values[item.index] != UNKNOWN:
                     values[item.index] = self._value(item)
                     if values[item.index] < math.inf:
