@@ -36,6 +36,23 @@ class Move(NamedTuple):
     rename: bool
 
 
+class Demand:
+    """The most slots that a step took, of the last 64 steps or more, up to 128."""
+
+    def __init__(self) -> None:
+        self._steps = self._allocated = self._recent = self._earlier = 0
+
+    def after(self, allocated: int) -> int:
+        """Count a step and return the demand, given all slots that were ever allocated."""
+        self._recent = max(self._recent, allocated - self._allocated)
+        self._allocated = allocated
+        self._steps += 1
+        demand = max(self._recent, self._earlier)
+        if self._steps % 64 == 0:
+            self._recent, self._earlier = 0, self._recent
+        return demand
+
+
 class CacheManager:
     """Owns the pool, all leases and the prefix cache.
 
@@ -59,8 +76,7 @@ class CacheManager:
         self._width = width
         self._leases: dict[Lease, None] = {}  # serves as an ordered set
         self._windows = Windows(layout, self.pool, self.prefix.retention)
-        self._allocated = 0  # slots of `pool.allocated` at the last call of `evict_ahead`
-        self._demand = 0
+        self._demand = Demand()
 
     @property
     def leases(self) -> KeysView[Lease]:
@@ -135,12 +151,10 @@ class CacheManager:
     def evict_ahead(self) -> None:
         """Evict until the next plan probably finds enough free slots; to be called while the device works.
 
-        What a plan takes is foreseen as the most that any recent plan took, those of about 64 calls.
+        What a plan takes is foreseen as the most that any recent plan took, but at most 1/32 of the memory.
         """
         pool = self.pool
-        taken, self._allocated = pool.allocated - self._allocated, pool.allocated
-        self._demand = max(taken, self._demand - -(-self._demand // 64))
-        wanted = min(self._demand, pool.total_slots // 32)
+        wanted = min(self._demand.after(pool.allocated), pool.total_slots // 32)
         if wanted > pool.free_slots:
             self._windows.free_waiting(needed=False)
             self.prefix.retention.make_room(min(wanted + wanted // 4, pool.free_slots + pool.evictable_slots))

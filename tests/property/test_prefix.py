@@ -187,6 +187,14 @@ class PrefixMachine(RuleBasedStateMachine):
         self._end(row, keep=keep, known=known)
 
     @precondition(lambda self: self.rows)
+    @rule()
+    def evict_ahead(self) -> None:
+        """Evict between two steps: what free and evictable memory there is stays the same."""
+        before = self.manager.available_slots
+        self.manager.evict_ahead()
+        assert self.manager.available_slots == before
+        assert not self.manager.moves
+
     @rule(data=st.data(), length=st.integers(1, LONGEST))
     def withdraw(self, data: st.DataObject, length: int) -> None:
         """Withdraw a part of a row's text: no match finds a page of it, and rows go on with their own."""

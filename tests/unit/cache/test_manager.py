@@ -42,3 +42,38 @@ def test_a_model_without_local_layers_holds_no_local_pages() -> None:
     assert (len(lease.full.held), len(lease.local.held)) == (8, 0)
     assert manager.held_slots(lease) == 8
     manager.check([(lease, 30)])
+
+
+def run(manager: CacheManager, tokens: np.ndarray) -> int:
+    """Run a text and end it, as one step; return how often the step had to evict."""
+    before = manager.prefix.retention.evictions
+    lease = manager.open_at(manager.match("", tokens, len(tokens) - 1), length=len(tokens))
+    assert lease is not None
+    assert manager.grow(lease, len(tokens))
+    manager.slide(lease, len(tokens))
+    evicted = manager.prefix.retention.evictions - before
+    manager.evict_ahead()
+    manager.publish(lease, tokens, len(tokens))
+    manager.close(lease, tokens)
+    return evicted
+
+
+def test_steps_find_free_memory_that_was_evicted_while_the_step_before_ran() -> None:
+    """Once the cache is full, no step evicts, however large the one before: the most that a recent one took is free."""
+    manager = CacheManager(make_layout(4, 12, num_full=1, num_local=2), 1_000, 50)
+    texts = np.random.default_rng(0).integers(0, 9, (400, 40), dtype=np.int32)
+    evicted = [run(manager, text[: 40 if number % 20 == 0 else 8]) for number, text in enumerate(texts)]
+    assert manager.prefix.retention.evictions > 100
+    assert sum(evicted[200:]) == 0
+    assert manager.pool.free_slots < manager.pool.total_slots // 16, "much memory is left unused"
+    manager.check([])
+
+
+def test_without_evictable_pages_nothing_is_evicted_ahead() -> None:
+    """Rows hold all of the pool."""
+    manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 65, 64)
+    lease = manager.open()
+    assert manager.grow(lease, 256)
+    manager.evict_ahead()
+    assert manager.pool.free_slots == 0
+    manager.check([(lease, 256)])
