@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from benchmarks import result_file
 from benchmarks.cache import traces
 from benchmarks.cache.replay import Engine, FullEverywhere, Infinite, Result, replay
 from jswa.cache.layout import KVLayout
+from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
@@ -144,46 +146,133 @@ def _last(result: Result) -> float:
 
 
 def operations(model: str, *, prompt: int = 4096, shared: int = 2048, requests: int = 10_000) -> dict[str, float]:
-    """Return median µs per request of each operation, in the steady state with about 1M tokens cached."""
+    """Return median µs per request of each operation, in the steady state with about 1M tokens cached.
+
+    Memory is made while a step would run (`evict_ahead`), so "evict" is all that an admission does not wait for. `grow`
+    and `open` are what an admission does besides `match`, `insert` is what follows the prompt's last chunk.
+    """
     layout = KVLayout.of(model_of(model), PAGE)
     windows = 10**6 // prompt * 2 * layout.window_pages(prompt)
     manager = CacheManager(layout, 10**6 // PAGE // layout.pages_per_block + windows + 200, prompt // PAGE + 2)
     rng = np.random.default_rng(0)
     prefixes = [rng.integers(0, 100_000, shared, dtype=np.int32) for _ in range(20)]
-    times: dict[str, list[float]] = {"match": [], "insert": [], "evict": [], "all": []}
-    make_room, spent = manager.prefix.retention.make_room, 0.0
-
-    def timed(slots: int) -> None:
-        nonlocal spent
-        start = time.perf_counter()
-        make_room(slots)
-        spent += time.perf_counter() - start
-
-    manager.prefix.retention.make_room = timed  # type: ignore[method-assign]
+    times: dict[str, list[float]] = {}
+    in_plan = 0
     for number in range(requests):
         own = rng.integers(0, 100_000, prompt - shared, dtype=np.int32)
-        tokens, spent = np.concatenate([prefixes[number % 20], own]), 0.0
-        a = time.perf_counter()
+        tokens = np.concatenate([prefixes[number % 20], own])
+        evicted = manager.stats().evictions
+        clock = _Clock()
         match = manager.match("", tokens, prompt - 1)
-        b = time.perf_counter()
+        clock.lap("match")
         lease = manager.open_at(match, length=prompt)
+        clock.lap("open")
         assert lease is not None
         assert manager.grow(lease, prompt)
         manager.slide(lease, prompt)
-        c = time.perf_counter()
+        clock.lap("grow")
+        in_plan += number >= requests // 2 and manager.prefix.retention.evictions > evicted
+        clock.start()
+        manager.evict_ahead()
+        clock.lap("evict")
         manager.publish(lease, tokens, prompt)
-        d = time.perf_counter()
+        clock.lap("insert")
         manager.close(lease, tokens, turn=(prompt,))
+        clock.lap("close")
         manager.drain_moves()
-        e = time.perf_counter()
         if number >= requests // 2:
-            for name, value in (("match", b - a), ("insert", d - c), ("evict", spent), ("all", e - a)):
-                times[name].append(1e6 * value)
+            clock.add_to(times)
     return {
         **{name: statistics.median(values) for name, values in times.items()},
-        "p90": sorted(times["all"])[-len(times["all"]) // 10],
+        "all": statistics.median(map(sum, zip(*times.values(), strict=True))),
+        "evicted_in_plan": in_plan / (requests - requests // 2),
         "cached_tokens": manager.stats().full_pages * PAGE,
     }
+
+
+def _run(manager: CacheManager, text: Int[np.ndarray, " T"]) -> None:
+    """Run a text to its end."""
+    lease = manager.open_at(manager.match("", text, len(text) - 1), length=len(text))
+    assert lease is not None
+    assert manager.grow(lease, len(text))
+    manager.publish(lease, text, len(text))
+    manager.close(lease, text)
+
+
+class _Clock:
+    """Seconds of one request, or of a call for several, by operation."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self.start()
+
+    def start(self) -> None:
+        self._at = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._at
+        self._at = time.perf_counter()
+
+    def add_to(self, times: dict[str, list[float]], rows: int = 1) -> None:
+        """Append µs per request to lists by operation."""
+        for name, value in self.laps.items():
+            times.setdefault(name, []).append(1e6 * value / rows)
+
+
+def burst(model: str, *, hit: bool, prompt: int = 32, rows: int = 256, bursts: int = 41) -> dict[str, float]:
+    """Return median µs per row of a burst of short prompts with a page each, and of the steps of all rows together.
+
+    `hit`: three quarters of each prompt are cached, and end inside a page. `page` and `slide` are one call for all rows
+    at the end of a page, per row.
+    """
+    layout = KVLayout.of(model_of(model), PAGE)
+    pages = layout.window_pages(2**20) + 3
+    # A few bursts fill the pool: afterwards each takes the memory of texts that are evicted before it.
+    manager = CacheManager(layout, rows * (2 * pages + 4), 2_048)
+    rng = np.random.default_rng(0)
+    times: dict[str, list[float]] = {}
+    start = np.arange(prompt * 3 // 4, dtype=np.int32)
+    for _ in range(bursts):
+        texts = rng.integers(0, 100_000, (rows, prompt), dtype=np.int32)
+        if hit:
+            texts[:, : len(start)] = start
+        assert manager.make_room(rows * pages * (1 + layout.pages_per_block))
+        if hit:
+            _run(manager, start)
+        leases: list[Lease] = []
+        for text in texts:
+            clock = _Clock()
+            match = manager.match("", text, prompt - 1)
+            clock.lap("match")
+            lease = manager.open_at(match, length=prompt)
+            clock.lap("open")
+            assert lease is not None
+            assert manager.grow(lease, prompt)
+            clock.lap("grow")
+            leases.append(lease)
+            clock.add_to(times)
+        for lease, text in zip(leases, texts, strict=True):
+            clock = _Clock()
+            manager.publish(lease, text, prompt)
+            clock.lap("publish")
+            clock.add_to(times)
+        clock = _Clock()
+        while leases[0].covered < leases[0].next_slide + PAGE:
+            clock.start()
+            assert manager.grow_by_page(leases)
+            clock.lap("page")
+        clock.start()
+        manager.slide_all([(lease, lease.covered) for lease in leases])
+        clock.lap("slide")
+        clock.add_to(times, rows)
+        for lease, text in zip(leases, texts, strict=True):
+            clock = _Clock()
+            manager.close(lease, text)
+            clock.lap("close")
+            clock.add_to(times)
+        manager.drain_moves()
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def main() -> None:
@@ -201,13 +290,13 @@ def main() -> None:
     args = parser.parse_args()
     results: list[dict[str, Any]] = []
     if args.operations:
-        print(
-            "model              match  insert   evict     all (p90)   µs per request of 4,096 tokens, 1M tokens cached"
-        )
         for model in args.model:
-            r = operations(model)
-            results.append({"model": model, **r})
-            print(f"{model:16} {r['match']:7.0f} {r['insert']:7.0f} {r['evict']:7.0f} {r['all']:7.0f} ({r['p90']:.0f})")
+            rows = {"4,096 tokens, 1M cached": operations(model)}
+            rows |= {f"32 tokens, {name}": burst(model, hit=name == "hit") for name in ("cold", "hit")}
+            for name, row in rows.items():
+                results.append({"model": model, "prompt": name, **row})
+                shown = " ".join(f"{key} {value:.1f}" for key, value in row.items() if key != "cached_tokens")
+                print(f"{model:14} {name:24} {shown}   (µs per request)")
     else:
         work = {name: WORKLOADS[name] for name in args.workload}
         if args.trace:

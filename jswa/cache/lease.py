@@ -51,7 +51,7 @@ class Lease:
     """Pages of one sequence. Only the cache manager changes it.
 
     Attributes:
-        width: pages of a page table.
+        tables: room for the ids of full and local pages by page position; what it contains is stale.
         covered: the lease has pages for every position below this one.
         next_slide: launched length at which the next local page leaves the window.
         unpublished_from: local pages in [unpublished_from, local.start) have left the window and wait to be published.
@@ -67,7 +67,7 @@ class Lease:
         branch_at: the window end at which the row's text diverges from cached text; 0 if it does not.
     """
 
-    width: int
+    tables: Int[np.ndarray, "2 width"]
     covered: int = 0
     next_slide: int = NEVER
     unpublished_from: int = 0
@@ -82,8 +82,7 @@ class Lease:
     local: PageRun = field(init=False)
 
     def __post_init__(self) -> None:
-        ids = np.zeros((2, self.width), np.int32)
-        self.full, self.local = PageRun(ids[0]), PageRun(ids[1])
+        self.full, self.local = PageRun(self.tables[0]), PageRun(self.tables[1])
 
     @property
     def slid(self) -> Int[np.ndarray, " n"]:

@@ -74,6 +74,7 @@ class CacheManager:
         self._sharing = sharing
         self._interval = interval
         self._width = width
+        self._tables: list[Int[np.ndarray, "2 width"]] = []  # of leases that are closed
         self._leases: dict[Lease, None] = {}  # serves as an ordered set
         self._windows = Windows(layout, self.pool, self.prefix.retention)
         self._demand = Demand()
@@ -120,7 +121,9 @@ class CacheManager:
 
         None, and no change, if there is no room to copy a partly filled page.
         """
-        lease = Lease(self._width, salt=salt)
+        # Tables are used again: new ones would be new memory, which the system must first map and clear.
+        tables = self._tables.pop() if self._tables else np.zeros((2, self._width), np.int32)
+        lease = Lease(tables, salt=salt)
         self._leases[lease] = None
         if match.path and not self._share(lease, match):
             self._release(lease)
@@ -151,13 +154,13 @@ class CacheManager:
     def evict_ahead(self) -> None:
         """Evict until the next plan probably finds enough free slots; to be called while the device works.
 
-        What a plan takes is foreseen as the most that any recent plan took, but at most 1/32 of the memory.
+        What a plan takes is foreseen as the most that any recent plan took, but at most 1/64 of the memory.
         """
         pool = self.pool
-        wanted = min(self._demand.after(pool.allocated), pool.total_slots // 32)
+        wanted = min(self._demand.after(pool.allocated), pool.total_slots // 64)
         if wanted > pool.free_slots:
             self._windows.free_waiting(needed=False)
-            self.prefix.retention.make_room(min(wanted + wanted // 4, pool.free_slots + pool.evictable_slots))
+            self.prefix.retention.make_room(min(wanted, pool.free_slots + pool.evictable_slots))
 
     def grow_by_page(self, leases: Sequence[Lease]) -> bool:
         """Extend different leases, whose pages are full, by one page of each kind; False, and no change, if short.
@@ -346,6 +349,7 @@ class CacheManager:
         self._windows.free(lease.local.ids[lease.unpublished_from : lease.local.end])
         self._windows.waiting.pop(lease, None)
         self._leases.pop(lease)
+        self._tables.append(lease.tables)
         self.prefix.detach(lease.cursor)
 
     def _follow_moves(self) -> None:

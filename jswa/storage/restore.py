@@ -92,10 +92,10 @@ def _publish(
     tokens = np.zeros(int(edges.end.max(initial=0)), np.int32)
     for edge in np.flatnonzero(chosen).tolist():
         start, end, own = int(edges.start[edge]), int(edges.end[edge]), edges.entries(edge)
-        lease = Lease(-(-end // p), salt=salt)
+        lease = Lease(np.zeros((2, -(-end // p)), np.int32), salt=salt)
         for run, ids in ((lease.full, pages), (lease.local, blocks)):
             run.ids[start // p :] = ids[own]
-            run.end = lease.width
+            run.end = len(run.ids)
         above = cursors.get(int(snapshot.parent[edge]))
         prefix.attach(
             lease.cursor, prefix.tree.root(salt) if above is None or above.node is None else above.node, start

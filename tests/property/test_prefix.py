@@ -187,14 +187,6 @@ class PrefixMachine(RuleBasedStateMachine):
         self._end(row, keep=keep, known=known)
 
     @precondition(lambda self: self.rows)
-    @rule()
-    def evict_ahead(self) -> None:
-        """Evict between two steps: what free and evictable memory there is stays the same."""
-        before = self.manager.available_slots
-        self.manager.evict_ahead()
-        assert self.manager.available_slots == before
-        assert not self.manager.moves
-
     @rule(data=st.data(), length=st.integers(1, LONGEST))
     def withdraw(self, data: st.DataObject, length: int) -> None:
         """Withdraw a part of a row's text: no match finds a page of it, and rows go on with their own."""
@@ -204,6 +196,14 @@ class PrefixMachine(RuleBasedStateMachine):
         match = self.manager.match(row.salt, array([*text, 0]), len(text))
         assert match.resume.full_to < self.layout.page_size
         self.texts = [(salt, one) for salt, one in self.texts if salt != row.salt or not shared(one, text)]
+
+    @rule()
+    def evict_ahead(self) -> None:
+        """Evict between two steps: what free and evictable memory there is stays the same."""
+        before = self.manager.available_slots
+        self.manager.evict_ahead()
+        assert self.manager.available_slots == before
+        assert not self.manager.moves
 
     @rule()
     def flush(self) -> None:

@@ -68,7 +68,7 @@ class PrefixCache:
         if self.layout.full is not None and np.count_nonzero(full) < len(full):
             full_to = int(full.argmin()) * p  # the first hole
         found = resume(self.layout, full_to, live)
-        if full_to % p:
+        if full_to % p and found.start - full_to // p * p < self._least_copy:
             coarse = resume(self.layout, full_to // p * p, live)
             found = found if found.start - coarse.start >= self._least_copy else coarse
         window = slice(
@@ -243,7 +243,9 @@ class PrefixCache:
         """Append text of a lease, with its pages, to an edge."""
         end, p = node.end, self._page
         first, last = end // p, -(-(end + len(tokens)) // p)
-        full, local = lease.full.ids[first:last].copy(), np.zeros(last - first, np.int32)
+        full, local = np.zeros(last - first, np.int32), np.zeros(last - first, np.int32)
+        if self.layout.full is not None:
+            full[:] = lease.full.ids[first:last]
         low, high = self._exact_pages(lease, first, last)
         if low < high:
             local[low - first : high - first] = lease.local.ids[low:high]

@@ -40,7 +40,7 @@ def make_request(
 
 def make_sequence(request: Request, slot: int = 0) -> Sequence:
     """Return a sequence in a slot."""
-    return Sequence(request, (0, 0), limit=30, row_id=slot, lease=Lease(8))
+    return Sequence(request, (0, 0), limit=30, row_id=slot, lease=Lease(np.zeros((2, 8), np.int32)))
 
 
 def bits_of_row(entry: ExtrasEntry | None) -> Int[np.ndarray, " 2"]:
