@@ -154,10 +154,10 @@ class CacheManager:
     def evict_ahead(self) -> None:
         """Evict until the next plan probably finds enough free slots; to be called while the device works.
 
-        What a plan takes is foreseen as the most that any recent plan took, but at most 1/64 of the memory.
+        What a plan takes is foreseen as the most that any recent plan took, but at most 1/128 of the memory.
         """
         pool = self.pool
-        wanted = min(self._demand.after(pool.allocated), pool.total_slots // 64)
+        wanted = min(self._demand.after(pool.allocated), pool.total_slots // 128)
         if wanted > pool.free_slots:
             self._windows.free_waiting(needed=False)
             self.prefix.retention.make_room(min(wanted, pool.free_slots + pool.evictable_slots))

@@ -60,12 +60,12 @@ def run(manager: CacheManager, tokens: np.ndarray) -> int:
 
 def test_steps_find_free_memory_that_was_evicted_while_the_step_before_ran() -> None:
     """Once the cache is full, no step evicts, however large the one before: the most that a recent one took is free."""
-    manager = CacheManager(make_layout(4, 12, num_full=1, num_local=2), 1_000, 50)
-    texts = np.random.default_rng(0).integers(0, 9, (400, 40), dtype=np.int32)
-    evicted = [run(manager, text[: 40 if number % 20 == 0 else 8]) for number, text in enumerate(texts)]
-    assert manager.prefix.retention.evictions > 100
-    assert sum(evicted[200:]) == 0
-    assert manager.pool.free_slots < manager.pool.total_slots // 16, "much memory is left unused"
+    manager = CacheManager(make_layout(4, 12, num_full=1, num_local=2), 2_001, 50)
+    texts = np.random.default_rng(0).integers(0, 9, (1_000, 40), dtype=np.int32)
+    evicted = [run(manager, text[: 40 if number % 20 == 0 else 24]) for number, text in enumerate(texts)]
+    assert manager.prefix.retention.evictions > 300
+    assert sum(evicted[500:]) == 0
+    assert manager.pool.free_slots < manager.pool.total_slots // 32, "much memory is left unused"
     manager.check([])
 
 
