@@ -8,8 +8,7 @@ first use (scans) are told from the others by a table of their own.
 """
 
 import numpy as np
-from jaxtyping import Float
-from numpy.typing import ArrayLike
+from jaxtyping import Bool, Float, Int
 
 _BUCKETS = 48  # half octaves of age
 _RELEARN = 64  # events between two computations of the densities
@@ -27,13 +26,11 @@ class Ageing:
         self._events = 0
         self._density = np.array([_densities(self._hits[reused], self._ends[reused]) for reused in (0, 1)])
 
-    def density(self, ages: ArrayLike, *, reused: ArrayLike) -> Float[np.ndarray, " n"]:
+    def density(self, ages: Int[np.ndarray, " n"], *, reused: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Return the expected uses per passing request of items of these ages."""
-        after = np.asarray(ages, np.float64) + 1
-        half_octaves = np.frexp(after * after)[1] - 1
-        density: Float[np.ndarray, " n"] = self._density[
-            np.asarray(reused, np.intp), np.minimum(half_octaves, _BUCKETS - 1)
-        ]
+        after = ages + 1.0
+        buckets = np.minimum(np.frexp(after * after)[1] - 1, _BUCKETS - 1)
+        density: Float[np.ndarray, " n"] = self._density[reused.astype(np.intp), buckets]
         return density
 
     def count(self, age: int, *, reused: bool, hit: bool) -> None:

@@ -1,6 +1,6 @@
 """The windows and leaves that may be evicted, in arrays, so that a sample of them is scored by a few numpy calls."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 UNKNOWN = -1.0
 
 
+@runtime_checkable
 class Item(Protocol):
     """What may be evicted. `index`: its position among the candidates, negative if it is none.
 
