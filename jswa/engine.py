@@ -267,6 +267,7 @@ class Engine:
             self.before_launch(plan)
         launched = self.runner.launch(plan) if plan is not None else None
         self._log.launched(begin, planned, time.perf_counter())
+        self._scheduler.tidy()
         before, self._pending = self._pending, launched
         if launched is None and before is None and self._scheduler.has_work():
             raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self.stats()}")

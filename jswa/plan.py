@@ -273,10 +273,13 @@ class TableRow(NamedTuple):
     local: Int[np.ndarray, " L"]
 
 
-SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency",
-    "key_high", "key_low", "extras", "prompt_length",
-)  # fmt: skip
+SAMPLING_ROW = np.dtype([
+    ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"),
+    ("frequency", "f4"), ("key_high", "u4"), ("key_low", "u4"), ("extras", "i4"), ("prompt_length", "i4"),
+])  # fmt: skip
+SAMPLING = SAMPLING_ROW.names or ()  # as int32 columns, floats and keys by their bits
+# What a step sends of each row, as int32 columns too.
+COLUMNS = ("row_id", "start", "count", "full_write_from", "local_visible_from", "samples", *SAMPLING)
 Logprobs = Literal["none", "sampled", "prompt"]
 
 
@@ -284,15 +287,11 @@ Logprobs = Literal["none", "sampled", "prompt"]
 class StepPlan:
     """One step: the rows that run, and their positions. The device side gets nothing else.
 
-    R rows, T tokens. Row i runs positions [starts[i], starts[i] + counts[i]); its tokens follow those of row i - 1.
+    R rows, T tokens. A row runs positions [start, start + count); its tokens follow those of the row before.
 
     Attributes:
-        row_ids: index of each row in the device state (page tables, last token), fixed while the row runs.
-        full_write_from: first position whose full KV the row writes; earlier full KV comes from the cache.
-        local_visible_from: first position that the row's local layers may read.
-        samples: whether the row's last position yields a token (a chunk inside a prompt does not).
+        rows: a record for each row, columns `COLUMNS`; the properties below are views of the first six.
         tokens: ids to run; FROM_DEVICE for a row whose token the previous step sampled.
-        sampling: sampling parameters by row, columns `SAMPLING`, floats as their bits.
         extras, masks: rows of the extras tables to set before the step, `extras` first.
         full_pages, local_pages: new page-table entries (row id, page position, page id).
         moves: slots to copy before the step, in order (source, destination, whether to rename the source in the full
@@ -300,17 +299,11 @@ class StepPlan:
         table_rows: whole page-table rows to set after the moves.
         logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
             of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
-        adapters: index of the row's LoRA adapter; 0: none.
+        adapters: index of each row's LoRA adapter, 0 for none; empty if no row has one.
     """
 
-    row_ids: Int[np.ndarray, " R"]
-    starts: Int[np.ndarray, " R"]
-    counts: Int[np.ndarray, " R"]
-    full_write_from: Int[np.ndarray, " R"]
-    local_visible_from: Int[np.ndarray, " R"]
-    samples: Int[np.ndarray, " R"]
+    rows: Int[np.ndarray, "R C"]
     tokens: Int[np.ndarray, " T"]
-    sampling: Int[np.ndarray, "R C"]
     full_pages: Int[np.ndarray, "F 3"]
     local_pages: Int[np.ndarray, "L 3"]
     moves: Int[np.ndarray, "M 3"]
@@ -322,9 +315,39 @@ class StepPlan:
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
+    def row_ids(self) -> Int[np.ndarray, " R"]:
+        """Index of each row in the device state (page tables, last token), fixed while the row runs."""
+        return self.rows[:, 0]
+
+    @property
+    def starts(self) -> Int[np.ndarray, " R"]:
+        """The first position that each row runs."""
+        return self.rows[:, 1]
+
+    @property
+    def counts(self) -> Int[np.ndarray, " R"]:
+        """The number of positions that each row runs."""
+        return self.rows[:, 2]
+
+    @property
+    def full_write_from(self) -> Int[np.ndarray, " R"]:
+        """The first position whose full KV the row writes; earlier full KV comes from the cache."""
+        return self.rows[:, 3]
+
+    @property
+    def local_visible_from(self) -> Int[np.ndarray, " R"]:
+        """The first position that the row's local layers may read."""
+        return self.rows[:, 4]
+
+    @property
+    def samples(self) -> Int[np.ndarray, " R"]:
+        """Whether the row's last position yields a token (a chunk inside a prompt does not)."""
+        return self.rows[:, 5]
+
+    @property
     def num_rows(self) -> int:
         """Rows of the step."""
-        return len(self.row_ids)
+        return len(self.rows)
 
     @property
     def num_tokens(self) -> int:

@@ -14,7 +14,7 @@ the baseline. Arena, scheduler, admission and programs are the same (a step read
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -55,7 +55,7 @@ MODELS = ("MiMo-V2-Flash", "gpt-oss-20b", "gemma-3-27b")
 def keep_while_decoding(cache: CacheManager) -> None:
     """Make this cache free no local page while its row decodes (see the module)."""
     known: WeakKeyDictionary[Lease, int] = WeakKeyDictionary()
-    open_at, slide = cache.open_at, cache.slide
+    open_at, slide_all = cache.open_at, cache.slide_all
 
     def opened(match: Match, salt: str = "", length: int = 0) -> Lease | None:
         lease = open_at(match, salt, length)
@@ -63,12 +63,14 @@ def keep_while_decoding(cache: CacheManager) -> None:
             known[lease] = length
         return lease
 
-    def kept(lease: Lease, launched: int) -> None:
-        slide(lease, min(launched, known[lease]))
-        if launched >= known[lease]:
-            lease.next_slide = NEVER  # the scheduler need not slide at every step
+    def kept(rows: Iterable[tuple[Lease, int]]) -> None:
+        rows = list(rows)
+        slide_all([(lease, min(launched, known[lease])) for lease, launched in rows])
+        for lease, launched in rows:
+            if launched >= known[lease]:
+                lease.next_slide = NEVER  # the scheduler need not slide at every step
 
-    cache.open_at, cache.slide = opened, kept  # type: ignore[method-assign]
+    cache.open_at, cache.slide_all = opened, kept  # type: ignore[method-assign]
 
 
 @dataclass

@@ -113,7 +113,7 @@ class Engine:
         self.steps += 1
         if plan is not None:
             self._pending = plan, self._tokens(plan)
-            self.scheduler.cache.evict_ahead()
+        self.scheduler.tidy()
         events = self.scheduler.apply(*before) if before is not None else StepEvents()
         ended = {}
         for event in events:

@@ -263,23 +263,15 @@ def _catch_up(replica: Replica, steps: int) -> None:
     _move_pages(scheduler, steps)
     for sequence in scheduler.running:
         job = replica.jobs[sequence.request.request_id]
-        _append_output(sequence, job, steps)
-        sequence.launched += steps
-        sequence.finite_to += steps
+        known = sequence.num_known - len(job.request.prompt)
+        sequence.extend(np.array(job.request.output[known : known + steps], np.int32))
+        scheduler.rows.launched[sequence.row_id] += steps
+        scheduler.rows.finite_to[sequence.row_id] += steps
         job.produced += steps
     # The step on the device becomes the last skipped one.
     step = replica.flight.popleft()
     np.add(step.plan.starts, steps, out=step.plan.starts)
     replica.flight.append(step._replace(end=run.ends[steps]))
-
-
-def _append_output(sequence: Sequence, job: Job, count: int) -> None:
-    """Append the next `count` tokens of a row's output."""
-    known, at = sequence.num_known, sequence.num_known - len(job.request.prompt)
-    while known + count > len(sequence.tokens):
-        sequence.tokens = np.concatenate([sequence.tokens, np.empty(len(sequence.tokens), np.int32)])
-    sequence.tokens[known : known + count] = job.request.output[at : at + count]
-    sequence.num_known += count
 
 
 def _move_pages(scheduler: Scheduler, steps: int) -> None:
@@ -306,3 +298,5 @@ def _move_pages(scheduler: Scheduler, steps: int) -> None:
             assert cache.grow(lease, length), "a run was begun without room for its pages"
             heapq.heappush(events, (step + page, 0, row))
     cache.drain_moves()
+    for sequence in rows:
+        scheduler.rows.follow(sequence.row_id, lease_of(sequence), cache.held_slots(lease_of(sequence)))

@@ -27,7 +27,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.exec.buckets import Bucket
-from jswa.exec.pack import COLUMNS, PackSpec, unpack
+from jswa.exec.pack import PackSpec, unpack
 from jswa.exec.programs.state import init_state
 from jswa.exec.programs.step import StepConfig, forward
 from jswa.exec.runner import Runner
@@ -35,6 +35,7 @@ from jswa.model.hf.config import parse_config
 from jswa.model.hf.gemma4 import unfolded
 from jswa.model.transformer import Params
 from jswa.model.weights.load import random_params
+from jswa.plan import COLUMNS
 
 MEMORY = 75 * 10**9
 FLOAT32 = jnp.dtype("float32")

@@ -1,19 +1,27 @@
-"""Host time of a decode step (plan, pack and apply; not launch) with a device that does nothing.
+"""Host time of the engine's steps (plan, pack and apply; not launch) with a device that does nothing.
 
     python -m benchmarks.speed.host_overhead [--rows 1 64 256 1400] [--context 2000] [--json FILE]
 
-The KV geometry is that of gemma-3-27b, with pages of 64. Prints the median of each part and the 10th and 90th
-percentile of the total, in µs. The baseline of the same run is a loop that appends each row to a list: it shows how
-fast the machine is at the time.
+The KV geometry is that of gemma-3-27b, with pages of 64. All times are in µs.
+
+* decode: the median of each part, and the 10th and 90th percentile of the total; rows cross pages at different steps.
+* blocked: the same with a request in the queue that finds no memory.
+* burst: one plan that admits so many requests of 30 tokens.
+* arrivals: `plan` while requests come and end and the prefix cache is full, and `tidy`, which runs while the device
+  works: median and 99th percentile of each.
+
+The baseline of the same run is a loop that appends each row to a list: it shows how fast the machine is at the time.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from benchmarks import result_file
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
@@ -26,6 +34,8 @@ from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams
 
 STEPS = 300
+PAGE = 64
+_CROWDS = 20  # crowds of requests that are admitted in one plan
 
 
 def gemma3_27b() -> ModelConfig:
@@ -39,34 +49,100 @@ def gemma3_27b() -> ModelConfig:
     return ModelConfig("gemma3_text", 262144, 5376, 131072, tuple(layers), norm, True)
 
 
-def measure(rows: int, context: int) -> dict[str, float]:
-    """Return median µs of each part over decode steps of `rows` rows at about `context` tokens."""
-    limits = Limits(2**18, rows, max(rows, 8192), 64, num_blocks=rows * (context // 64 // 6 + 90) + 1000)
-    scheduler = Scheduler(KVLayout.of(gemma3_27b(), 64), limits)
-    buckets = bucket_table(limits, on_gpu=True)
-    specs = {bucket: PackSpec.of(bucket, page_size=64, max_rows=rows) for bucket in buckets}
+class Steps:
+    """A scheduler with one step in flight, whose device samples token 1 for each row."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.scheduler = Scheduler(KVLayout.of(gemma3_27b(), PAGE), limits)
+        self.ended = 0
+        self._added = 0
+        self._buckets = bucket_table(limits, on_gpu=True)
+        self._specs = {b: PackSpec.of(b, page_size=PAGE, max_rows=limits.max_rows) for b in self._buckets}
+        self._pending: StepPlan | None = None
+
+    def add(self, prompt: Int[np.ndarray, " P"], tokens: int) -> None:
+        """Queue a request for so many tokens."""
+        name, params = str(self._added), SamplingParams()
+        self.scheduler.add(Request(name, prompt, params, frozenset([7]), (0, self._added), len(prompt) + tokens))
+        self._added += 1
+
+    def step(self) -> tuple[StepPlan | None, list[float]]:
+        """Run a step; return its plan, and the µs of plan, pack, the work beside the device, and apply."""
+        times = [time.perf_counter()]
+        plan = self.scheduler.plan()
+        times.append(time.perf_counter())
+        if plan is not None:
+            pack(plan, self._specs[pick_bucket(self._buckets, plan)])
+        times.append(time.perf_counter())
+        self.scheduler.tidy()
+        times.append(time.perf_counter())
+        if self._pending is not None:
+            events = self.scheduler.apply(self._pending, np.ones(self._pending.num_rows, np.int32))
+            times.append(time.perf_counter())
+            self.ended += sum(event.finish_reason is not None for event in events.others)
+        else:
+            times.append(time.perf_counter())
+        self._pending = plan
+        return plan, [1e6 * (end - begin) for begin, end in itertools.pairwise(times)]
+
+
+def decode(rows: int, context: int, *, blocked: bool) -> dict[str, float]:
+    """Return median µs of each part over decode steps of `rows` rows at about `context` tokens.
+
+    `blocked`: one more row id is free, but the request that waits for it finds no memory.
+    """
+    layout = KVLayout.of(gemma3_27b(), PAGE)
+    row = -(-layout.resident_slots(context + PAGE + STEPS) // layout.pages_per_block)
+    blocks = rows * row + 400
+    steps = Steps(Limits(2**20, rows + blocked, max(rows, 8192), PAGE, num_blocks=blocks))
     for i in range(rows):
-        prompt = np.full(context, i, np.int32)  # no two rows share a prefix
-        scheduler.add(Request(str(i), prompt, SamplingParams(), frozenset([7]), (0, i), context + 20_000))
-    pending: StepPlan | None = None
-    samples: list[tuple[float, ...]] = []
-    while len(samples) < STEPS:
-        start = time.perf_counter()
-        plan = scheduler.plan()
+        steps.add(np.full(context + i % PAGE, i, np.int32), 20_000)  # no two rows share a prefix
+    while steps.scheduler.stats().waiting or any(lease.window_ends for lease in steps.scheduler.cache.leases):
+        steps.step()
+    if blocked:
+        steps.add(np.full(steps.scheduler.capacity - 1, rows, np.int32), 1)
+    samples = [steps.step()[1] for _ in range(STEPS)]
+    columns = [sorted(column) for column in zip(*samples, strict=True)]
+    total = sorted(plan + packing + apply for plan, packing, _, apply in samples)
+    out = dict(zip(("plan", "pack", "beside", "apply"), map(statistics.median, columns), strict=True))
+    assert steps.scheduler.stats().waiting == blocked
+    return {**out, "total": statistics.median(total), "p10": total[STEPS // 10], "p90": total[-STEPS // 10]}
+
+
+def burst(requests: int) -> float:
+    """Return median µs of a plan that admits so many requests of 30 tokens at once."""
+    found, rng = [], np.random.default_rng(0)
+    steps = Steps(Limits(2**18, requests, max(8192, 32 * requests), PAGE, num_blocks=60 * requests))
+    for _ in range(_CROWDS):
+        for _ in range(requests):
+            steps.add(rng.integers(0, 200_000, 30).astype(np.int32), 2)
+        plan, times = steps.step()
         assert plan is not None
-        planned = time.perf_counter()
-        pack(plan, specs[pick_bucket(buckets, plan)])
-        packed = time.perf_counter()
-        if pending is not None:
-            scheduler.apply(pending, np.ones(pending.num_rows, np.int32))
-        done = time.perf_counter()
-        pending = plan
-        if plan.num_tokens == rows:
-            samples.append((planned - start, packed - planned, done - packed, done - start))
-    columns = [sorted(1e6 * value for value in column) for column in zip(*samples, strict=True)]
-    names = ("plan", "pack", "apply", "total")
-    out = {name: statistics.median(column) for name, column in zip(names, columns, strict=True)}
-    return {**out, "p10": columns[3][STEPS // 10], "p90": columns[3][-STEPS // 10], "baseline": baseline(rows)}
+        assert plan.num_rows == requests
+        found.append(times[0])
+        while steps.scheduler.has_work():
+            steps.step()
+    return statistics.median(found)
+
+
+def arrivals(rows: int) -> dict[str, float]:
+    """Return µs of `plan` and of the work beside the device while requests come and end and the cache is full."""
+    rng = np.random.default_rng(0)
+    steps = Steps(Limits(2**18, rows, 2048, PAGE, num_blocks=rows * 130))
+    samples: list[list[float]] = []
+    while len(samples) < 10 * STEPS:
+        while steps.scheduler.stats().waiting < 2:
+            steps.add(rng.integers(0, 200_000, rng.integers(300, 2500)).astype(np.int32), int(rng.integers(100, 400)))
+        times = steps.step()[1]
+        if steps.scheduler.cache.prefix.retention.evictions:
+            samples.append(times)
+    plan, beside = (sorted(sample[part] for sample in samples) for part in (0, 2))
+    return {
+        "plan": statistics.median(plan),
+        "plan p99": plan[-len(plan) // 100],
+        "beside": statistics.median(beside),
+        "beside p99": beside[-len(beside) // 100],
+    }
 
 
 def baseline(rows: int) -> float:
@@ -87,14 +163,22 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2000, help="tokens of each row")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
-    print("  rows    plan    pack   apply   total (p10 to p90)   baseline   µs")
-    results = []
+    print("          rows    plan    pack   apply   total (p10 to p90)   baseline   µs")
+    results: list[dict[str, float | str]] = []
     for rows in args.rows:
-        r = measure(rows, args.context)
-        results.append({"rows": rows, "context": args.context, **r})
-        spread = f"({r['p10']:.0f} to {r['p90']:.0f})"
-        parts = " ".join(f"{r[name]:7.0f}" for name in ("plan", "pack", "apply", "total"))
-        print(f"{rows:6} {parts} {spread:>13} {r['baseline']:10.1f}")
+        for blocked in (False, True):
+            r = decode(rows, args.context, blocked=blocked)
+            name, base = "blocked" if blocked else "decode", baseline(rows)
+            results.append({"case": name, "rows": rows, "context": args.context, **r, "baseline": base})
+            spread = f"({r['p10']:.0f} to {r['p90']:.0f})"
+            parts = " ".join(f"{r[part]:7.0f}" for part in ("plan", "pack", "apply", "total"))
+            print(f"{name:8} {rows:5} {parts} {spread:>13} {base:10.1f}")
+    for requests in (64, 256):
+        results.append({"case": "burst", "rows": requests, "plan": burst(requests)})
+        print(f"burst    {requests:5} {results[-1]['plan']:7.0f}")
+    found = arrivals(64)
+    results.append({"case": "arrivals", "rows": 64, **found})
+    print("arrivals    64 " + ", ".join(f"{name} {value:.0f}" for name, value in found.items()))
     if args.json:
         result_file.write(args.json, {"rows": results})
 

@@ -3,6 +3,9 @@
 import bisect
 import math
 
+import numpy as np
+from jaxtyping import Int
+
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 
@@ -56,3 +59,15 @@ def padding(layout: KVLayout) -> float:
         return 0.0
     used = kind.num_layers / layout.num_lanes * kind.elems * layout.page_size
     return 1 - used / layout.block_elems
+
+
+def resident_slots(layout: KVLayout, lengths: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Return `KVLayout.resident_slots` of many rows."""
+    page, slots = layout.page_size, np.zeros_like(lengths)
+    if layout.full is not None:
+        slots += -(-lengths // page)
+    if layout.reach is not None:
+        span = np.minimum(lengths, layout.reach.size)
+        pages = -(-span // page) if layout.reach.chunked else (-(-(span - 1) // page) + 1) * (span > 0)
+        slots += layout.pages_per_block * pages
+    return slots

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int
 
+from jswa.architecture import AttentionKind
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.radix import Cursor
 
@@ -46,7 +47,7 @@ class PageRun:
         return positions, self.ids[positions.start : positions.stop]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Lease:
     """Pages of one sequence. Only the cache manager changes it.
 
@@ -83,6 +84,10 @@ class Lease:
 
     def __post_init__(self) -> None:
         self.full, self.local = PageRun(self.tables[0]), PageRun(self.tables[1])
+
+    def run(self, kind: AttentionKind) -> PageRun:
+        """Return the pages of a kind."""
+        return self.full if kind == "full" else self.local
 
     @property
     def slid(self) -> Int[np.ndarray, " n"]:

@@ -104,6 +104,8 @@ class CacheManager:
 
     def leased_slots(self, match: Match, closed: Collection[Lease] = ()) -> int:
         """Return the slots of a match that other rows, but for closed ones, hold too: sharing them takes none."""
+        if not len(match.full) and not len(match.local):
+            return 0
         whole = match.resume.full_to // self.layout.page_size
         full = np.count_nonzero(owners_without(self.pool, "full", closed)[match.full[:whole]] > 1)
         own = self._copied_local(match)
@@ -154,7 +156,8 @@ class CacheManager:
     def evict_ahead(self) -> None:
         """Evict until the next plan probably finds enough free slots; to be called while the device works.
 
-        What a plan takes is foreseen as the most that any recent plan took, but at most 1/128 of the memory.
+        What a plan takes is foreseen as the most that any recent plan took. At most 1/128 of the memory is kept free:
+        with 1/32, a pool that just holds all texts had 0.6 % fewer hits.
         """
         pool = self.pool
         wanted = min(self._demand.after(pool.allocated), pool.total_slots // 128)
@@ -244,7 +247,8 @@ class CacheManager:
 
     def held_slots(self, lease: Lease) -> int:
         """Return the slots of the pages that a lease needs."""
-        return len(lease.full.held) + self.layout.pages_per_block * len(lease.local.held)
+        full, local = lease.full, lease.local
+        return full.end - full.start + self.layout.pages_per_block * (local.end - local.start)
 
     def compact(self) -> None:
         """Bound the holes of the pool; called once per plan."""

@@ -23,11 +23,12 @@ from jswa.config import Limits
 from jswa.errors import KernelError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.pack import COLUMNS, PackSpec, padding, unpack
+from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.indices import step_indices
 from jswa.exec.programs.step import StepConfig, attend_layer, layer_tile_tokens
 from jswa.model.transformer import Params, run_dtype
 from jswa.model.weights.kv_scales import scales_of
+from jswa.plan import COLUMNS
 from pallas_kernels.experts.api import Weights, grouped_matmul, variant
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, row_count

@@ -7,15 +7,14 @@ Floats are stored as their bits. Padding rows and entries name row `max_rows`, w
 dropped on the device. `unpack` slices numpy and jax arrays alike.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.exec.buckets import Bucket
-from jswa.plan import SAMPLING, StepPlan
-
-COLUMNS = ("row_id", "start", "count", "full_write_from", "local_visible_from", "samples", *SAMPLING)
+from jswa.plan import COLUMNS, StepPlan
 
 
 class PackSpec(NamedTuple):
@@ -65,6 +64,11 @@ class Inputs(NamedTuple):
 
 def padding(spec: PackSpec) -> Int[np.ndarray, " size"]:
     """Return the packed array of a step without rows, which changes nothing on the device."""
+    return _padding(spec).copy()
+
+
+@lru_cache(maxsize=256)
+def _padding(spec: PackSpec) -> Int[np.ndarray, " size"]:
     packed = np.zeros(spec.size, np.int32)
     inputs = unpack(packed, spec)
     for column in ("row_id", "extras"):
@@ -78,16 +82,13 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     """Pack a plan. The array is fresh each time: the device may still read the previous one."""
     packed = padding(spec)
     inputs = unpack(packed, spec)
-    columns = (plan.row_ids, plan.starts, plan.counts, plan.full_write_from, plan.local_visible_from, plan.samples)
-    for index, column in enumerate(columns):
-        inputs.rows[: plan.num_rows, index] = column
-    inputs.rows[: plan.num_rows, -len(SAMPLING) :] = plan.sampling
+    inputs.rows[: plan.num_rows] = plan.rows
     inputs.tokens[: plan.num_tokens] = plan.tokens
     for section, entries in ((inputs.full_pages, plan.full_pages), (inputs.local_pages, plan.local_pages)):
         section[: len(entries)] = entries
     inputs.targets[: plan.num_tokens] = plan.targets[: spec.targets]
     if spec.adapters:
-        inputs.adapters[: plan.num_rows] = plan.adapters
+        inputs.adapters[: len(plan.adapters)] = plan.adapters
     return packed
 
 

@@ -5,12 +5,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
-from jswa.cache.capacity import peak_slots
 from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.radix import common_prefix
-from jswa.config import Limits
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.sequence import Sequence
 from jswa.types import MissReason, PrefixHit
@@ -18,22 +16,52 @@ from jswa.types import MissReason, PrefixHit
 
 def match_of(cache: CacheManager, sequence: Sequence, most: int = NEVER) -> Match:
     """Match at most `most` tokens of a waiting row. Its last token must run."""
-    limit = min(most, sequence.num_known - 1) if sequence.reads_cache else 0
-    return cache.match(sequence.request.cache_salt, sequence.tokens[: sequence.num_known], limit)
+    tokens = sequence.tokens
+    limit = min(most, len(tokens) - 1) if sequence.reads_cache else 0
+    return cache.match(sequence.request.cache_salt, tokens, limit)
 
 
-def prefix_writer(running: Rows[Sequence], sequence: Sequence, match: Match, page_size: int) -> Sequence | None:
-    """Return a running row that is about to publish more of this text than the cache has now."""
-    if not sequence.reads_cache:
+class Writers:
+    """Running rows that publish a prompt, by salt and first page: a waiting request with that prefix waits for them."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page = page_size
+        self._rows: dict[tuple[str, bytes], dict[Sequence, None]] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        """Enter a row that has begun."""
+        if lease_of(sequence).window_ends and sequence.num_known >= self._page:
+            self._rows.setdefault(self._key(sequence), {})[sequence] = None
+
+    def discard(self, sequence: Sequence) -> None:
+        """Remove a row that has published its prompt, or ends."""
+        rows = self._rows.get(key := self._key(sequence))
+        if rows is not None:
+            rows.pop(sequence, None)
+            if not rows:
+                del self._rows[key]
+
+    def find(self, sequence: Sequence, match: Match) -> Sequence | None:
+        """Return a running row that is about to publish more of a waiting text than the cache has now."""
+        if not sequence.reads_cache or not self._rows:
+            return None
+        tokens, found = sequence.tokens[:-1], match.resume.full_to
+        for other in self._rows.get(self._key(sequence), ()):
+            lease = lease_of(other)
+            if lease.window_ends and not lease.cursor.detached:
+                common = common_prefix(tokens, other.tokens[: lease.window_ends[-1]])
+                if common - common % self._page > found:
+                    return other
         return None
-    tokens, found = sequence.tokens[: sequence.num_known - 1], match.resume.full_to
-    for other in running:
-        lease = lease_of(other)
-        if lease.window_ends and not lease.cursor.detached and lease.salt == sequence.request.cache_salt:
-            common = common_prefix(tokens, other.tokens[: lease.window_ends[-1]])
-            if common - common % page_size > found:
-                return other
-    return None
+
+    def check(self, running: Rows[Sequence]) -> None:
+        """Assert that exactly the running rows are here that publish a prompt of a page and more."""
+        found = {row for rows in self._rows.values() for row in rows}
+        publish = {row for row in running if lease_of(row).window_ends}
+        assert found == {row for row in publish if lease_of(row).window_ends[-1] >= self._page}, "a writer is missing"
+
+    def _key(self, sequence: Sequence) -> tuple[str, bytes]:
+        return sequence.request.cache_salt, sequence.tokens[: self._page].tobytes()
 
 
 def open_lease(cache: CacheManager, sequence: Sequence, match: Match) -> tuple[Lease, Match] | None:
@@ -65,41 +93,11 @@ def is_passed(
         return False
     if behind:
         return True
-    for other in draft.prompts:
-        first = other is writer or (draft.left(other) <= need and other.request.priority <= sequence.request.priority)
-        if first and draft.left(other) > long:
+    for other, left in draft.left.items():
+        first = other is writer or (left <= need and other.request.priority <= sequence.request.priority)
+        if first and left > long:
             return True
     return False
-
-
-def admissible(
-    cache: CacheManager,
-    limits: Limits,
-    running: Rows[Sequence],
-    sequence: Sequence,
-    match: Match,
-    spare: int = 0,
-    victims: Rows[Sequence] = (),
-) -> bool:
-    """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3).
-
-    Args:
-        spare: slots that must be left besides.
-        victims: running rows that would be preempted first.
-    """
-    layout, closed, gone = cache.layout, [lease_of(row) for row in victims], set(victims)
-    claimed = prefill_rows = 0
-    for other in running:
-        if other in gone:
-            continue
-        held = cache.held_slots(lease_of(other))
-        claimed += max(0, layout.resident_slots(max(other.launched, other.num_known + 1)) - held)
-        prefill_rows += other.launched < other.num_known
-    reserve = layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
-    need = layout.resident_slots(sequence.num_known + 1)
-    alone = peak_slots(layout, limits.max_tokens, sequence.num_known + 1)
-    available = cache.available_without(closed) if closed else cache.available_slots
-    return max(need + reserve, alone) - cache.leased_slots(match, closed) + claimed <= available - spare
 
 
 def fewest(most: int, enough: Callable[[int], bool]) -> int:

@@ -1,12 +1,14 @@
-"""Turns sampling parameters into biases of tokens and masks of allowed tokens."""
+"""Biases of tokens and masks of allowed tokens: made from sampling parameters, and changed as a row's text grows."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Items
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import InvalidSampling, NothingAllowed
-from jswa.plan import EVERY_TOKEN, NO_WORDS, Constraint, Mask, Request, Words, bits_of, words_of
+from jswa.plan import EVERY_TOKEN, NO_WORDS, Constraint, ExtrasEntry, Mask, Request, RowMask, Words, bits_of, words_of
+from jswa.sched.sequence import Sequence
 from jswa.types import SamplingParams
 
 _FEW = 1_024  # allowed tokens up to which only the words of the mask that are not zero are held
@@ -122,3 +124,77 @@ def _known(field: str, ids: Collection[int], vocab_size: int) -> Int[np.ndarray,
     if len(found) and found.max() >= vocab_size:
         raise InvalidSampling(field, int(found[found >= vocab_size][0]), f"must be in [0, {vocab_size})")
     return found.astype(np.int32)
+
+
+class Masks:
+    """The masks that the device has, by row id, for rows whose mask may change."""
+
+    def __init__(self) -> None:
+        # Whether the device's mask lacks stop tokens, the ends of bad words that it lacks, and the words of it that
+        # hence differ from `Constraint.allowed`.
+        self._masks: dict[int, tuple[tuple[bool, frozenset[int]], Words]] = {}
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def admit(self, sequence: Sequence) -> ExtrasEntry | None:
+        """Return the entry of a row that begins in the extras tables, if it needs one."""
+        request, row_id = sequence.request, sequence.row_id
+        params, constraint = request.params, request.constraint
+        if constraint is None:
+            return None
+        if sequence.num_known < constraint.min_length or constraint.bad_words:
+            self._masks[row_id] = (False, frozenset()), NO_WORDS
+        counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
+        counted = sequence.launched if counts or params.repetition_penalty != 1.0 else 0
+        generated = sequence.tokens[len(request.prompt) : counted].copy()
+        return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
+
+    def release(self, row_id: int) -> None:
+        """Forget the mask of a row that ends."""
+        self._masks.pop(row_id, None)
+
+    def changes(
+        self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]
+    ) -> tuple[RowMask, ...]:
+        """Return the masks that change before a step that runs these rows up to these positions.
+
+        `sequences`: the running ones by row id.
+        """
+        changed = []
+        for row_id, end in zip(row_ids.tolist(), ends.tolist(), strict=True):
+            sequence = sequences[row_id]
+            if row_id in self._masks and sequence is not None and end >= sequence.num_known:
+                changed.append(self._mask(sequence, end))
+        return tuple(mask for mask in changed if mask is not None)
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Assert that only running rows with a constraint have a mask that may change."""
+        rows = {s.row_id for s in running if s.request.constraint is not None}
+        assert set(self._masks) <= rows, "the mask of a row that does not run may change"
+
+    def _mask(self, sequence: Sequence, position: int) -> RowMask | None:
+        """Return how the mask changes for sampling the token at `position`, if it does."""
+        constraint, row_id = sequence.request.constraint, sequence.row_id
+        assert constraint is not None
+        text = sequence.tokens[len(sequence.request.prompt) : position]
+        now = position < constraint.min_length, banned_at(constraint, text)
+        before, changed = self._masks[row_id]
+        if now == before:
+            return None
+        words = mask_words(constraint, now[1], early=now[0])
+        self._masks[row_id] = now, words
+        if not now[0] and not constraint.bad_words:
+            del self._masks[row_id]
+        return RowMask(row_id, _undone(changed, words, constraint.allowed))
+
+
+def _undone(before: Words, words: Words, allowed: Mask) -> Words:
+    """Return words of a mask, and those of `before` that are not among them as `allowed` has them."""
+    if not len(before.at):
+        return words
+    at = np.union1d(words.at, before.at) if len(words.at) else before.at
+    bits = allowed.words(at)
+    bits[np.searchsorted(at, words.at)] = words.bits
+    return Words(at, bits)

@@ -1,17 +1,23 @@
 """A step while it is being planned, and how it becomes a `StepPlan`."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.lease import Lease, PageRun
+from jswa.architecture import AttentionKind
+from jswa.cache.lease import Lease, pop_last
 from jswa.cache.manager import Move
 from jswa.errors import EngineError
-from jswa.plan import FROM_DEVICE, ExtrasEntry, Logprobs, StepPlan, TableRow
-from jswa.sched.rows import RowTable
+from jswa.plan import COLUMNS, FROM_DEVICE, ExtrasEntry, Logprobs, StepPlan, TableRow
+from jswa.sched.constraint import Masks
+from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence
+
+_COUNT, _SAMPLES = map(COLUMNS.index, ("count", "samples"))
+_NO_TOKENS = np.zeros(0, np.int32)
+_NO_ENTRIES = np.zeros((0, 3), np.int32)
 
 
 @dataclass
@@ -22,48 +28,43 @@ class Draft:
         budget: tokens that the step may still take.
         reserved: tokens of these for running rows that need one, until they get it.
         for_others: tokens of these that a flood leaves unused (`Turns.room`): at most three quarters of the step.
-        sequences, counts: rows so far, and the tokens that each runs.
-        prompts: running rows that have a prompt to prefill, with their index among `sequences`, or None.
-        extended: rows with new pages.
+        decode: row ids of the rows that run one token.
+        prompts: running rows that have a prompt to prefill, and the tokens that the step runs of each so far.
+        left: those of them that the step does not end, and the tokens that each still has to prefill after it.
+        grown: rows of `decode` with one new page of each kind.
+        extended: other rows with new pages.
         resumed: rows that start on cached pages.
         extras: rows of the extras tables to set.
+        claims: what running rows may still claim; None: to be computed.
     """
 
     budget: int
     reserved: int = 0
     for_others: int = 0
-    sequences: list[Sequence] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    prompts: dict[Sequence, int | None] = field(default_factory=dict)
+    decode: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    prompts: dict[Sequence, int] = field(default_factory=dict)
+    left: dict[Sequence, int] = field(default_factory=dict)
+    grown: list[Sequence] = field(default_factory=list)
     extended: list[Sequence] = field(default_factory=list)
     resumed: list[Sequence] = field(default_factory=list)
     extras: list[ExtrasEntry] = field(default_factory=list)
+    claims: Claims | None = None
+
+    def begin(self, sequence: Sequence) -> None:
+        """Enter a running row that has a prompt to prefill, so far without tokens in the step."""
+        self.prompts[sequence], self.left[sequence] = 0, sequence.num_known - sequence.launched
 
     def add(self, sequence: Sequence, count: int) -> None:
-        """Add tokens of a row."""
+        """Add tokens of a prompt."""
         self.budget -= count
-        if self.prompts and sequence in self.prompts:
-            index = self.prompts[sequence]
-            if index is not None:
-                self.counts[index] += count
-                return
-            self.prompts[sequence] = len(self.sequences)
-        self.sequences.append(sequence)
-        self.counts.append(count)
+        self.prompts[sequence] += count
+        self.left[sequence] -= count
+        if not self.left[sequence]:
+            del self.left[sequence]
 
-    def given(self, sequence: Sequence) -> int:
-        """Return the tokens that the step runs of a prompt so far."""
-        index = self.prompts[sequence]
-        return 0 if index is None else self.counts[index]
-
-    def left(self, sequence: Sequence) -> int:
-        """Return the tokens that a running prompt still has to prefill after the step."""
-        return sequence.num_known - sequence.launched - self.given(sequence)
-
-
-def needs_one(sequence: Sequence) -> bool:
-    """Return whether a running row has one token to run: the last one that was sampled, or the last of a known text."""
-    return sequence.num_known - 1 <= sequence.launched < sequence.limit - 1
+    def drop(self, sequence: Sequence) -> None:
+        """Leave out a prompt that gets nothing in this step."""
+        del self.prompts[sequence], self.left[sequence]
 
 
 def lease_of(sequence: Sequence) -> Lease:
@@ -73,56 +74,67 @@ def lease_of(sequence: Sequence) -> Lease:
     return sequence.lease
 
 
-def make_plan(draft: Draft, rows: RowTable, moves: list[Move], *, logprobs: bool) -> StepPlan:
-    """Build the StepPlan from a draft, and mark the new page ids as sent to the device.
+def make_plan(
+    draft: Draft, rows: Rows, sequences: Items[Sequence | None], masks: Masks, moves: list[Move]
+) -> tuple[StepPlan, Int[np.ndarray, " R"]]:
+    """Return the plan of a draft and its row ids, and mark the new page ids as sent to the device.
 
-    `logprobs`: some request in the engine asked for log probabilities.
+    Args:
+        sequences: the running ones by row id.
+        moves: the copies to make before the step.
     """
-    sequences = draft.sequences
-    row_ids = np.array([s.row_id for s in sequences], np.int32)
-    starts = np.array([s.launched for s in sequences], np.int32)
-    known = np.array([s.num_known for s in sequences], np.int32)
-    counts = np.array(draft.counts, np.int32)
-    ends = np.cumsum(counts)
-    kind: Logprobs = _logprobs(sequences) if logprobs else "none"
-    table_rows = tuple(_table_row(s.row_id, lease_of(s)) for s in draft.resumed)
-    tokens = np.full(ends[-1], FROM_DEVICE, np.int32)
-    for row in np.flatnonzero(starts < known).tolist():
-        start, count = starts[row], counts[row]
-        tokens[ends[row] - count : ends[row]] = sequences[row].tokens[start : start + count]
-    return StepPlan(
-        row_ids=row_ids,
-        starts=starts,
-        counts=counts,
-        full_write_from=rows.cached[row_ids, 0],
-        local_visible_from=rows.cached[row_ids, 1],
-        samples=(starts + counts >= known).astype(np.int32),
-        tokens=tokens,
-        sampling=rows.sampling[row_ids],
+    prompts = [(sequence, count) for sequence, count in draft.prompts.items() if count]
+    ids = draft.decode
+    if prompts:
+        ids = np.concatenate([ids, np.array([sequence.row_id for sequence, _ in prompts])])
+    records = rows.records(ids)
+    if prompts:
+        ends = np.array([sequence.launched + count for sequence, count in prompts])
+        chunks = records[len(draft.decode) :]
+        chunks[:, _COUNT] = [count for _, count in prompts]
+        chunks[:, _SAMPLES] = ends >= [sequence.num_known for sequence, _ in prompts]
+    kind = _logprobs(rows, ids)
+    table_rows = tuple(_table_row(s.row_id, lease_of(s)) for s in draft.resumed)  # before the entries: it marks them
+    plan = StepPlan(
+        rows=records,
+        tokens=_tokens(draft.decode, rows, prompts),
+        full_pages=_table_entries(draft, "full"),
+        local_pages=_table_entries(draft, "local"),
+        moves=np.array(moves, np.int32).reshape(-1, 3) if moves else _NO_ENTRIES,
         table_rows=table_rows,
-        full_pages=_table_entries((s.row_id, lease_of(s).full) for s in draft.extended),
-        local_pages=_table_entries((s.row_id, lease_of(s).local) for s in draft.extended),
-        moves=np.array(moves, np.int32).reshape(-1, 3),
         extras=tuple(draft.extras),
-        masks=rows.masks(sequences, draft.counts),
+        masks=masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else (),
         logprobs=kind,
-        targets=_targets(draft) if kind == "prompt" else np.zeros(0, np.int32),
-        adapters=rows.adapters[row_ids],
+        targets=_targets(len(draft.decode), prompts) if kind == "prompt" else _NO_TOKENS,
+        adapters=rows.adapters.take(ids),
     )
+    return plan, ids
 
 
-def _logprobs(sequences: list[Sequence]) -> Logprobs:
-    if any(s.request.params.prompt_logprobs is not None and s.launched < len(s.request.prompt) - 1 for s in sequences):
+def _tokens(decode: Int[np.ndarray, " n"], rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
+    """Return the tokens that the step runs, FROM_DEVICE where the host does not know them."""
+    parts = [np.full(len(decode), FROM_DEVICE, np.int32)]
+    if rows.prefill_rows():
+        on_host = np.flatnonzero(rows.launched[decode] < rows.known[decode])
+        parts[0][on_host] = rows.last_tokens(decode[on_host])
+    parts += [sequence.tokens[sequence.launched :][:count] for sequence, count in prompts]
+    return np.concatenate(parts) if prompts else parts[0]
+
+
+def _logprobs(rows: Rows, row_ids: Int[np.ndarray, " R"]) -> Logprobs:
+    if not rows.logprob_rows:
+        return "none"
+    if (rows.launched < rows.prompt_logprobs_to)[row_ids].any():
         return "prompt"
-    return "sampled" if any(s.request.params.logprobs is not None for s in sequences) else "none"
+    return "sampled" if rows.wants_logprobs[row_ids].any() else "none"
 
 
-def _targets(draft: Draft) -> Int[np.ndarray, " T"]:
+def _targets(decode: int, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
     """Return the token that follows each token of the step, 0 if the host does not know it."""
-    parts = []
-    for sequence, count in zip(draft.sequences, draft.counts, strict=True):
+    parts = [np.zeros(decode, np.int32)]
+    for sequence, count in prompts:
         part = np.zeros(count, np.int32)
-        known = sequence.tokens[sequence.launched + 1 : min(sequence.launched + 1 + count, sequence.num_known)]
+        known = sequence.tokens[sequence.launched + 1 :][:count]
         part[: len(known)] = known
         parts.append(part)
     return np.concatenate(parts)
@@ -135,13 +147,20 @@ def _table_row(row_id: int, lease: Lease) -> TableRow:
     return TableRow(row_id, full.held.copy(), local.start, local.held.copy())
 
 
-def _table_entries(runs: Iterable[tuple[int, PageRun]]) -> Int[np.ndarray, "n 3"]:
+def _table_entries(draft: Draft, kind: AttentionKind) -> Int[np.ndarray, "n 3"]:
     """Return entries (row id, page position, page id) for pages that the device's tables do not have yet."""
     parts = []
-    for row_id, run in runs:
+    grown = [lease_of(sequence).run(kind) for sequence in draft.grown]
+    if grown and grown[0].end:  # the model has layers of this kind
+        part = np.empty((len(grown), 3), np.int32)
+        part[:, 0] = [sequence.row_id for sequence in draft.grown]
+        part[:, 1], part[:, 2] = pop_last(grown)
+        parts.append(part)
+    for sequence in draft.extended:
+        run = lease_of(sequence).run(kind)
         if run.end > run.sent:
             positions, ids = run.pop_unsent()
             part = np.empty((len(ids), 3), np.int32)
-            part[:, 0], part[:, 1], part[:, 2] = row_id, positions, ids
+            part[:, 0], part[:, 1], part[:, 2] = sequence.row_id, positions, ids
             parts.append(part)
-    return np.concatenate(parts) if parts else np.zeros((0, 3), np.int32)
+    return np.concatenate(parts) if parts else _NO_ENTRIES

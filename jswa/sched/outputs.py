@@ -1,8 +1,10 @@
 """What comes back from a step besides its tokens: finite KV, log probabilities, and the hit of a first token."""
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Int
 
 from jswa.cache.manager import CacheManager
 from jswa.cache.pool import PagePool
@@ -54,7 +56,7 @@ def confirm(cache: CacheManager, sequence: Sequence, end: int) -> None:
         # What failed behind cached KV is finite without it: the fault is in the cache.
         cache.withdraw(lease.salt, sequence.tokens[: sequence.cached_to])
     if lease.window_ends:
-        cache.publish(lease, sequence.tokens[: sequence.num_known], end)
+        cache.publish(lease, sequence.tokens, end)
 
 
 def count_hit(cache: CacheManager, sequence: Sequence) -> None:
@@ -64,11 +66,19 @@ def count_hit(cache: CacheManager, sequence: Sequence) -> None:
     sequence.hit_counted = True
 
 
-def store_prompt_logprobs(plan: StepPlan, sequences: list[Sequence], table: LogprobTable) -> None:
-    """Store log probabilities of prompt tokens, once each: a preempted row runs its prompt again."""
-    ends = np.cumsum(plan.counts).tolist()
-    for sequence, start, count, end in zip(sequences, plan.starts.tolist(), plan.counts.tolist(), ends, strict=True):
-        if sequence.request.params.prompt_logprobs is None:
+def store_prompt_logprobs(
+    plan: StepPlan, rows: Int[np.ndarray, " n"], sequences: Items[Sequence | None], table: LogprobTable
+) -> None:
+    """Store log probabilities of prompt tokens, once each: a preempted row runs its prompt again.
+
+    Args:
+        rows: indices of rows of the plan.
+        sequences: theirs; None for a row that has ended.
+    """
+    ends = np.cumsum(plan.counts)
+    columns = (column[rows].tolist() for column in (plan.starts, plan.counts, ends))
+    for sequence, start, count, end in zip(sequences, *columns, strict=True):
+        if sequence is None or sequence.request.params.prompt_logprobs is None:
             continue
         prompt, kept = sequence.request.prompt, sequence.prompt_logprobs
         first, last = max(start, len(kept)), min(start + count, len(prompt) - 1)

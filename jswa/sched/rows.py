@@ -1,105 +1,256 @@
-"""Per-row inputs of the step besides pages: sampling parameters, adapters, and extras (penalties, biases, masks)."""
+"""The state of the running rows as arrays by row id: a step costs a few numpy calls, however many rows it has.
 
-from collections.abc import Iterable
+A row id is also the index of the row in the device's tables. The entries of a row id that no sequence has are 0.
+
+    position  0 ………………………………… launched ………………… limit
+    tokens    [ known to the host …………… known )           launched ≤ known + steps in flight
+
+`launched` positions have been handed to the device or found in the cache. The host knows the first `known` token ids:
+the prompt, and the tokens that have come back. A row with launched < known runs known tokens (a prompt, or a preempted
+text again). Any other row runs the token that the device sampled last, which the host need not know.
+"""
+
+from collections import Counter, deque
 
 import numpy as np
+from jaxtyping import Bool, Int
 
-from jswa.plan import NO_WORDS, SAMPLING, ExtrasEntry, Mask, RowMask, Words
-from jswa.sched.constraint import banned_at, mask_words
-from jswa.sched.sequence import Sequence
+from jswa.cache.capacity import peak_slots, resident_slots
+from jswa.cache.layout import KVLayout
+from jswa.cache.lease import NEVER, Lease
+from jswa.config import Limits
+from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
 
-_REAL = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-_REAL_COLUMNS = [SAMPLING.index(name) for name in _REAL]
-_KEY_COLUMNS = [SAMPLING.index("key_high"), SAMPLING.index("key_low")]
-_TOP_K, _EXTRAS, _PROMPT_LENGTH = map(SAMPLING.index, ("top_k", "extras", "prompt_length"))
+RECENT = 256  # tokens of a row that wait to be copied to its text; a power of two
+_RECORD = np.dtype([("first", "i4", len(COLUMNS) - len(SAMPLING)), ("sampling", SAMPLING_ROW)])
+_START, _COUNT, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _SAMPLES = range(1, 6)  # in `COLUMNS`
 
 
-class RowTable:
-    """Columns by row id, so that a plan gathers them with one index, and the masks that the device has.
+class Rows:
+    """Arrays by row id, [max_rows] each. Only the scheduler changes them.
 
     Attributes:
-        sampling: packed sampling parameters, columns `SAMPLING`.
-        cached: `full_write_from` and `local_visible_from` of each row.
+        launched, known: see the module.
+        limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
+        finite_to: end of the positions that the row has run in steps that came back finite, before it was plain.
+        covered, next_slide, held: those of the row's lease: the end of its pages, the launched length at which its next
+            local page leaves the window, and the slots of its pages.
+        generation: counts the sequences that have had this row id. A step in flight remembers the generation of each of
+            its rows, so a token for a sequence that has left the row is recognised.
+        departures: counts the sequences that have left their rows.
+        flights: the row ids of each step on the device, oldest first, with their generations and the `departures` of
+            the time when the step was planned.
+        waits: whether the row runs only when the host knows all its tokens.
+        plain: whether a token of the row needs no more than these arrays: its prompt is launched, nothing of it is to
+            be published, and its request wants only the token.
+        wants_logprobs: whether the request wants log probabilities of its generated tokens.
+        prompt_logprobs_to: the length up to which it wants those of its prompt.
+        logprob_rows: the number of rows that want either.
+        names, tenants: request id and tenant, as objects.
         adapters: index of the LoRA adapter; 0: none.
     """
 
     def __init__(self, max_rows: int) -> None:
-        self.sampling = np.zeros((max_rows, len(SAMPLING)), np.int32)
-        self.cached = np.zeros((max_rows, 2), np.int32)
+        self.max_rows = max_rows
+        self.free = list(range(max_rows - 1, -1, -1))
+        counts = np.zeros((7, max_rows), np.int64)
+        self.launched, self.known, self.limit, self.finite_to, self.covered, self.held, self.prompt_logprobs_to = counts
+        self.next_slide = np.full(max_rows, NEVER)
+        self.generation = np.zeros(max_rows, np.int32)
+        self.departures = self.logprob_rows = 0
+        self.flights: deque[tuple[Int[np.ndarray, " R"], Int[np.ndarray, " R"], int]] = deque()
+        self.waits, self.plain, self.wants_logprobs = np.zeros((3, max_rows), bool)
+        self.names, self.tenants = np.full((2, max_rows), None, object)
         self.adapters = np.zeros(max_rows, np.int32)
-        self._no_extras = max_rows
-        # By row id, for rows whose mask may change: whether the device's mask lacks stop tokens, the ends of bad words
-        # that it lacks, and the words of it that hence differ from `Constraint.allowed`.
-        self._masks: dict[int, tuple[tuple[bool, frozenset[int]], Words]] = {}
+        self._stops: Counter[int] = Counter()  # rows that each token ends
+        self._stop_ids = np.zeros(0, np.int32)
+        # The records of a plan, for rows that run one token and sample the next.
+        self._records = np.zeros((max_rows, len(COLUMNS)), np.int32)
+        self._records[:, 0], self._records[:, _COUNT], self._records[:, _SAMPLES] = np.arange(max_rows), 1, 1
+        self._sampling = self._records.view(_RECORD)["sampling"][:, 0]
+        self._recent = np.zeros((max_rows, RECENT), np.int32)  # the last known tokens, each at its position % RECENT
 
-    def admit(self, sequence: Sequence) -> ExtrasEntry | None:
-        """Fill the columns of the row; return its entry in the extras tables, if it needs one."""
-        request, row_id = sequence.request, sequence.row_id
-        params, constraint = request.params, request.constraint
-        columns = self.sampling[row_id]
-        assert sequence.lease is not None
-        self.cached[row_id] = sequence.lease.full_write_from, sequence.lease.local_visible_from
-        self.adapters[row_id] = request.adapter
-        real = (
+    def admit(self, request: Request, lease: Lease, *, launched: int, tokens: Int[np.ndarray, " T"], limit: int) -> int:
+        """Give a row id to a sequence with these known tokens, and return it."""
+        row, params = self.free.pop(), request.params
+        self.launched[row], self.limit[row] = launched, limit
+        self.set_known(row, tokens)
+        self.waits[row] = request.waits_for_tokens
+        self.wants_logprobs[row] = params.logprobs is not None
+        self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
+        self.logprob_rows += params.wants_logprobs
+        self.names[row], self.tenants[row] = request.request_id, request.tenant
+        self.adapters[row] = request.adapter
+        self._records[row, _FULL_WRITE_FROM] = lease.full_write_from
+        self._records[row, _LOCAL_VISIBLE_FROM] = lease.local_visible_from
+        self._sampling[row] = (
             params.temperature,
+            max(params.top_k, 0),
             params.top_p,
             params.min_p,
             params.repetition_penalty,
             params.presence_penalty,
             params.frequency_penalty,
+            *request.key,
+            self.max_rows if request.constraint is None else row,
+            len(request.prompt),
         )
-        columns[_REAL_COLUMNS] = np.array(real, np.float32).view(np.int32)
-        columns[_KEY_COLUMNS] = np.array(request.key, np.uint32).view(np.int32)
-        columns[_TOP_K] = max(params.top_k, 0)
-        columns[_EXTRAS] = self._no_extras if constraint is None else row_id
-        columns[_PROMPT_LENGTH] = len(request.prompt)
-        if constraint is None:
-            return None
-        if sequence.num_known < constraint.min_length or constraint.bad_words:
-            self._masks[row_id] = (False, frozenset()), NO_WORDS
-        prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
-        counted = sequence.launched if real[3:] != (1.0, 0.0, 0.0) else 0
-        generated = sequence.tokens[len(request.prompt) : counted].copy()
-        return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
+        self._count_stops(request.stop_ids, 1)
+        return row
 
-    def release(self, sequence: Sequence) -> None:
-        """Forget the mask of a row that ends."""
-        self._masks.pop(sequence.row_id, None)
+    def release(self, row: int, request: Request) -> None:
+        """Take a row id back from a request; the sequence has copied the tokens (`recent`)."""
+        self.launched[row] = self.known[row] = self.limit[row] = self.finite_to[row] = 0
+        self.covered[row] = self.held[row] = self.prompt_logprobs_to[row] = self.adapters[row] = 0
+        self.next_slide[row] = NEVER
+        self.waits[row] = self.plain[row] = self.wants_logprobs[row] = False
+        self.names[row] = self.tenants[row] = None
+        self.generation[row] += 1
+        self.departures += 1
+        self.logprob_rows -= request.params.wants_logprobs
+        self._count_stops(request.stop_ids, -1)
+        self.free.append(row)
 
-    def masks(self, sequences: list[Sequence], counts: list[int]) -> tuple[RowMask, ...]:
-        """Return the masks that change before a step which runs so many tokens of these rows."""
-        if not self._masks:
-            return ()
-        ends = ((s, s.launched + count) for s, count in zip(sequences, counts, strict=True))
-        found = (self._mask(s, end) for s, end in ends if s.row_id in self._masks and end >= s.num_known)
-        return tuple(mask for mask in found if mask is not None)
+    def follow(self, row: int, lease: Lease, held: int) -> None:
+        """Copy what may have changed of a row's lease, which holds so many slots."""
+        self.covered[row], self.next_slide[row], self.held[row] = lease.covered, lease.next_slide, held
 
-    def check(self, running: Iterable[Sequence]) -> None:
-        """Assert that only running rows with a constraint have a mask that may change."""
-        rows = {s.row_id for s in running if s.request.constraint is not None}
-        assert set(self._masks) <= rows, "the mask of a row that does not run may change"
+    def records(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, "R C"]:
+        """Return the plan's records of rows that run one token and sample the next, columns `COLUMNS`."""
+        records = self._records.take(row_ids, axis=0)
+        records[:, _START] = self.launched.take(row_ids)
+        return records
 
-    def _mask(self, sequence: Sequence, position: int) -> RowMask | None:
-        """Return how the mask changes for sampling the token at `position`, if it does."""
-        constraint, row_id = sequence.request.constraint, sequence.row_id
-        assert constraint is not None
-        text = sequence.tokens[len(sequence.request.prompt) : position]
-        now = position < constraint.min_length, banned_at(constraint, text)
-        before, changed = self._masks[row_id]
-        if now == before:
-            return None
-        words = mask_words(constraint, now[1], early=now[0])
-        self._masks[row_id] = now, words
-        if not now[0] and not constraint.bad_words:
-            del self._masks[row_id]
-        return RowMask(row_id, _undone(changed, words, constraint.allowed))
+    def recent(self, row: int, first: int) -> Int[np.ndarray, " n"]:
+        """Return the known tokens from position `first` on, at most `RECENT`."""
+        found: Int[np.ndarray, " n"] = self._recent[row, np.arange(first, self.known[row]) % RECENT]
+        return found
+
+    def last_tokens(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, " R"]:
+        """Return the last known token of each row."""
+        found: Int[np.ndarray, " R"] = self._recent[row_ids, (self.known[row_ids] - 1) % RECENT]
+        return found
+
+    def set_known(self, row: int, tokens: Int[np.ndarray, " T"]) -> None:
+        """Set the known tokens of a row, all of which the caller has."""
+        self.known[row], self._recent[row, (len(tokens) - 1) % RECENT] = len(tokens), tokens[-1]
+
+    def append_one(self, row: int, token: int) -> int:
+        """Append a token to the known tokens of one row; return their number."""
+        known = int(self.known[row])
+        self._recent[row, known % RECENT], self.known[row] = token, known + 1
+        return known + 1
+
+    def append(self, row_ids: Int[np.ndarray, " R"], tokens: Int[np.ndarray, " R"]) -> Int[np.ndarray, " R"]:
+        """Append a token to each row's known tokens; return their number. The caller copies `RECENT` tokens in time."""
+        known: Int[np.ndarray, " R"] = self.known.take(row_ids)
+        self._recent.reshape(-1)[row_ids * RECENT + known % RECENT] = tokens
+        known += 1
+        self.known[row_ids] = known
+        return known
+
+    def may_stop(self, tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
+        """Return which tokens are stop ids of some row."""
+        if len(self._stop_ids) > 8:
+            return np.isin(tokens, self._stop_ids)
+        found: Bool[np.ndarray, " R"] = (tokens == self._stop_ids[:, None]).any(axis=0)
+        return found
+
+    def ready(self) -> Bool[np.ndarray, " max_rows"]:
+        """Return which rows can run: their last token is not launched, and they wait for none in flight."""
+        ready: Bool[np.ndarray, " max_rows"] = self.launched < self.limit - 1
+        if self.waits.any():
+            busy = np.zeros(self.max_rows, bool)
+            for row_ids, generations, _ in self.flights:
+                busy[row_ids] |= self.generation[row_ids] == generations
+            ready &= ~(self.waits & busy)
+        return ready
+
+    def launch(self, row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]) -> None:
+        """Note a step that runs different rows up to these positions."""
+        self.launched[row_ids] = ends
+        self.flights.append((row_ids, self.generation.take(row_ids), self.departures))
+
+    def land(self) -> tuple[Int[np.ndarray, " R"], Int[np.ndarray, " R"], Bool[np.ndarray, " R"]]:
+        """Return the oldest step's row ids, their generations, and which rows need no more than these arrays."""
+        row_ids, generations, departures = self.flights.popleft()
+        plain: Bool[np.ndarray, " R"] = self.plain.take(row_ids)
+        if departures != self.departures:
+            plain &= self.generation.take(row_ids) == generations
+        return row_ids, generations, plain
+
+    def in_flight(self, row: int) -> int:
+        """Return the number of steps on the device that run a row for its present sequence."""
+        flights = ((ids == row) & (generations == self.generation[row]) for ids, generations, _ in self.flights)
+        return sum(bool(runs.any()) for runs in flights)
+
+    def prefill_rows(self) -> int:
+        """Return the number of rows that run known tokens next."""
+        return int(np.count_nonzero(self.launched < self.known))
+
+    def check(self, running: Int[np.ndarray, " n"]) -> None:
+        """Assert that these row ids are used, and all others free, and that the entries of the latter are 0."""
+        used = np.zeros(self.max_rows, bool)
+        used[running] = True
+        assert len(self.free) == self.max_rows - len(running), "a row id leaked"
+        assert not used[self.free].any(), "a row id is free and used"
+        for array in (self.launched, self.known, self.limit, self.held, self.plain, self.waits, self.wants_logprobs):
+            assert not array[~used].any(), "an unused row id has a value"
+        assert np.all(self.next_slide[~used] == NEVER)
+        wants = self.wants_logprobs | (self.prompt_logprobs_to > 0)
+        assert np.count_nonzero(wants) <= self.logprob_rows <= len(running)
+        assert len(running) or not len(self._stop_ids), "stop ids of no row"
+
+    def _count_stops(self, stop_ids: frozenset[int], rows: int) -> None:
+        """Count the rows that each token ends; `rows` more or less."""
+        before = len(self._stops)
+        for token in stop_ids:
+            self._stops[token] += rows
+            if not self._stops[token]:
+                del self._stops[token]
+        if len(self._stops) != before:
+            self._stop_ids = np.array(list(self._stops), np.int32)
 
 
-def _undone(before: Words, words: Words, allowed: Mask) -> Words:
-    """Return words of a mask, and those of `before` that are not among them as `allowed` has them."""
-    if not len(before.at):
-        return words
-    at = np.union1d(words.at, before.at) if len(words.at) else before.at
-    bits = allowed.words(at)
-    bits[np.searchsorted(at, words.at)] = words.bits
-    return Words(at, bits)
+class Claims:
+    """The memory that running rows have not taken yet but may claim, while a step is planned.
+
+    A row claims the slots that it may hold between two steps, less those that it holds. The former depend on its
+    lengths, which do not change while a step is planned; the latter are `Rows.held`.
+    """
+
+    def __init__(self, rows: Rows, layout: KVLayout) -> None:
+        self._rows = rows
+        self._layout = layout
+        lengths = np.maximum(rows.launched, rows.known + 1)
+        self._resident = resident_slots(layout, lengths) * (rows.limit > 0)
+        self.prefill_rows = rows.prefill_rows()
+        self._claimed: int | None = None  # by all rows; None: to be summed up
+
+    def admit(self, row: int) -> None:
+        """Count a row that begins: it has a prompt to prefill."""
+        length = max(int(self._rows.launched[row]), int(self._rows.known[row]) + 1)
+        self._resident[row] = resident = self._layout.resident_slots(length)
+        self.prefill_rows += 1
+        if self._claimed is not None:
+            self._claimed += max(0, resident - int(self._rows.held[row]))
+
+    def changed(self) -> None:
+        """Note that rows have got pages since the claims were summed up."""
+        self._claimed = None
+
+    def demand(self, limits: Limits, length: int, gone: Int[np.ndarray, " n"]) -> int:
+        """Return the free slots that a request of `length` known tokens needs (docs/design.md §3).
+
+        These are its own, the reserve of the step, and the claims of all rows but those that are `gone`.
+        """
+        prefill_rows, claimed = self.prefill_rows, self._claimed
+        if claimed is None:
+            claimed = self._claimed = int(np.maximum(self._resident - self._rows.held, 0).sum())
+        if len(gone):
+            claimed -= int(np.maximum(self._resident[gone] - self._rows.held[gone], 0).sum())
+            prefill_rows -= int(np.count_nonzero(self._rows.launched[gone] < self._rows.known[gone]))
+        layout = self._layout
+        reserve = layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
+        alone = peak_slots(layout, limits.max_tokens, length + 1)
+        return max(layout.resident_slots(length + 1) + reserve, alone) + claimed

@@ -1,12 +1,4 @@
-"""The scheduler's state of one request.
-
-    position  0 ………………………………… launched ………………… limit
-    tokens    [ known to the host ……… num_known )            launched ≤ num_known + 1 - 1 step in flight
-
-`launched` positions have been handed to the device or found in the cache. The host knows `num_known` token ids: the
-prompt, and the tokens that have come back. A row with launched < num_known runs known tokens (a prompt, or a preempted
-text again). Any other row runs the token that the device sampled last, which the host need not know.
-"""
+"""The scheduler's state of one request. While the request runs, its counters are in `Rows`."""
 
 import enum
 from dataclasses import dataclass, field
@@ -16,6 +8,7 @@ from jaxtyping import Int
 
 from jswa.cache.lease import Lease
 from jswa.plan import PromptLogprobs, Request
+from jswa.sched.rows import RECENT, Rows
 from jswa.types import PrefixHit
 
 Rank = tuple[int, int]  # priority and arrival
@@ -37,16 +30,16 @@ class Sequence:
     Attributes:
         rank: its place, by priority and arrival; preemption does not change it.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
-        row_id: index in the device's tables while it runs; -1 otherwise.
-        in_flight: steps on the device that run this row.
-        discard: the tokens of this many steps in flight are ignored, because the row was restarted.
-        finite_to: end of the positions that the row has run since it started, in steps that came back finite; 0 before
-            the first of them. Earlier KV is known to be finite, and nothing from there on is published.
+        rows, row_id, lease: what it has while it runs; None and -1 otherwise.
+        returning: steps in flight that run a row which the sequence has left.
+        discard: the tokens of this many of them are ignored, because the sequence starts again.
+        begun_at: the number of known tokens when it last began to run.
         cached_to: end of the full KV that it started from.
         cache_epoch: `CacheManager.epoch` when it started there.
         failed_to: end of the step that was not finite and may have read cached KV that is not. The row runs without
             the cache since then; 0: it may use the cache.
         passed_by: tokens of the others' prompts that began while this sequence waited for memory.
+        blocked: `Requests.state` when the sequence last found no room.
         hit_counted: whether the cache's counters have its hit.
         first_scheduled_time, prefix: reported with the first token.
     """
@@ -55,48 +48,106 @@ class Sequence:
     rank: Rank
     limit: int
     status: Status = Status.WAITING
+    rows: Rows | None = None
     row_id: int = -1
     lease: Lease | None = None
-    launched: int = 0
-    in_flight: int = 0
+    returning: int = 0
     preemptions: int = 0
     discard: int = 0
-    finite_to: int = 0
+    begun_at: int = 0
     cached_to: int = 0
     cache_epoch: int = 0
     failed_to: int = 0
     passed_by: int = 0
+    blocked: tuple[int, int, int] | None = None
     hit_counted: bool = False
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)
-    waits_for_tokens: bool = field(init=False)
-    num_known: int = field(init=False)
-    tokens: Int[np.ndarray, " capacity"] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.waits_for_tokens = self.request.waits_for_tokens
-        self.num_known = len(self.request.prompt)
-        self.tokens = np.empty(self.num_known + 64, np.int32)
-        self.tokens[: self.num_known] = self.request.prompt
+        self._text = self.request.prompt
+        self._length = len(self._text)
+
+    @property
+    def launched(self) -> int:
+        """The positions that were handed to the device or found in the cache; 0 while the sequence does not run."""
+        return 0 if self.rows is None else int(self.rows.launched[self.row_id])
+
+    @property
+    def num_known(self) -> int:
+        """The number of tokens that the host knows: the prompt, and those that have come back."""
+        return self._length if self.rows is None else int(self.rows.known[self.row_id])
+
+    @property
+    def finite_to(self) -> int:
+        """End of the positions that the row has run since it started, in steps that came back finite; 0 before one has.
+
+        The KV of earlier positions is known to be finite. KV from there on is not published.
+        """
+        if self.rows is None:
+            return 0
+        return self.num_known - 1 if self.rows.plain[self.row_id] else int(self.rows.finite_to[self.row_id])
+
+    @property
+    def in_flight(self) -> int:
+        """Steps on the device that run this row, or the row that the sequence has left."""
+        return self.returning if self.rows is None else self.rows.in_flight(self.row_id)
+
+    @property
+    def tokens(self) -> Int[np.ndarray, " T"]:
+        """The known tokens. The array is valid until the next token is known."""
+        self.copy_recent()
+        return self._text[: self._length]
 
     @property
     def reads_cache(self) -> bool:
         """Whether the row may start from cached KV."""
         return not self.failed_to and self.request.params.prompt_logprobs is None
 
+    def copy_recent(self) -> None:
+        """Copy the tokens that `Rows` has got since the last call. It has room for `RECENT` of them."""
+        if self.rows is not None and self.rows.known[self.row_id] > self._length:
+            self._extend(self.rows.recent(self.row_id, self._length))
+
     def append(self, token: int) -> None:
-        """Append a token that came back from the device."""
-        if self.num_known == len(self.tokens):
-            self.tokens = np.concatenate([self.tokens, np.empty(len(self.tokens), np.int32)])
-        self.tokens[self.num_known] = token
-        self.num_known += 1
+        """Append a token that came back."""
+        if self.rows is None:
+            self._extend(np.array([token], np.int32))
+        elif self.rows.append_one(self.row_id, token) % RECENT == 0:
+            self.copy_recent()
+
+    def extend(self, tokens: Int[np.ndarray, " n"]) -> None:
+        """Append any number of tokens."""
+        self.copy_recent()
+        self._extend(tokens)
+        if self.rows is not None:
+            self.rows.set_known(self.row_id, self.tokens)
+
+    def leave(self) -> None:
+        """Give the row id back: the pages are free, and the tokens of steps in flight are yet to come."""
+        assert self.rows is not None
+        self.copy_recent()
+        self.returning = self.in_flight
+        self.rows.release(self.row_id, self.request)
+        self.rows, self.row_id, self.lease = None, -1, None
 
     def check(self, steps: int) -> None:
         """Assert the laws of an unfinished sequence, with so many steps in flight; for tests."""
         assert self.status is not Status.FINISHED
-        assert (self.lease is not None) == (self.status is Status.RUNNING)
+        running = self.status is Status.RUNNING
+        assert (self.lease is not None) == (self.rows is not None) == (self.row_id >= 0) == running
         assert 0 <= self.in_flight <= steps
         assert self.num_known <= self.limit
         assert self.launched <= self.limit - 1
         assert self.launched <= self.num_known + self.in_flight
+        assert self.num_known - self._length < RECENT, "tokens are lost before they are copied"
+
+    def _extend(self, tokens: Int[np.ndarray, " n"]) -> None:
+        end = self._length + len(tokens)
+        if end > len(self._text) or self._text is self.request.prompt:
+            room = np.empty(end + max(RECENT, end // 4), np.int32)
+            room[: self._length] = self._text[: self._length]
+            self._text = room
+        self._text[self._length : end] = tokens
+        self._length = end

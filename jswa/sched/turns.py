@@ -16,13 +16,13 @@ in turn. A sequence that waits for more memory than its tenant's share is passed
 within their shares, but not for ever.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from jswa.cache.layout import KVLayout
-from jswa.sched.queue import Queue
 from jswa.sched.sequence import Rank, Sequence, Status
 
 _BURST = 8  # steps
@@ -47,6 +47,39 @@ class Use(NamedTuple):
     rows: int
     slots: int
     layout: KVLayout
+
+
+class Queue:
+    """Waiting sequences by rank; those of more than `threshold` tokens have their own heap, so that others overtake."""
+
+    def __init__(self, threshold: int) -> None:
+        self._threshold = threshold
+        self._short: list[tuple[Rank, Sequence]] = []
+        self._long: list[tuple[Rank, Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._short) + len(self._long)
+
+    def push(self, sequence: Sequence) -> None:
+        """Add a sequence."""
+        heapq.heappush(self._heap_of(sequence), (sequence.rank, sequence))
+
+    def head(self, *, longs: bool = True) -> Sequence | None:
+        """Return the first sequence by rank, with or without long prompts."""
+        heads = [heap[0] for heap in (self._short, self._long if longs else []) if heap]
+        return min(heads)[1] if heads else None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence."""
+        heap = self._heap_of(sequence)
+        if heap[0][1] is sequence:
+            heapq.heappop(heap)
+            return
+        heap[:] = [entry for entry in heap if entry[1] is not sequence]
+        heapq.heapify(heap)
+
+    def _heap_of(self, sequence: Sequence) -> list[tuple[Rank, Sequence]]:
+        return self._long if sequence.num_known > self._threshold else self._short
 
 
 class Turns:
@@ -103,6 +136,11 @@ class Turns:
         tenant = sequence.request.tenant
         cost = tokens if sequence.launched < sequence.num_known else self._decode_cost
         self._spent[tenant] += cost / self._weights[tenant]
+
+    def charge_rows(self, tenants: list[str], prefill: list[bool]) -> None:
+        """Charge the tenants of rows that run one token, of a known text (`prefill`) or a generated one."""
+        for (tenant, known), count in Counter(zip(tenants, prefill, strict=True)).items():
+            self._spent[tenant] += count * (1 if known else self._decode_cost) / self._weights[tenant]
 
     def turn(self, sequence: Sequence) -> Turn:
         """Return a sequence's sort key: priority, the tenant's counter and unfinished prompt tokens, and arrival."""

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError
-from jswa.plan import ExtrasEntry, Mask, RowMask, StepPlan, TableRow, Words
+from jswa.plan import COLUMNS, ExtrasEntry, Mask, RowMask, StepPlan, TableRow, Words
 
 
 def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 
 def _plan(fields: dict[str, Any]) -> StepPlan:
-    shapes = {"full_pages": (-1, 3), "local_pages": (-1, 3), "moves": (-1, 3)}
+    shapes = {"rows": (-1, len(COLUMNS)), "full_pages": (-1, 3), "local_pages": (-1, 3), "moves": (-1, 3)}
     arrays = {
         name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
         for name, value in fields.items()

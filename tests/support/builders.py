@@ -1,15 +1,17 @@
 """Builders for tests: models without weights, arena layouts, sampling columns and requests."""
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from jaxtyping import Int
+from numpy.typing import ArrayLike
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
-from jswa.plan import SAMPLING, Request
+from jswa.plan import COLUMNS, SAMPLING, Request, StepPlan
 from jswa.types import SamplingParams
 
 NO_EXTRAS = 2**30  # past the end of the extras tables
@@ -43,6 +45,32 @@ def sampling_columns(rows: int, **values: Any) -> Int[np.ndarray, "R C"]:
         kind = np.float32 if real else np.uint32 if name.startswith("key") else np.int32
         columns.append(np.broadcast_to(np.asarray(value).astype(kind), rows).copy().view(np.int32))
     return np.stack(columns, axis=1)
+
+
+def make_plan(row_ids: ArrayLike, starts: ArrayLike, counts: ArrayLike, **others: Any) -> StepPlan:
+    """Return a plan of rows that sample, with tokens 0, greedy parameters and no pages, except for the values given.
+
+    Args:
+        others: columns of the rows, `sampling` (all its columns), and fields of `StepPlan`.
+    """
+    rows: Int[np.ndarray, "R C"] = np.zeros((len(np.asarray(row_ids)), len(COLUMNS)), np.int32)
+    rows[:, -len(SAMPLING) :] = others.pop("sampling", sampling_columns(len(rows)))
+    columns: dict[str, Any] = {"row_id": row_ids, "start": starts, "count": counts, "samples": 1}
+    columns |= {name: others.pop(name) for name in COLUMNS if name in others}
+    for name, values in columns.items():
+        rows[:, COLUMNS.index(name)] = values
+    none = np.zeros((0, 3), np.int32)
+    fields: dict[str, Any] = {"full_pages": none, "local_pages": none, "moves": none}
+    fields["tokens"] = np.zeros(rows[:, COLUMNS.index("count")].sum(), np.int32)
+    return StepPlan(rows=rows, **fields | others)
+
+
+def changed(plan: StepPlan, **columns: ArrayLike) -> StepPlan:
+    """Return a plan with other values in some columns of its rows."""
+    rows = plan.rows.copy()
+    for name, values in columns.items():
+        rows[:, COLUMNS.index(name)] = values
+    return dataclasses.replace(plan, rows=rows)
 
 
 def make_layer(reach: int | Reach | None, heads: tuple[int, int, int]) -> LayerConfig:

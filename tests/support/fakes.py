@@ -368,6 +368,7 @@ class Loop:
         if plan is not None and self.before_launch is not None:
             self.before_launch(plan)
         self.pending = self.runner.launch(plan) if plan is not None else None
+        self.scheduler.tidy()
         return plan
 
     def apply(self, before: FakePending | None) -> list[TokenEvent]:

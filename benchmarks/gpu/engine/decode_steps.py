@@ -36,7 +36,7 @@ from jswa.config import EngineConfig
 from jswa.exec.runner import Runner
 from jswa.exec.sizing import claim_memory
 from jswa.llm import LLM
-from jswa.plan import FROM_DEVICE, SAMPLING, StepPlan, TableRow
+from jswa.plan import COLUMNS, FROM_DEVICE, StepPlan, TableRow
 from tools.cases.hub_configs import CONFIGS
 from tools.cases.small_models import SMALL_MODELS
 
@@ -86,14 +86,8 @@ def plan_of(cached: Sequence[CachedRow], at: int, count: int, *, begin: bool) ->
     rows, none = len(cached), np.zeros((0, 3), np.int32)
     known = begin or count > 1
     return StepPlan(
-        row_ids=np.array([row.row_id for row in cached], np.int32),
-        starts=np.array([row.length + at for row in cached], np.int32),
-        counts=np.full(rows, count, np.int32),
-        full_write_from=np.zeros(rows, np.int32),
-        local_visible_from=np.zeros(rows, np.int32),
-        samples=np.ones(rows, np.int32),
+        rows=greedy_records(cached, at, count),
         tokens=np.arange(rows * count, dtype=np.int32) % 97 + 3 if known else np.full(rows, FROM_DEVICE, np.int32),
-        sampling=greedy_columns(rows),
         full_pages=none,
         local_pages=none,
         moves=none,
@@ -101,13 +95,16 @@ def plan_of(cached: Sequence[CachedRow], at: int, count: int, *, begin: bool) ->
     )
 
 
-def greedy_columns(rows: int) -> Int[np.ndarray, "R C"]:
-    """Return packed sampling parameters of greedy rows without penalties or constraints."""
-    columns: Int[np.ndarray, "R C"] = np.zeros((rows, len(SAMPLING)), np.int32)
-    for name in ("top_p", "repetition"):
-        columns[:, SAMPLING.index(name)] = np.float32(1).view(np.int32)
-    columns[:, SAMPLING.index("extras")] = NO_EXTRAS
-    return columns
+def greedy_records(cached: Sequence[CachedRow], at: int, count: int) -> Int[np.ndarray, "R C"]:
+    """Return the records of greedy rows without penalties or constraints, for a step as in `plan_of`."""
+    records: Int[np.ndarray, "R C"] = np.zeros((len(cached), len(COLUMNS)), np.int32)
+    one = int(np.float32(1).view(np.int32))
+    columns = {"count": count, "samples": 1, "top_p": one, "repetition": one, "extras": NO_EXTRAS}
+    for name, value in columns.items():
+        records[:, COLUMNS.index(name)] = value
+    records[:, COLUMNS.index("row_id")] = [row.row_id for row in cached]
+    records[:, COLUMNS.index("start")] = [row.length + at for row in cached]
+    return records
 
 
 def time_steps(runner: Runner, cached: list[CachedRow], steps: int, count: int) -> tuple[float, float]:

@@ -5,7 +5,6 @@ decode steps, and for windows that are rebuilt by replay. Cold runs score prompt
 from the cache. Tests with faults show that the gate can fail: a page of zeros, a window that is off by one.
 """
 
-import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from jswa.types import PrefixHit, RequestOutput, SamplingParams
 from tests.e2e.prefix.test_revival import FIXTURES
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
+from tests.support.builders import changed
 from tests.support.oracles import quick_compiles
 from tests.support.turns import whose_turn
 from tools.divergence import forced, forced_logprob, k3
@@ -249,7 +249,7 @@ class Blind:
     def launch(self, plan: StepPlan) -> PendingStep:
         """Launch the step with the smaller window."""
         less: Int[np.ndarray, " R"] = plan.local_visible_from + (plan.local_visible_from > 0).astype(np.int32)
-        return Launched(plan, self._runner.launch(dataclasses.replace(plan, local_visible_from=less)))
+        return Launched(plan, self._runner.launch(changed(plan, local_visible_from=less)))
 
 
 def test_the_gate_sees_a_window_that_is_one_short(family: Family) -> None:

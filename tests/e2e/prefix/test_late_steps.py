@@ -6,7 +6,7 @@ preempted on a pool that is too small for them. The reference is each text alone
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,7 +185,7 @@ def check_that_much_happened(talk: Talk) -> None:
 
 def slide_early(patch: pytest.MonkeyPatch, talk: Talk) -> None:
     """Local pages are freed one token before they leave the window or the chunk."""
-    open_at, slide = CacheManager.open_at, CacheManager.slide
+    open_at, slide_all = CacheManager.open_at, CacheManager.slide_all
 
     def open_early(*arguments: Any) -> Lease | None:
         lease = open_at(*arguments)
@@ -193,12 +193,14 @@ def slide_early(patch: pytest.MonkeyPatch, talk: Talk) -> None:
             lease.next_slide = 0
         return lease
 
-    def early(cache: CacheManager, lease: Lease, launched: int) -> None:
-        slide(cache, lease, launched + 1)
-        lease.next_slide = 0
+    def early(cache: CacheManager, rows: Iterable[tuple[Lease, int]]) -> None:
+        rows = list(rows)
+        slide_all(cache, [(lease, launched + 1) for lease, launched in rows])
+        for lease, _ in rows:
+            lease.next_slide = 0
 
     patch.setattr(CacheManager, "open_at", open_early)
-    patch.setattr(CacheManager, "slide", early)
+    patch.setattr(CacheManager, "slide_all", early)
 
 
 def keep_a_freed_page(patch: pytest.MonkeyPatch, talk: Talk) -> None:

@@ -19,6 +19,7 @@ from jswa.model.weights.load import load_checkpoint
 from jswa.plan import StepPlan
 from tests.parity.load import load_fixture, names
 from tests.parity.weights import write_checkpoint
+from tests.support.builders import changed
 from tests.support.oracles import random_params, small_model
 from tests.support.paged import FLOAT32, LENGTH, TOLERANCE, Device, Kind, Session, Span, Text, compare
 from tests.support.turns import by_turns
@@ -192,12 +193,12 @@ def as_planned(plan: StepPlan) -> StepPlan:
 
 def later(plan: StepPlan) -> StepPlan:
     """Let the row start one token later."""
-    return dataclasses.replace(plan, starts=plan.starts + 1, counts=plan.counts - 1, tokens=plan.tokens[1:])
+    return dataclasses.replace(changed(plan, start=plan.starts + 1, count=plan.counts - 1), tokens=plan.tokens[1:])
 
 
 def blind(plan: StepPlan) -> StepPlan:
     """Let the row's local layers see one position less."""
-    return dataclasses.replace(plan, local_visible_from=plan.local_visible_from + 1)
+    return changed(plan, local_visible_from=plan.local_visible_from + 1)
 
 
 def later_and_blind(plan: StepPlan) -> StepPlan:
@@ -207,7 +208,7 @@ def later_and_blind(plan: StepPlan) -> StepPlan:
 
 def sees_more(plan: StepPlan) -> StepPlan:
     """Let the row's local layers see one position more."""
-    return dataclasses.replace(plan, local_visible_from=plan.local_visible_from - 1)
+    return changed(plan, local_visible_from=plan.local_visible_from - 1)
 
 
 def run_edited(

@@ -12,26 +12,12 @@ from jswa.errors import EngineError
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.plan import StepPlan
 from jswa.text.inputs import engine_config
-from tests.support.builders import make_layer, make_model, sampling_columns
+from tests.support.builders import make_layer, make_model, make_plan
 
 
-def make_plan(counts: list[int]) -> StepPlan:
-    """Return a plan of rows with these token counts, all else zero."""
-    rows, zeros = len(counts), np.zeros(len(counts), np.int32)
-    nothing = np.zeros((0, 3), np.int32)
-    return StepPlan(
-        row_ids=np.arange(rows, dtype=np.int32),
-        starts=zeros,
-        counts=np.array(counts, np.int32),
-        full_write_from=zeros,
-        local_visible_from=zeros,
-        samples=zeros,
-        tokens=np.zeros(sum(counts), np.int32),
-        sampling=sampling_columns(rows),
-        full_pages=nothing,
-        local_pages=nothing,
-        moves=np.zeros((0, 3), np.int32),
-    )
+def plan_of(counts: list[int]) -> StepPlan:
+    """Return a plan of rows with these token counts."""
+    return make_plan(np.arange(len(counts)), 0, counts)
 
 
 @st.composite
@@ -42,7 +28,7 @@ def plans(draw: st.DrawFn) -> tuple[Limits, StepPlan]:
     rows = draw(st.integers(1, max_rows))
     extra = draw(st.just(0) | st.integers(0, max_tokens - rows))
     long = draw(st.integers(0, rows - 1))
-    return Limits(10_000, max_rows, max_tokens, 16), make_plan([1 + extra * (i == long) for i in range(rows)])
+    return Limits(10_000, max_rows, max_tokens, 16), plan_of([1 + extra * (i == long) for i in range(rows)])
 
 
 @given(plans(), st.booleans())
@@ -63,7 +49,7 @@ def test_a_decode_plan_runs_in_the_decode_bucket_of_its_size(max_rows: int, max_
     limits = Limits(10_000, max_rows, max(max_rows, max_tokens), 16)
     table = bucket_table(limits, on_gpu=on_gpu)
     for rows in {1, max_rows // 2 or 1, max_rows}:
-        bucket = pick_bucket(table, make_plan([1] * rows))
+        bucket = pick_bucket(table, plan_of([1] * rows))
         assert bucket.decode or bucket.tokens < min(b.tokens for b in table if b.decode and b.rows >= rows)
 
 
@@ -109,13 +95,13 @@ def test_only_the_sizes_that_are_asked_for_are_compiled(
     table = bucket_table(limits, on_gpu=on_gpu)
     assert [bucket.rows for bucket in table if bucket.decode] == decode
     assert [bucket.tokens for bucket in table if not bucket.decode] == mixed
-    assert pick_bucket(table, make_plan([1] * 256)).decode
-    assert pick_bucket(table, make_plan([max_tokens - 255] + [1] * 255)).tokens == max_tokens
+    assert pick_bucket(table, plan_of([1] * 256)).decode
+    assert pick_bucket(table, plan_of([max_tokens - 255] + [1] * 255)).tokens == max_tokens
 
 
 def test_a_plan_beyond_the_limits_is_an_engine_error() -> None:
     """Only a broken scheduler makes such a plan, so the engine stops."""
     table = (Bucket(4, 4, decode=True), Bucket(8, 4, decode=False))
-    assert pick_bucket(table, make_plan([5, 1])) == table[1]
+    assert pick_bucket(table, plan_of([5, 1])) == table[1]
     with pytest.raises(EngineError, match="2 rows and 9 tokens"):
-        pick_bucket(table, make_plan([8, 1]))
+        pick_bucket(table, plan_of([8, 1]))

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.exec.buckets import Bucket
-from jswa.exec.pack import COLUMNS, PackSpec, pack, unpack
+from jswa.exec.pack import PackSpec, pack, unpack
 from jswa.plan import FROM_DEVICE, SAMPLING, StepPlan
+from tests.support.builders import make_plan
 
 MAX_ROWS = 7
 
@@ -22,18 +23,17 @@ def plans(draw: st.DrawFn) -> StepPlan:
     entries = [rng.integers(0, 2**31, (rng.integers(0, rows + 1), 3)).astype(np.int32) for _ in range(2)]
     for table in entries:
         table[:, 0] %= MAX_ROWS
-    return StepPlan(
-        row_ids=rng.permutation(MAX_ROWS)[:rows].astype(np.int32),
-        starts=rng.integers(0, 2**31, rows).astype(np.int32),
-        counts=counts,
-        full_write_from=rng.integers(0, 2**31, rows).astype(np.int32),
-        local_visible_from=rng.integers(0, 2**31, rows).astype(np.int32),
-        samples=rng.integers(0, 2, rows).astype(np.int32),
+    return make_plan(
+        rng.permutation(MAX_ROWS)[:rows],
+        rng.integers(0, 2**31, rows),
+        counts,
+        full_write_from=rng.integers(0, 2**31, rows),
+        local_visible_from=rng.integers(0, 2**31, rows),
+        samples=rng.integers(0, 2, rows),
+        sampling=rng.integers(-(2**31), 2**31, (rows, len(SAMPLING))),
         tokens=rng.integers(FROM_DEVICE, 2**31, counts.sum()).astype(np.int32),
-        sampling=rng.integers(-(2**31), 2**31, (rows, len(SAMPLING))).astype(np.int32),
         full_pages=entries[0],
         local_pages=entries[1],
-        moves=np.zeros((0, 3), np.int32),
         adapters=rng.integers(0, 2**31, rows).astype(np.int32),
     )
 
@@ -48,12 +48,11 @@ def test_unpacking_gives_the_plan_and_padding(plan: StepPlan, more_rows: int, mo
     assert packed.shape == (spec.size,)
     inputs = unpack(packed, spec)
     rows = plan.num_rows
-    got = {name: inputs.column(name)[:rows] for name in COLUMNS}
     for name, field in (("row_id", "row_ids"), ("start", "starts"), ("count", "counts")):
-        np.testing.assert_array_equal(got[name], getattr(plan, field))
-    for name in ("local_visible_from", "samples"):
-        np.testing.assert_array_equal(got[name], getattr(plan, name))
-    np.testing.assert_array_equal(np.stack([got[name] for name in SAMPLING], axis=1), plan.sampling)
+        np.testing.assert_array_equal(inputs.column(name)[:rows], getattr(plan, field))
+    for name in ("full_write_from", "local_visible_from", "samples"):
+        np.testing.assert_array_equal(inputs.column(name)[:rows], getattr(plan, name))
+    np.testing.assert_array_equal(inputs.rows[:rows], plan.rows)
     assert np.all(inputs.column("extras")[rows:] == MAX_ROWS), "padding rows have extras"
     np.testing.assert_array_equal(inputs.tokens[: plan.num_tokens], plan.tokens)
     assert np.all(inputs.column("row_id")[rows:] == MAX_ROWS)

@@ -1,6 +1,7 @@
 """Sampling columns, extras and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from jaxtyping import Int
 
 from jswa.cache.lease import Lease
 from jswa.config import Limits
-from jswa.plan import SAMPLING, ExtrasEntry, Request, RowMask, StepPlan
-from jswa.sched.constraint import make_constraint
-from jswa.sched.rows import RowTable
+from jswa.plan import COLUMNS, ExtrasEntry, Request, RowMask, StepPlan
+from jswa.sched.constraint import Masks, make_constraint
+from jswa.sched.rows import Rows
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import SamplingParams
@@ -38,9 +39,21 @@ def make_request(
     return Request(name, np.array(prompt, np.int32), given_params, stop_ids, (7, 2**32 - 1), 30, priority, constraint)
 
 
-def make_sequence(request: Request, slot: int = 0) -> Sequence:
-    """Return a sequence in a slot."""
-    return Sequence(request, (0, 0), limit=30, row_id=slot, lease=Lease(np.zeros((2, 8), np.int32)))
+def make_sequence(request: Request, generated: Collection[int] = (), *, launched: int = 0) -> Sequence:
+    """Return a sequence that runs, in a table of its own; it was preempted after these generated tokens."""
+    rows, lease, sequence = Rows(max_rows=3), Lease(np.zeros((2, 8), np.int32)), Sequence(request, (0, 0), limit=30)
+    for token in generated:
+        sequence.append(token)
+    row_id = rows.admit(request, lease, launched=launched, tokens=sequence.tokens, limit=30)
+    sequence.rows, sequence.row_id, sequence.lease, sequence.status = rows, row_id, lease, Status.RUNNING
+    return sequence
+
+
+def columns_of(sequence: Sequence) -> dict[str, Any]:
+    """Return the packed sampling parameters of a running row by name."""
+    assert sequence.rows is not None
+    (record,) = sequence.rows.records(np.array([sequence.row_id]))
+    return dict(zip(COLUMNS, record, strict=True))
 
 
 def bits_of_row(entry: ExtrasEntry | None) -> Int[np.ndarray, " 2"]:
@@ -57,29 +70,29 @@ def changed(bits: Int[np.ndarray, " 2"], mask: RowMask | None) -> set[int]:
     return {token for token in range(VOCAB) if words[token // 32] >> (token % 32) & 1}
 
 
-def mask_at(table: RowTable, sequence: Sequence, position: int) -> RowMask | None:
+def mask_at(masks: Masks, sequence: Sequence, position: int) -> RowMask | None:
     """Return the change of the mask for sampling the token at a position, if there is one."""
-    masks = table.masks([sequence], [position - sequence.launched])
-    return masks[0] if masks else None
+    changes = masks.changes([sequence], np.array([sequence.row_id]), np.array([position]))
+    return changes[0] if changes else None
 
 
 def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None:
     """Floats and keys as their bits; top_k -1 becomes 0; a row without extras names a row past all others."""
-    table = RowTable(max_rows=3)
     params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
-    assert table.admit(make_sequence(make_request("a", [1, 2, 3], **params), slot=2)) is None
-    columns = dict(zip(SAMPLING, table.sampling[2], strict=True))
+    sequence = make_sequence(make_request("a", [1, 2, 3], **params))
+    assert Masks().admit(sequence) is None
+    columns = columns_of(sequence)
     names = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
     assert [columns[name].view(np.float32) for name in names] == [0.5, 0.25, 0.125, 1.0, 0.0, 0.0]
     assert (columns["top_k"], columns["prompt_length"]) == (0, 3)
     assert (columns["key_high"], columns["key_low"].view(np.uint32)) == (7, 2**32 - 1)
     assert columns["extras"] >= 3
     penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
-    entry = table.admit(make_sequence(make_request("b", [1], **penalties), slot=2))
-    columns = dict(zip(SAMPLING, table.sampling[2], strict=True))
+    sequence = make_sequence(make_request("b", [1], **penalties))
+    entry, columns = Masks().admit(sequence), columns_of(sequence)
     assert [columns[name].view(np.float32) for name in names[3:]] == [1.5, -0.5, 0.75]
     assert entry is not None
-    assert columns["extras"] == entry.row_id == 2
+    assert columns["extras"] == entry.row_id == sequence.row_id
 
 
 @pytest.mark.parametrize(
@@ -95,11 +108,8 @@ def test_a_row_that_begins_names_only_the_tokens_that_its_penalties_need(
     params: dict[str, Any], prompt: list[int], generated: list[int]
 ) -> None:
     """The whole prompt for a repetition penalty; of the text the part that the row does not run."""
-    sequence = make_sequence(make_request("a", [33, 1, 3, 1], **params))
-    for token in (7, 8, 9):
-        sequence.append(token)
-    sequence.launched = 6
-    entry = RowTable(1).admit(sequence)
+    sequence = make_sequence(make_request("a", [33, 1, 3, 1], **params), (7, 8, 9), launched=6)
+    entry = Masks().admit(sequence)
     assert entry is not None
     assert entry.generated.tolist() == generated
     assert entry.bias_ids.tolist() == list(params.get("logit_bias", ()))
@@ -108,16 +118,16 @@ def test_a_row_that_begins_names_only_the_tokens_that_its_penalties_need(
 
 def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
     """The early mask holds for the first min_tokens generated tokens; then one update lifts it."""
-    table = RowTable(1)
+    masks = Masks()
     sequence = make_sequence(make_request("a", [1, 2, 3], min_tokens=2, stop_ids=frozenset({2, 39}), logit_bias={5: 1}))
-    bits = bits_of_row(table.admit(sequence))
-    assert mask_at(table, sequence, 2) is None, "a chunk inside of the prompt samples nothing"
-    assert changed(bits, mask_at(table, sequence, 3)) == set(range(VOCAB)) - {2, 39}
-    assert mask_at(table, sequence, 4) is None
-    late = mask_at(table, sequence, 5)
+    bits = bits_of_row(masks.admit(sequence))
+    assert mask_at(masks, sequence, 2) is None, "a chunk inside of the prompt samples nothing"
+    assert changed(bits, mask_at(masks, sequence, 3)) == set(range(VOCAB)) - {2, 39}
+    assert mask_at(masks, sequence, 4) is None
+    late = mask_at(masks, sequence, 5)
     assert late is not None
     assert changed(bits, late) == set(range(VOCAB))
-    assert mask_at(table, sequence, 6) is None
+    assert mask_at(masks, sequence, 6) is None
 
 
 @given(
@@ -130,7 +140,7 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
     prompt: list[int], text: list[int], words: list[tuple[int, ...]], minimum: int
 ) -> None:
     """The other tokens must all be generated ones; stop tokens are forbidden before min_tokens as well."""
-    table = RowTable(1)
+    masks = Masks()
     sequence = make_sequence(
         make_request(
             "a",
@@ -141,9 +151,9 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
             stop_ids=frozenset({1, 36}),
         )
     )
-    bits = bits_of_row(table.admit(sequence))
+    bits = bits_of_row(masks.admit(sequence))
     for length in range(len(text) + 1):
-        mask = mask_at(table, sequence, len(prompt) + length)
+        mask = mask_at(masks, sequence, len(prompt) + length)
         known = changed(bits, mask)
         so_far = text[:length]
         banned = {w[-1] for w in words if tuple(so_far[max(0, length - len(w) + 1) :]) == w[:-1]}
@@ -155,17 +165,17 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
 
 def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     """The mask depends on the tokens known at the restart, not on the position at which the row starts to run."""
-    table = RowTable(1)
+    masks = Masks()
     sequence = make_sequence(
         make_request("a", [1, 2], min_tokens=2, stop_ids=frozenset({0}), bad_words=((31, 32, 31),))
     )
-    table.admit(sequence)
+    masks.admit(sequence)
     for token in (31, 32):
         sequence.append(token)
-    table.release(sequence)
-    bits = bits_of_row(table.admit(sequence))
-    assert mask_at(table, sequence, 3) is None
-    assert changed(bits, mask_at(table, sequence, 4)) == set(range(VOCAB)) - {31}
+    masks.release(sequence.row_id)
+    bits = bits_of_row(masks.admit(sequence))
+    assert mask_at(masks, sequence, 3) is None
+    assert changed(bits, mask_at(masks, sequence, 4)) == set(range(VOCAB)) - {31}
 
 
 @dataclasses.dataclass
@@ -178,6 +188,7 @@ class Steps:
     def step(self) -> StepPlan | None:
         """Plan a step, then apply the one before."""
         before, self.pending = self.pending, self.scheduler.plan()
+        self.scheduler.tidy()
         if before is not None:
             self.scheduler.apply(before, np.full(before.num_rows, 9, np.int32))
         self.scheduler.check()

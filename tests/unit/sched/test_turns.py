@@ -5,7 +5,9 @@ from collections import Counter
 import pytest
 
 from jswa.config import Limits
-from jswa.sched.admission import admissible, match_of
+from jswa.sched.admission import match_of
+from jswa.sched.draft import Draft
+from jswa.sched.requests import Requests
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
 from tests.support.builders import make_layout, make_request
@@ -281,5 +283,6 @@ def test_what_must_stay_free_counts_at_the_admission(spare: int) -> None:
     loop = Loop(make_layout(4, None, num_full=1, num_local=0), Limits(400, 8, 64, 4, num_blocks=41), MODEL)
     request = make_request("a", [1] * 159, length=160)
     sequence = Sequence(request, (0, 0), limit=160)
-    cache, limits = loop.scheduler.cache, loop.scheduler.limits
-    assert admissible(cache, limits, (), sequence, match_of(cache, sequence), spare) == (spare == 0)
+    match = match_of(loop.scheduler.cache, sequence)
+    requests = Requests(loop.scheduler.cache, loop.scheduler.limits)
+    assert requests.admissible(Draft(64), sequence, match, spare) == (spare == 0)

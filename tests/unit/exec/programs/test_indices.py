@@ -18,7 +18,7 @@ from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.indices import StepIndices, step_indices
 from jswa.exec.programs.state import DeviceState, init_state, state_bytes, state_shapes
 from jswa.plan import StepPlan
-from tests.support.builders import sampling_columns, share
+from tests.support.builders import make_plan, share
 from tests.support.oracles import small_model
 
 MAX_ROWS, MAX_LEN = 6, 96
@@ -26,22 +26,10 @@ MIXED, DECODE = Bucket(40, 4, decode=False), Bucket(4, 4, decode=True)
 CASES = [("LLF", 9, 4, MIXED), ("LLF", 9, 4, DECODE), ("F", 1, 16, MIXED), ("LL", 1, 1, MIXED), ("LF", 200, 4, MIXED)]
 
 
-def make_plan(rows: list[tuple[int, int, int, int]]) -> StepPlan:
+def plan_of(rows: list[tuple[int, int, int, int]]) -> StepPlan:
     """Return a plan of rows (slot, start, count, local_visible_from) with arbitrary tokens."""
-    slots, starts, counts, local_visible_from = (np.array(x, np.int32) for x in zip(*rows, strict=True))
-    return StepPlan(
-        row_ids=slots,
-        starts=starts,
-        counts=counts,
-        full_write_from=np.zeros(len(rows), np.int32),
-        local_visible_from=local_visible_from,
-        samples=np.ones(len(rows), np.int32),
-        tokens=np.zeros(counts.sum(), np.int32),
-        sampling=sampling_columns(len(rows)),
-        full_pages=np.zeros((0, 3), np.int32),
-        local_pages=np.zeros((0, 3), np.int32),
-        moves=np.zeros((0, 3), np.int32),
-    )
+    slots, starts, counts, visible = zip(*rows, strict=True)
+    return make_plan(slots, starts, counts, local_visible_from=visible)
 
 
 class Program:
@@ -114,7 +102,7 @@ def test_tokens_are_written_to_and_read_from_their_own_pages(case: tuple[Any, ..
         start = data.draw(st.integers(0, MAX_LEN - count))
         rows.append((slot, start, count, data.draw(st.integers(0, start))))
         left -= count
-    plan = make_plan(rows)
+    plan = plan_of(rows)
     found = program(plan)
 
     positions = np.concatenate([np.arange(start, start + count) for _, start, count, _ in rows])

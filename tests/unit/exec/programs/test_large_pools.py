@@ -22,10 +22,10 @@ from jswa.exec.programs.indices import step_indices
 from jswa.exec.programs.pages import copy_pages, row_batches, set_rows
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.transfer import read_slots
-from jswa.plan import StepPlan, TableRow
+from jswa.plan import TableRow
 from pallas_kernels.attention.api import paged_attention, write_kv
 from pallas_kernels.attention.rows import Attend, Rows, tile_rows
-from tests.support.builders import make_layout, sampling_columns
+from tests.support.builders import make_layout, make_plan
 from tests.support.oracles import small_model
 
 PAGE, HEAD = 16, 8
@@ -139,13 +139,7 @@ def test_page_tables_of_ten_million_tokens() -> None:
     for batch in row_batches(rows, width, 3):
         tables = set_rows(tables, jnp.asarray(batch))
     starts, counts = np.array([length - 5, 8 * 2**20 - 3, 17], np.int32), np.array([5, 4, 2], np.int32)
-    zeros = np.zeros(3, np.int32)
-    empty = np.zeros((0, 3), np.int32)
-    plan = StepPlan(
-        row_ids=np.arange(3, dtype=np.int32), starts=starts, counts=counts, full_write_from=zeros,
-        local_visible_from=zeros, samples=zeros + 1, tokens=np.zeros(11, np.int32), sampling=sampling_columns(3),
-        full_pages=empty, local_pages=empty, moves=empty,
-    )  # fmt: skip
+    plan = make_plan(np.arange(3), starts, counts)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=3)
     state = DeviceState(
         lanes=[jnp.zeros((1, 2, layout.block_elems))], full_table=tables[0], local_table=tables[1],

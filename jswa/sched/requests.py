@@ -1,0 +1,288 @@
+"""All unfinished requests: those that wait, those that run, and how they change from one to the other and end."""
+
+import bisect
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Items
+from types import MappingProxyType
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.lease import Lease
+from jswa.cache.manager import CacheManager
+from jswa.cache.prefix.cache import Match
+from jswa.config import Limits
+from jswa.errors import EngineError, GenerationError
+from jswa.plan import ExtrasEntry, Request, TokenEvent
+from jswa.sched.admission import Writers, match_of, note_admission
+from jswa.sched.constraint import Masks
+from jswa.sched.draft import Draft, lease_of
+from jswa.sched.outputs import confirm, count_hit
+from jswa.sched.rows import Claims, Rows
+from jswa.sched.sequence import Sequence, Status
+from jswa.sched.turns import Turns, Use
+from jswa.types import FinishReason
+
+
+class Requests:
+    """Owns the sequences, their turns, and the rows with their leases. Iteration yields the running ones by rank.
+
+    Attributes:
+        turns: the waiting sequences.
+        rows: the counters of the running ones, as arrays.
+        by_row: the running ones by row id.
+        masks, writers: masks that change, and rows whose prompts are being published.
+        changes: counts what may let a request begin that found no room: rows that begin or end, and published prompts.
+        preemptions: counts them.
+    """
+
+    def __init__(self, cache: CacheManager, limits: Limits) -> None:
+        self.turns = Turns(limits.max_tokens, limits.max_rows, limits.long_prompt)
+        self.rows = Rows(limits.max_rows)
+        self.by_row: list[Sequence | None] = [None] * limits.max_rows
+        self.masks = Masks()
+        self.writers = Writers(limits.page_size)
+        self.changes = self.preemptions = 0
+        self._cache = cache
+        self._limits = limits
+        self._arrivals = 0
+        self._unfinished: dict[str, Sequence] = {}
+        self._running: list[Sequence] = []  # by rank
+        # Preempted sequences with a token in flight, by the row id that they have left and its generation.
+        self._returning: dict[tuple[int, int], Sequence] = {}
+
+    @property
+    def unfinished(self) -> Mapping[str, Sequence]:
+        """All sequences by request id; read-only."""
+        return MappingProxyType(self._unfinished)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._running)
+
+    def sequences_at(self, row_ids: Int[np.ndarray, " n"]) -> list[Sequence]:
+        """Return the sequences that have these row ids."""
+        return [sequence for row_id in row_ids.tolist() if (sequence := self.by_row[row_id]) is not None]
+
+    def owner(self, row_id: int, generation: int) -> Sequence | None:
+        """Return the unfinished sequence that has a row in flight, or has left it; its token has come."""
+        if self.rows.generation[row_id] == generation:
+            return self.by_row[row_id]
+        sequence = self._returning.get((row_id, generation))
+        if sequence is None:
+            return None
+        sequence.returning -= 1
+        if not sequence.returning:
+            del self._returning[row_id, generation]
+        return None if sequence.status is Status.FINISHED else sequence
+
+    def add(self, request: Request, limit: int) -> None:
+        """Let a request wait. Raises EngineError if its id is in use.
+
+        `limit`: prompt and generated tokens at most.
+        """
+        if request.request_id in self._unfinished:
+            raise EngineError(f"request id {request.request_id!r} is already running")
+        sequence = Sequence(request, (request.priority, self._arrivals), limit)
+        self._arrivals += 1
+        self._unfinished[request.request_id] = sequence
+        self.turns.register(sequence)
+
+    def begin(self, sequence: Sequence, lease: Lease, match: Match) -> ExtrasEntry | None:
+        """Make a waiting sequence, whose lease is open at a match, a row; return its extras, if it needs any."""
+        self.turns.admit(sequence)
+        tokens, start = sequence.tokens, match.resume.start
+        row_id = self.rows.admit(sequence.request, lease, launched=start, tokens=tokens, limit=sequence.limit)
+        sequence.rows, sequence.row_id, sequence.lease, sequence.status = self.rows, row_id, lease, Status.RUNNING
+        sequence.begun_at = len(tokens)
+        if sequence.reads_cache:
+            sequence.cached_to, sequence.cache_epoch = match.resume.full_to, self._cache.epoch
+        note_admission(sequence, match, prefix_cache=self._limits.prefix_cache)
+        self.by_row[row_id] = sequence
+        bisect.insort(self._running, sequence, key=lambda s: s.rank)
+        self.follow(sequence)
+        self.writers.add(sequence)
+        self.changes += 1
+        return self.masks.admit(sequence)
+
+    def got(self, sequence: Sequence, token: int) -> TokenEvent:
+        """Return the event of the last known token, and end the sequence if it is the last of its text."""
+        if token in sequence.request.stop_ids:
+            asked = token in sequence.request.params.stop_token_ids
+            return self.finish(sequence, token, "stop", token if asked else None)
+        if sequence.num_known == sequence.limit:
+            return self.finish(sequence, token, "length")
+        return TokenEvent(sequence.request.request_id, token)
+
+    def finish(
+        self,
+        sequence: Sequence,
+        token: int | None,
+        reason: FinishReason,
+        stop_reason: int | None = None,
+        *,
+        error: GenerationError | None = None,
+    ) -> TokenEvent:
+        """End a sequence, and free what it holds."""
+        if sequence.status is Status.WAITING:
+            self.turns.remove(sequence)
+        self._leave(sequence)
+        sequence.status = Status.FINISHED
+        del self._unfinished[sequence.request.request_id]
+        self.turns.unregister(sequence)
+        return TokenEvent(sequence.request.request_id, token, reason, stop_reason, error=error)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Free a row's pages; the cache may keep them. A token in flight still counts when it comes back."""
+        self._leave(sequence)
+        self.preemptions += 1
+        sequence.preemptions += 1
+        self._wait_again(sequence)
+
+    def fail(self, sequence: Sequence, end: int) -> TokenEvent | None:
+        """End a row whose step up to `end` is not finite, unless cached KV may be at fault: then run it without.
+
+        A finite step vouches for all KV that it read: only a row that has not yet read all of its cached KV in finite
+        steps runs again, once. That run shows whether the cache is at fault. Until then nothing is withdrawn: a prompt
+        of which every run fails must not cost others what they share with it.
+        """
+        if sequence.failed_to or sequence.finite_to >= sequence.cached_to:
+            count_hit(self._cache, sequence)
+            why = GenerationError("no next token: the logits are not finite")
+            return self.finish(sequence, None, "error", error=why)
+        sequence.failed_to, sequence.discard = end, sequence.in_flight
+        if sequence.num_known == len(sequence.request.prompt):
+            sequence.prefix = None
+        self._leave(sequence)
+        self._wait_again(sequence)
+        return None
+
+    def wait(self, sequence: Sequence) -> None:
+        """Let a sequence wait again."""
+        sequence.status = Status.WAITING
+        self.turns.push(sequence)
+
+    def follow(self, sequence: Sequence) -> None:
+        """Copy what has changed of a row's lease to the arrays."""
+        lease = lease_of(sequence)
+        self.rows.follow(sequence.row_id, lease, self._cache.held_slots(lease))
+
+    def grow_by_page(self, row_ids: Int[np.ndarray, " n"]) -> list[Sequence]:
+        """Give each of these rows one more page of each kind, and return them; none, and no change, if memory is short.
+
+        Their pages are full.
+        """
+        sequences, layout = self.sequences_at(row_ids), self._cache.layout
+        if not self._cache.grow_by_page([lease_of(sequence) for sequence in sequences]):
+            return []
+        self.rows.covered[row_ids] += layout.page_size
+        self.rows.held[row_ids] += (layout.full is not None) + layout.pages_per_block * (layout.local is not None)
+        return sequences
+
+    def slide(self) -> None:
+        """Slide the windows of all rows to their launched lengths."""
+        row_ids = np.flatnonzero(self.rows.launched >= self.rows.next_slide)
+        if not len(row_ids):
+            return
+        leases = [lease_of(sequence) for sequence in self.sequences_at(row_ids)]
+        self._cache.slide_all(zip(leases, self.rows.launched[row_ids].tolist(), strict=True))
+        self.rows.next_slide[row_ids] = [lease.next_slide for lease in leases]
+        self.rows.held[row_ids] = [self._cache.held_slots(lease) for lease in leases]
+
+    def confirm(self, sequence: Sequence, end: int) -> None:
+        """Publish what a row has computed up to `end`: the step that ran it was finite."""
+        self.rows.finite_to[sequence.row_id], self.rows.plain[sequence.row_id] = end, False
+        lease = lease_of(sequence)
+        if not sequence.hit_counted or sequence.failed_to or lease.window_ends:
+            confirm(self._cache, sequence, end)
+            self.changes += 1
+            if not lease.window_ends:
+                self.writers.discard(sequence)
+
+    def classify(self, sequence: Sequence) -> None:
+        """Note whether a token of a running row needs no more than the arrays."""
+        self.rows.plain[sequence.row_id] = _is_plain(sequence)
+
+    def use(self) -> Use:
+        """Return what the rows hold."""
+        held = {row: int(self.rows.held[row.row_id]) for row in self}
+        return Use(held, self._limits.max_rows, self._cache.pool.total_slots, self._cache.layout)
+
+    def state(self) -> tuple[int, int, int]:
+        """Return counts of all that may let a request begin which found no room."""
+        return self.changes, self._cache.epoch, self.rows.prefill_rows()
+
+    def admissible(
+        self, draft: Draft, sequence: Sequence, match: Match, spare: int = 0, victims: Items[Sequence] = ()
+    ) -> bool:
+        """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3).
+
+        Args:
+            spare: slots that must be left besides.
+            victims: rows that would be preempted first.
+        """
+        cache, limits = self._cache, self._limits
+        draft.claims = draft.claims or Claims(self.rows, cache.layout)
+        gone, closed = np.array([row.row_id for row in victims], np.int64), [lease_of(row) for row in victims]
+        demand = draft.claims.demand(limits, sequence.num_known, gone) - cache.leased_slots(match, closed)
+        available = cache.available_without(closed) if closed else cache.available_slots
+        return demand <= available - spare
+
+    def check(self) -> None:
+        """Assert the laws of sequences, arrays, leases and turns; for tests."""
+        running = list(self)
+        self._cache.check((lease_of(s), s.launched) for s in running)
+        assert running == sorted((s for s in self.by_row if s is not None), key=lambda s: s.rank)
+        self.rows.check(np.array([s.row_id for s in running], np.int64))
+        for sequence in running:
+            lease, row_id = lease_of(sequence), sequence.row_id
+            assert self.by_row[row_id] is sequence
+            kept = self.rows.covered[row_id], self.rows.next_slide[row_id], self.rows.held[row_id]
+            assert kept == (lease.covered, lease.next_slide, self._cache.held_slots(lease)), "a lease has changed"
+            assert not self.rows.plain[row_id] or _is_plain(sequence), "a row that must publish is plain"
+        self.masks.check(running)
+        self.writers.check(running)
+        self.turns.check(self._unfinished.values())
+        for sequence in self._unfinished.values():
+            sequence.check(len(self.rows.flights))
+            if sequence.blocked == self.state() and not self.turns.several:
+                match = match_of(self._cache, sequence)
+                assert not self.admissible(Draft(0), sequence, match), "a request has room, and is not looked at"
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        if sequence.returning:
+            sequence.status = Status.PREEMPTED
+            self.turns.expect(sequence)
+        else:
+            self.wait(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Free the pages and the row id of a running sequence, and publish the KV that is known to be finite."""
+        if sequence.lease is None:
+            return
+        row_id, generation = sequence.row_id, int(self.rows.generation[sequence.row_id])
+        finite = sequence.tokens[: sequence.finite_to]
+        self._cache.close(sequence.lease, finite, turn=(len(sequence.request.prompt),))
+        self.writers.discard(sequence)
+        self.masks.release(row_id)
+        self._running.remove(sequence)
+        self.by_row[row_id] = None
+        sequence.leave()
+        if sequence.returning:
+            self._returning[row_id, generation] = sequence
+        self.changes += 1
+
+
+def needs_one(sequence: Sequence) -> bool:
+    """Return whether a running row has one token to run: the last that was sampled, or the last of a known text."""
+    return sequence.num_known - 1 <= sequence.launched < sequence.limit - 1
+
+
+def _is_plain(sequence: Sequence) -> bool:
+    request, lease = sequence.request, lease_of(sequence)
+    reported = sequence.hit_counted and sequence.first_scheduled_time is None and not sequence.failed_to
+    wants_more = request.params.wants_logprobs
+    launched = sequence.launched >= sequence.begun_at
+    return reported and launched and not wants_more and not lease.window_ends
