@@ -283,7 +283,9 @@ class Joined:
 
 def _stamp(metrics: RequestMetrics, first_scheduled: float | None, *, finished: bool) -> None:
     now = time.monotonic()
-    metrics.first_scheduled_time = metrics.first_scheduled_time or first_scheduled
-    metrics.first_token_time = metrics.first_token_time or now
+    if metrics.first_scheduled_time is None:
+        metrics.first_scheduled_time = first_scheduled
+    if metrics.first_token_time is None:
+        metrics.first_token_time = now
     metrics.last_token_time = now
     metrics.finished_time = now if finished else None
