@@ -24,7 +24,13 @@ class StreamDecoder:
         self._skip = skip_special_tokens
         self._context: list[int] = prompt[-_CONTEXT:].tolist()
         self._held: list[int] = []
-        self._stream = DecodeStream(ids=self._context, skip_special_tokens=skip_special_tokens)
+        # tokenizers would take a prompt that ends within a character for text that was not shown yet.
+        whole = self._context
+        while whole and tokenizer.decode(whole, skip_special_tokens=skip_special_tokens).endswith(_INCOMPLETE):
+            whole = whole[:-1]
+        self._stream = DecodeStream(ids=whole, skip_special_tokens=skip_special_tokens)
+        for token in self._context[len(whole) :]:
+            self._stream.step(tokenizer.backend, token)
 
     def push(self, token: int) -> str:
         """Add a token and return the text that it completes: "" while a character is incomplete."""
@@ -62,7 +68,7 @@ def decode_behind(
     context: list[int] = prompt[-_CONTEXT:].tolist()
     before = tokenizer.decode(context, skip_special_tokens=skip_special_tokens)
     whole = tokenizer.decode(context + tokens, skip_special_tokens=skip_special_tokens)
-    if whole.startswith(before) and _INCOMPLETE not in whole:
+    if whole.startswith(before) and whole.find(_INCOMPLETE, max(len(before) - 1, 0)) < 0:
         return whole[len(before) :]
     # A stream keeps what it has decoded, also where bytes that come later make the characters before them invalid.
     stream = StreamDecoder(tokenizer, prompt, skip_special_tokens=skip_special_tokens)

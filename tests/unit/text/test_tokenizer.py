@@ -99,6 +99,13 @@ def test_an_unfinished_character_is_shown_at_the_end() -> None:
     assert pieces[-1] == "\ufffd"
 
 
+def test_a_character_that_the_prompt_begins_is_the_first_of_the_text() -> None:
+    """And nothing else of the prompt is."""
+    tokenizer = TOKENIZERS["byte_level"]
+    prompt = tokenizer.encode("cat 😀").tolist()
+    assert stream(tokenizer, prompt[:-1], [prompt[-1], *prompt[:3]]) == ["😀", "c", "a", "t", ""]
+
+
 def test_a_leading_space_after_the_prompt_is_kept() -> None:
     """As in vLLM, prompt + text is the continued text."""
     tokenizer = TOKENIZERS["byte_fallback"]
