@@ -1,6 +1,6 @@
 """Host time of `LLM.generate` a token, without streaming, with an engine that does nothing.
 
-    python -m benchmarks.speed.collect [--rows 256 1400] [--tokens 256] [--json FILE]
+    python -m benchmarks.speed.collect [--rows 256 1400] [--tokens 256] [--cases arrays objects] [--json FILE]
 
 All prompts begin in the first step. The time of the call is divided by its tokens; what the engine itself takes is
 subtracted, all else counts: making requests, distributing events, decoding, outputs. "arrays" are the engine's events
@@ -129,14 +129,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[256, 1400], help="prompts of a call")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each text")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is measured")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
-    names = [*CASES, "baseline"]
+    names = [*args.cases, "baseline"]
     print("  rows " + " ".join(f"{name:>12}" for name in names) + "   µs a token")
     results = []
     with LLM("tiny", max_num_seqs=1, max_model_len=64, max_num_batched_tokens=64) as llm:
         for rows in args.rows:
-            found = {case: measure(llm, rows, args.tokens, case) for case in CASES}
+            found = {case: measure(llm, rows, args.tokens, case) for case in args.cases}
             found["baseline"] = baseline(rows, args.tokens)
             results.append({"rows": rows, "tokens": args.tokens, **found})
             print(f"{rows:6} " + " ".join(f"{found[name]:12.2f}" for name in names), flush=True)
