@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -92,9 +92,9 @@ def measure(llm: LLM, rows: int, tokens: int, case: str) -> float:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, **CASES[case])
     assert llm.tokenizer is not None
     text = llm.tokenizer.encode(TEXT)
-    engine: Any = NoEngine(text, arrays=case not in ("objects", "logprobs"))
+    engine = NoEngine(text, arrays=case not in ("objects", "logprobs"))
     prompts = [np.roll(text, row)[:PROMPT] for row in range(rows)]
-    made = llm.with_engine(engine)
+    made = llm.with_engine(cast(Any, engine))
 
     def call() -> float:
         begin, before = time.perf_counter(), engine.seconds
