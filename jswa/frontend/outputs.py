@@ -1,7 +1,7 @@
 """What the engine generates for one prompt, as outputs: pieces of a stream, or whole.
 
-`LLM` and `AsyncLLM` share this module. A text of which nothing is wanted before its end is held: its token ids are
-appended to a list, and decoded at once when it ends.
+`LLM` and `AsyncLLM` share this module. A text of which nothing is wanted before its end is held until then. Its token
+ids are appended to a list and decoded at once when it ends, unless stop strings are looked for in each piece of it.
 """
 
 import time
@@ -73,8 +73,10 @@ class _Text:
 
     Attributes:
         request: the engine's request for the text.
-        held: the token ids so far, of a text that is decoded when it ends; otherwise None.
-        assembler, parser, answer: of any other text.
+        held: the token ids so far, of a text that is held; otherwise None.
+        assembler: None if the text is decoded when it ends.
+        pieces: what the assembler has made of a held text.
+        parser, answer: of a text that is an answer.
     """
 
     index: int
@@ -83,6 +85,7 @@ class _Text:
     assembler: Assembler | None = None
     parser: AnswerParser | None = None
     answer: AnswerText = field(default_factory=AnswerText)
+    pieces: list[str] = field(default_factory=list)
 
 
 class PromptTexts:
@@ -126,18 +129,19 @@ class PromptTexts:
         answering = options.answering
         prefix = "" if answering is None else answering.prefix(shown)
         table = StopTable(params.stop_strings())
-        holds = options.whole and answering is None and not params.wants_logprobs and not params.stop_strings()
+        holds = options.whole and answering is None and not params.wants_logprobs
         self.unfinished: dict[str, _Text] = {}
         for index, request in enumerate(self.requests):
             text = _Text(index, request, [] if holds else None)
-            if not holds:
+            if not holds or params.stop_strings():
                 text.assembler, text.parser = assemblers(answering, tokenizer, prefix, request.prompt, params, table)
             self.unfinished[request.request_id] = text
 
     def receiver(self, request_id: str, queue: Callable[[TokenEvent], object]) -> Receiver:
         """Return the receiver of a text's events. It queues those that `push` must see, in their order."""
-        held = self.unfinished[request_id].held
-        if held is None:
+        text = self.unfinished[request_id]
+        held = text.held
+        if held is None or text.assembler is not None:
             return Receiver(lambda token: queue(TokenEvent(request_id, token)), queue)
 
         def take(event: TokenEvent) -> None:
@@ -153,32 +157,32 @@ class PromptTexts:
         text = self.unfinished[event.request_id]
         if event.prefix is not None and self._prefix is None:
             self._prefix = event.prefix
-        completion = self._assembled(text, event) if text.held is None else self._ended(text, text.held, event)
+        completion = self._new(text, event) if text.held is None else self._whole(text, text.held, event)
         if completion is not None and completion.finish_reason is not None:
             del self.unfinished[event.request_id]
         _stamp(self._metrics, event.first_scheduled_time, finished=not self.unfinished)
         return None if completion is None else self._piece(completion, event)
 
-    def _ended(self, text: _Text, tokens: list[int], event: TokenEvent) -> CompletionOutput | None:
-        """Return the whole of a held text; None if it has not ended."""
-        reason = event.finish_reason
+    def _whole(self, text: _Text, tokens: list[int], event: TokenEvent) -> CompletionOutput | None:
+        """Return the whole of a held text; None if the event does not end it."""
+        if text.assembler is not None:
+            if event.token is not None:
+                tokens.append(event.token)
+            text.pieces.append(text.assembler.push(event))
+        reason, stop_reason = _end(text.assembler, event)
         if reason is None:
             return None
-        shown = tokens[:-1] if reason == "stop" else tokens  # the text ends before a stop token
-        decoded = ""
-        if self._tokenizer is not None:
+        if text.assembler is None and self._tokenizer is not None:
+            shown = tokens[:-1] if reason == "stop" else tokens  # the text ends before a stop token
             skip = self._params.skip_special_tokens
-            decoded = decode_behind(self._tokenizer, text.request.prompt, shown, skip_special_tokens=skip)
-        return CompletionOutput(text.index, decoded, tokens, finish_reason=reason, stop_reason=event.stop_reason)
+            text.pieces.append(decode_behind(self._tokenizer, text.request.prompt, shown, skip_special_tokens=skip))
+        return CompletionOutput(text.index, "".join(text.pieces), tokens, finish_reason=reason, stop_reason=stop_reason)
 
-    def _assembled(self, text: _Text, event: TokenEvent) -> CompletionOutput:
-        """Return what one event adds to a text."""
+    def _new(self, text: _Text, event: TokenEvent) -> CompletionOutput:
+        """Return what an event adds to a text."""
         assert text.assembler is not None
-        reason: FinishReason | None = event.finish_reason
-        stop_reason: int | str | None = event.stop_reason
         new = text.assembler.push(event)
-        if text.assembler.stopped is not None:
-            reason, stop_reason = "stop", text.assembler.stopped
+        reason, stop_reason = _end(text.assembler, event)
         events: list[AnswerEvent] = []
         if text.parser is not None:
             events = text.parser.feed(new) + (text.parser.finish() if reason is not None else [])
@@ -279,6 +283,12 @@ class Joined:
         text.text = "".join(parts)
         parts[:] = [text.text]
         return text
+
+
+def _end(assembler: Assembler | None, event: TokenEvent) -> tuple[FinishReason | None, int | str | None]:
+    """Return how a text ends with an event, and at what stop token or string; None if it does not."""
+    stopped = None if assembler is None else assembler.stopped
+    return (event.finish_reason, event.stop_reason) if stopped is None else ("stop", stopped)
 
 
 def _stamp(metrics: RequestMetrics, first_scheduled: float | None, *, finished: bool) -> None:
