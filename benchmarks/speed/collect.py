@@ -1,4 +1,4 @@
-"""Host time of `LLM.generate` a token, without streaming, with an engine that does nothing.
+"""Processor time of `LLM.generate` a token, without streaming, with an engine that does nothing.
 
     python -m benchmarks.speed.collect [--rows 256 1400] [--tokens 256] [--cases arrays objects] [--json FILE]
 
@@ -6,7 +6,8 @@ All prompts begin in the first step. The time of the call is divided by its toke
 subtracted, all else counts: making requests, distributing events, decoding, outputs. "arrays" are the engine's events
 of a decode step, "objects" the same as one `TokenEvent` a token, "stop string" and "logprobs" need each token when it
 comes. The baseline of the same run is a loop that appends each token to a list of its row: it shows how fast the
-machine is at the time. Prints medians of the rounds, in µs a token.
+machine is at the time. Prints medians of the rounds, in µs a token. The time is the process's, of all its threads: what
+else runs on the machine matters little.
 """
 
 import argparse
@@ -65,7 +66,7 @@ class NoEngine:
 
     def step(self) -> StepEvents:
         """Generate a token of each row."""
-        begin = time.perf_counter()
+        begin = time.process_time()
         if self._step == 0:
             self._names = np.array([row.request_id for row in self._rows], object)
         self._step += 1
@@ -83,7 +84,7 @@ class NoEngine:
             events = StepEvents(others=tuple(TokenEvent(name, token, **more) for name, token in pairs))
         if last:
             self._rows, self._step = [], 0
-        self.seconds += time.perf_counter() - begin
+        self.seconds += time.process_time() - begin
         return events
 
 
@@ -97,9 +98,9 @@ def measure(llm: LLM, rows: int, tokens: int, case: str) -> float:
     made = llm.with_engine(cast(Any, engine))
 
     def call() -> float:
-        begin, before = time.perf_counter(), engine.seconds
+        begin, before = time.process_time(), engine.seconds
         made.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - begin - (engine.seconds - before)
+        return time.process_time() - begin - (engine.seconds - before)
 
     return median(call, rows * tokens)
 
@@ -109,12 +110,12 @@ def baseline(rows: int, tokens: int) -> float:
     names = [str(row) for row in range(rows)]
 
     def call() -> float:
-        begin = time.perf_counter()
+        begin = time.process_time()
         lists: dict[str, list[int]] = {name: [] for name in names}
         for token in range(tokens):
             for name in names:
                 lists[name].append(token)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     return median(call, rows * tokens)
 

@@ -82,9 +82,9 @@ class EngineThread:
 
     @property
     def engine(self) -> EngineLike:
-        """The engine. Raises EngineDead while it is dead or restarting."""
-        if self._engine is None or self.state != "up":
-            raise self.failure or EngineDead("the engine has failed")
+        """The engine. Raises EngineDead while it is dead or restarting, and EngineError after `close`."""
+        self._require_up()
+        assert self._engine is not None
         return self._engine
 
     @property
