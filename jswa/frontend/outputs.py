@@ -84,7 +84,7 @@ class _Text:
     held: list[int] | None
     assembler: Assembler | None = None
     parser: AnswerParser | None = None
-    answer: AnswerText = field(default_factory=AnswerText)
+    answer: AnswerText | None = None
     pieces: list[str] = field(default_factory=list)
 
 
@@ -135,6 +135,7 @@ class PromptTexts:
             text = _Text(index, request, [] if holds else None)
             if not holds or params.stop_strings():
                 text.assembler, text.parser = assemblers(answering, tokenizer, prefix, request.prompt, params, table)
+                text.answer = None if answering is None else AnswerText()
             self.unfinished[request.request_id] = text
 
     def receiver(self, request_id: str, queue: Callable[[TokenEvent], object]) -> Receiver:
@@ -184,7 +185,7 @@ class PromptTexts:
         new = text.assembler.push(event)
         reason, stop_reason = _end(text.assembler, event)
         events: list[AnswerEvent] = []
-        if text.parser is not None:
+        if text.parser is not None and text.answer is not None:
             events = text.parser.feed(new) + (text.parser.finish() if reason is not None else [])
             new = text.parser.clean(new)
             for one in events:
@@ -199,7 +200,7 @@ class PromptTexts:
             finish_reason=reason,
             stop_reason=stop_reason,
             events=events,
-            message=text.answer.message() if text.parser is not None and reason is not None else None,
+            message=text.answer.message() if text.answer is not None and reason is not None else None,
         )
 
     def _piece(self, completion: CompletionOutput, event: TokenEvent) -> RequestOutput:
