@@ -5,7 +5,8 @@
     llm = jswa.LLM("path/to/checkpoint", max_model_len=8192)
     llm.generate(["a", "b"], jswa.SamplingParams(temperature=0, max_tokens=16))
 
-Importing jswa imports no jax; the first use of `LLM` or `generate` does.
+`jswa.AsyncLLM` is the same on an event loop. Importing jswa imports no jax; the first use of `LLM`, `AsyncLLM` or
+`generate` does.
 
 Shape letters, in every annotation: T tokens of a step (ragged, padded), R rows, H query heads, K KV heads, D head
 size, V value head size or vocabulary, M model width, N pages per row, P pages, S layers of a page, p tokens per page.
@@ -17,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 from jswa.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from jswa.async_llm import AsyncLLM as AsyncLLM
     from jswa.config import EngineConfig as EngineConfig
     from jswa.errors import CacheFileError as CacheFileError
     from jswa.errors import CheckpointError as CheckpointError
     from jswa.errors import ConfigError as ConfigError
+    from jswa.errors import EngineDead as EngineDead
     from jswa.errors import EngineError as EngineError
     from jswa.errors import FieldError as FieldError
     from jswa.errors import GenerationError as GenerationError
     from jswa.errors import HostLost as HostLost
+    from jswa.errors import InternalError as InternalError
     from jswa.errors import InvalidPrompt as InvalidPrompt
     from jswa.errors import InvalidSampling as InvalidSampling
     from jswa.errors import InvalidToken as InvalidToken
@@ -42,15 +46,18 @@ if TYPE_CHECKING:
     from jswa.types import SamplingParams as SamplingParams
 
 _HOMES = {
+    "jswa.async_llm": ("AsyncLLM",),
     "jswa.config": ("EngineConfig",),
     "jswa.errors": (
         "CacheFileError",
         "CheckpointError",
         "ConfigError",
+        "EngineDead",
         "EngineError",
         "FieldError",
         "GenerationError",
         "HostLost",
+        "InternalError",
         "InvalidPrompt",
         "InvalidSampling",
         "InvalidToken",

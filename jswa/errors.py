@@ -17,9 +17,12 @@
     ├── CacheFileError           a saved prefix cache is missing, incomplete or from another model; the engine runs on
     ├── GenerationError          one request has no next token, because its logits are not finite
     │   └── NothingAllowed           its own constraints forbid every token
+    ├── InternalError            a fault of jswa ended one request; the others continue
     ├── KernelError              a kernel gives wrong numbers on this machine: the engine does not start
     ├── RemoteError              a server that a command asks gives an error, or no answer
     ├── HostLost                 a host that shares the model is lost: the process must exit
+    ├── EngineDead               the engine of an `AsyncLLM` or a server has failed, and its requests are lost
+    │   └── EngineRestarting         the same, but a new engine is being built: try again later
     └── EngineError              an invariant of jswa is violated: the engine must stop
 
 `FieldError` is also a `ValueError`, so code written for other engines catches it.
@@ -144,6 +147,10 @@ class NothingAllowed(GenerationError):
     """One request has no next token: the constraints that it asked for forbid every token. The others continue."""
 
 
+class InternalError(JswaError):
+    """A fault of jswa ended one request; the log has its traceback. The others continue."""
+
+
 class KernelError(JswaError):
     """A kernel gives wrong numbers on this machine, so the engine does not start.
 
@@ -170,6 +177,14 @@ class RemoteError(JswaError):
 
 class HostLost(JswaError):
     """A host that shares the model is lost: the process must exit."""
+
+
+class EngineDead(JswaError):
+    """The engine has failed: its requests are lost, and it accepts no others. The log has the reason."""
+
+
+class EngineRestarting(EngineDead):
+    """The engine has failed, and a new one is being built: new requests are accepted later."""
 
 
 class EngineError(JswaError):

@@ -13,12 +13,14 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
 from jswa.architecture import ModelConfig
-from jswa.batch import Batch, FairLock
 from jswa.build import build_engine, check_model
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import EngineError, InvalidPrompt
+from jswa.frontend.batch import Batch
+from jswa.frontend.fair_lock import FairLock
+from jswa.frontend.outputs import CallOptions, Receiver, distribute
 from jswa.plan import Request
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
@@ -71,7 +73,7 @@ class LLM:
     def _start(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
         self._numbers = itertools.count()
-        self._batches: dict[str, Batch] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._turns = FairLock()
         self._dropped: deque[str] = deque()  # requests to abort when the engine is free
 
@@ -84,7 +86,7 @@ class LLM:
     @property
     def num_unfinished(self) -> int:
         """Number of requests of this LLM that have not ended."""
-        return len(self._batches)
+        return len(self._receivers)
 
     @property
     def engine(self) -> Engine:
@@ -102,7 +104,7 @@ class LLM:
             if self._engine is not None:
                 self._engine.close()
             self._engine = None
-            self._batches.clear()
+            self._receivers.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -219,8 +221,8 @@ class LLM:
                 the error has their results (`outputs`) and all errors (`errors`).
             GenerationError: raised for a single prompt; with several it is the `error` of the affected outputs.
         """
-        shared: dict[str, Any] = {"defaults": self.default_sampling, "cache_salt": cache_salt, "lora": lora}
-        batch = Batch(self, split_prompts(prompts), sampling_params, sampling, **shared, priority=priority)
+        options = CallOptions(priority, cache_salt, lora, whole=not stream)
+        batch = Batch(self, split_prompts(prompts), sampling_params, sampling, self.default_sampling, options)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def chat(
@@ -274,8 +276,8 @@ class LLM:
         if self._answers is None:
             self._answers = (self.answer_template(),)
         answering = Answering(self._answers[0], list(variables["tools"] or ()))
-        shared: dict[str, Any] = {"defaults": self.default_sampling, "cache_salt": cache_salt, "lora": lora}
-        batch = Batch(self, prompts, sampling_params, sampling, **shared, answering=answering)
+        options = CallOptions(0, cache_salt, lora, answering)
+        batch = Batch(self, prompts, sampling_params, sampling, self.default_sampling, options)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def answer_template(
@@ -296,15 +298,14 @@ class LLM:
         sources = "" if chat_template is None else "\n".join(chat_template.sources.values())
         return find_template(self._folder, self.tokenizer, sources, wanted)
 
-    def register(self, batch: Batch) -> str:
-        """Return an unused request id whose events go to the batch."""
-        request_id = str(next(self._numbers))
-        self._batches[request_id] = batch
-        return request_id
+    def new_id(self) -> str:
+        """Return a request id that was not used before."""
+        return str(next(self._numbers))
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises PromptTooLong."""
+    def add(self, request: Request, receiver: Receiver) -> None:
+        """Queue a request; the receiver gets its events, in the thread that runs the step. Raises PromptTooLong."""
         with self._between_steps() as engine:
+            self._receivers[request.request_id] = receiver
             engine.add(request)
 
     def abort(self, request_id: str) -> None:
@@ -323,10 +324,7 @@ class LLM:
         with self._between_steps() as engine:
             if batch is not None and batch.events:
                 return
-            for event in engine.step():
-                receiver = self._batches.get(event.request_id)
-                if receiver is not None:
-                    receiver.events.append(event)
+            distribute(engine.step(), self._receivers)
 
     @contextmanager
     def _between_steps(self) -> Iterator[Engine]:
@@ -347,7 +345,7 @@ class LLM:
             try:
                 while self._dropped:
                     request_id = self._dropped.popleft()
-                    if self._batches.pop(request_id, None) is not None and self._engine is not None:
+                    if self._receivers.pop(request_id, None) is not None and self._engine is not None:
                         self._engine.abort(request_id)
             finally:
                 self._turns.release()

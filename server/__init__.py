@@ -1,4 +1,4 @@
 """The HTTP front end.
 
-It imports no jax, and uses the engine through `jswa.engine` and `jswa.llm` only.
+It imports no jax: it loads a model by `jswa.llm`, and knows its engine by `jswa.frontend.engine_protocol`.
 """

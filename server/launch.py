@@ -10,10 +10,10 @@ from pathlib import Path
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
+from jswa.frontend.engine_protocol import EngineLike
 from jswa.text.chat_template import ChatTemplate
 from jswa.types import SamplingParams
 
-from .core.engine_protocol import EngineLike
 from .core.service import Served
 from .http.process import run, set_up_logging
 from .options import ServeConfig

@@ -13,7 +13,7 @@ from jswa import __version__
 
 from ..core.service import service_of
 from ..http import limits
-from ..http.errors import invalid
+from ..http.errors import engine_errors, invalid
 from ..http.sse import JsonResponse
 from .schemas import Body, Id
 
@@ -57,7 +57,7 @@ async def server_info(request: Request) -> Response:
     now = service.snapshot()
     config = {k: v for k, v in dataclasses.asdict(service.config).items() if k not in _SECRET}
     load: dict[str, Any] = {**dataclasses.asdict(now.figures.rows), "requests": service.running}
-    load |= {"tasks": len(asyncio.all_tasks()), "texts": service.bridge.active}
+    load |= {"tasks": len(asyncio.all_tasks()), "texts": service.engine_thread.active}
     return JsonResponse(
         {
             "version": __version__,
@@ -77,7 +77,8 @@ async def server_info(request: Request) -> Response:
 async def flush_cache(request: Request) -> Response:
     """Empty the prefix cache. Running requests keep their pages."""
     service = service_of(request)
-    await service.bridge.call(lambda engine: engine.flush_cache())
+    with engine_errors():
+        await service.engine_thread.call(lambda engine: engine.flush_cache())
     return JsonResponse({"status": "ok"})
 
 

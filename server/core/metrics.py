@@ -10,10 +10,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from jswa.config import Limits
+from jswa.frontend.engine_protocol import Figures
+from jswa.frontend.engine_thread import State
 from jswa.sched.steplog import StepStats
 
-from .bridge import State
-from .engine_protocol import Figures
 from .request import Job
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)

@@ -7,20 +7,20 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jswa.errors import RequestError
+from jswa.errors import JswaError
+from jswa.frontend.engine_protocol import EngineLike
+from jswa.frontend.engine_thread import EngineThread
+from jswa.frontend.requests import make_requests
 from jswa.plan import ChoiceLogprobs, PromptLogprobs, Request, TokenEvent
 from jswa.text.answers.parser import Answering, AnswerParser, assemblers
 from jswa.text.assembler import Assembler
-from jswa.text.inputs import bad_word_ids
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import AnswerEvent, FinishReason, SamplingParams
 
 from ..http import limits
-from ..http.errors import ApiError, invalid
+from ..http.errors import ApiError, engine_errors, invalid
 from ..text.prompts import Prompt
-from .bridge import Bridge
-from .engine_protocol import EngineLike
 from .fairness import Admission, Budget, Key
 
 _numbers = itertools.count()
@@ -112,34 +112,23 @@ def build(
     params: SamplingParams,
     order: Order,
 ) -> Iterator[Request]:
-    """Make the engine's requests, one for each text: the first n are for the first prompt. Raises ApiError.
-
-    The time for a request does not depend on the number of tokens that the parameters name, except for the first
-    request. Nor does it depend on the prompt's length, except for the first request of each prompt.
-    """
+    """Yield the engine's requests, one for each text: the first n are for the first prompt. Raises ApiError."""
     beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
     if beyond:
         raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
-    try:
-        words = bad_word_ids(params.bad_words or (), tokenizer)
-        first: Request | None = None
-        for prompt, choice in itertools.product(prompts, range(params.n)):
-            first = engine.request(
-                str(next(_numbers)),
-                first.prompt if first is not None and choice else prompt.ids,
-                params,
-                bad_words=words,
-                priority=order.priority,
-                cache_salt=order.cache_salt,
-                lora=order.lora,
-                tenant=order.tenant,
-                weight=order.weight,
-                choice=choice,
-                like=first,
-            )
-            yield first
-    except RequestError as error:
-        raise ApiError.of(error) from error
+    with engine_errors():
+        yield from make_requests(
+            engine,
+            tokenizer,
+            lambda: str(next(_numbers)),
+            [prompt.ids for prompt in prompts],
+            params,
+            priority=order.priority,
+            cache_salt=order.cache_salt,
+            lora=order.lora,
+            tenant=order.tenant,
+            weight=order.weight,
+        )
 
 
 def size_of(event: TokenEvent) -> int:
@@ -155,7 +144,7 @@ class Job:
 
     def __init__(
         self,
-        bridge: Bridge,
+        engine_thread: EngineThread,
         admission: Admission,
         answers: Budget,
         tokenizer: Tokenizer | None,
@@ -183,7 +172,7 @@ class Job:
         self.reasoning_tokens = 0
         self.finish_reasons: list[FinishReason] = []
         self.lora = order.lora
-        self._bridge = bridge
+        self._engine_thread = engine_thread
         self._admission = admission
         self._answers = answers
         self._held = 0  # bytes that this job has acquired from `answers`
@@ -199,7 +188,8 @@ class Job:
             text, answer = assemblers(answering, tokenizer, prefix, prompt.ids, params, stops)
             self._texts[request.request_id] = Text(index, prompt, text, answer)
         self._firsts = {request.request_id for request in requests[:: params.n]}
-        bridge.submit(requests, self._put)
+        with engine_errors():
+            engine_thread.submit(requests, self._put)
         self._start_timers()
 
     async def deltas(self) -> AsyncIterator[Delta]:
@@ -222,7 +212,7 @@ class Job:
         """End the texts that have not ended. Their pages are freed before the next step. Closing twice is fine."""
         for timer in self._timers:
             timer.cancel()
-        self._bridge.abort(self._texts)
+        self._engine_thread.abort(self._texts)
         for text in self._texts.values():
             self._leave_queue(text)
         self._texts = {}
@@ -236,19 +226,23 @@ class Job:
 
     def abort(self) -> None:
         """End the request on behalf of another client or the operator: its texts end with the reason "abort"."""
-        self._bridge.abort(self._texts, deliver_last=True)
+        self._engine_thread.abort(self._texts, deliver_last=True)
 
-    def _put(self, event: TokenEvent | ApiError) -> None:
+    def _put(self, event: TokenEvent | JswaError) -> None:
         """Queue an event or an error from the engine. If it exceeds the memory budget, the request ends."""
+        queued: TokenEvent | ApiError
         if isinstance(event, TokenEvent):
+            queued = event
             size = size_of(event)
             most = limits.MAX_BACKLOG_BYTES if self._order.stream else int(self._answers.most) // 4
             wanted = self._held + size
             if wanted > max(most, _ALWAYS) or (wanted > _ALWAYS and not self._answers.fits(self._order.key, size)):
-                event = self._refuse(most if wanted > most else None)
+                queued = self._refuse(most if wanted > most else None)
             else:
                 self._hold(size)
-        self._events.put_nowait(event)
+        else:
+            queued = ApiError.of(event)
+        self._events.put_nowait(queued)
 
     def _refuse(self, most: int | None) -> ApiError:
         """End the request and return its error, because of its own size or because of the size of all answers.
@@ -257,7 +251,7 @@ class Job:
             most: bytes that the request may hold, if it needs more; None if all answers together need too much.
         """
         self._answers.refused += 1
-        self._bridge.abort(self._texts)
+        self._engine_thread.abort(self._texts)
         while not self._events.empty():
             self._events.get_nowait()
         self._release(self._held)  # at once: events of other requests in the same step may fit now
@@ -305,7 +299,7 @@ class Job:
             ended = ended or answer.done
         if ended:
             if reason is None:
-                self._bridge.abort([event.request_id])
+                self._engine_thread.abort([event.request_id])
             reason, stop_reason = "stop", assembled.stopped
         if reason is not None:
             events += [] if answer is None else answer.finish()

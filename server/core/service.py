@@ -1,6 +1,5 @@
-"""The state that all request handlers share: the engine's bridge, the tokenizer and template, and the shared limits."""
+"""The state that all request handlers share: the engine's thread, the tokenizer and template, and the shared limits."""
 
-import asyncio
 import dataclasses
 import hashlib
 import logging
@@ -16,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jswa.cache.prefix.stats import CacheStats
-from jswa.errors import JswaError
+from jswa.frontend.engine_protocol import EngineLike
+from jswa.frontend.engine_thread import EngineThread
 from jswa.text.answers.parser import Answering
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
@@ -26,14 +26,12 @@ from jswa.types import SamplingParams
 
 from ..api.params import check_generated_logprobs, check_prompt_logprobs, check_token_lists
 from ..api.schemas import Generation
-from ..http.errors import ApiError, invalid
+from ..http.errors import ApiError, engine_errors, invalid
 from ..http.sse import EventStream, JsonResponse, unless_gone
 from ..options import ServeConfig
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
 from ..text.templates import Renderer
-from .bridge import Bridge
-from .engine_protocol import EngineLike
 from .fairness import Admission, Budget, Helpers, weights_of
 from .metrics import Metrics, Shared, Snapshot
 from .off_loop import SMALL, Run, gathered, made
@@ -63,7 +61,7 @@ class Served:
 class Service:
     """The state of one server: its engine, its jobs, and the budgets and threads that its requests share.
 
-    Owns the bridge, the helper threads and the renderer, from `start_up` to `shut_down`.
+    Owns the engine's thread, the helper threads and the renderer, from `start_up` to `shut_down`.
     """
 
     def __init__(self, model: Served, config: ServeConfig) -> None:
@@ -72,12 +70,11 @@ class Service:
         self.chat_template = model.chat_template
         self.answer_template = model.answer_template
         self.default_sampling = model.default_sampling
-        # Nothing but the bridge holds a reference to the engine, so that the bridge can drop a failed one.
+        # Nothing but the thread holds a reference to the engine, so that the thread can drop a failed one.
         rebuild = model.build if config.restart_engine else None
-        self.bridge = Bridge(model.build(), rebuild=rebuild, step_timeout=config.step_timeout)
-        self.limits = self.bridge.engine.limits
+        self.engine_thread = EngineThread(model.build(), rebuild=rebuild, step_timeout=config.step_timeout)
+        self.limits = self.engine_thread.engine.limits
         self._adapters: tuple[str, ...] = ()
-        self._loading = asyncio.Lock()
         weights = weights_of(config.api_key, config.api_key_weight)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
         self.bodies = Budget(config.max_body_memory, weights)
@@ -103,25 +100,25 @@ class Service:
     @property
     def adapters(self) -> Sequence[str]:
         """Names of the loaded LoRA adapters; while the engine is down, of those that it had."""
-        if self.bridge.failure is None:
-            self._adapters = tuple(self.bridge.engine.adapters)
+        if self.engine_thread.failure is None:
+            self._adapters = tuple(self.engine_thread.engine.adapters)
         return self._adapters
+
+    @property
+    def failure(self) -> ApiError | None:
+        """The error for every request while the engine is dead or restarting; None while it is up."""
+        failure = self.engine_thread.failure
+        return None if failure is None else ApiError.of(failure)
 
     async def load_lora(self, name: str, folder: str, *, replace: bool) -> None:
         """Load an adapter, one at a time. Its files are read in a thread, while the engine works. Raises ApiError."""
-        async with self._loading:
-            try:
-                adapter = await asyncio.to_thread(self.bridge.engine.lora_reader.read, folder)
-                await self.bridge.call(lambda engine: engine.load_lora(name, adapter, replace=replace))
-            except JswaError as error:
-                raise ApiError.of(error) from error
+        with engine_errors():
+            await self.engine_thread.load_lora(name, folder, replace=replace)
 
     async def unload_lora(self, name: str) -> None:
         """Unload an adapter. Raises ApiError."""
-        try:
-            await self.bridge.call(lambda engine: engine.unload_lora(name))
-        except JswaError as error:
-            raise ApiError.of(error) from error
+        with engine_errors():
+            await self.engine_thread.unload_lora(name)
 
     @property
     def max_model_len(self) -> int:
@@ -131,11 +128,11 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether the server accepts new requests."""
-        return self.bridge.state == "up" and not self.draining
+        return self.engine_thread.state == "up" and not self.draining
 
     async def start_up(self) -> None:
         """Start the engine's thread and the renderer, on the running event loop."""
-        self.bridge.start()
+        self.engine_thread.start()
         if self.chat_template is not None and self.tokenizer is not None:
             self.renderer = Renderer(self.chat_template, self.config.render_timeout, self._weights)
             await self.renderer.start()
@@ -145,7 +142,7 @@ class Service:
         if self.renderer is not None:
             await self.renderer.close()
         self.helpers.close()
-        await self.bridge.close()
+        await self.engine_thread.close()
 
     @property
     def running(self) -> int:
@@ -215,17 +212,21 @@ class Service:
         check_token_lists(texts, params)
         self._starting += 1
         try:
-            await self.bridge.prepare(params)
+            with engine_errors():
+                await self.engine_thread.prepare(params)
         finally:
             self._starting -= 1
         self.admission.admit(key, texts, tokens)
         try:
             size = _size(prompts, params, texts)
-            requests = await gathered(build(self.bridge.engine, self.tokenizer, prompts, params, order), size)
+            with engine_errors():  # no variable holds the engine while this waits
+                requests = await gathered(
+                    build(self.engine_thread.engine, self.tokenizer, prompts, params, order), size
+                )
             stops = await made(partial(StopTable, params.stop_strings()), size)
             job = Job(
-                self.bridge, self.admission, self.answers, self.tokenizer, prompts, requests, params, order, stops,
-                self.metrics.between_tokens,
+                self.engine_thread, self.admission, self.answers, self.tokenizer, prompts, requests, params, order,
+                stops, self.metrics.between_tokens,
             )  # fmt: skip
         except BaseException:
             self.admission.release(key, texts, tokens)
@@ -306,10 +307,10 @@ class Service:
 
         The call does not wait for the engine.
         """
-        figures, bridge, queue = self.bridge.figures, self.bridge, self.admission
+        figures, thread, queue = self.engine_thread.figures, self.engine_thread, self.admission
         return Snapshot(
-            figures._replace(cache=_for_all(figures.cache)), self.limits, queue.texts, queue.refused, bridge.restarts,
-            self._shared(), bridge.state, bridge.step_seconds, [job for jobs in self.jobs.values() for job in jobs],
+            figures._replace(cache=_for_all(figures.cache)), self.limits, queue.texts, queue.refused, thread.restarts,
+            self._shared(), thread.state, thread.step_seconds, [job for jobs in self.jobs.values() for job in jobs],
         )  # fmt: skip
 
     def _shared(self) -> Shared:

@@ -159,7 +159,7 @@ async def model(model: str, request: Request) -> Response:
 
 async def health(request: Request) -> Response:
     """Return status 200 if the engine is up, else 503."""
-    failure = service_of(request).bridge.failure
+    failure = service_of(request).failure
     if failure is not None:
         return error_response(ApiError(503, failure.message, code=failure.code))
     return JsonResponse({"status": "ok"})

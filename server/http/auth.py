@@ -139,8 +139,8 @@ class Gate:
         if int(headers.get("content-length", "0")) > self._service.config.max_body_size:
             raise _too_large()
         if scope["method"] == "POST":
-            if self._service.bridge.failure is not None:
-                raise self._service.bridge.failure
+            if self._service.failure is not None:
+                raise self._service.failure
             if self._service.draining:
                 raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
 

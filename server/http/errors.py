@@ -1,9 +1,12 @@
 """Errors as clients see them: in OpenAI's shape (Anthropic's on its routes), without details of this machine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jswa.errors import (
+    EngineDead,
+    EngineRestarting,
     FieldError,
     GenerationError,
     JswaError,
@@ -82,6 +85,10 @@ class ApiError(Exception):
             return ApiError(400, str(error), code="nothing_allowed")
         if isinstance(error, GenerationError):
             return ApiError(500, f"{error}; other requests are not affected", code="generation_failed")
+        if isinstance(error, EngineRestarting):
+            return ApiError(503, str(error), code="engine_restarting", headers={"Retry-After": "5"})
+        if isinstance(error, EngineDead):
+            return ApiError(500, str(error), code="engine_dead")
         return ApiError(500, "internal error")
 
 
@@ -95,16 +102,13 @@ def unsupported(param: str, message: str) -> ApiError:
     return invalid(param, message, "unsupported_value")
 
 
-def engine_dead() -> ApiError:
-    """Return the error (500) for requests that are lost with a dead engine."""
-    return ApiError(500, "the engine has failed", code="engine_dead")
-
-
-def engine_restarting() -> ApiError:
-    """Return the error (503) for requests that arrive while a dead engine is being rebuilt."""
-    return ApiError(
-        503, "the engine has failed and is restarting", code="engine_restarting", headers={"Retry-After": "5"}
-    )
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Raise the engine's errors as ApiErrors."""
+    try:
+        yield
+    except JswaError as error:
+        raise ApiError.of(error) from error
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -229,10 +229,10 @@ def run(model: Served, config: ServeConfig) -> int:
     beside = _beside(service)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         asked = runner.run(_serve(service, server, beside))
-    status = 1 if service.bridge.state == "dead" or not asked else 0
+    status = 1 if service.engine_thread.state == "dead" or not asked else 0
     if not server.started:
         status = 3
-    if service.bridge.stuck:
+    if service.engine_thread.stuck:
         # A thread in a step or in the compiler cannot be stopped, and Python might crash at its exit while it runs.
         _log.warning("a thread of the engine does not stop; the process exits without waiting for it")
         logging.shutdown()
@@ -279,7 +279,7 @@ async def _serving(server: Server, at: socket.socket) -> AsyncGenerator[None]:
 async def _serve(service: Service, server: Server, beside: contextlib.AbstractAsyncContextManager[None]) -> bool:
     """Serve until the end. Return whether a signal has ended the server, and not only another host."""
     shutdown = Shutdown(service, server)
-    service.bridge.on_death, service.bridge.on_leaving = shutdown.engine_died, shutdown.drain
+    service.engine_thread.on_death, service.engine_thread.on_leaving = shutdown.engine_died, shutdown.drain
     loop = asyncio.get_running_loop()
     handlers: dict[signal.Signals, Callable[[], None]] = dict.fromkeys((signal.SIGTERM, signal.SIGINT), shutdown.ask)
     for number, handler in handlers.items():

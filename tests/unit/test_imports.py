@@ -18,6 +18,8 @@ NO_JAX = [
     "jswa.cache.manager",
     "jswa.cache.capacity",
     "jswa.sched.scheduler",
+    "jswa.frontend.batch",
+    "jswa.frontend.engine_thread",
     "jswa.exec.buckets",
     "jswa.exec.pack",
     "jswa.commands.task_sets",

@@ -11,6 +11,7 @@ import pytest
 import jswa
 from jswa.llm import LLM
 from tests.support.oracles import quick_compiles
+from tests.support.server.fake_engine import FakeEngine, count_up
 from tests.support.tiny import ONE_SHAPE, SHAPES
 
 PROMPTS = [f"{start} {end}" for start in ("The cat", "A girl named Lily", "Once upon") for end in ("saw", "and", "ran")]
@@ -117,6 +118,29 @@ def test_a_call_that_fails_lets_go_of_the_engine(llm: LLM, monkeypatch: pytest.M
             generated(llm, PROMPTS[0], stream=False)
     assert generated(llm, PROMPTS[0], stream=False) == expected
     assert_empty(llm)
+
+
+def test_tokens_that_come_in_arrays_reach_their_calls(llm: LLM) -> None:
+    """In streams and whole calls of several threads, which share the steps."""
+    fake: Any = FakeEngine(max_rows=4)
+    made = llm.with_engine(fake)
+
+    def called(number: int) -> bool:
+        prompts = [[3] * (number + k + 1) for k in range(3)]
+        expected = [[count_up(prompt, at) for at in range(10 + number)] for prompt in prompts]
+        params = jswa.SamplingParams(max_tokens=10 + number, stop="no such text" if number == 2 else None)
+        if number % 2 == 0:
+            outputs = made.generate(prompts, params, use_tqdm=False)
+            return [output.outputs[0].token_ids for output in outputs] == expected
+        found: dict[str, list[int]] = {}
+        for piece in made.generate(prompts, params, stream=True):
+            found.setdefault(piece.request_id, []).extend(piece.outputs[0].token_ids)
+        return list(found.values()) == expected
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(called, range(6))) == [True] * 6
+    assert made.num_unfinished == 0
+    assert not fake.has_work()
 
 
 def test_close_ends_the_calls_of_other_threads_with_an_error() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from jswa.errors import CheckpointError, InvalidPrompt
-from jswa.text.detokenizer import StreamDecoder
+from jswa.text.detokenizer import StreamDecoder, decode_behind
 from jswa.text.tokenizer import Tokenizer
 
 SPECIAL = "<end>"
@@ -80,12 +80,30 @@ def test_no_piece_ends_within_a_character(text: str) -> None:
         assert "\ufffd" not in piece or "\ufffd" in text
 
 
+@given(st.data(), st.sampled_from(sorted(TOKENIZERS)), st.booleans())
+def test_text_that_is_decoded_at_its_end_is_that_of_its_pieces(data: st.DataObject, name: str, skip: bool) -> None:
+    """Whatever the tokens are: characters cut by the prompt's end, invalid bytes, special tokens."""
+    tokenizer = TOKENIZERS[name]
+    # Of byte_fallback, the whole vocabulary; of byte_level, letters and bytes of longer characters in equal parts.
+    tokens = st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(tokenizer.encode("é漢 a").tolist())
+    prompt, ids = data.draw(st.lists(tokens, max_size=20)), data.draw(st.lists(tokens, max_size=20))
+    whole = decode_behind(tokenizer, np.array(prompt, np.int32), ids, skip_special_tokens=skip)
+    assert whole == "".join(stream(tokenizer, prompt, ids, skip=skip))
+
+
 def test_an_unfinished_character_is_shown_at_the_end() -> None:
     """Three of the four bytes of an emoji are held back until the end, and then become one replacement character."""
     tokenizer = TOKENIZERS["byte_level"]
     pieces = stream(tokenizer, [], tokenizer.encode("a😀").tolist()[:-1])
     assert pieces[:-1] == ["a", "", "", ""]
     assert pieces[-1] == "\ufffd"
+
+
+def test_a_character_that_the_prompt_begins_is_the_first_of_the_text() -> None:
+    """And nothing else of the prompt is."""
+    tokenizer = TOKENIZERS["byte_level"]
+    prompt = tokenizer.encode("cat 😀").tolist()
+    assert stream(tokenizer, prompt[:-1], [prompt[-1], *prompt[:3]]) == ["😀", "c", "a", "t", ""]
 
 
 def test_a_leading_space_after_the_prompt_is_kept() -> None:

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import models
 
 from jswa.errors import CheckpointError, InvalidPrompt
-from jswa.text.detokenizer import StreamDecoder
+from jswa.text.detokenizer import StreamDecoder, decode_behind
 from jswa.text.special_tokens import SpecialTokens
 from jswa.text.tokenizer import Tokenizer
 from tests.support.checkpoints.text_folders import FAMILIES, reference_tokenizer, special, write
@@ -45,6 +45,18 @@ def test_ids_and_texts_are_those_of_transformers(family: str, tmp_path: Path) ->
             assert ids == reference(text, add_special_tokens=not bare).input_ids, text
             for skip in (False, True):
                 assert ours.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_that_is_decoded_at_its_end_is_that_of_its_pieces(family: str, tmp_path: Path) -> None:
+    """For tokens at random behind a prompt, which no tokenizer would have made of a text."""
+    ours, random = load(FAMILIES[family](tmp_path)), np.random.default_rng(3)
+    for _ in range(100):
+        prompt, ids = (random.integers(0, ours.vocab_size, random.integers(1, 30)).astype(np.int32) for _ in range(2))
+        stream = StreamDecoder(ours, prompt, skip_special_tokens=True)
+        pieces = [stream.push(token) for token in ids.tolist()]
+        whole = decode_behind(ours, prompt, ids.tolist(), skip_special_tokens=True)
+        assert whole == "".join(pieces) + stream.finish()
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from jswa.errors import EngineDead
 from server.core.fairness import Admission, Budget, Helpers, Lanes, Weights
-from server.http.errors import ApiError, engine_dead
+from server.http.errors import ApiError
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.floods import slow_tokenizer
 from tests.support.server.harness import serving, until
@@ -239,13 +240,13 @@ def test_going_before_others_must_be_allowed() -> None:
 def test_a_request_that_cannot_be_begun_gives_its_places_back() -> None:
     """A failure between the admission and the engine releases the admission."""
     with serving() as client:
-        submit = client.service.bridge.submit
+        submit = client.service.engine_thread.submit
 
         def fail(*_: object) -> None:
-            raise engine_dead()
+            raise EngineDead("the engine has failed")
 
-        client.service.bridge.submit = fail  # type: ignore[method-assign,assignment]
+        client.service.engine_thread.submit = fail  # type: ignore[method-assign,assignment]
         assert client.post("/v1/completions", {"prompt": "abc"}).status_code == 500
         assert (client.service.admission.texts, client.service.admission.tokens) == (0, 0)
-        client.service.bridge.submit = submit  # type: ignore[method-assign]
+        client.service.engine_thread.submit = submit  # type: ignore[method-assign]
         client.complete()

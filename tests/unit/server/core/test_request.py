@@ -26,11 +26,11 @@ def test_a_turn_of_the_event_loop_has_fewer_events_the_more_log_probabilities_th
 
 async def _turns(logprobs: int | None, most: int) -> None:
     puts: list[Any] = []
-    bridge: Any = SimpleNamespace(submit=lambda _, put: puts.append(put), abort=lambda *_, **__: None)
+    thread: Any = SimpleNamespace(submit=lambda _, put: puts.append(put), abort=lambda *_, **__: None)
     admission: Any = SimpleNamespace(release=lambda *_: None)
     request: Any = SimpleNamespace(request_id="a")
     prompt, params = Prompt(None, np.zeros(1, np.int32)), SamplingParams()
-    job = Job(bridge, admission, Budget(2**30), None, [prompt], [request], params, Order(), StopTable(()))
+    job = Job(thread, admission, Budget(2**30), None, [prompt], [request], params, Order(), StopTable(()))
     top = tuple(range(logprobs or 0))
     entry = None if logprobs is None else ChoiceLogprobs(5, -1.0, 1, top, tuple(float(-n) for n in top))
     for number in range(200):

@@ -219,7 +219,7 @@ def test_clients_that_disconnect_at_once_leave_nothing_behind(shared: Client, st
     until(lambda: not shared.service.jobs and not shared.engine.has_work())
     assert shared.service.admission.texts == 0
     assert shared.service.admission.tokens == 0
-    assert shared.service.bridge.active == 0
+    assert shared.service.engine_thread.active == 0
 
 
 HALF = (

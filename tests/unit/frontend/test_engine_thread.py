@@ -6,21 +6,20 @@ import time
 
 import pytest
 
-from jswa.errors import HostLost, InvalidPrompt
+from jswa.errors import HostLost, InvalidPrompt, PromptTooLong
 from jswa.plan import TokenEvent
 from jswa.types import SamplingParams
-from server.http.errors import ApiError
-from tests.support.server.bridged import Inbox, ask, last_event, run, running, submit, until
 from tests.support.server.fake_engine import FakeEngine, count_up
+from tests.support.server.threaded import Inbox, ask, last_event, run, running, submit, until
 
 
 def test_each_request_gets_its_events_in_order() -> None:
     async def test() -> None:
         engine = FakeEngine()
-        async with running(engine) as bridge:
+        async with running(engine) as thread:
             inboxes: list[Inbox] = [asyncio.Queue() for _ in range(20)]
             for i, inbox in enumerate(inboxes):
-                bridge.submit([ask(engine, str(i), length=i + 1)], inbox.put_nowait)
+                thread.submit([ask(engine, str(i), length=i + 1)], inbox.put_nowait)
             for i, inbox in enumerate(inboxes):
                 got = [await inbox.get() for _ in range(5)]
                 assert [e.token for e in got if isinstance(e, TokenEvent)] == [
@@ -28,7 +27,7 @@ def test_each_request_gets_its_events_in_order() -> None:
                 ]
                 assert isinstance(got[-1], TokenEvent)
                 assert got[-1].finish_reason == "length"
-            assert bridge.active == 0
+            assert thread.active == 0
 
     run(test)
 
@@ -36,10 +35,10 @@ def test_each_request_gets_its_events_in_order() -> None:
 def test_a_host_that_shuts_down_starts_the_drain() -> None:
     async def test() -> None:
         engine, left = FakeEngine(), asyncio.Event()
-        async with running(engine, on_leaving=left.set) as bridge:
+        async with running(engine, on_leaving=left.set) as thread:
             threading.Thread(target=engine.report_leaving, args=(HostLost("host 1 has been told to end"),)).start()
             await left.wait()
-            assert bridge.state == "up"
+            assert thread.state == "up"
 
     run(test)
 
@@ -47,10 +46,10 @@ def test_a_host_that_shuts_down_starts_the_drain() -> None:
 def test_an_idle_engine_runs_no_steps() -> None:
     async def test() -> None:
         engine = FakeEngine()
-        async with running(engine) as bridge:
+        async with running(engine) as thread:
             await asyncio.sleep(0.05)
-            assert bridge.steps == 0
-            assert await bridge.call(lambda e: e.stats().running) == 0
+            assert thread.steps == 0
+            assert await thread.call(lambda e: e.stats().running) == 0
 
     run(test)
 
@@ -59,10 +58,10 @@ def test_an_abort_frees_the_row_within_two_steps() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.delay = 0.005
-        async with running(engine) as bridge:
-            inbox = submit(bridge, ask(engine, "a", tokens=200))
+        async with running(engine) as thread:
+            inbox = submit(thread, ask(engine, "a", tokens=200))
             await inbox.get()
-            bridge.abort(["a", "never heard of"])
+            thread.abort(["a", "never heard of"])
             before = engine.steps
             await until(lambda: not engine.running)
             assert engine.steps - before <= 2
@@ -78,12 +77,12 @@ def test_an_abort_by_the_operator_is_reported_to_the_request() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.delay = 0.005
-        async with running(engine) as bridge:
-            inbox = submit(bridge, ask(engine, "a", tokens=200))
+        async with running(engine) as thread:
+            inbox = submit(thread, ask(engine, "a", tokens=200))
             await inbox.get()
-            bridge.abort(["a"], deliver_last=True)
+            thread.abort(["a"], deliver_last=True)
             assert (await last_event(inbox)).finish_reason == "abort"
-            assert bridge.active == 0
+            assert thread.active == 0
 
     run(test)
 
@@ -91,29 +90,27 @@ def test_an_abort_by_the_operator_is_reported_to_the_request() -> None:
 def test_a_request_that_the_engine_refuses_does_not_harm_others() -> None:
     async def test() -> None:
         engine = FakeEngine(max_model_len=10)
-        async with running(engine) as bridge:
-            bad = submit(bridge, ask(engine, "bad", length=10))
-            good = submit(bridge, ask(engine, "good", tokens=1))
-            error = await bad.get()
-            assert isinstance(error, ApiError)
-            assert (error.status, error.code) == (400, "context_length_exceeded")
+        async with running(engine) as thread:
+            bad = submit(thread, ask(engine, "bad", length=10))
+            good = submit(thread, ask(engine, "good", tokens=1))
+            assert isinstance(await bad.get(), PromptTooLong)
             assert isinstance(await good.get(), TokenEvent)
-            assert bridge.state == "up"
+            assert thread.state == "up"
 
     run(test)
 
 
 def test_calls_run_in_the_engines_thread_and_raise_its_errors() -> None:
     async def test() -> None:
-        async with running(FakeEngine()) as bridge:
-            assert await bridge.call(lambda _: threading.current_thread().name) == "engine"
+        async with running(FakeEngine()) as thread:
+            assert await thread.call(lambda _: threading.current_thread().name) == "engine"
 
             def refuse(_: object) -> None:
                 raise InvalidPrompt("prompt", 1, "no")
 
             with pytest.raises(InvalidPrompt):
-                await bridge.call(refuse)
-            assert bridge.state == "up"
+                await thread.call(refuse)
+            assert thread.state == "up"
 
     run(test)
 
@@ -122,16 +119,16 @@ def test_programs_are_compiled_while_steps_run() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.delay, engine.prepare_delay = 0.002, 0.3
-        async with running(engine) as bridge:
-            bridge.submit([ask(engine, "a", tokens=200)], lambda _: None)
+        async with running(engine) as thread:
+            thread.submit([ask(engine, "a", tokens=200)], lambda _: None)
             await until(lambda: engine.steps > 0)
             before = engine.steps
             wanted = SamplingParams(logprobs=1)
-            await asyncio.gather(*(bridge.prepare(wanted) for _ in range(50)))
+            await asyncio.gather(*(thread.prepare(wanted) for _ in range(50)))
             assert engine.steps > before + 30, "steps must go on during the compilation"
-            await bridge.prepare(SamplingParams())
+            await thread.prepare(SamplingParams())
             assert engine.prepared == [wanted], "a program must be compiled once"
-            await bridge.prepare(SamplingParams(prompt_logprobs=1))
+            await thread.prepare(SamplingParams(prompt_logprobs=1))
             assert len(engine.prepared) == 2
             await until(lambda: len(engine.completed) == 2)  # the programs that no request waits for
 
@@ -141,8 +138,8 @@ def test_programs_are_compiled_while_steps_run() -> None:
 def test_the_engine_waits_for_a_slow_event_loop() -> None:
     async def test() -> None:
         engine = FakeEngine()
-        async with running(engine) as bridge:
-            inbox = submit(bridge, ask(engine, "a", tokens=200))
+        async with running(engine) as thread:
+            inbox = submit(thread, ask(engine, "a", tokens=200))
             await inbox.get()
             before = engine.steps
             time.sleep(0.3)  # noqa: ASYNC251 - block the event loop; the fake engine could run all 200 steps meanwhile

@@ -1,4 +1,4 @@
-"""The engine's interface as the server uses it. `jswa.engine.Engine` has it, and so has the unit tests' fake."""
+"""The engine's interface as its drivers use it. `jswa.engine.Engine` has it, and so has the unit tests' fake."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +16,7 @@ from jswa.types import SamplingParams
 
 
 class Model(Protocol):
-    """The attributes of a model that the server reads."""
+    """The attributes of a model that drivers of an engine read."""
 
     @property
     def vocab_size(self) -> int:
@@ -38,7 +38,7 @@ class AdapterReader(Protocol):
 
 
 class EngineLike(Protocol):
-    """An engine that the server can run: `jswa.engine.Engine`, or the fake of the unit tests, which needs no jax.
+    """An engine that can be driven: `jswa.engine.Engine`, or the fake of the unit tests, which needs no jax.
 
     The engine's thread alone may call the methods, unless their docstrings say otherwise.
     """

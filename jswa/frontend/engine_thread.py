@@ -1,8 +1,7 @@
-"""The thread that runs the engine, and the bridge between this thread and the event loop.
+"""The thread that runs the engine for callers on an event loop: `jswa.AsyncLLM` and the server.
 
-One thread runs the engine until the server ends. Between two steps it runs the closures of an inbox. It sends the
-events of each step to the event loop in one callback, which passes them to the requests. Nothing else touches the
-engine.
+The thread runs the engine until it is closed. Between two steps it runs the closures of an inbox. It sends the events
+of each step to the event loop in one callback, which passes them to the requests. Nothing else touches the engine.
 
 If the engine fails, all requests end with an error. If it may be rebuilt, the thread builds a new engine and goes on
 with that one. A thread that hangs in a step cannot be interrupted: the engine then counts as dead.
@@ -19,28 +18,26 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from jswa.errors import EngineError, JswaError
+from jswa.errors import EngineDead, EngineError, EngineRestarting, InternalError, JswaError
+from jswa.frontend.engine_protocol import EngineLike, figures_of
+from jswa.frontend.late_programs import LatePrograms, resolve
 from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.types import SamplingParams
 
-from ..http.errors import ApiError, engine_dead, engine_restarting
-from .engine_protocol import EngineLike, figures_of
-
-_log = logging.getLogger("jswa.server")
+_log = logging.getLogger("jswa")
 
 
-Put = Callable[[TokenEvent | ApiError], None]
+Put = Callable[[TokenEvent | JswaError], None]
 Work = Callable[[], None]
 State = Literal["up", "restarting", "dead"]
 _RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more than _RESTARTS times within _WITHIN seconds is not rebuilt
 _FRESH = 0.25  # seconds after which the figures of a working engine are read again
 _SHARE = 0.01  # largest share of the engine thread's time for reading the figures
 _AHEAD = 2  # steps with events by which the engine may be ahead of the event loop
-_PAUSE = 3.0  # compiling programs that are not urgent takes a quarter of the time of a busy engine
 _STUCK = 0.5  # seconds for a thread to end; then the process ends without it
 
 
-class Bridge:
+class EngineThread:
     """An engine in a thread of its own. All methods must be called on the event loop; `put` is called there too.
 
     Args:
@@ -78,23 +75,24 @@ class Bridge:
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._puts: dict[str, Put] = {}
         self._calls: set[asyncio.Future[object]] = set()
-        self._prepared: set[str] = set()
-        self._preparing = asyncio.Lock()
-        self._helper: threading.Thread | None = None
+        self._late_programs = LatePrograms(self._notify, lambda: self._closed or self.state != "up")
+        self._loading = asyncio.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def engine(self) -> EngineLike:
-        """The engine. Raises ApiError while it is dead or restarting."""
-        if self._engine is None or self.state != "up":
-            raise self.failure or engine_dead()
+        """The engine. Raises EngineDead while it is dead or restarting, and EngineError after `close`."""
+        self._require_up()
+        assert self._engine is not None
         return self._engine
 
     @property
-    def failure(self) -> ApiError | None:
+    def failure(self) -> EngineDead | None:
         """The error for every request while the engine is dead or restarting; None while it is up."""
-        return {"up": None, "restarting": engine_restarting(), "dead": engine_dead()}[self.state]
+        if self.state == "restarting":
+            return EngineRestarting("the engine has failed and is restarting")
+        return EngineDead("the engine has failed") if self.state == "dead" else None
 
     @property
     def step_seconds(self) -> float:
@@ -112,7 +110,10 @@ class Bridge:
             self._watch = asyncio.ensure_future(self._watch_steps())
 
     async def close(self, timeout: float = 5.0) -> None:
-        """Stop the engine's thread after its current step. Wait at most `timeout` seconds, less for a dead engine."""
+        """Stop the engine's thread after its current step. Wait at most `timeout` seconds, less for a dead engine.
+
+        Requests and calls that have not ended get an EngineError.
+        """
         if self._watch is not None:
             self._watch.cancel()
         self._closed = True
@@ -123,11 +124,14 @@ class Bridge:
         end = time.monotonic() + _STUCK  # the helper thread ends soon if it is between two programs
         while self.stuck and time.monotonic() < end:
             await asyncio.sleep(0.005)
+        self._end_all(lambda: EngineError("the engine was closed"))
+        if not self.stuck:
+            self._engine = None
 
     @property
     def stuck(self) -> bool:
         """Whether one of the threads still runs. After `close` this means that it cannot be stopped."""
-        return self._thread.is_alive() or (self._helper is not None and self._helper.is_alive())
+        return self._thread.is_alive() or self._late_programs.running
 
     @property
     def active(self) -> int:
@@ -135,9 +139,8 @@ class Bridge:
         return len(self._puts)
 
     def submit(self, requests: Iterable[Request], put: Put) -> None:
-        """Queue requests; `put` gets their events or the final error. Raises ApiError unless the engine is up."""
-        if self.failure is not None:
-            raise self.failure
+        """Queue requests; `put` gets their events or the final error. Raises EngineDead or EngineError."""
+        self._require_up()
         for request in requests:
             self._puts[request.request_id] = put
             self._inbox.put(lambda request=request: self._add(request))  # type: ignore[misc]
@@ -152,20 +155,24 @@ class Bridge:
     async def prepare(self, params: SamplingParams) -> None:
         """Compile the programs that a request with these parameters needs, while the engine runs other requests.
 
-        It waits for the fewest programs that suffice; the others are compiled while steps run. Raises ApiError.
+        It waits for the fewest programs that suffice; the others are compiled while steps run. Raises EngineDead.
         """
-        wanted = {name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None}
-        if wanted <= self._prepared:
-            return
-        async with self._preparing:
-            if not wanted <= self._prepared:
-                await asyncio.shield(self._beside(self.engine, params))
-                self._prepared |= wanted
+        if not self._late_programs.has(params):
+            await self._late_programs.compile(lambda: self.engine, params)
+
+    async def load_lora(self, name: str, folder: str, *, replace: bool = False) -> None:
+        """Load an adapter, one at a time. Its files are read in a thread, while the engine works. Raises JswaError."""
+        async with self._loading:
+            adapter = await asyncio.to_thread(self.engine.lora_reader.read, folder)
+            await self.call(lambda engine: engine.load_lora(name, adapter, replace=replace))
+
+    async def unload_lora(self, name: str) -> None:
+        """Unload an adapter: new requests for it are refused, and its others go on to their end. Raises JswaError."""
+        await self.call(lambda engine: engine.unload_lora(name))
 
     async def call[T](self, function: Callable[[EngineLike], T]) -> T:
-        """Run a function on the engine between two steps and return its result. Raises ApiError unless it is up."""
-        if self.failure is not None:
-            raise self.failure
+        """Run a function on the engine between two steps and return its result. Raises EngineDead or EngineError."""
+        self._require_up()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._calls.add(future)  # type: ignore[arg-type]
@@ -177,38 +184,19 @@ class Bridge:
                 result = function(self._engine)
             except Exception as error:
                 # The frames of the traceback would hold a reference to the engine.
-                loop.call_soon_threadsafe(_resolve, future, None, error.with_traceback(None))
+                loop.call_soon_threadsafe(resolve, future, None, error.with_traceback(None))
             else:
-                loop.call_soon_threadsafe(_resolve, future, result, None)
+                loop.call_soon_threadsafe(resolve, future, result, None)
 
         self._inbox.put(work)
         return await future
 
-    def _beside(self, engine: EngineLike, params: SamplingParams) -> asyncio.Future[None]:
-        """Compile in a thread of its own; the future is done once the fewest programs that suffice are compiled.
-
-        Such a thread neither occupies the thread pool of other requests nor delays the end of the process. A coroutine
-        that awaits the future holds no reference to the engine.
-        """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        before = self._helper
-
-        def run(engine: EngineLike | None) -> None:
-            assert engine is not None
-            error: BaseException | None = None
-            try:
-                engine.prepare(params, fewest=True)
-            except BaseException as raised:
-                error = raised.with_traceback(None)
-            self._notify(_resolve, done, None, error)
-            if before is not None:
-                before.join()  # only one thread at a time compiles the remaining programs
-            if error is None:
-                engine.prepare(params, pause=_PAUSE, stop=lambda: self._closed or self.state != "up")
-
-        self._helper = threading.Thread(target=run, args=(engine,), name="prepare", daemon=True)
-        self._helper.start()
-        return done
+    def _require_up(self) -> None:
+        """Raise EngineDead while the engine is dead or restarting, and EngineError after `close`."""
+        if self.failure is not None:
+            raise self.failure
+        if self._closed:
+            raise EngineError("the engine was closed")
 
     def _run(self) -> None:
         while True:
@@ -291,8 +279,7 @@ class Bridge:
             while self._inbox.get(block=False) is not None:
                 pass
             return False
-        if self._helper is not None:
-            self._helper.join()  # it compiles for the old engine, and holds a reference to it
+        self._late_programs.wait()  # the thread that compiles for the old engine holds a reference to it
         self._engine = None  # `rebuild` drops the other references
         try:
             self._engine = rebuild()
@@ -308,11 +295,11 @@ class Bridge:
         try:
             self._engine.add(request)
         except JswaError as error:
-            self._notify(self._refuse, request.request_id, ApiError.of(error))
+            self._notify(self._refuse, request.request_id, error.with_traceback(None))
         except Exception:
             _log.exception("request %s cannot be queued; the engine goes on", request.request_id)
             self._engine.abort(request.request_id)  # the engine may have queued a part of it
-            self._notify(self._refuse, request.request_id, ApiError(500, "internal error"))
+            self._notify(self._refuse, request.request_id, InternalError("the request could not be queued"))
 
     def _abort(self, request_id: str) -> None:
         assert self._engine is not None
@@ -322,7 +309,7 @@ class Bridge:
             raise  # an invariant is broken: the pages of other requests may be wrong
         except Exception:
             _log.exception("request %s cannot be aborted; the engine goes on", request_id)
-            self._notify(self._refuse, request_id, ApiError(500, "internal error"))
+            self._notify(self._refuse, request_id, InternalError("the request could not be aborted"))
             return
         if event is not None:
             self._notify(self._deliver, [event])
@@ -348,7 +335,7 @@ class Bridge:
                 del self._puts[event.request_id]
             put(event)
 
-    def _refuse(self, request_id: str, error: ApiError) -> None:
+    def _refuse(self, request_id: str, error: JswaError) -> None:
         put = self._puts.pop(request_id, None)
         if put is not None:
             put(error)
@@ -356,15 +343,19 @@ class Bridge:
     def _fail(self, state: State, failed: threading.Event) -> None:
         """Set the state and end all requests and calls with an error. In the state "dead", call `on_death` too."""
         self.state = state
-        self._prepared.clear()
-        puts, self._puts = self._puts, {}
-        for put in puts.values():
-            put(engine_dead())
-        for future in list(self._calls):
-            _resolve(future, None, engine_dead())
+        self._late_programs.forget()
+        self._end_all(lambda: EngineDead("the engine has failed"))
         failed.set()
         if state == "dead":
             self.on_death()
+
+    def _end_all(self, error: Callable[[], JswaError]) -> None:
+        """End all requests and calls, each with an error of its own."""
+        puts, self._puts = self._puts, {}
+        for put in puts.values():
+            put(error())
+        for future in list(self._calls):
+            resolve(future, None, error())
 
     def _revived(self) -> None:
         self.state = "up"
@@ -387,13 +378,3 @@ class Bridge:
             if self.step_seconds > self._step_timeout:
                 _log.critical("a step has not ended after %g s: the engine hangs", self._step_timeout)
                 self._fail("dead", threading.Event())
-
-
-def _resolve[T](future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
-    """Set the error or the result of a future that is not done."""
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A bridge over the fake engine, and what its requests receive."""
+"""An engine's thread with the fake engine, and what its requests receive."""
 
 import asyncio
 import time
@@ -8,36 +8,36 @@ from typing import Any
 
 import numpy as np
 
+from jswa.errors import JswaError
+from jswa.frontend.engine_thread import EngineThread
 from jswa.plan import Request, TokenEvent
 from jswa.types import SamplingParams
-from server.core.bridge import Bridge
-from server.http.errors import ApiError
 from tests.support.server.fake_engine import FakeEngine
 
-Inbox = asyncio.Queue[TokenEvent | ApiError]
+Inbox = asyncio.Queue[TokenEvent | JswaError]
 
 
 @asynccontextmanager
 async def running(
     engine: FakeEngine, on_death: Callable[[], None] = lambda: None, **options: Any
-) -> AsyncIterator[Bridge]:
-    bridge = Bridge(engine, on_death, **options)
+) -> AsyncIterator[EngineThread]:
+    thread = EngineThread(engine, on_death, **options)
     del engine
-    bridge.start()
+    thread.start()
     try:
-        yield bridge
+        yield thread
     finally:
-        await bridge.close()
+        await thread.close()
 
 
 def ask(engine: FakeEngine, name: str, *, length: int = 3, tokens: int = 5) -> Request:
     return engine.request(name, np.arange(3, 3 + length), SamplingParams(max_tokens=tokens))
 
 
-def submit(bridge: Bridge, *requests: Request) -> Inbox:
+def submit(thread: EngineThread, *requests: Request) -> Inbox:
     """Submit requests; return the queue of their events."""
     inbox: Inbox = asyncio.Queue()
-    bridge.submit(requests, inbox.put_nowait)
+    thread.submit(requests, inbox.put_nowait)
     return inbox
 
 

@@ -8,11 +8,10 @@ import weakref
 
 import pytest
 
-from jswa.errors import HostLost
+from jswa.errors import EngineDead, EngineRestarting, HostLost, InternalError
 from jswa.plan import Request, StepEvents, TokenEvent
-from server.http.errors import ApiError
-from tests.support.server.bridged import ask, last_event, run, running, submit, until
 from tests.support.server.fake_engine import FakeEngine, count_up
+from tests.support.server.threaded import ask, last_event, run, running, submit, until
 
 
 def test_a_lost_host_fails_all_requests_while_a_step_still_runs() -> None:
@@ -24,15 +23,14 @@ def test_a_lost_host_fails_all_requests_while_a_step_still_runs() -> None:
             return StepEvents()
 
         engine.step = stuck  # type: ignore[method-assign]
-        async with running(engine, died.set) as bridge:
-            inbox = submit(bridge, ask(engine, "a"))
+        async with running(engine, died.set) as thread:
+            inbox = submit(thread, ask(engine, "a"))
             await asyncio.sleep(0.02)  # by then the engine's thread is in its step
             threading.Thread(target=engine.report_lost, args=(HostLost("host 1 is gone"),)).start()
             error = await inbox.get()
-            assert isinstance(error, ApiError)
-            assert error.status == 500
+            assert isinstance(error, EngineDead)
             await died.wait()
-            assert bridge.state == "dead"
+            assert thread.state == "dead"
             go_on.set()
 
     run(test)
@@ -42,17 +40,16 @@ def test_a_dead_engine_fails_all_requests() -> None:
     async def test() -> None:
         engine, died = FakeEngine(max_rows=1), asyncio.Event()
         engine.steps_left = 3
-        async with running(engine, died.set) as bridge:
-            inbox = submit(bridge, ask(engine, "a", tokens=100), ask(engine, "waits", tokens=100))
+        async with running(engine, died.set) as thread:
+            inbox = submit(thread, ask(engine, "a", tokens=100), ask(engine, "waits", tokens=100))
             got = [await inbox.get() for _ in range(5)]
-            assert [isinstance(one, ApiError) for one in got] == [False] * 3 + [True] * 2
-            assert [one.status for one in got if isinstance(one, ApiError)] == [500, 500]
+            assert [isinstance(one, EngineDead) for one in got] == [False] * 3 + [True] * 2
             await died.wait()
-            assert bridge.state == "dead"
-            with pytest.raises(ApiError, match="engine has failed"):
-                bridge.submit([ask(engine, "b")], inbox.put_nowait)
-            with pytest.raises(ApiError, match="engine has failed"):
-                await bridge.call(lambda e: e.stats())
+            assert thread.state == "dead"
+            with pytest.raises(EngineDead, match="engine has failed"):
+                thread.submit([ask(engine, "b")], inbox.put_nowait)
+            with pytest.raises(EngineDead, match="engine has failed"):
+                await thread.call(lambda e: e.stats())
 
     run(test)
 
@@ -61,11 +58,11 @@ def test_pending_calls_fail_if_the_engine_dies() -> None:
     async def test() -> None:
         engine = FakeEngine()
         engine.steps_left, engine.delay = 0, 0.05
-        async with running(engine) as bridge:
-            bridge.submit([ask(engine, "a")], lambda _: None)
+        async with running(engine) as thread:
+            thread.submit([ask(engine, "a")], lambda _: None)
             await asyncio.sleep(0.02)
-            with pytest.raises(ApiError, match="engine has failed"):
-                await bridge.call(lambda e: e.stats())
+            with pytest.raises(EngineDead, match="engine has failed"):
+                await thread.call(lambda e: e.stats())
 
     run(test)
 
@@ -82,27 +79,25 @@ def test_a_dead_engine_is_rebuilt_and_its_requests_are_not_run_again() -> None:
             return second
 
         request = ask(engine, "a", tokens=100)
-        async with running(engine, rebuild=rebuild) as bridge:
+        async with running(engine, rebuild=rebuild) as thread:
             del engine
-            inbox = submit(bridge, request)
+            inbox = submit(thread, request)
             got = [await inbox.get() for _ in range(4)]
             error = got[-1]
-            assert isinstance(error, ApiError)
-            assert (error.status, error.code) == (500, "engine_dead")
+            assert type(error) is EngineDead
             del got, error
-            with pytest.raises(ApiError) as refused:
-                bridge.submit([request], inbox.put_nowait)
-            assert (refused.value.status, refused.value.code) == (503, "engine_restarting")
-            with pytest.raises(ApiError, match="restarting"):
-                await bridge.call(lambda e: e.stats())
-            await until(lambda: bridge.state == "up")
-            assert bridge.engine is second
-            assert bridge.restarts == 1
+            with pytest.raises(EngineRestarting):
+                thread.submit([request], inbox.put_nowait)
+            with pytest.raises(EngineRestarting, match="restarting"):
+                await thread.call(lambda e: e.stats())
+            await until(lambda: thread.state == "up")
+            assert thread.engine is second
+            assert thread.restarts == 1
             assert not second.seen, "no earlier request may run"
-            bridge.submit([ask(second, "b")], inbox.put_nowait)
+            thread.submit([ask(second, "b")], inbox.put_nowait)
             tokens = [await inbox.get() for _ in range(5)]
             assert all(isinstance(event, TokenEvent) for event in tokens)
-            assert bridge.active == 0
+            assert thread.active == 0
 
     run(test)
 
@@ -112,15 +107,15 @@ def test_requests_submitted_while_the_engine_dies_get_an_error() -> None:
         engine = FakeEngine()
         engine.steps_left, engine.delay = 0, 0.05
         second = FakeEngine()
-        async with running(engine, rebuild=lambda: second) as bridge:
-            inbox = submit(bridge, ask(engine, "a"))
+        async with running(engine, rebuild=lambda: second) as thread:
+            inbox = submit(thread, ask(engine, "a"))
             await asyncio.sleep(0.02)
-            bridge.submit([ask(engine, "b")], inbox.put_nowait)  # it is still in the inbox when the step fails
-            call = asyncio.ensure_future(bridge.call(lambda e: e.stats()))
-            assert [isinstance(await inbox.get(), ApiError) for _ in range(2)] == [True, True]
-            with pytest.raises(ApiError, match="engine has failed"):
+            thread.submit([ask(engine, "b")], inbox.put_nowait)  # it is still in the inbox when the step fails
+            call = asyncio.ensure_future(thread.call(lambda e: e.stats()))
+            assert [isinstance(await inbox.get(), EngineDead) for _ in range(2)] == [True, True]
+            with pytest.raises(EngineDead, match="engine has failed"):
                 await call
-            await until(lambda: bridge.state == "up")
+            await until(lambda: thread.state == "up")
             assert not second.seen
 
     run(test)
@@ -143,12 +138,12 @@ def test_an_engine_that_cannot_be_restarted_is_dead(cause: str) -> None:
             engine.steps_left = 0
             return engine
 
-        async with running(failing(), died.set, rebuild=rebuild) as bridge:
+        async with running(failing(), died.set, rebuild=rebuild) as thread:
             while not died.is_set():
-                with contextlib.suppress(ApiError):
-                    bridge.submit([ask(FakeEngine(), "a")], lambda _: None)
+                with contextlib.suppress(EngineDead):
+                    thread.submit([ask(FakeEngine(), "a")], lambda _: None)
                 await asyncio.sleep(0.001)
-            assert bridge.state == "dead"
+            assert thread.state == "dead"
             assert built == (3 if cause == "it fails again and again" else 0)
 
     run(test)
@@ -158,14 +153,14 @@ def test_a_hung_step_counts_as_a_dead_engine() -> None:
     async def test() -> None:
         engine, died = FakeEngine(), asyncio.Event()
         engine.delay = 1.0
-        async with running(engine, died.set, step_timeout=0.1) as bridge:
+        async with running(engine, died.set, step_timeout=0.1) as thread:
             await asyncio.sleep(0.3)
-            assert bridge.failure is None, "an idle engine is not hung"
+            assert thread.failure is None, "an idle engine is not hung"
             begin = time.monotonic()
-            inbox = submit(bridge, ask(engine, "a", tokens=100))
-            assert isinstance(await inbox.get(), ApiError)
+            inbox = submit(thread, ask(engine, "a", tokens=100))
+            assert isinstance(await inbox.get(), EngineDead)
             assert time.monotonic() - begin < 0.6
-            assert bridge.state == "dead"
+            assert thread.state == "dead"
             assert died.is_set()
 
     run(test)
@@ -176,15 +171,15 @@ def test_an_error_in_a_call_goes_to_its_caller_and_the_engine_goes_on() -> None:
 
     async def test() -> None:
         engine = FakeEngine()
-        async with running(engine) as bridge:
-            inbox = submit(bridge, ask(engine, "good", tokens=50))
+        async with running(engine) as thread:
+            inbox = submit(thread, ask(engine, "good", tokens=50))
             for _ in range(5):
                 with pytest.raises(ZeroDivisionError) as caught:
-                    await bridge.call(lambda e: 1 / 0)
+                    await thread.call(lambda e: 1 / 0)
                 assert caught.value.__traceback__ is not None
             got = [await inbox.get() for _ in range(50)]
             assert [e.token for e in got if isinstance(e, TokenEvent)] == [count_up([0] * 3, k) for k in range(50)]
-            assert bridge.state == "up"
+            assert thread.state == "up"
 
     run(test)
 
@@ -202,15 +197,14 @@ def test_an_error_while_a_request_is_queued_ends_that_request_alone(monkeypatch:
                 raise IndexError("a fault of our own")
 
         monkeypatch.setattr(engine, "add", fail)
-        async with running(engine) as bridge:
-            good = submit(bridge, ask(engine, "good", tokens=20))
-            bad = submit(bridge, ask(engine, "bad", tokens=20))
+        async with running(engine) as thread:
+            good = submit(thread, ask(engine, "good", tokens=20))
+            bad = submit(thread, ask(engine, "bad", tokens=20))
             error = await bad.get()
-            assert isinstance(error, ApiError)
-            assert (error.status, error.message) == (500, "internal error")
+            assert isinstance(error, InternalError)
             assert (await last_event(good)).finish_reason == "length"
-            assert await bridge.call(lambda e: e.has_work()) is False
-            assert (bridge.active, bridge.state) == (0, "up")
+            assert await thread.call(lambda e: e.has_work()) is False
+            assert (thread.active, thread.state) == (0, "up")
 
     run(test)
 
@@ -226,14 +220,13 @@ def test_an_error_while_a_request_is_aborted_ends_that_request_alone(monkeypatch
             raise IndexError("a fault of our own")
 
         monkeypatch.setattr(engine, "abort", fail)
-        async with running(engine) as bridge:
-            bad = submit(bridge, ask(engine, "bad", tokens=200))
-            bridge.abort(["bad"], deliver_last=True)
-            while not isinstance(event := await bad.get(), ApiError):
+        async with running(engine) as thread:
+            bad = submit(thread, ask(engine, "bad", tokens=200))
+            thread.abort(["bad"], deliver_last=True)
+            while not isinstance(await bad.get(), InternalError):
                 pass
-            assert event.status == 500
-            good = submit(bridge, ask(engine, "good", tokens=20))
+            good = submit(thread, ask(engine, "good", tokens=20))
             assert (await last_event(good)).finish_reason == "length"
-            assert (bridge.active, bridge.state) == (0, "up")
+            assert (thread.active, thread.state) == (0, "up")
 
     run(test)

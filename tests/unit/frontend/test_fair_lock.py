@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jswa.batch import FairLock
+from jswa.frontend.fair_lock import FairLock
 
 
 def started(function: Callable[[], None]) -> threading.Thread:

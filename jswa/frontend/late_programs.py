@@ -1,0 +1,96 @@
+"""Compile the programs for log probabilities beside the engine's thread, when a request first asks for some."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from jswa.frontend.engine_protocol import EngineLike
+from jswa.types import SamplingParams
+
+_PAUSE = 3.0  # compiling programs that are not urgent takes a quarter of the time of a busy engine
+
+
+class LatePrograms:
+    """What has been compiled for one engine. The methods are called on the event loop, but for `wait`.
+
+    Args:
+        notify: calls a function with arguments on the event loop, from any thread.
+        stop: whether to compile no more programs that are not urgent.
+    """
+
+    def __init__(self, notify: Callable[..., None], stop: Callable[[], bool]) -> None:
+        self._notify = notify
+        self._stop = stop
+        self._ready: set[str] = set()
+        self._turn = asyncio.Lock()
+        self._helper: threading.Thread | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a thread still compiles."""
+        return self._helper is not None and self._helper.is_alive()
+
+    def has(self, params: SamplingParams) -> bool:
+        """Return whether a request with these parameters needs no program that has not been compiled."""
+        return _families(params) <= self._ready
+
+    async def compile(self, engine: Callable[[], EngineLike], params: SamplingParams) -> None:
+        """Compile what is missing, and wait for the fewest programs that suffice.
+
+        Args:
+            engine: returns the engine, or raises the error of this call if the engine has failed meanwhile.
+        """
+        async with self._turn:
+            if not self.has(params):
+                await asyncio.shield(self._begin(engine(), params))
+                self._ready |= _families(params)
+
+    def forget(self) -> None:
+        """Begin anew: the engine has failed."""
+        self._ready.clear()
+
+    def wait(self) -> None:
+        """Wait in another thread than the event loop's until nothing is compiled any more."""
+        if self._helper is not None:
+            self._helper.join()
+
+    def _begin(self, engine: EngineLike, params: SamplingParams) -> asyncio.Future[None]:
+        """Compile in a thread of its own; the future is done once the fewest programs that suffice are compiled.
+
+        Such a thread neither occupies the thread pool of other requests nor delays the end of the process. A coroutine
+        that awaits the future holds no reference to the engine.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        before = self._helper
+
+        def run(engine: EngineLike | None) -> None:
+            assert engine is not None
+            error: BaseException | None = None
+            try:
+                engine.prepare(params, fewest=True)
+            except BaseException as raised:
+                error = raised.with_traceback(None)
+            self._notify(resolve, done, None, error)
+            if before is not None:
+                before.join()  # only one thread at a time compiles the remaining programs
+            if error is None:
+                engine.prepare(params, pause=_PAUSE, stop=self._stop)
+
+        self._helper = threading.Thread(target=run, args=(engine,), name="prepare", daemon=True)
+        self._helper.start()
+        return done
+
+
+def _families(params: SamplingParams) -> set[str]:
+    """Return the families of programs that a request needs besides those that are compiled at the start."""
+    return {name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None}
+
+
+def resolve[T](future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
+    """Set the error or the result of a future that is not done."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)  # type: ignore[arg-type]

@@ -1,0 +1,302 @@
+"""What the engine generates for one prompt, as outputs: pieces of a stream, or whole.
+
+`LLM` and `AsyncLLM` share this module. A text of which nothing is wanted before its end is held until then. Its token
+ids are appended to a list and decoded at once when it ends, unless stop strings are looked for in each piece of it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from jswa.frontend.engine_protocol import EngineLike
+from jswa.frontend.requests import make_requests
+from jswa.plan import ChoiceLogprobs, Request, StepEvents, TokenEvent
+from jswa.text.answers.message import AnswerText
+from jswa.text.answers.parser import Answering, AnswerParser, assemblers
+from jswa.text.assembler import Assembler
+from jswa.text.detokenizer import decode_behind
+from jswa.text.guard import GUARD
+from jswa.text.inputs import Prompt, adapter_of, salt_of, tokenize
+from jswa.text.stop_strings import StopTable
+from jswa.text.tokenizer import Tokenizer
+from jswa.types import (
+    AnswerEvent,
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    PrefixHit,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+)
+
+
+class Receiver(NamedTuple):
+    """What takes the events of one request: `token` those that have a token and nothing else, `event` the others."""
+
+    token: Callable[[int], object]
+    event: Callable[[TokenEvent], object]
+
+
+def distribute(events: StepEvents, receivers: Mapping[str, Receiver]) -> None:
+    """Pass the events of a step to the receivers of their requests; requests without one were aborted."""
+    for event in events.others:
+        receiver = receivers.get(event.request_id)
+        if receiver is not None:
+            receiver.event(event)
+    for request_id, token in zip(events.request_ids.tolist(), events.tokens.tolist(), strict=True):
+        receiver = receivers.get(request_id)
+        if receiver is not None:
+            receiver.token(token)
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """The options of a call besides its prompts and sampling parameters; a prompt may have its own salt and adapter.
+
+    Attributes:
+        answering: how the texts are read as answers; None if they are not.
+        whole: nothing is wanted of a text before its end.
+    """
+
+    priority: int = 0
+    cache_salt: str = ""
+    lora: str | None = None
+    answering: Answering | None = None
+    whole: bool = False
+
+
+@dataclass
+class _Text:
+    """One text as it is generated.
+
+    Attributes:
+        request: the engine's request for the text.
+        held: the token ids so far, of a text that is held; otherwise None.
+        assembler: None if the text is decoded when it ends.
+        pieces: what the assembler has made of a held text.
+        parser, answer: of a text that is an answer.
+    """
+
+    index: int
+    request: Request
+    held: list[int] | None
+    assembler: Assembler | None = None
+    parser: AnswerParser | None = None
+    answer: AnswerText | None = None
+    pieces: list[str] = field(default_factory=list)
+
+
+class PromptTexts:
+    """One prompt of a call, and the texts that are generated for it.
+
+    Attributes:
+        requests: the engine's requests, one for each text; the caller adds them to the engine.
+        unfinished: the texts that have not ended, by request id.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        tokenizer: Tokenizer | None,
+        new_id: Callable[[], str],
+        prompt: Prompt,
+        params: SamplingParams,
+        options: CallOptions,
+        *,
+        name: str | None = None,
+    ) -> None:
+        """Tokenize a prompt and make its requests. Raises RequestError.
+
+        Args:
+            new_id: returns an id that no request of the engine has had.
+            name: the request id that outputs show; None: that of the first text.
+        """
+        shown, ids = tokenize(prompt, tokenizer)
+        salt, lora = salt_of(prompt, options.cache_salt), adapter_of(prompt, options.lora)
+        made = make_requests(
+            engine, tokenizer, new_id, [ids], params, priority=options.priority, cache_salt=salt, lora=lora
+        )
+        self.requests = list(made)
+        self._tokenizer = tokenizer
+        self._params = params
+        self._id = name or self.requests[0].request_id
+        self._prompt = None if shown is None else shown.replace(GUARD, "")
+        self._ids = ids.tolist()
+        self._prefix: PrefixHit | None = None
+        self._metrics = RequestMetrics(arrival_time=time.monotonic())
+        answering = options.answering
+        prefix = "" if answering is None else answering.prefix(shown)
+        table = StopTable(params.stop_strings())
+        holds = options.whole and answering is None and not params.wants_logprobs
+        self.unfinished: dict[str, _Text] = {}
+        for index, request in enumerate(self.requests):
+            text = _Text(index, request, [] if holds else None)
+            if not holds or params.stop_strings():
+                text.assembler, text.parser = assemblers(answering, tokenizer, prefix, request.prompt, params, table)
+                text.answer = None if answering is None else AnswerText()
+            self.unfinished[request.request_id] = text
+
+    def receiver(self, request_id: str, queue: Callable[[TokenEvent], object]) -> Receiver:
+        """Return the receiver of a text's events. It queues those that `push` must see, in their order."""
+        text = self.unfinished[request_id]
+        held = text.held
+        if held is None or text.assembler is not None:
+            return Receiver(lambda token: queue(TokenEvent(request_id, token)), queue)
+
+        def take(event: TokenEvent) -> None:
+            if event.token is not None:
+                held.append(event.token)
+            if event.finish_reason is not None or event.first_scheduled_time is not None or event.prefix is not None:
+                queue(event)
+
+        return Receiver(held.append, take)
+
+    def push(self, event: TokenEvent) -> RequestOutput | None:
+        """Return what an event adds to the output, as a piece of a stream; None if its text is held."""
+        text = self.unfinished[event.request_id]
+        if event.prefix is not None and self._prefix is None:
+            self._prefix = event.prefix
+        completion = self._new(text, event) if text.held is None else self._whole(text, text.held, event)
+        if completion is not None and completion.finish_reason is not None:
+            del self.unfinished[event.request_id]
+        _stamp(self._metrics, event.first_scheduled_time, finished=not self.unfinished)
+        return None if completion is None else self._piece(completion, event)
+
+    def _whole(self, text: _Text, tokens: list[int], event: TokenEvent) -> CompletionOutput | None:
+        """Return the whole of a held text; None if the event does not end it."""
+        if text.assembler is not None:
+            if event.token is not None:
+                tokens.append(event.token)
+            text.pieces.append(text.assembler.push(event))
+        reason, stop_reason = _end(text.assembler, event)
+        if reason is None:
+            return None
+        if text.assembler is None and self._tokenizer is not None:
+            shown = tokens[:-1] if reason == "stop" else tokens  # the text ends before a stop token
+            skip = self._params.skip_special_tokens
+            text.pieces.append(decode_behind(self._tokenizer, text.request.prompt, shown, skip_special_tokens=skip))
+        return CompletionOutput(text.index, "".join(text.pieces), tokens, finish_reason=reason, stop_reason=stop_reason)
+
+    def _new(self, text: _Text, event: TokenEvent) -> CompletionOutput:
+        """Return what an event adds to a text."""
+        assert text.assembler is not None
+        new = text.assembler.push(event)
+        reason, stop_reason = _end(text.assembler, event)
+        events: list[AnswerEvent] = []
+        if text.parser is not None and text.answer is not None:
+            events = text.parser.feed(new) + (text.parser.finish() if reason is not None else [])
+            new = text.parser.clean(new)
+            for one in events:
+                text.answer.add(one)
+        logprobs = event.logprobs
+        return CompletionOutput(
+            text.index,
+            new,
+            [] if event.token is None else [event.token],
+            cumulative_logprob=None if logprobs is None else logprobs.logprob,
+            logprobs=None if logprobs is None else [self._logprobs(logprobs, self._params.logprobs)],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            events=events,
+            message=text.answer.message() if text.answer is not None and reason is not None else None,
+        )
+
+    def _piece(self, completion: CompletionOutput, event: TokenEvent) -> RequestOutput:
+        prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if event.prompt_logprobs is not None:
+            wanted = self._params.prompt_logprobs
+            prompt_logprobs = [None, *(self._logprobs(one, wanted) for one in event.prompt_logprobs)]
+        return RequestOutput(
+            request_id=self._id,
+            prompt=self._prompt,
+            prompt_token_ids=self._ids,
+            outputs=[completion],
+            finished=not self.unfinished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=0 if self._prefix is None else self._prefix.cached_tokens,
+            prefix=self._prefix,
+            metrics=self._metrics,
+            error=event.error,
+        )
+
+    def _logprobs(self, at: ChoiceLogprobs, wanted: int | None) -> dict[int, Logprob]:
+        """Return the log probabilities of the token at this position and of the `wanted` most likely tokens."""
+        tokenizer = self._tokenizer
+
+        def decoded(token: int) -> str | None:
+            return None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+
+        table = {at.token: Logprob(at.logprob, at.rank, decoded(at.token))}
+        for rank, (token, logprob) in enumerate(zip(at.top_ids, at.top_logprobs, strict=True), start=1):
+            if rank <= (wanted or 0):
+                table.setdefault(token, Logprob(logprob, rank, decoded(token)))
+        return table
+
+
+class Joined:
+    """The output of a prompt so far, joined from the pieces of its stream."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, CompletionOutput] = {}
+        self._parts: dict[int, list[str]] = {}
+        self._last: RequestOutput | None = None
+
+    def add(self, piece: RequestOutput) -> None:
+        """Add a piece, which belongs to this object from now on."""
+        new, last = piece.outputs[0], self._last
+        so_far = self._texts.setdefault(new.index, new)
+        self._parts.setdefault(new.index, []).append(new.text)
+        if so_far is not new:
+            so_far.token_ids += new.token_ids
+            so_far.events += new.events
+            if so_far.logprobs is not None and new.logprobs is not None:
+                so_far.logprobs += new.logprobs
+                so_far.cumulative_logprob = (so_far.cumulative_logprob or 0.0) + (new.cumulative_logprob or 0.0)
+            so_far.finish_reason, so_far.stop_reason, so_far.message = new.finish_reason, new.stop_reason, new.message
+        if last is not None:
+            if last.prompt_logprobs is not None:
+                piece.prompt_logprobs = last.prompt_logprobs
+            piece.error = last.error or piece.error
+        self._last = piece
+
+    @property
+    def empty(self) -> bool:
+        """Whether there was no piece."""
+        return self._last is None
+
+    def whole(self) -> RequestOutput:
+        """Return the output with all texts. The lists are this object's own."""
+        assert self._last is not None
+        return replace(self._last, outputs=[self._text(index) for index in sorted(self._texts)])
+
+    def latest(self) -> RequestOutput:
+        """Return the output with the text that the last piece belongs to. Later pieces do not change what it holds."""
+        assert self._last is not None
+        text = self._text(self._last.outputs[0].index)
+        logprobs = None if text.logprobs is None else list(text.logprobs)
+        text = replace(text, token_ids=list(text.token_ids), events=list(text.events), logprobs=logprobs)
+        return replace(self._last, outputs=[text])
+
+    def _text(self, index: int) -> CompletionOutput:
+        text, parts = self._texts[index], self._parts[index]
+        text.text = "".join(parts)
+        parts[:] = [text.text]
+        return text
+
+
+def _end(assembler: Assembler | None, event: TokenEvent) -> tuple[FinishReason | None, int | str | None]:
+    """Return how a text ends with an event, and at what stop token or string; None if it does not."""
+    stopped = None if assembler is None else assembler.stopped
+    return (event.finish_reason, event.stop_reason) if stopped is None else ("stop", stopped)
+
+
+def _stamp(metrics: RequestMetrics, first_scheduled: float | None, *, finished: bool) -> None:
+    now = time.monotonic()
+    if metrics.first_scheduled_time is None:
+        metrics.first_scheduled_time = first_scheduled
+    if metrics.first_token_time is None:
+        metrics.first_token_time = now
+    metrics.last_token_time = now
+    metrics.finished_time = now if finished else None

@@ -1,0 +1,54 @@
+"""Make the engine's requests of a call: one for each text of each prompt."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.frontend.engine_protocol import EngineLike
+from jswa.plan import Request
+from jswa.text.inputs import bad_word_ids
+from jswa.text.tokenizer import Tokenizer
+from jswa.types import SamplingParams
+
+
+def make_requests(
+    engine: EngineLike,
+    tokenizer: Tokenizer | None,
+    new_id: Callable[[], str],
+    prompts: Sequence[Int[np.ndarray, " P"]],
+    params: SamplingParams,
+    *,
+    priority: int = 0,
+    cache_salt: str = "",
+    lora: str | None = None,
+    tenant: str = "",
+    weight: float = 1.0,
+) -> Iterator[Request]:
+    """Yield the requests of all texts; the first n are for the first prompt. Raises RequestError.
+
+    The time for a request does not depend on the number of tokens that the parameters name, except for the first
+    request. Nor does it depend on the prompt's length, except for the first request of each prompt.
+
+    Args:
+        new_id: returns an id that no request has had.
+        priority, cache_salt, lora, tenant, weight: as `Engine.request` has them.
+    """
+    words = bad_word_ids(params.bad_words or (), tokenizer)
+    first: Request | None = None
+    for prompt, choice in itertools.product(prompts, range(params.n)):
+        first = engine.request(
+            new_id(),
+            first.prompt if first is not None and choice else prompt,
+            params,
+            bad_words=words,
+            priority=priority,
+            cache_salt=cache_salt,
+            lora=lora,
+            tenant=tenant,
+            weight=weight,
+            choice=choice,
+            like=first,
+        )
+        yield first
