@@ -183,7 +183,7 @@ class Requests:
 
     def slide(self) -> None:
         """Slide the windows of all rows to their launched lengths."""
-        row_ids = np.flatnonzero(self.rows.launched >= self.rows.next_slide)
+        row_ids = (self.rows.launched >= self.rows.next_slide).nonzero()[0]
         if not len(row_ids):
             return
         leases = [lease_of(sequence) for sequence in self.sequences_at(row_ids)]

@@ -22,6 +22,7 @@ from jswa.config import Limits
 from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
 
 RECENT = 256  # tokens of a row that wait to be copied to its text; a power of two
+_FEW_STOPS = 8  # stop ids up to which one comparison each is faster than a search
 _RECORD = np.dtype([("first", "i4", len(COLUMNS) - len(SAMPLING)), ("sampling", SAMPLING_ROW)])
 _START, _COUNT, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _SAMPLES = range(1, 6)  # in `COLUMNS`
 
@@ -144,22 +145,24 @@ class Rows:
     def append(self, row_ids: Int[np.ndarray, " R"], tokens: Int[np.ndarray, " R"]) -> Int[np.ndarray, " R"]:
         """Append a token to each row's known tokens; return their number. The caller copies `RECENT` tokens in time."""
         known: Int[np.ndarray, " R"] = self.known.take(row_ids)
-        self._recent.reshape(-1)[row_ids * RECENT + known % RECENT] = tokens
+        self._recent.reshape(-1)[row_ids * RECENT + (known & (RECENT - 1))] = tokens
         known += 1
         self.known[row_ids] = known
         return known
 
     def may_stop(self, tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
         """Return which tokens are stop ids of some row."""
-        if len(self._stop_ids) > 8:
+        if len(self._stop_ids) > _FEW_STOPS:
             return np.isin(tokens, self._stop_ids)
-        found: Bool[np.ndarray, " R"] = (tokens == self._stop_ids[:, None]).any(axis=0)
+        found = np.zeros(len(tokens), bool)
+        for token in self._stop_ids.tolist():
+            found |= tokens == token
         return found
 
     def ready(self) -> Bool[np.ndarray, " max_rows"]:
         """Return which rows can run: their last token is not launched, and they wait for none in flight."""
         ready: Bool[np.ndarray, " max_rows"] = self.launched < self.limit - 1
-        if self.waits.any():
+        if np.count_nonzero(self.waits):
             busy = np.zeros(self.max_rows, bool)
             for row_ids, generations, _ in self.flights:
                 busy[row_ids] |= self.generation[row_ids] == generations

@@ -82,11 +82,9 @@ class Scheduler:
         """Choose the next step by turns (`Turns`); None if nothing can run now. Its lengths count as launched."""
         self._requests.slide()  # if nobody has called `tidy`
         self.cache.compact()
-        rows, draft = self.rows, Draft(self.limits.max_tokens)
-        draft.reserved = int(np.count_nonzero((rows.known - rows.launched <= 1) & (rows.launched < rows.limit - 1)))
-        free = draft.budget - draft.reserved
-        draft.for_others = max(0, min(self.limits.max_tokens * 3 // 4, free - max(1, free // 8)))
-        self._take_rows(draft)
+        draft = Draft(self.limits.max_tokens)
+        if self._turns.several:
+            self._take_rows(draft)
         self._plan_running(draft)
         passed = self._admit(draft)
         self._prefill(draft)
@@ -94,10 +92,11 @@ class Scheduler:
             self._admit(draft)
         if not len(draft.decode) and not any(draft.prompts.values()):
             return None
-        plan, row_ids = make_plan(draft, rows, self._requests.by_row, self._requests.masks, self.cache.drain_moves())
-        rows.launch(row_ids, plan.starts + plan.counts)
+        requests, moves = self._requests, self.cache.drain_moves()
+        plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, moves)
+        self.rows.launch(row_ids, plan.starts + plan.counts)
         # A prompt that ends needs less memory, and so does one whose window slides.
-        self._requests.changes += bool(draft.prompts)
+        requests.changes += bool(draft.prompts)
         self._in_flight.append(plan)
         return plan
 
@@ -107,7 +106,7 @@ class Scheduler:
             raise EngineError("steps must be applied in the order in which they were planned")
         row_ids, generations, plain = self.rows.land()
         plain &= tokens >= 0
-        if plain.all():
+        if np.count_nonzero(plain) == len(plain):
             return self._apply_plain(row_ids, tokens, [])
         rest = np.flatnonzero(~plain)
         owners = list(map(self._requests.owner, row_ids[rest].tolist(), generations[rest].tolist()))
@@ -131,12 +130,12 @@ class Scheduler:
         """Append a token to each of these rows, for which the arrays suffice; add the events of those that end."""
         rows = self.rows
         known = rows.append(row_ids, tokens)
-        for sequence in self._requests.sequences_at(row_ids[known % RECENT == 0]):
+        for sequence in self._requests.sequences_at(row_ids[known & (RECENT - 1) == 0]):
             sequence.copy_recent()
         names = rows.names.take(row_ids)
         ended = known == rows.limit.take(row_ids)
         ended |= rows.may_stop(tokens)
-        if ended.any():
+        if np.count_nonzero(ended):
             for i in np.flatnonzero(ended).tolist():
                 (sequence,) = self._requests.sequences_at(row_ids[i : i + 1])
                 event = self._requests.got(sequence, int(tokens[i]))
@@ -192,8 +191,11 @@ class Scheduler:
 
     def _take_rows(self, draft: Draft) -> None:
         """Preempt rows of tenants that hold more than their share, for sequences of others that find no room."""
-        passed: set[str] = set()
-        while self._turns.several and (sequence := self._turns.first(passed)) is not None:
+        rows, passed = self.rows, set[str]()
+        draft.reserved = int(np.count_nonzero((rows.known - rows.launched <= 1) & (rows.launched < rows.limit - 1)))
+        free = draft.budget - draft.reserved
+        draft.for_others = max(0, min(self.limits.max_tokens * 3 // 4, free - max(1, free // 8)))
+        while (sequence := self._turns.first(passed)) is not None:
             victims = self._victims(draft, sequence)
             for victim in victims:
                 draft.reserved -= needs_one(victim)
@@ -225,28 +227,28 @@ class Scheduler:
 
         The budget has a token for each of these rows.
         """
-        rows, free, draft.reserved = self.rows, draft.budget - draft.reserved, 0
+        rows, draft.reserved = self.rows, 0
         ready = rows.ready()
         for sequence in draft.prompts:  # which this step has admitted
             ready[sequence.row_id] = False
         decode = ready & (rows.known - rows.launched <= 1)
-        ends = np.flatnonzero(decode & (rows.launched >= rows.covered))  # rows at the end of their pages
-        rest = self._requests.sequences_at(np.flatnonzero(ready & ~decode))
+        taken = int(np.count_nonzero(decode))
+        draft.budget -= taken
+        ends = (decode & (rows.launched >= rows.covered)).nonzero()[0]  # rows at the end of their pages
+        rest = self._requests.sequences_at((ready ^ decode).nonzero()[0])
         if len(ends):
             draft.grown = self._requests.grow_by_page(ends)
             rest += [] if draft.grown else self._requests.sequences_at(ends)
         if rest:
-            self._plan_in_turns(draft, free, rest, decode)
+            self._plan_in_turns(draft, rest, decode)
             draft.grown = [sequence for sequence in draft.grown if sequence.lease is not None]
-        draft.decode = np.flatnonzero(decode)
-        draft.budget -= len(draft.decode)
+        draft.decode = decode.nonzero()[0]
+        draft.budget += taken - len(draft.decode)
         if self._turns.several:
             known = rows.known[draft.decode] > rows.launched[draft.decode]
             self._turns.charge_rows(rows.tenants[draft.decode].tolist(), known.tolist())
 
-    def _plan_in_turns(
-        self, draft: Draft, free: int, rows: list[Sequence], decode: Bool[np.ndarray, " max_rows"]
-    ) -> None:
+    def _plan_in_turns(self, draft: Draft, rows: list[Sequence], decode: Bool[np.ndarray, " max_rows"]) -> None:
         """Get pages for decode rows, and a share of the step for the first prompt; clear rows without in `decode`."""
         share, admitted = self.limits.long_prompt, set(draft.prompts)
         order = self._turns.order([row for row in self._requests if row not in admitted])
@@ -258,7 +260,7 @@ class Scheduler:
             if is_prompt:
                 draft.begin(sequence)
                 left = sequence.num_known - launched
-                count = min(left, share, self._turns.room(sequence, free, draft.for_others))
+                count = min(left, share, self._turns.room(sequence, draft.budget, draft.for_others))
                 share = 0
             if count > 0 and launched + count > lease_of(sequence).covered:
                 if not self._grow(sequence, launched + count, order, decode):
