@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from jswa import LLM
-from jswa.commands.chat import CALCULATOR, calculate
+from jswa.commands.chat import CALCULATOR, calculate, converse, find_tools, of_engine
 from jswa.storage.hub import TINY
 from jswa.text.answers.message import AnswerText
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
+from jswa.types import SamplingParams
 from server.core.service import Served
 from tests.support.server.harness import Client, serve
 from tests.support.tiny import ONE_SHAPE
@@ -85,6 +86,23 @@ def test_a_result_becomes_an_answer(
     said = [*first.prompt_token_ids, *first.outputs[0].token_ids]
     assert second.prompt_token_ids[: len(said)] == said
     assert second.num_cached_tokens >= len(first.prompt_token_ids) - 2 * llm.engine.limits.page_size
+
+
+def test_a_conversation_with_the_calculator(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `jswa chat --tools calculator` prints: calls, results and answers; what needs no call has none."""
+    tools, run_tool = find_tools("calculator")
+    asked = ["What is 1234 * 57?", MORE["content"], "What is 27 + 45?", "What is my name?"]
+    converse(of_engine(llm, SamplingParams(**GREEDY), tools=tools), asked, run_tool=run_tool)
+    assert [line for line in capsys.readouterr().out.splitlines() if line] == [
+        'call calculator({"expression": "1234 * 57"})',
+        "result 70338",
+        "1234 * 57 is 70338.",
+        "Nice to meet you, Bruno!",
+        'call calculator({"expression": "27 + 45"})',
+        "result 72",
+        "27 + 45 is 72.",
+        "Your name is Bruno.",
+    ]
 
 
 def test_a_streamed_call_comes_in_pieces(llm: LLM) -> None:
