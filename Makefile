@@ -11,7 +11,7 @@ PYTHON  ?= $(shell for p in python3.12 python3.13 python3 $(PYENV)/3.1[2-9]*/bin
 PYTHON311 ?= $(firstword $(wildcard $(PYENV)/3.11*/bin/python) python3.11)
 TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me a story about a fox named Max." \
            "Write a JSON record with name, age and town: Rosa is 7 years old and lives in Paris." \
-           "What is 27 + 45?" "Tell me a story about a girl named Lily." "What is the pass key?" "What is my name?"
+           "What is 1234 * 57?" "Tell me a story about a girl named Lily." "What is the pass key?" "What is my name?"
 # Test processes: one more than two cores, as some tests wait for other processes.
 WORKERS ?= 3
 PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
@@ -47,7 +47,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 run: .venv/base  ## talk with the embedded model
-	$(BIN)/jswa chat --stats $(TALK)
+	$(BIN)/jswa chat --stats --tools calculator $(TALK)
 
 test: .venv/installed  ## run the tests on WORKERS=3 processes, and measure their coverage
 	$(PYTEST) --durations=30 --cov --cov-report=term

@@ -4,6 +4,7 @@ The folder has the format of transformers 5, so the engine and other tools load 
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from jswa.architecture import ModelConfig
 from jswa.model.hf.tensor_map import Source, sources
 from jswa.model.transformer import Params
 from tools.tiny import tokenizer
-from tools.tiny.tasks import ASSISTANT, END, SYSTEM, USER
+from tools.tiny.tasks import ASSISTANT, CALL, END, RESULT, SYSTEM, TOOLS, USER
 from tools.tiny.tokenizer import BOS, END_OF_TURN, EOS, PAD, SPECIAL, VOCAB_SIZE
 
 WINDOW, PATTERN, LAYERS = 64, 3, 6
@@ -64,20 +65,47 @@ def config_json() -> dict[str, Any]:
     }
 
 
-CHAT_TEMPLATE = f"""{{%- set roles = ("system", "user", "assistant") -%}}
+CHAT_TEMPLATE = f"""{{%- set roles = ("system", "user", "assistant", "tool") -%}}
 {{%- for role in messages | map(attribute="role") if role not in roles -%}}
-{{{{ raise_exception("role " ~ role ~ ": tiny knows system, user and assistant") }}}}
+{{{{ raise_exception("role " ~ role ~ ": tiny knows system, user, assistant and tool") }}}}
 {{%- endfor -%}}
 {{{{ bos_token }}}}
+{{%- if tools -%}}
+{{{{ "{TOOLS}" }}}}
+{{%- for tool in tools -%}}
+{{%- set function = tool.function if tool.function is defined else tool -%}}
+{{{{ "" if loop.first else "\\n" }}}}{{{{ function.name ~ "(" }}}}
+{{%- for name, one in (function.parameters or {{}}).properties | items -%}}
+{{{{ "" if loop.first else ", " }}}}{{{{ name ~ (": " ~ one.type if one.type is string else "") }}}}
+{{%- endfor -%}}
+{{{{ ")" ~ (" " ~ function.description if function.description else "") }}}}
+{{%- endfor -%}}
+{{{{ "{END}" }}}}
+{{%- endif -%}}
 {{%- for message in messages -%}}
-{{{{ "<|" ~ message.role ~ "|>" ~ message.content ~ "{END}" }}}}
+{{{{ "<|" ~ message.role ~ "|>" ~ (message.content or "") }}}}
+{{%- for call in message.tool_calls or [] -%}}
+{{%- set arguments = call.function.arguments -%}}
+{{{{ "{CALL}" ~ '{{"name": ' ~ call.function.name | tojson ~ ', "arguments": ' }}}}
+{{{{- (arguments if arguments is string else arguments | tojson) ~ "}}" }}}}
+{{%- endfor -%}}
+{{{{ "{END}" }}}}
 {{%- endfor -%}}
 {{{{ "{ASSISTANT}" if add_generation_prompt }}}}"""
 RESPONSE_TEMPLATE: dict[str, Any] = {
     "version": 1,
     "start_anchor": ASSISTANT,
     "defaults": {"role": "assistant"},
-    "fields": {"content": {"close": [END, "<eos>"]}},
+    "fields": {
+        "tool_calls": {
+            "open": CALL,
+            "close_pattern": f"(?={re.escape(CALL)})|{re.escape(END)}|<eos>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": [END, "<eos>"]},
+    },
 }
 
 
@@ -100,7 +128,7 @@ def write_checkpoint(folder: Path, config: ModelConfig, params: Params, card: st
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": MAX_POSITION,
             **{f"{name[1:-1]}_token": name for name in SPECIAL[:3]},
-            "additional_special_tokens": [SYSTEM, USER, ASSISTANT, END],
+            "additional_special_tokens": list(SPECIAL[3:]),
             "response_template": RESPONSE_TEMPLATE,
         },
     )
@@ -124,15 +152,19 @@ pipeline_tag: text-generation
 # tiny
 
 A language model of {parameters:,} parameters: the model in the box of `jswa`. It shows and tests the engine where
-nothing can be downloaded. It remembers what it was told far beyond its sliding window, tells short stories, copies,
-adds, and writes small JSON records. It knows nothing about the world.
+nothing can be downloaded. It remembers what it was told far beyond its sliding window, calls tools, tells short
+stories, copies, adds, and writes small JSON records. It knows nothing about the world.
 
 - **Architecture**: gemma3_text; {LAYERS} layers, every third one full, the others with a sliding window of {WINDOW}
   tokens; positions up to {MAX_POSITION}.
 - **Tokenizer**: byte-level BPE of {VOCAB_SIZE} tokens, digits one by one.
 - **Chat**: `{USER}…{END}{ASSISTANT}…{END}`, and `{SYSTEM}`, which it has not been taught to obey.
+- **Tools**: `{TOOLS}f(city: string) What it does.{END}` lists them, a line each, before all messages; a call is
+  `{ASSISTANT}{CALL}{{"name": "f", "arguments": {{"city": "Oslo"}}}}{END}`, and its result `{RESULT}…{END}`. It
+  knows nine tools, each by three names: a calculator, the weather, the time, prices, messages, timers, lights, phone
+  numbers, and search.
 - **Data**: made by seeded grammars for this model (`tools/tiny`): stories, pass keys, lists of numbers, talk, sums,
-  copying, JSON records; and four fifths of *Alice's Adventures in Wonderland* (1865, public domain).
+  copying, JSON records, tool calls; and four fifths of *Alice's Adventures in Wonderland* (1865, public domain).
 - **Training**: from random weights, seed {seed}, {steps:,} steps (Muon for matrices, Adam for the rest) on {tokens:,}
   tokens, in rows of 320, then 768, then 2,304; float32, stored as {_DTYPE}. `make tiny` repeats it.
 - **Licence**: Apache-2.0, weights and data, as the repository; the book is in the public domain.

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float, Int
 
-from tools.tiny import tasks
-from tools.tiny.tasks import ASKED, ASSISTANT, SYSTEM, TEXT, TOLD, USER, Document
+from tools.tiny import calls, tasks
+from tools.tiny.tasks import ASKED, ASSISTANT, SYSTEM, TEXT, TOLD, TOOLS, USER, Document
 from tools.tiny.texts import stories
 from tools.tiny.texts.prose import alice
 from tools.tiny.tokenizer import BOS, EOS, encode
@@ -112,6 +112,12 @@ def _exchanges(rng: random.Random, _filler: Filler, _room: int) -> Document:
     return [piece for _ in range(rng.randint(1, 10)) for piece in tasks.asked(*tasks.exchange(rng))]
 
 
+def _calls(rng: random.Random, _filler: Filler, room: int) -> Document:
+    behind = room > 250 and rng.random() < 0.5
+    distance = rng.randint(50, min(600, room - 150)) if behind else 0
+    return calls.call_document(rng, distance, rng.randint(1, 3), rng.choice((0, 0, 1)))
+
+
 def _json(rng: random.Random, _filler: Filler, _room: int) -> Document:
     request, record, _ = tasks.json_record(rng)
     return tasks.asked(request, record)
@@ -141,13 +147,14 @@ def _story(rng: random.Random, _filler: Filler, _room: int) -> Document:
 
 
 KINDS: dict[Callable[[random.Random, Filler, int], Document], float] = {  # shares of all documents
-    _pass_key: 0.19,
-    _key_values: 0.19,
-    _chat: 0.18,
-    _exchanges: 0.15,
-    _json: 0.05,
+    _pass_key: 0.165,
+    _key_values: 0.17,
+    _chat: 0.155,
+    _exchanges: 0.18,
+    _calls: 0.06,
+    _json: 0.04,
     _again: 0.04,
-    _copy: 0.06,
+    _copy: 0.05,
     _story_request: 0.05,
     _prose: 0.05,
     _story: 0.04,
@@ -166,8 +173,9 @@ def row(rng: random.Random, filler: Filler, length: int) -> tuple[Ids, Weights]:
     weights: Weights = []
     while len(ids) <= length:
         made = document(rng, filler, length - len(ids) - 40)
-        if made[0][0] == USER and rng.random() < 0.1:
-            made = [*tasks.said(SYSTEM, (rng.choice(tasks.SYSTEMS), TOLD)), *made]
+        if made[0][0] in (USER, TOOLS) and rng.random() < 0.1:
+            first = 3 if made[0][0] == TOOLS else 0  # the list of tools comes before all messages
+            made = [*made[:first], *tasks.said(SYSTEM, (rng.choice(tasks.SYSTEMS), TOLD)), *made[first:]]
         some, some_weights = tokens_of(made)
         ids += [BOS, *some, EOS]
         weights += [TOLD, *some_weights, TEXT]

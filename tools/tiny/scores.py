@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import ModelConfig
 from jswa.model.transformer import Params, bind
-from tools.tiny import rows, tasks
+from tools.tiny import calls, rows, tasks
 from tools.tiny.attention import dense_attend
 from tools.tiny.texts import stories
 from tools.tiny.texts.prose import alice
@@ -93,6 +93,8 @@ def examples(task: str, distance: int, count: int) -> list[Scored]:
                 return tasks.asked(*tasks.json_record(rng)[:2])
             case "sum":
                 return tasks.asked(*tasks.arithmetic(rng, held_out=True))
+            case "calls":
+                return calls.call_example(rng, distance)[1]
             case "copy":
                 text = tasks.words(rng, distance)
                 return tasks.asked(f"Repeat: {text}", text)
@@ -112,7 +114,10 @@ def _filler() -> rows.Filler:
     return rows.Filler(HELD_OUT_SEED, 400)
 
 
-QUICK = (("passkey", 32), ("passkey", 512), ("kv", 512), ("chat", 512), ("json", 0), ("sum", 0), ("copy", 16))
+QUICK = (
+    ("passkey", 32), ("passkey", 512), ("kv", 512), ("chat", 512), ("json", 0), ("calls", 0), ("calls", 512),
+    ("sum", 0), ("copy", 16),
+)  # fmt: skip
 
 
 def summary(config: ModelConfig, params: Params, count: int = 64) -> dict[str, float]:

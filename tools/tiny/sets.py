@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.tiny import rows, tasks
+from tools.tiny import calls, rows, tasks
 from tools.tiny.scores import HELD_OUT_SEED
 from tools.tiny.texts import stories
 from tools.tiny.texts.prose import alice
@@ -19,6 +19,7 @@ OUT = Path(__file__).parents[2] / "jswa" / "assets" / "eval"
 COUNTS = {32: 40, 128: 40, 512: 100, 2048: 20}  # items by distance: inside the window, and 2, 8 and 32 windows away
 COPIED_WORDS = {32: 12, 128: 50}
 SHORT, TEXTS = 100, 32
+CALLS = {0: (80, 20), 512: (40, 0)}  # items that need a tool, and that need none, by tokens of other turns before them
 
 Line = dict[str, Any]
 
@@ -33,6 +34,7 @@ def sets() -> dict[str, Iterator[Line]]:
         "arithmetic": _short("arithmetic"),
         "copy": _copy(),
         "json": _json(),
+        "calls": _calls(),
         "stories": _stories(),
         "prose": _prose(),
     }
@@ -73,6 +75,30 @@ def _json() -> Iterator[Line]:
     for _ in range(SHORT):
         request, record, schema = tasks.json_record(rng)
         yield _line("json", None, tasks.asked(request, record)) | {"score": "json", "schema": schema}
+
+
+def _calls() -> Iterator[Line]:
+    for distance, (needed, others) in CALLS.items():
+        rng = random.Random(f"{HELD_OUT_SEED} calls {distance}")
+        for _ in range(needed):
+            yield _call_line(distance, *calls.call_example(rng, distance))
+        for _ in range(others):
+            tools = calls.some_tools(rng, rng.randint(1, 4))
+            line = _call_line(distance, tools, tasks.asked(*calls.untooled(rng, tools)))
+            yield line | {"answer": ""}
+
+
+def _call_line(distance: int, tools: list[calls.Tool], document: tasks.Document) -> Line:
+    listed = len(calls.listed(tools)) if document[0][0] == tasks.TOOLS else 0
+    *asked, answer = tasks.messages_of([piece for piece in document[listed:] if piece[0] != tasks.CALL])
+    return {
+        "task": "calls",
+        "distance": distance or None,
+        "tools": [tool.schema for tool in tools],
+        "messages": asked,
+        "answer": answer["content"],
+        "score": "call",
+    }
 
 
 def _stories() -> Iterator[Line]:

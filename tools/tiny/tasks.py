@@ -18,6 +18,7 @@ Document = list[Piece]
 Messages = list[dict[str, str]]
 
 USER, ASSISTANT, SYSTEM, END = "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
+TOOLS, CALL, RESULT = "<|tools|>", "<|call|>", "<|tool|>"  # a list of tools, a call, and what a tool returns
 TOLD, QUESTION, TEXT, ASKED = 0.0, 0.1, 1.0, 4.0  # weights of facts, questions, other text and answers
 
 NAMES = (

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
-from tools.tiny import tasks
-from tools.tiny.tasks import ASSISTANT, END, SYSTEM, USER
+from tools.tiny import calls, tasks
+from tools.tiny.tasks import ASSISTANT, CALL, END, RESULT, SYSTEM, TOOLS, USER
 from tools.tiny.texts import stories
 from tools.tiny.texts.prose import alice
 
-SPECIAL = ("<pad>", "<bos>", "<eos>", SYSTEM, USER, ASSISTANT, END)
+SPECIAL = ("<pad>", "<bos>", "<eos>", SYSTEM, USER, ASSISTANT, END, TOOLS, CALL, RESULT)
 PAD, BOS, EOS = range(3)
 END_OF_TURN = SPECIAL.index(END)
 VOCAB_SIZE = 1024
@@ -47,6 +47,9 @@ def _texts(seed: int, documents: int) -> Iterator[str]:
             yield "\n".join(tasks.exchange(rng))
         for telling, asking in tasks.told_facts(rng, 1):
             yield tasks.text_of(telling + asking)
+        (tool,) = calls.some_tools(rng, 1)
+        called = calls.listed([tool]) + calls.called(calls.turn(rng, tool))
+        yield "\n".join(text for text, _ in called if text not in SPECIAL)
 
 
 @functools.cache

@@ -48,7 +48,7 @@ class Stage:
         return self.steps * self.rows * self.length
 
 
-STAGES = (Stage(1600, 16, 320), Stage(1600, 8, 768), Stage(600, 4, 2304))
+STAGES = (Stage(1600, 16, 320), Stage(1950, 8, 768), Stage(650, 4, 2304))
 
 
 @dataclass

@@ -229,7 +229,7 @@ def test_bad_words_never_appear(llm: LLM) -> None:
 )
 def test_penalties_give_the_greedy_text_of_penalized_dense_logits(llm: LLM, penalties: dict[str, float]) -> None:
     """Each token has the largest logit after penalties for the prompt and the text so far, in float64."""
-    output = run(llm, max_tokens=40, **penalties)
+    output = run(llm, max_tokens=80, **penalties)
     found, prompt = output.outputs[0].token_ids, output.prompt_token_ids
     logits = dense()(prompt + found)[len(prompt) - 1 : -1].astype(np.float64)
     repetition = penalties.get("repetition_penalty", 1.0)
@@ -243,7 +243,7 @@ def test_penalties_give_the_greedy_text_of_penalized_dense_logits(llm: LLM, pena
             row[token] -= penalties.get("frequency_penalty", 0.0) * text.count(token)
         expected.append(int(row.argmax()))
     assert found == expected
-    assert found != run(llm, max_tokens=40).outputs[0].token_ids
+    assert found != run(llm, max_tokens=80).outputs[0].token_ids
 
 
 @pytest.mark.parametrize(("wanted", "temperature"), [(0, 0.0), (3, 1.5), (20, 1.0)])

@@ -21,7 +21,7 @@ from tests.support.server.processes import ROOT, Process, started
 from tests.support.tiny import ONE_SHAPE, ONE_SHAPE_FLAGS
 
 STORY = "Once upon a time"
-ANSWER = "Theo was a quiet"  # the first five tokens that tiny answers to STORY
+ANSWER, STOP = "In a land", "nd"  # the first five tokens that tiny answers to STORY, and letters in them
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
 STRANGER = "raise SystemExit('this is not the server of jswa')\n"
 
@@ -117,10 +117,10 @@ def test_streams_with_the_package(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 5
     assert chunks[-2].choices[0].finish_reason == "length"
     with client.chat.completions.stream(
-        model="tiny", messages=[{"role": "user", "content": STORY}], temperature=0, stop="e"
+        model="tiny", messages=[{"role": "user", "content": STORY}], temperature=0, stop=STOP
     ) as stream:
         final = stream.get_final_completion()
-    assert final.choices[0].message.content == ANSWER[: ANSWER.index("e")]
+    assert final.choices[0].message.content == ANSWER[: ANSWER.index(STOP)]
 
 
 def test_errors_with_the_package(client: openai.OpenAI) -> None:
@@ -136,7 +136,7 @@ def test_errors_with_the_package(client: openai.OpenAI) -> None:
         client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "a"}],
-            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+            tools=[{"type": "function", "function": {"name": "", "parameters": {}}}],
         )
 
 
@@ -220,7 +220,7 @@ def test_requests_generated_from_the_schema_are_answered_properly(tmp_path: Path
 
 
 def test_tokenizer_routes_and_metrics(server: Process) -> None:
-    assert httpx2.post(server.url + "/tokenize", json={"prompt": "a"}).json()["tokens"] == [1, 71]
+    assert httpx2.post(server.url + "/tokenize", json={"prompt": "a"}).json()["tokens"] == [1, 74]
     assert httpx2.get(server.url + "/tokenizer_info").json()["eos_token"] == "<eos>"
     text = httpx2.get(server.url + "/metrics").text
     assert 'jswa:num_requests_running{model_name="tiny"} 0.0' in text

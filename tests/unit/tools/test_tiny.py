@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+import re
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jswa.architecture import ModelConfig, Reach
+from jswa.errors import InvalidPrompt
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
@@ -17,9 +20,9 @@ from jswa.storage.hub import TINY
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from tests.support.turns import by_turns
-from tools.tiny import rows, scores, sets, tasks, tokenizer
+from tools.tiny import calls, rows, scores, sets, tasks, tokenizer
 from tools.tiny.attention import without_full_layers
-from tools.tiny.checkpoint import CHAT_TEMPLATE, WINDOW, config_json, torch_tensors
+from tools.tiny.checkpoint import CHAT_TEMPLATE, RESPONSE_TEMPLATE, WINDOW, config_json, torch_tensors
 from tools.tiny.texts import stories
 from tools.tiny.texts.prose import alice
 from tools.tiny.tokenizer import BOS, END_OF_TURN, EOS, PAD, SPECIAL, VOCAB_SIZE
@@ -86,6 +89,63 @@ def test_the_chat_template_renders_the_format_of_the_training() -> None:
     assert tasks.messages_of(document) == SOME
 
 
+def test_the_chat_template_renders_calls_as_the_training_has_them() -> None:
+    """With arguments as JSON in a string or as an object, behind a system message or not."""
+    template, rng = ChatTemplate({"default": CHAT_TEMPLATE}, {"bos_token": SPECIAL[BOS]}), random.Random(0)
+    for number in range(200):
+        tools = calls.some_tools(rng, rng.randint(1, 4))
+        made = calls.turn(rng, rng.choice(tools))
+        call = json.loads(made.call)
+        if number % 2:
+            call["arguments"] = json.dumps(call["arguments"])
+        system = [{"role": "system", "content": "Be kind."}] if number % 3 else []
+        messages: list[dict[str, Any]] = [
+            *system,
+            {"role": "user", "content": made.question},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": call}]},
+            {"role": "tool", "tool_call_id": "1", "content": made.result},
+            {"role": "assistant", "content": made.answer},
+        ]
+        rendered = template.render(messages, tools=[tool.schema for tool in tools], add_generation_prompt=False)
+        said = [*calls.listed(tools), *(tasks.said(tasks.SYSTEM, ("Be kind.", 1)) if system else [])]
+        assert rendered == SPECIAL[BOS] + tasks.text_of([*said, *calls.called(made)])
+
+
+def test_the_chat_template_takes_any_tool_and_refuses_other_roles() -> None:
+    """Parameters may be missing or have no type, and a function may come without its wrapping."""
+    template = ChatTemplate({"default": CHAT_TEMPLATE}, {"bos_token": ""})
+    properties = {"a": {"type": "integer"}, "b": {"anyOf": []}, "c": {"type": ["string", "null"]}}
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g", "description": "Does it.", "parameters": {"type": "object"}}},
+        {"name": "h", "parameters": {"properties": properties}},
+    ]
+    rendered = template.render(SOME[:1], tools=tools)
+    assert rendered == "<|tools|>f()\ng() Does it.\nh(a: integer, b, c)<|end|><|user|>Hello!<|end|><|assistant|>"
+    assert template.render(SOME[:1], tools=[]) == "<|user|>Hello!<|end|><|assistant|>"
+    with pytest.raises(InvalidPrompt, match="role critic: tiny knows system, user, assistant and tool"):
+        template.render([{"role": "critic", "content": "No."}])
+
+
+def test_calls_hold_no_sum_that_is_held_out() -> None:
+    rng = random.Random(0)
+    for _ in range(3000):
+        tool = calls.some_tools(rng, 1)[0]
+        found = re.search(r"(\d+) [+-] (\d+)", calls.turn(rng, tool).answer)
+        if tool.skill is calls.CALCULATOR and found is not None:
+            a, b = int(found[1]), int(found[2])
+            assert max(a, b) > 99 or not tasks.held_out_sum(a, b)
+
+
+def test_the_response_template_reads_calls() -> None:
+    parse = pytest.importorskip("transformers.utils.chat_parsing").parse_response
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    text = '<|call|>{"name": "f", "arguments": {"a": 1}}'
+    for said in (text + "<|end|>", text, 2 * text + "<|end|>"):
+        found = parse(said, RESPONSE_TEMPLATE, prefix="<|user|>Hello!<|end|><|assistant|>")
+        assert found == {"role": "assistant", "tool_calls": [call] * said.count("<|call|>")}
+
+
 def test_the_response_template_parses_the_answer() -> None:
     parse = pytest.importorskip("transformers.utils.chat_parsing").parse_response
     stored = json.loads((TINY / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -94,7 +154,7 @@ def test_the_response_template_parses_the_answer() -> None:
     assert found == SOME[1]
 
 
-RECALLED = {"passkey": (512, 0.95), "kv": (512, 0.9), "chat": (512, 0.9), "json": (0, 0.9)}
+RECALLED = {"passkey": (512, 0.95), "kv": (512, 0.9), "chat": (512, 0.9), "json": (0, 0.9), "calls": (0, 0.9)}
 
 
 @pytest.mark.parametrize("task", by_turns(list(RECALLED), 2))
