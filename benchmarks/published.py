@@ -161,7 +161,11 @@ def speed() -> str:
     decode = {name: one["decode_tokens_per_s"] for name, one in both.items()}
     shown = {name: f"{x['median']:,.0f} ({x['min']:,.0f} to {x['max']:,.0f})" for name, x in decode.items()}
     host = {name: f"{100 * one['host_share']['median']:.0f} %" for name, one in both.items()}
-    steps = {row["rows"]: row for row in results("cpu/host_overhead")["rows"]}
+    measured = results("cpu/host_overhead")["rows"]
+    steps = {row["rows"]: row for row in measured if row["case"] == "decode"}
+    blocked = {row["rows"]: row for row in measured if row["case"] == "blocked"}
+    (burst,) = (row["plan"] for row in measured if row["case"] == "burst" and row["rows"] == 256)
+    (arrivals,) = (row for row in measured if row["case"] == "arrivals")
     with_cache, without = (results(f"cpu/multiturn-tiny{end}") for end in ("", "-no-cache"))
     operations = results("cpu/radix-operations")["rows"]
     spans = [f"{name} {_span(operations, name)}" for name in ("match", "insert", "evict")]
@@ -174,8 +178,15 @@ def speed() -> str:
         ["share of the host and of launches in these", f"{host['batched']}; {host['alone']}", "the same"],
         [
             "plan, pack and apply a decode step of gemma-3-27b's geometry, without its launch; 64, 256, 1,400 rows",
-            ", ".join(f"{steps[n]['total']:,.0f}" for n in (64, 256, 1400)) + " µs",
+            _totals(steps),
             "`speed.host_overhead`",
+        ],
+        ["the same with a request that finds no memory", _totals(blocked), "the same"],
+        ["a plan that admits 256 requests of 30 tokens at once", f"{burst / 1000:.1f} ms", "the same"],
+        [
+            "a plan of 64 rows while requests come and end and the prefix cache is full",
+            f"{arrivals['plan']:.0f} µs (99 % below {arrivals['plan p99']:.0f})",
+            "the same",
         ],
         [
             "prefix cache, a prompt of 4,096 tokens, 1M cached, by geometry; µs",
@@ -190,6 +201,10 @@ def speed() -> str:
         ["the same without the prefix cache; one run", first[1], "`speed.multiturn --no-cache`"],
     ]
     return _table(("what", "median (least to most)", "python -m benchmarks.…"), rows)
+
+
+def _totals(steps: dict[int, dict[str, Any]]) -> str:
+    return ", ".join(f"{steps[n]['total']:,.0f}" for n in (64, 256, 1400)) + " µs"
 
 
 def _span(rows: Sequence[dict[str, Any]], name: str) -> str:

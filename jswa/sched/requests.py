@@ -107,8 +107,8 @@ class Requests:
         self.changes += 1
         return self.masks.admit(sequence)
 
-    def got(self, sequence: Sequence, token: int) -> TokenEvent:
-        """Return the event of the last known token, and end the sequence if it is the last of its text."""
+    def accept(self, sequence: Sequence, token: int) -> TokenEvent:
+        """Return the event of a token that was appended, and end the sequence if it is the last of its text."""
         if token in sequence.request.stop_ids:
             asked = token in sequence.request.params.stop_token_ids
             return self.finish(sequence, token, "stop", token if asked else None)
@@ -159,7 +159,7 @@ class Requests:
         self._wait_again(sequence)
         return None
 
-    def wait(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Let a sequence wait again."""
         sequence.status = Status.WAITING
         self.turns.push(sequence)
@@ -256,7 +256,7 @@ class Requests:
             sequence.status = Status.PREEMPTED
             self.turns.expect(sequence)
         else:
-            self.wait(sequence)
+            self.requeue(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Free the pages and the row id of a running sequence, and publish the KV that is known to be finite."""

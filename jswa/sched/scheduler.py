@@ -138,7 +138,7 @@ class Scheduler:
         if np.count_nonzero(ended):
             for i in np.flatnonzero(ended).tolist():
                 (sequence,) = self._requests.sequences_at(row_ids[i : i + 1])
-                event = self._requests.got(sequence, int(tokens[i]))
+                event = self._requests.accept(sequence, int(tokens[i]))
                 ended[i] = event.finish_reason is not None
                 others += [event] if ended[i] else []
             names, tokens = names[~ended], tokens[~ended]
@@ -159,9 +159,9 @@ class Scheduler:
                 event = self._requests.finish(sequence, None, "error", error=why)
             elif sampled:
                 sequence.append(token)
-                event = self._requests.got(sequence, token)
+                event = self._requests.accept(sequence, token)
         if sequence.status is Status.PREEMPTED and not sequence.returning:
-            self._requests.wait(sequence)
+            self._requests.requeue(sequence)
         return event
 
     def tidy(self) -> None:

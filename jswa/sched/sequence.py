@@ -68,6 +68,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self._text = self.request.prompt
         self._length = len(self._text)
+        self._finite_to = 0
 
     @property
     def launched(self) -> int:
@@ -86,7 +87,7 @@ class Sequence:
         The KV of earlier positions is known to be finite. KV from there on is not published.
         """
         if self.rows is None:
-            return 0
+            return self._finite_to
         return self.num_known - 1 if self.rows.plain[self.row_id] else int(self.rows.finite_to[self.row_id])
 
     @property
@@ -128,7 +129,7 @@ class Sequence:
         """Give the row id back: the pages are free, and the tokens of steps in flight are yet to come."""
         assert self.rows is not None
         self.copy_recent()
-        self.returning = self.in_flight
+        self.returning, self._finite_to = self.in_flight, self.finite_to
         self.rows.release(self.row_id, self.request)
         self.rows, self.row_id, self.lease = None, -1, None
 
