@@ -186,6 +186,8 @@ class PagePool:
     def evict_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Free local pages that the cache alone owns."""
         at = _index(blocks)
+        if np.count_nonzero(self.local_owners[at] != 1):
+            raise EngineError(f"evict_local of local pages that rows own: {blocks}")
         self.local_cached[at] = False
         self.local_owners[at] = 0
         self.evictable_local -= len(at)
@@ -195,6 +197,8 @@ class PagePool:
     def evict_full(self, pages: Int[np.ndarray, " n"]) -> None:
         """Free full pages that the cache alone owns."""
         at = _index(pages)
+        if np.count_nonzero(self.full_owners[at] != 1):
+            raise EngineError(f"evict_full of full pages that rows own: {pages}")
         self.full_cached[at] = False
         self.full_owners[at] = 0
         self.evictable_full -= len(at)

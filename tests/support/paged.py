@@ -212,6 +212,7 @@ class Session:
             last[plan.row_ids[plan.samples != 0]] = np.maximum(tokens, 0)[plan.samples != 0]
             self._state = DeviceState(**{**self._state, "last_token": jnp.asarray(last)})
             now = plan, tokens
+        self.scheduler.tidy()
         if self._before is not None:
             self.scheduler.apply(*self._before)
         self._before = now

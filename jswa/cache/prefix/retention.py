@@ -167,7 +167,8 @@ class Retention:
     def cut(self, node: Node, count: int) -> None:
         """Evict the last `count` pages of a leaf, with their text and every window that needs them.
 
-        The tree alone owns these pages.
+        The tree alone owns these full pages. A row may own a local page among them: where several edges begin in a page
+        (`RadixTree.pages`), it may share the full page of one edge and the local page of another.
         """
         index = len(node.full) - count
         at = max(node.start, (node.start // self.tree.page_size + index) * self.tree.page_size)
@@ -180,13 +181,13 @@ class Retention:
     def clear(self, node: Node, index: int, *, alone: bool = False) -> None:
         """Drop an edge's pages from entry `index` on, and every window that needs one. The text stays.
 
-        `alone`: nobody else owns these pages.
+        `alone`: nobody else owns these full pages.
         """
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
         if len(self._spare) or len(self._left):
             self._forget(node.local[index:].astype(np.intp))
-        self.tree.drop_local(node, slice(index, None), alone=alone)
+        self.tree.drop_local(node, slice(index, None))
         self.tree.drop_full(node, slice(index, None), alone=alone)
 
     def trim(self, node: Node) -> None:

@@ -238,6 +238,7 @@ def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, A
         plan = scheduler.plan()
         if plan is not None:
             yield plan, partial(scheduler.apply, plan)
+        scheduler.tidy()
 
 
 def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,3 +77,22 @@ def test_without_evictable_pages_nothing_is_evicted_ahead() -> None:
     manager.evict_ahead()
     assert manager.pool.free_slots == 0
     manager.check([(lease, 256)])
+
+
+def test_the_end_of_a_text_is_evicted_though_a_row_owns_a_local_page_of_it() -> None:
+    """A row that starts inside a page may have the full page of one text and the local page of another.
+
+    The page stays with the row until the row gives it up.
+    """
+    manager = CacheManager(make_layout(4, 12, num_full=1, num_local=2), 50, 50)
+    run(manager, np.arange(20, dtype=np.int32))
+    (leaf,) = (node for node in manager.prefix.tree.nodes() if node.parent is not None)
+    page = leaf.local[-1:].copy()
+    manager.pool.retain_local(page)
+    manager.prefix.retention.pin(page)
+    manager.prefix.retention.cut(leaf, 2)
+    assert (manager.pool.local_owners[page].tolist(), manager.pool.local_cached[page].tolist()) == ([1], [False])
+    manager.prefix.check()
+    manager.pool.check()
+    manager.pool.free_local(page)
+    manager.pool.check()
