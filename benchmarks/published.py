@@ -167,7 +167,7 @@ def speed() -> str:
     (burst,) = (row["plan"] for row in measured if row["case"] == "burst" and row["rows"] == 256)
     (arrivals,) = (row for row in measured if row["case"] == "arrivals")
     with_cache, without = (results(f"cpu/multiturn-tiny{end}") for end in ("", "-no-cache"))
-    operations = results("cpu/radix-operations")["rows"]
+    operations = [row for row in results("cpu/radix-operations")["rows"] if "evict" in row]
     spans = [f"{name} {_span(operations, name)}" for name in ("match", "insert", "evict")]
     first = [
         f"{one['ttft_ms']['p50']:.0f} ms, {one['output_tokens_per_s']:,.0f} tokens/s" for one in (with_cache, without)
