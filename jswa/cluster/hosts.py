@@ -98,7 +98,9 @@ class Hosts:
         """Raise ConfigError on all hosts if the value of an option, by name, is not the same on all of them."""
         other = _unlike_first(str(sorted(value.items())))
         if other:
-            self._closed = True  # each host ends with this error, not with the loss of another
+            self._closed = True  # each host ends with this error, not with the loss of another that ends sooner
+            if self._sender is not None:
+                self._sender.on_lost = lambda lost: None
             multihost_utils.sync_global_devices(field)
             raise ConfigError(field, ", ".join(value), f"hosts {other} have other contents of these names than host 0")
 
