@@ -170,7 +170,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepEvents:
-    """What one step brought. A token of a request that goes on is an entry of two arrays; all else is a `TokenEvent`.
+    """The results of one step. A token of a request that goes on is an entry of two arrays; all else is a `TokenEvent`.
 
     A request has at most one token or event in a step. Iteration yields all of them as events.
 
@@ -299,7 +299,7 @@ class StepPlan:
         table_rows: whole page-table rows to set after the moves.
         logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
             of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
-        adapters: index of each row's LoRA adapter, 0 for none; empty if no row has one.
+        adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
     """
 
     rows: Int[np.ndarray, "R C"]

@@ -1,6 +1,6 @@
 """Leases pages to sequences: the only module that changes leases, prefix cache and pool together.
 
-`slide` alone moves windows (`windows.py`). The code is the same with and without the prefix cache.
+Only `slide` and `slide_all` move windows (`windows.py`). The code is the same with and without the prefix cache.
 
 A page that leaves a lease may be reused at once, although the step that last used it may still run: the next step
 consumes the arrays that this step produces, so a data dependence orders them and no guard is needed. A row that ended
@@ -156,7 +156,7 @@ class CacheManager:
     def evict_ahead(self) -> None:
         """Evict until the next plan probably finds enough free slots; to be called while the device works.
 
-        What a plan takes is foreseen as the most that any recent plan took. At most 1/128 of the memory is kept free:
+        It expects a plan to take as many slots as the largest recent plan. At most 1/128 of the memory is kept free:
         with 1/32, a pool that just holds all texts had 0.6 % fewer hits.
         """
         pool = self.pool

@@ -1,7 +1,7 @@
-"""What the engine generates for one prompt, as outputs: pieces of a stream, or whole.
+"""The texts that the engine generates for one prompt, as outputs: pieces of a stream, or whole.
 
-`LLM` and `AsyncLLM` share this module. A text of which nothing is wanted before its end is held until then. Its token
-ids are appended to a list and decoded at once when it ends, unless stop strings are looked for in each piece of it.
+`LLM` and `AsyncLLM` share this module. If the caller wants nothing of a text before its end, the text is held until
+then: its token ids are appended to a list and decoded at once at the end. With stop strings each piece is searched.
 """
 
 import time
@@ -33,7 +33,7 @@ from jswa.types import (
 
 
 class Receiver(NamedTuple):
-    """What takes the events of one request: `token` those that have a token and nothing else, `event` the others."""
+    """The functions that take the events of one request: `token` takes a token alone, `event` every other event."""
 
     token: Callable[[int], object]
     event: Callable[[TokenEvent], object]
@@ -57,7 +57,7 @@ class CallOptions:
 
     Attributes:
         answering: how the texts are read as answers; None if they are not.
-        whole: nothing is wanted of a text before its end.
+        whole: the caller wants nothing of a text before its end.
     """
 
     priority: int = 0

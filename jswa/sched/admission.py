@@ -3,7 +3,7 @@
 import bisect
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Items
 
 from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
@@ -22,7 +22,7 @@ def match_of(cache: CacheManager, sequence: Sequence, most: int = NEVER) -> Matc
 
 
 class Writers:
-    """Running rows that publish a prompt, by salt and first page: a waiting request with that prefix waits for them."""
+    """Running rows that will publish a prompt, by salt and first page; requests with that prefix wait for them."""
 
     def __init__(self, page_size: int) -> None:
         self._page = page_size
@@ -54,8 +54,8 @@ class Writers:
                     return other
         return None
 
-    def check(self, running: Rows[Sequence]) -> None:
-        """Assert that exactly the running rows are here that publish a prompt of a page and more."""
+    def check(self, running: Items[Sequence]) -> None:
+        """Assert that these are exactly the running rows that are about to publish a prompt of at least one page."""
         found = {row for rows in self._rows.values() for row in rows}
         publish = {row for row in running if lease_of(row).window_ends}
         assert found == {row for row in publish if lease_of(row).window_ends[-1] >= self._page}, "a writer is missing"

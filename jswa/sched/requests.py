@@ -1,4 +1,4 @@
-"""All unfinished requests: those that wait, those that run, and how they change from one to the other and end."""
+"""All unfinished requests, waiting and running: how a request begins to run, is preempted, fails and ends."""
 
 import bisect
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class Requests:
         by_row: the running ones by row id.
         masks, writers: masks that change, and rows whose prompts are being published.
         changes: counts what may let a request begin that found no room: rows that begin or end, and published prompts.
-        preemptions: counts them.
+        preemptions: the number of preemptions so far.
     """
 
     def __init__(self, cache: CacheManager, limits: Limits) -> None:
@@ -67,7 +67,10 @@ class Requests:
         return [sequence for row_id in row_ids.tolist() if (sequence := self.by_row[row_id]) is not None]
 
     def owner(self, row_id: int, generation: int) -> Sequence | None:
-        """Return the unfinished sequence that has a row in flight, or has left it; its token has come."""
+        """Return the sequence to which a step has brought a token for a row id; None if the sequence has ended.
+
+        A sequence that was preempted meanwhile has one step less in flight from now on.
+        """
         if self.rows.generation[row_id] == generation:
             return self.by_row[row_id]
         sequence = self._returning.get((row_id, generation))

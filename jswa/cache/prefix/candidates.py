@@ -10,7 +10,7 @@ UNKNOWN = -1.0
 
 @runtime_checkable
 class Item(Protocol):
-    """What may be evicted. `index`: its position among the candidates, negative if it is none.
+    """A window or a leaf, which may be evicted. `index`: its position among the candidates, negative if it is none.
 
     `last` and `hits`: the cache's clock at its last use, and the number of its uses.
     """
@@ -23,7 +23,8 @@ class Item(Protocol):
 class Candidates[T: Item]:
     """Items in no order, with their numbers in arrays by index; adding and discarding cost O(1).
 
-    Whoever changes `last` or `hits` of an item calls `refresh`. Entries of the arrays past the last item are stale.
+    The caller calls `refresh` after it has changed `last` or `hits` of an item. Entries of the arrays past the last
+    item are stale.
 
     Attributes:
         values: loss per slot if the item is evicted: UNKNOWN, or infinite if evicting it would free nothing.
