@@ -36,6 +36,7 @@ from jswa.exec.sizing import (
 from jswa.model.adapters import Adapters
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import parse_quantization
+from jswa.model.panels import lay_out
 from jswa.model.partition import shard_config
 from jswa.model.weights.converted import is_converted
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
@@ -166,6 +167,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
         )
     else:
         model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
+    lay_out(params, linear=backends.linear == "cpu", experts=backends.experts == "cpu")
     adapters = load_adapters([] if room is not None else found, model, dtype, mesh)
     params |= adapters.params if room is None else empty_room(model, room, dtype, mesh)
     if hosts is not None and adapters.digests:
@@ -175,7 +177,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     model = model.at_length(limits.max_model_len)
     part = shard_config(model, options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size)
-    _log.info("kernels: attention %s, experts %s", backends.attention, backends.experts)
+    _log.info("kernels: attention %s, experts %s, linear %s", backends.attention, backends.experts, backends.linear)
     memory = options.kv_cache_memory_bytes
     if memory is None:
         scratch = scratch_bytes(part, params, layout, limits, backends, kv_dtype) if on_gpu else 0

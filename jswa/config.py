@@ -59,11 +59,13 @@ class EngineConfig:
         revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
-        attention_backend: Run attention with these kernels. auto chooses by device, xla runs on any device, mosaic on
-            Hopper, triton on NVIDIA GPUs since Ampere; reference computes in float32, for tests. A backend that cannot
-            run the model is an error.
-        moe_backend: Run experts with these kernels. auto chooses by device, xla runs on any device, mosaic on Hopper;
-            reference is for tests.
+        attention_backend: Run attention with these kernels. auto chooses by device, xla runs on any device, cpu on a
+            CPU where its library is built, mosaic on Hopper, triton on NVIDIA GPUs since Ampere; reference computes in
+            float32, for tests. A backend that cannot run the model is an error.
+        moe_backend: Run experts with these kernels. auto chooses by device, xla runs on any device, cpu on one CPU,
+            mosaic on Hopper; reference is for tests.
+        linear_backend: Run linear layers with these kernels. auto chooses by device, xla runs on any device, cpu on one
+            CPU where its library is built.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests;
             slow.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
@@ -98,8 +100,9 @@ class EngineConfig:
     revision: str | None = None
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
-    attention_backend: Literal["auto", "xla", "mosaic", "triton", "reference"] = "auto"
-    moe_backend: Literal["auto", "xla", "mosaic", "reference"] = "auto"
+    attention_backend: Literal["auto", "xla", "cpu", "mosaic", "triton", "reference"] = "auto"
+    moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
+    linear_backend: Literal["auto", "xla", "cpu"] = "auto"
     deterministic: bool = False
     tensor_parallel_size: int = 1
     nnodes: int = 1

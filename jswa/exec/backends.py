@@ -8,7 +8,10 @@ import jax.numpy as jnp
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
+from jswa.model.transformer import Linear
 from pallas_kernels.attention.api import Implementation as Attention
+from pallas_kernels.cpu import library
+from pallas_kernels.cpu.products import PRODUCT_TYPES
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.ptxas import Ptxas
 
@@ -16,7 +19,7 @@ _log = logging.getLogger("jswa")
 
 
 class Backends(NamedTuple):
-    """The implementations of attention and of experts, static in a step.
+    """The implementations of attention, of experts and of linear layers, static in a step.
 
     `sms`: multiprocessors of the device; None: the kernels assume a number.
     """
@@ -24,6 +27,7 @@ class Backends(NamedTuple):
     attention: Attention = "xla"
     experts: Experts = "xla"
     sms: int | None = None
+    linear: Linear = "xla"
 
 
 PORTABLE = Backends()
@@ -39,9 +43,10 @@ def choose_backends(
 ) -> Backends:
     """Return the kernels to run.
 
-    Mosaic is for Hopper and 16-bit types, Triton for other NVIDIA GPUs since Ampere; XLA runs anywhere. A named kernel
-    is never replaced: if it cannot serve the model, compiling it raises an error. Raises ConfigError if the package of
-    a named kernel is missing, and if Mosaic's compiler is known to give wrong code.
+    Mosaic is for Hopper and 16-bit types, Triton for other NVIDIA GPUs since Ampere, "cpu" for a CPU where its library
+    is built; XLA runs anywhere. A named kernel is never replaced: if it cannot serve the model, compiling it raises an
+    error. Raises ConfigError if the package or library of a named kernel is missing, if "cpu" is named for a GPU or
+    several devices, and if Mosaic's compiler is known to give wrong code.
 
     Args:
         platform: of the device: "gpu", "cpu", …
@@ -63,14 +68,49 @@ def choose_backends(
                 "install jswa[cuda12] or jswa[cuda13]"
             )
     experts: Experts = "mosaic" if hopper else "xla"
+    linear: Linear = "xla"
+    if platform == "cpu" and options.tensor_parallel_size == 1 and _native():
+        attention = "cpu"
+        if dtype.name in PRODUCT_TYPES:
+            experts, linear = "cpu", "cpu"
     chosen = Backends(
         attention if options.attention_backend == "auto" else options.attention_backend,
         experts if options.moe_backend == "auto" else options.moe_backend,
         sms,
+        linear if options.linear_backend == "auto" else options.linear_backend,
     )
+    _require_native(chosen, options, platform, dtype)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:
         for option, kernel in (("attention_backend", chosen.attention), ("moe_backend", chosen.experts)):
             if kernel == "mosaic":
                 limit = f"{compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or choose xla"
                 raise ConfigError(option, kernel, limit)
     return chosen
+
+
+def _native() -> bool:
+    """Return whether the library of CPU kernels can be used; the log says why not."""
+    try:
+        library.digest()
+    except library.NoLibrary as error:
+        _log.info("plain XLA runs on this CPU, which is slower than the library of CPU kernels: %s", error)
+        return False
+    return True
+
+
+def _require_native(chosen: Backends, options: EngineConfig, platform: str, dtype: jnp.dtype) -> None:
+    """Raise ConfigError if kernels of the CPU are chosen that cannot run."""
+    parts = ("attention_backend", chosen.attention), ("moe_backend", chosen.experts), ("linear_backend", chosen.linear)
+    for option, kernel in parts:
+        if kernel != "cpu":
+            continue
+        if platform != "cpu":
+            raise ConfigError(option, kernel, f"this device is a {platform}: must be auto or another backend")
+        if options.tensor_parallel_size > 1:
+            raise ConfigError(option, kernel, "is for one device, and tensor_parallel_size is more: must be xla")
+        if option != "attention_backend" and dtype.name not in PRODUCT_TYPES:
+            raise ConfigError(option, kernel, f"has no products in {dtype}: must be xla")
+        try:
+            library.digest()
+        except library.NoLibrary as error:
+            raise ConfigError(option, kernel, f"{error}, or choose xla") from error

@@ -8,6 +8,8 @@ from jaxtyping import Array, Float, Int
 from jswa.architecture import MlpConfig, Norm, Rope
 from jswa.model.lora import Adapted, AdapterIds, lora_product
 from pallas_kernels import int4
+from pallas_kernels.cpu.products import Panels
+from pallas_kernels.cpu.products import matmul as matmul_panels
 from pallas_kernels.experts.glu import Glu, activate, glu
 from pallas_kernels.quantized import Quantized, matmul
 
@@ -110,11 +112,13 @@ def linear(
 ) -> Float[Array, "T m"]:
     """Return x · weight + bias.
 
-    The weight may have 8 or 4 bits, and it may have LoRA adapters; `adapters` is the adapter of each token.
+    The weight may have 8 or 4 bits or lie in panels, and it may have LoRA adapters; `adapters` is the adapter of each token.
     """
     values = weight.get_value()
     base = values.base if isinstance(values, Adapted) else values
-    if isinstance(base, Quantized):
+    if isinstance(base, Panels):
+        out = matmul_panels(x, base)
+    elif isinstance(base, Quantized):
         out = matmul(x, base)
     else:
         out = int4.matmul(x, base) if isinstance(base, int4.Int4) else x @ base

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int32, Shaped
 
+from pallas_kernels.cpu.products import Panels
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized
 
@@ -28,15 +29,15 @@ AdapterIds = Int[Array, " T"]  # the adapter of each token; 0 for none
 class Adapted(NamedTuple):
     """A matrix and the adapters beside it."""
 
-    base: Float[Array, "K C"] | Quantized | Int4
+    base: Float[Array, "K C"] | Quantized | Int4 | Panels
     a: Float[Array, "K R"]
     b: Float[Array, "R C"]
     owner: Int32[Array, " R"]
 
 
 def with_adapters(
-    name: str, base: Array | Quantized | Int4, params: dict[str, Array]
-) -> Array | Quantized | Int4 | Adapted:
+    name: str, base: Array | Quantized | Int4 | Panels, params: dict[str, Array]
+) -> Array | Quantized | Int4 | Panels | Adapted:
     """Return the matrix `name` with the adapters that `params` has for it, if any."""
     if name + _A not in params:
         return base

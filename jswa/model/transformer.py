@@ -4,7 +4,7 @@ Outside this module, parameters are a plain dict {dotted name: array}; nnx modul
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,14 @@ from jswa.model.collectives import lookup_rows, psum
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.lora import Adapted, AdapterIds, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
+from pallas_kernels.cpu import products as cpu
+from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
+Linear = Literal["xla", "cpu"]
 
 
 class LayerInputs(NamedTuple):
@@ -133,9 +136,10 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """The model: embedding, layers, final norm and logits."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts) -> None:
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear) -> None:
         self.config = config
         self.dtype = dtype
+        self.linear = linear
         d_model, ple, vocab = config.d_model, config.per_layer_input, config.vocab_size // config.devices
         self.embed = zeros(vocab, d_model, dtype=dtype)
         self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
@@ -187,7 +191,11 @@ class Decoder(nnx.Module):
         """Return float32 logits of the hidden states over this device's shard of the vocabulary."""
         config = self.config
         weight = (self.embed if self.lm_head is None else self.lm_head).get_value()
-        if isinstance(weight, QuantizedRows):
+        if isinstance(weight, Panels):
+            out = cpu.matmul(hidden, weight, jnp.dtype(jnp.float32))
+        elif self.linear == "cpu" and self.lm_head is None:
+            out = cpu.matmul_rows(hidden, weight)
+        elif isinstance(weight, QuantizedRows):
             out = matmul_rows(hidden, weight)
         elif isinstance(weight, Quantized):
             out = product(hidden, weight)
@@ -218,37 +226,51 @@ def run_dtype(params: Mapping[str, Any]) -> np.dtype:
     return next(np.dtype(dtype) for dtype in floats if jnp.issubdtype(dtype, jnp.floating))
 
 
-def bind(config: ModelConfig, params: Params, experts: Implementation = "xla", sms: int | None = None) -> Decoder:
+def bind(
+    config: ModelConfig,
+    params: Params,
+    experts: Implementation = "xla",
+    sms: int | None = None,
+    linear: Linear = "xla",
+) -> Decoder:
     """Return the decoder over these parameters; called inside a jitted function, at trace time only.
 
-    The names of the parameters say which matrices have 8 or 4 bits, and which have LoRA adapters.
+    The names of the parameters say which matrices have 8 or 4 bits, and which have LoRA adapters; those with an axis more
+    than the model's lie in panels.
 
     Args:
         experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
+        linear: the implementation of the products with an embedding that is the head too. Matrices in panels have the
+            CPU's in any case.
     """
     dtype = run_dtype(params)
-    graph, state = _abstract(config, dtype, Experts(experts, _storage(params), sms))
+    graph, state = _abstract(config, dtype, Experts(experts, _storage(params), sms), linear)
 
-    def value(name: str) -> Array | Quantized | QuantizedRows | Int4 | Adapted:
+    def value(name: str, shape: tuple[int, ...]) -> Array | Quantized | QuantizedRows | Int4 | Panels | Adapted:
+        matrix: Array | Quantized | Int4
         if name in params:
-            return with_adapters(name, params[name], params)
-        if f"{name}.codes" in params:
-            codes, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
-            return with_adapters(name, Int4(codes, scales, zeros, params.get(f"{name}.group_of")), params)
-        values, scales = params[f"{name}.values"], params[f"{name}.scales"]
-        return (
-            QuantizedRows(values, scales) if name == "embed" else with_adapters(name, Quantized(values, scales), params)
-        )
+            matrix = stored = params[name]
+        elif f"{name}.codes" in params:
+            stored, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
+            matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
+        else:
+            stored, scales = params[f"{name}.values"], params[f"{name}.scales"]
+            if name == "embed":
+                return QuantizedRows(stored, scales)
+            matrix = Quantized(stored, scales)
+        return with_adapters(name, Panels(matrix, shape[-1]) if stored.ndim > len(shape) else matrix, params)
 
-    values = {path: leaf.replace(value(_name(path))) for path, leaf in nnx.to_flat_state(state)}
+    values = {
+        path: leaf.replace(value(_name(path), leaf.get_value().shape)) for path, leaf in nnx.to_flat_state(state)
+    }
     model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))
     return model
 
 
 def _abstract(
-    config: ModelConfig, dtype: jnp.dtype, experts: Experts
+    config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear = "xla"
 ) -> tuple[nnx.GraphDef[Decoder], nnx.State[Any, Any]]:
-    return nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype, experts)))
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype, experts, linear)))
 
 
 def _storage(params: Params) -> Storage:

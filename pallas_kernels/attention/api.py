@@ -16,8 +16,9 @@ from pallas_kernels.attention import reference, xla
 from pallas_kernels.attention.hopper import heuristics
 from pallas_kernels.attention.rows import Attend, Rows, Tiles
 from pallas_kernels.attention.triton import call as triton
+from pallas_kernels.cpu import attention as cpu
 
-Implementation = Literal["reference", "xla", "mosaic", "triton"]
+Implementation = Literal["reference", "xla", "cpu", "mosaic", "triton"]
 
 TILE_TOKENS = 32  # query tokens per tile of all implementations but "mosaic"
 
@@ -62,8 +63,8 @@ def paged_attention(
         attend: static parameters of the layer.
         sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         kv_scales: factors of the numbers in 8-bit pages, of K and of V by KV head; None: 1. See `write_kv`.
-        implementation: "reference" (float32, for tests), "xla" (any device), "mosaic" (Hopper; 16-bit types, 8-bit
-            pages, head sizes to 512), "triton" (NVIDIA GPUs from sm_80 on, with the package jax-triton; head sizes to
+        implementation: "reference" (float32, for tests), "xla" (any device), "cpu" (the library of
+            `pallas_kernels.cpu`), "mosaic" (Hopper; 16-bit types, 8-bit pages, head sizes to 512), "triton" (NVIDIA GPUs from sm_80 on, with the package jax-triton; head sizes to
             512).
         sms: multiprocessors of the device, for "mosaic" and "triton". None: as many as an H200 or an A100 has.
 
@@ -71,6 +72,7 @@ def paged_attention(
         NoKernel: the implementation cannot serve these shapes or types.
         ValueError: an argument is wrong.
         ImportError: implementation = "triton", and jax-triton is not installed.
+        NoLibrary: implementation = "cpu", and its library is not there.
     """
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
@@ -107,6 +109,8 @@ def _function(implementation: Implementation, sms: int | None) -> Callable[..., 
         return partial(mosaic.paged_attention, sms=sms)
     if implementation == "triton":
         return partial(triton.paged_attention, sms=sms)
+    if implementation == "cpu":
+        return cpu.paged_attention
     return reference.paged_attention if implementation == "reference" else xla.paged_attention
 
 

@@ -13,15 +13,17 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import int4
+from pallas_kernels.cpu.experts import grouped_products
+from pallas_kernels.cpu.products import Panels
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
 from pallas_kernels.quantized import Quantized, dequantized
 
-Implementation = Literal["reference", "xla", "mosaic"]
+Implementation = Literal["reference", "xla", "cpu", "mosaic"]
 Plain = Float[Array, "E K C"] | Quantized | Mxfp4 | int4.Int4  # for "reference" and "xla"
-Weights = Plain | Mxfp4Tiles
+Weights = Plain | Mxfp4Tiles | Panels
 TILE_ROWS = 16  # rows per turn of the XLA loop
 
 
@@ -48,7 +50,7 @@ def grouped_matmul(
         bias: one number per expert and column of the weights.
         gated: the activation.
         implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
-            no CUDA graph can hold), "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
+            no CUDA graph can hold), "cpu" (the library of `pallas_kernels.cpu`; weights as `Panels` or `Mxfp4`), "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
         sms: multiprocessors of the device, for "mosaic". None: as many as an H200 has.
 
     Raises:
@@ -57,11 +59,14 @@ def grouped_matmul(
     """
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
+    out: Array
     if implementation == "mosaic":
         if isinstance(weights, Mxfp4):
             raise NoExpertKernel(
                 "implementation = 'mosaic' takes weights of 4 bits in tiles, laid out at load (mxfp4.tiles)"
             )
+        if isinstance(weights, Panels):
+            raise NoExpertKernel("implementation = 'mosaic' takes no weights in panels: must be 'cpu'")
         if isinstance(weights, Quantized | int4.Int4):
             bits = 8 if isinstance(weights, Quantized) else 4
             raise NoExpertKernel(f"implementation = 'mosaic' takes no weights of {bits} bits: must be 'xla'")
@@ -69,9 +74,16 @@ def grouped_matmul(
         from pallas_kernels.experts.hopper import call as mosaic
 
         return mosaic.grouped_matmul(x, weights, groups, bias, gated, sms=sms)
+    if implementation == "cpu":
+        if not isinstance(weights, Panels | Mxfp4):
+            raise NoExpertKernel("implementation = 'cpu' takes weights in panels, laid out at load, or as Mxfp4")
+        out = grouped_products(x, weights, groups, bias)
+        return out if gated is None else glu(gated, *jnp.split(out, 2, axis=-1))
+    if isinstance(weights, Panels):
+        raise NoExpertKernel(f"implementation = {implementation!r} takes no weights in panels: must be 'cpu'")
     if isinstance(weights, Mxfp4Tiles):
         raise NoExpertKernel(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
-    out: Array = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
+    out = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
     return out
 
 

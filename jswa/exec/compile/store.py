@@ -29,6 +29,7 @@ import jax
 from jax.experimental import serialize_executable
 
 import pallas_kernels
+from pallas_kernels.cpu import library
 from pallas_kernels.ptxas import find_ptxas
 
 _log = logging.getLogger("jswa")
@@ -257,7 +258,7 @@ def _surroundings(devices: Sequence[jax.Device]) -> str:
     first = devices[0]
     client = first.client
     lines = [f"python {sys.version}", *_versions(_PACKAGES), platform.platform(), f"processors {_processors()}"]
-    lines += [processor() if first.platform == "cpu" else str(find_ptxas())]
+    lines += [f"{processor()} {_native()}" if first.platform == "cpu" else str(find_ptxas())]
     lines += [client.platform, client.platform_version, first.device_kind, f"{jax.device_count()} devices"]
     lines += [str([device.id for device in devices])]
     config: dict[str, Any] = jax.config.values
@@ -268,6 +269,14 @@ def _surroundings(devices: Sequence[jax.Device]) -> str:
         if name.startswith(_VARIABLES) and not any(word in name.lower() for word in _IRRELEVANT)
     ]
     return "\n".join(lines)
+
+
+def _native() -> str:
+    """Return the digest of the library of CPU kernels, which programs may call, and load it before they are; else why."""
+    try:
+        return library.digest()
+    except library.NoLibrary as error:
+        return str(error)
 
 
 def _versions(names: Iterable[str]) -> Iterable[str]:

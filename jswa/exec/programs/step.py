@@ -16,7 +16,7 @@ from jswa.exec.programs.extras import count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
 from jswa.exec.programs.sampling import LogprobRows, Sampling, logprob_rows, sample
 from jswa.exec.programs.state import DeviceState
-from jswa.model.transformer import Params, bind
+from jswa.model.transformer import Decoder, Params, bind
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import FROM_DEVICE, SAMPLING, Logprobs
 from pallas_kernels.attention.api import paged_attention, tile_tokens, write_kv
@@ -61,7 +61,7 @@ def step(
     state, hidden, indices, finite = forward(params, state, inputs, config=config, every=every)
     rows = Sampling.of(inputs.rows[:, -len(SAMPLING) :])
     with named_scope("logits"):
-        logits = bind(config.model, params).logits(hidden[indices.last_tokens] if every else hidden)
+        logits = decoder_of(config, params).logits(hidden[indices.last_tokens] if every else hidden)
     with named_scope("sampling"):
         position = inputs.column("start") + inputs.column("count")
         tokens = sample(logits, position, rows, state["extras"], config.model.devices, finite)
@@ -112,10 +112,15 @@ def forward(
         return out
 
     select = None if every else indices.last_tokens
-    decoder = bind(config.model, params, config.backends.experts, config.backends.sms)
+    decoder = decoder_of(config, params)
     adapters = None if inputs.adapters is None else inputs.adapters[indices.token_rows]
     hidden = decoder(tokens, indices.positions, attend, select, adapters)
     return {**state, "lanes": lanes, "extras": extras}, hidden, indices, finite
+
+
+def decoder_of(config: StepConfig, params: Params) -> Decoder:
+    """Return the decoder over these parameters, with the step's kernels."""
+    return bind(config.model, params, config.backends.experts, config.backends.sms, config.backends.linear)
 
 
 def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, " R"]:
@@ -134,7 +139,7 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
 
 def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
     """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
-    model, size = bind(config.model, params), min(_LOGPROB_BLOCK, len(hidden))
+    model, size = decoder_of(config, params), min(_LOGPROB_BLOCK, len(hidden))
     pad = -len(hidden) % size
     blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
     targets = jnp.pad(inputs.targets, (0, pad)).reshape(-1, size)

@@ -114,7 +114,7 @@ def test_float32_is_multiplied_in_float32(implementation: Implementation) -> Non
         assert all(line.count("HIGHEST") == 2 for line in products)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize("implementation", ["reference", "xla", "cpu"])
 def test_a_row_does_not_see_how_its_neighbours_are_cut(implementation: Implementation) -> None:
     """A row's result does not depend, within rounding, on the other rows of the step."""
     case = next(case for case in CASES if case.name == "window 47 = 3p - 1, softcap")

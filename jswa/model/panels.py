@@ -1,0 +1,46 @@
+"""Lays the matrices of a model out in the panels that the CPU's products read."""
+
+import math
+import re
+
+import jax
+import numpy as np
+from jaxtyping import Array, Shaped
+
+from pallas_kernels.cpu.products import PANEL, panel_count, to_panels
+
+_MATRIX = re.compile(r"(\.(attention\.(qkv|out|gate)|gate_up|down)|^lm_head)(\.values|\.codes)?$")
+_EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
+_ALIGNMENT = 64  # bytes; XLA uses such an array without a copy
+
+
+def lay_out(params: dict[str, Array], *, linear: bool, experts: bool) -> None:
+    """Replace matrices by their panels, one after the other: numbers, values of 8 bits or codes of 4 bits.
+
+    A matrix [*E, K, C] becomes [*E, P, K, 32]; `transformer.bind` sees it from the number of axes.
+
+    Args:
+        params: of one device.
+        linear: the matrices of linear layers and the head, if it is not the embedding.
+        experts: the stacked matrices of experts. Those in MXFP4 stay, since their outputs are rows.
+    """
+    for name in [name for name in params if _MATRIX.search(name)]:
+        stacked = _EXPERTS.search(name) is not None and params[name].ndim == 3
+        if experts if stacked else linear:
+            params[name] = _panels(params.pop(name))
+
+
+def _panels(matrix: Array) -> Array:
+    *lead, inputs, outputs = matrix.shape
+    shape = (*lead, panel_count(outputs), inputs, PANEL)
+    out = _empty(shape, np.dtype(matrix.dtype))
+    to_panels(np.asarray(matrix), out)
+    panels: Array = jax.device_put(out, matrix.sharding, may_alias=True)
+    return panels
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)

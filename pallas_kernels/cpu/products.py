@@ -1,0 +1,86 @@
+"""Products with matrices in panels and with rows of an embedding.
+
+Shape letters: T rows, K inputs, C outputs; P panels, PANEL outputs each, the last one padded; E leading axes.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from pallas_kernels.cpu import library
+from pallas_kernels.int4 import Int4
+from pallas_kernels.quantized import Quantized, QuantizedRows
+
+PANEL = 32  # outputs
+PRODUCT_TYPES = ("float32", "bfloat16")  # of x
+_NUMBERS, _SCALED, _CODES, _CODES_BY_TABLE, MXFP4 = range(5)  # how a matrix is held: see src/ffi.cc
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weights"], meta_fields=["outputs"])
+@dataclass(frozen=True)
+class Panels:
+    """Weights whose matrices lie in panels, so that products read them as one stream.
+
+    Attributes:
+        weights: numbers [*E, P, K, PANEL]; or `Quantized` or `Int4` with such values or codes. What they have per output
+            lies as it is.
+        outputs: C.
+    """
+
+    weights: Array | Quantized | Int4
+    outputs: int
+
+
+def panel_count(outputs: int) -> int:
+    """Return P."""
+    return -(-outputs // PANEL)
+
+
+def to_panels(matrix: Shaped[np.ndarray, "*E K C"], out: Shaped[np.ndarray, "*E P K 32"]) -> None:
+    """Lay a matrix out in panels; outputs beyond C become zeros."""
+    whole, rest = divmod(matrix.shape[-1], PANEL)
+    lead = matrix.shape[:-1]
+    out[..., :whole, :, :] = matrix[..., : whole * PANEL].reshape(*lead, whole, PANEL).swapaxes(-3, -2)
+    if rest:
+        out[..., whole, :, :rest] = matrix[..., whole * PANEL :]
+        out[..., whole, :, rest:] = 0
+
+
+def operands(weights: Array | Quantized | QuantizedRows | Int4) -> tuple[int, list[Array]]:
+    """Return how a matrix is held, and its arrays: the matrix first."""
+    if isinstance(weights, Quantized | QuantizedRows):
+        return _SCALED, [weights.values, weights.scales]
+    if isinstance(weights, Int4):
+        codes, scales, zeros, group_of = weights
+        return (_CODES, [codes, scales, zeros]) if group_of is None else (_CODES_BY_TABLE, [codes, scales, zeros, group_of])
+    return _NUMBERS, [weights]
+
+
+def matmul(x: Float[Array, "T K"], weights: Panels, dtype: jnp.dtype | None = None) -> Float[Array, "T C"]:
+    """Return x · weights, added in float32 and rounded once to `dtype`, or x's. A row depends on no other row's numbers.
+
+    Raises NoLibrary.
+    """
+    library.digest()
+    kind, arrays = operands(weights.weights)
+    shape = jax.ShapeDtypeStruct((len(x), weights.outputs), dtype or x.dtype)
+    call = jax.ffi.ffi_call("jswa_product", shape)
+    out: Array = call(x, *arrays, kind=np.int64(kind), by_rows=False)
+    return out
+
+
+def matmul_rows(x: Float[Array, "T K"], weights: Float[Array, "C K"] | QuantizedRows) -> Float[Array, "T C"]:
+    """Return x · weightsᵀ in float32, of a matrix with a row per output. A row depends on no other row's numbers.
+
+    Raises NoLibrary.
+    """
+    library.digest()
+    kind, arrays = operands(weights)
+    shape = jax.ShapeDtypeStruct((len(x), len(arrays[0])), jnp.float32)
+    call = jax.ffi.ffi_call("jswa_product", shape)
+    out: Array = call(x, *arrays, kind=np.int64(kind), by_rows=True)
+    return out

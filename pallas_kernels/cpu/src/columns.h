@@ -1,0 +1,265 @@
+// Products with matrices in panels: [panels, inputs, 32 outputs], so that they are read as one stream. Each output adds
+// its inputs in their order, one after the other (or pair after pair, where the processor multiplies pairs of bfloat16),
+// in one sum: neither other rows nor the cut into tasks change a bit of it.
+#pragma once
+#include "simd.h"
+
+namespace {
+
+using jswa::kPanel;
+using jswa::Product;
+using jswa::Type;
+
+// A tile of sums fills the registers: kTile rows times kVectors vectors of outputs.
+constexpr int kVectors = kPanel / W < 4 ? kPanel / W : 4;
+constexpr int kTile = W == 16 ? 12 : W == 8 ? 3 : 2;
+constexpr int64_t kAhead = 4096;       // bytes that are prefetched
+constexpr int64_t kInputBlock = 2048;  // inputs whose part of a panel stays in the second cache
+
+// Inputs `input` and `input` + 1 of a panel for W outputs, in float32; `both`: the second exists.
+template <Type type>
+inline void two_inputs(const Product& p, int64_t panel, int64_t input, int64_t column, bool both, vf* out) {
+  constexpr int64_t size = type == Type::F32 ? 4 : type == Type::BF16 ? 2 : 1;
+  const char* from = (const char*)p.w + ((panel * p.inputs + input) * kPanel + column) * size;
+  __builtin_prefetch(from + kAhead);
+  if (size > 2) __builtin_prefetch(from + kAhead + kPanel * size);
+  out[0] = widened(from, type);
+  out[1] = both ? widened(from + kPanel * size, type) : vf{};
+}
+
+// The scales and zeros of a group for a panel's outputs; those of the last panel are padded.
+struct Groups {
+  vf scale[kPanel / W], zero[kPanel / W];
+  int64_t group = -1, until = 0;
+
+  void read(const Product& p, int64_t panel, int64_t input) {
+    if (input < until) return;
+    int64_t wanted = p.group_of ? p.group_of[input] : input / p.group_size;
+    until = p.group_of ? input + 1 : (wanted + 1) * p.group_size;
+    if (wanted == group) return;
+    group = wanted;
+    for (int c = 0; c < kPanel / W; c++) {
+      int64_t output = panel * kPanel + c * W, n = p.outputs - output, at = group * p.outputs + output;
+      const char* scales = (const char*)p.group_scales + at * bytes_of(p.group_scales_type);
+      scale[c] = widened_part(scales, p.group_scales_type, n);
+      alignas(64) uint8_t part[W] = {};
+      if (n > 0) std::memcpy(part, p.group_zeros + at, (size_t)(n < W ? n : W));
+      zero[c] = to_float((vi)wide(load_as<vu8>(part)));
+    }
+  }
+};
+
+template <Type type>
+struct Reader {
+  void two(const Product& p, int64_t panel, int64_t input, int column, bool both, vf (*out)[kVectors]) {
+    for (int c = 0; c < kVectors; c++) {
+      vf pair[2];
+      two_inputs<type>(p, panel, input, column + c * W, both, pair);
+      out[0][c] = pair[0], out[1][c] = pair[1];
+    }
+  }
+};
+
+template <>
+struct Reader<Type::CODES> {
+  Groups groups;
+  void two(const Product& p, int64_t panel, int64_t input, int column, bool both, vf (*out)[kVectors]) {
+    const uint8_t* from = (const uint8_t*)p.w + (panel * ((p.inputs + 1) / 2) + input / 2) * kPanel + column;
+    vu codes[kVectors];
+    groups.read(p, panel, input);
+    for (int c = 0; c < kVectors; c++) {
+      int g = column / W + c;
+      codes[c] = wide(load_as<vu8>(from + c * W));
+      out[0][c] = (to_float((vi)(codes[c] & 15)) - groups.zero[g]) * groups.scale[g];
+    }
+    if (both) groups.read(p, panel, input + 1);
+    for (int c = 0; c < kVectors; c++) {
+      int g = column / W + c;
+      out[1][c] = both ? (to_float((vi)(codes[c] >> 4)) - groups.zero[g]) * groups.scale[g] : vf{};
+    }
+  }
+};
+
+// float32: words are numbers, two a step.
+template <Type weights>
+struct Single {
+  using word = float;
+  static constexpr Type type = weights;
+  static constexpr int words = 2;
+  struct Step {
+    vf w[2][kVectors];
+  };
+  static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column, Step& step) {
+    reader.two(p, panel, input, column, input + 1 < p.inputs, step.w);
+  }
+  static void add(vf* sums, const float* x, int stride, const Step& step) {
+    for (int c = 0; c < kVectors; c++) sums[c] = fma(splat(x[0]), step.w[0][c], sums[c]);
+    for (int c = 0; c < kVectors; c++) sums[c] = fma(splat(x[stride]), step.w[1][c], sums[c]);
+  }
+  static float pack(const Product& p, int64_t row, int64_t input) {
+    if (input >= p.inputs) return 0.0f;
+    int64_t at = row * p.inputs + input;
+    return p.x_type == Type::F32 ? ((const float*)p.x)[at] : bf16_to_float(((const uint16_t*)p.x)[at]);
+  }
+};
+
+#if defined(__AVX512BF16__)
+// bfloat16: a word is a pair of inputs, one a step.
+template <Type weights>
+struct Pair {
+  using word = uint32_t;
+  static constexpr Type type = weights;
+  static constexpr int words = 1;
+  struct Step {
+    vu w[kVectors];
+  };
+  static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column, Step& step) {
+    if (type == Type::BF16 && input + 1 < p.inputs) {
+      const uint16_t* from = (const uint16_t*)p.w + (panel * p.inputs + input) * kPanel + column;
+      __builtin_prefetch((const char*)from + kAhead);
+      __builtin_prefetch((const char*)from + kAhead + 64);
+      for (int c = 0; c < kVectors; c++) {
+        vu low = wide(load_as<vu16>(from + c * W));
+        vu high = wide(load_as<vu16>(from + kPanel + c * W));
+        step.w[c] = low | (high << 16);
+      }
+      return;
+    }
+    vf both[2][kVectors];
+    reader.two(p, panel, input, column, input + 1 < p.inputs, both);
+    for (int c = 0; c < kVectors; c++) {
+      vf low = both[0][c], high = both[1][c];
+      if (type == Type::CODES) low = rounded_bf16(low), high = rounded_bf16(high);
+      step.w[c] = (bits(low) >> 16) | (bits(high) & 0xffff0000u);
+    }
+  }
+  static void add(vf* sums, const uint32_t* x, int, const Step& step) {
+    for (int c = 0; c < kVectors; c++)
+      sums[c] = (vf)_mm512_dpbf16_ps((__m512)sums[c], (__m512bh)_mm512_set1_epi32((int)x[0]), (__m512bh)step.w[c]);
+  }
+  static uint32_t pack(const Product& p, int64_t row, int64_t word) {
+    const uint16_t* x = (const uint16_t*)p.x + row * p.inputs;
+    uint32_t low = x[2 * word], high = 2 * word + 1 < p.inputs ? x[2 * word + 1] : 0;
+    return low | (high << 16);
+  }
+};
+#endif
+
+inline bool pairs_of(const Product& p) {
+#if defined(__AVX512BF16__)
+  return p.x_type == Type::BF16 && p.w_type != Type::F32;
+#else
+  return (void)p, false;
+#endif
+}
+
+// Words of a packed row.
+int64_t packed_words(const Product& p) { return (p.inputs + 1) / 2 * (pairs_of(p) ? 1 : 2); }
+
+// Rows of a tile as it is computed: those of a smaller tile are filled up with zeros.
+constexpr int64_t padded_rows(int64_t rows) {
+  return rows > 8 ? kTile : rows > 4 ? (kTile < 8 ? kTile : 8) : rows > 2 ? (kTile < 4 ? kTile : 4) : rows;
+}
+
+// Rows as the products read them: tiles of kTile rows (the last may have fewer), each [words, padded rows].
+template <class Op>
+void pack_tile(const Product& p, int64_t tile, float* packed) {
+  const int64_t words = packed_words(p), first = tile * kTile;
+  const int64_t rows = p.rows - first < kTile ? p.rows - first : kTile, padded = padded_rows(rows);
+  auto* out = (typename Op::word*)packed + first * words;
+  for (int64_t row = 0; row < padded; row++)
+    for (int64_t word = 0; word < words; word++) out[word * padded + row] = row < rows ? Op::pack(p, first + row, word) : 0;
+}
+
+// Adds inputs begin to end of a panel's columns to the sums of `rows` rows, [rows, kPanel].
+template <class Op, int rows>
+void add_tile(const Product& p, int64_t panel, int column, int64_t begin, int64_t end, const float* packed, float* sums) {
+  Reader<Op::type> reader;
+  typename Op::Step step;
+  vf sum[rows][kVectors];
+  for (int r = 0; r < rows; r++)
+    for (int c = 0; c < kVectors; c++) sum[r][c] = begin ? load(sums + r * kPanel + column + c * W) : vf{};
+  const auto* x = (const typename Op::word*)packed + begin / 2 * Op::words * rows;
+  for (int64_t input = begin; input < end; input += 2, x += Op::words * rows) {
+    Op::read(reader, p, panel, input, column, step);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) Op::add(sum[r], x + r, rows, step);
+  }
+  for (int r = 0; r < rows; r++)
+    for (int c = 0; c < kVectors; c++) store(sums + r * kPanel + column + c * W, sum[r][c]);
+}
+
+template <class Op, int rows>
+void add_columns(const Product& p, int64_t panel, int64_t begin, int64_t end, const float* packed, float* sums) {
+  for (int column = 0; column < kPanel; column += kVectors * W)
+    add_tile<Op, rows>(p, panel, column, begin, end, packed, sums);
+}
+
+template <class Op>
+void add_rows(const Product& p, int64_t panel, int64_t count, int64_t begin, int64_t end, const float* packed, float* sums) {
+  switch (padded_rows(count)) {
+    case 1: return add_columns<Op, 1>(p, panel, begin, end, packed, sums);
+    case 2: return add_columns<Op, 2>(p, panel, begin, end, packed, sums);
+    case 4: if constexpr (kTile > 4) return add_columns<Op, 4>(p, panel, begin, end, packed, sums);
+    case 8: if constexpr (kTile > 8) return add_columns<Op, 8>(p, panel, begin, end, packed, sums);
+    default: return add_columns<Op, kTile>(p, panel, begin, end, packed, sums);
+  }
+}
+
+inline void finish(const Product& p, int64_t panel, int64_t row, int64_t count, const float* sums) {
+  for (int64_t last = row + count; row < last; row++, sums += kPanel) {
+    for (int c = 0; c < kPanel; c += W) {
+      int64_t at = panel * kPanel + c, n = p.outputs - at;
+      if (n <= 0) break;
+      vf value = load(sums + c);
+      if (p.scales) value *= widened_part(p.scales + at, Type::F32, n);
+      if (p.bias) value += widened_part((const char*)p.bias + at * bytes_of(p.x_type), p.x_type, n);
+      store_part((char*)p.out + (row * p.outputs + at) * bytes_of(p.out_type), p.out_type, value, n);
+    }
+  }
+}
+
+template <class Op>
+void panel_of(const Product& p, int64_t panel, int64_t first_tile, int64_t last_tile, const float* packed) {
+  alignas(64) float sums[jswa::kTiles * kTile * kPanel];
+  const int64_t words = packed_words(p);
+  for (int64_t begin = 0; begin < p.inputs; begin += kInputBlock) {
+    const int64_t end = begin + kInputBlock < p.inputs ? begin + kInputBlock : p.inputs;
+    for (int64_t tile = first_tile; tile < last_tile; tile++) {
+      const int64_t row = tile * kTile, count = p.rows - row < kTile ? p.rows - row : kTile;
+      float* own = sums + (tile - first_tile) * kTile * kPanel;
+      add_rows<Op>(p, panel, count, begin, end, packed + row * words, own);
+      if (end == p.inputs) finish(p, panel, row, count, own);
+    }
+  }
+}
+
+// Calls a template with the operation that the types of a product ask for.
+#if defined(__AVX512BF16__)
+#define JSWA_OP(p, type, call) \
+  if (pairs_of(p)) { call(Pair<type>); } else { call(Single<type>); }
+#else
+#define JSWA_OP(p, type, call) call(Single<type>);
+#endif
+#define JSWA_OPS(p, call)                                      \
+  switch ((p).w_type) {                                        \
+    case Type::F32: { call(Single<Type::F32>); break; }        \
+    case Type::BF16: { JSWA_OP(p, Type::BF16, call) break; }   \
+    case Type::S8: { JSWA_OP(p, Type::S8, call) break; }       \
+    case Type::FP8: { JSWA_OP(p, Type::FP8, call) break; }     \
+    default: { JSWA_OP(p, Type::CODES, call) break; }          \
+  }
+
+void pack(const Product& p, int64_t tile, float* packed) {
+#define JSWA_CALL(op) pack_tile<op>(p, tile, packed)
+  JSWA_OPS(p, JSWA_CALL)
+#undef JSWA_CALL
+}
+
+void panel(const Product& p, int64_t index, int64_t first_tile, int64_t last_tile, const float* packed) {
+#define JSWA_CALL(op) panel_of<op>(p, index, first_tile, last_tile, packed)
+  JSWA_OPS(p, JSWA_CALL)
+#undef JSWA_CALL
+}
+
+}  // namespace

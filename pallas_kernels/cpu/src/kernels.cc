@@ -1,0 +1,10 @@
+// The kernels for one set of instructions: this file is compiled once for each, with KERNELS as the name of the table.
+#include "attention.h"
+#include "rows.h"
+
+namespace jswa {
+
+extern const Kernels KERNELS;
+const Kernels KERNELS = {kTile, ::packed_words, ::pack, ::panel, ::by_rows, ::attention_floats, ::attention};
+
+}  // namespace jswa

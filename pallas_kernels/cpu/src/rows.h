@@ -1,0 +1,88 @@
+// Products with matrices [outputs, inputs], as embeddings and MXFP4 experts lie: the lanes of a vector add every W-th
+// input, and are added in the end, always in the same tree.
+#pragma once
+#include "columns.h"
+
+namespace {
+
+constexpr int kAcross = W == 16 ? 4 : 2;  // rows and outputs of a tile of sums
+
+// W inputs of one row of weights, from input on; n of them exist.
+template <Type type>
+inline vf weights_of(const Product& p, int64_t output, int64_t input, int64_t n) {
+  constexpr int64_t size = type == Type::F32 ? 4 : type == Type::BF16 ? 2 : 1;
+  const char* from = (const char*)p.w + (output * p.inputs + input) * size;
+  __builtin_prefetch(from + 1024);
+  return n >= W ? widened(from, type) : widened_part(from, type, n);
+}
+
+// e2m1: sign, two bits of exponent, one of fraction; the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+inline vf from_e2m1(vu code) {
+  vu magnitude = code & 7;
+  vf number = choose((vi)(magnitude < 2), to_float((vi)magnitude) * splat(0.5f), (vf)((magnitude << 22) + (126u << 23)));
+  return (vf)(bits(number) | ((code & 8) << 28));
+}
+
+template <>
+inline vf weights_of<Type::MXFP4>(const Product& p, int64_t output, int64_t input, int64_t n) {
+  const uint8_t* from = (const uint8_t*)p.w + (output * p.inputs + input) / 2;
+  alignas(64) uint8_t codes[W] = {};
+  for (int i = 0; i < W / 2 && 2 * i < n; i++) codes[2 * i] = from[i] & 15, codes[2 * i + 1] = from[i] >> 4;
+  uint32_t exponent = p.group_zeros[(output * p.inputs + input) / 32];
+  // 2^(exponent - 127); the smallest one is not normal and thus zero, and 255 means NaN.
+  vu raw = vu{} + (exponent == 255 ? 0x7fc00000u : exponent << 23);
+  return from_e2m1(wide(load_as<vu8>(codes))) * (vf)raw;
+}
+
+template <Type type, int rows, int outputs>
+inline void dot_tile(const Product& p, int64_t row, int64_t output) {
+  const int64_t x_size = bytes_of(p.x_type);
+  vf sum[rows][outputs] = {};
+  for (int64_t input = 0; input < p.inputs; input += W) {
+    int64_t n = p.inputs - input;
+    vf w[outputs];
+#pragma GCC unroll 8
+    for (int o = 0; o < outputs; o++) w[o] = weights_of<type>(p, output + o, input, n);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+      vf x = widened_part((const char*)p.x + ((row + r) * p.inputs + input) * x_size, p.x_type, n);
+#pragma GCC unroll 8
+      for (int o = 0; o < outputs; o++) sum[r][o] = fma(x, w[o], sum[r][o]);
+    }
+  }
+  for (int r = 0; r < rows; r++) {
+    vf all[W];
+    for (int o = 0; o < W; o++) all[o] = o < outputs ? sum[r][o] : vf{};
+    vf result = sums(all);
+    if (p.scales) result *= widened_part(p.scales + output, Type::F32, outputs);
+    if (p.bias) result += widened_part((const char*)p.bias + output * x_size, p.x_type, outputs);
+    char* to = (char*)p.out + ((row + r) * p.outputs + output) * bytes_of(p.out_type);
+    store_part(to, p.out_type, result, outputs);
+  }
+}
+
+template <Type type, int outputs>
+inline void dot_rows(const Product& p, int64_t output) {
+  int64_t row = 0;
+  for (; row + kAcross <= p.rows; row += kAcross) dot_tile<type, kAcross, outputs>(p, row, output);
+  for (; row < p.rows; row++) dot_tile<type, 1, outputs>(p, row, output);
+}
+
+template <Type type>
+void outputs_of(const Product& p, int64_t first, int64_t last) {
+  int64_t output = first;
+  for (; output + kAcross <= last; output += kAcross) dot_rows<type, kAcross>(p, output);
+  for (; output < last; output++) dot_rows<type, 1>(p, output);
+}
+
+void by_rows(const Product& p, int64_t first, int64_t last) {
+  switch (p.w_type) {
+    case Type::F32: return outputs_of<Type::F32>(p, first, last);
+    case Type::BF16: return outputs_of<Type::BF16>(p, first, last);
+    case Type::S8: return outputs_of<Type::S8>(p, first, last);
+    case Type::FP8: return outputs_of<Type::FP8>(p, first, last);
+    default: return outputs_of<Type::MXFP4>(p, first, last);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,64 @@
+// Jobs of the kernels: pointers, shapes and types. No function here allocates, throws or knows XLA.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace jswa {
+
+// How numbers lie in memory. CODES: two 4-bit inputs per byte, with a scale and a zero point per group and output.
+// MXFP4: two e2m1 inputs per byte, with an exponent per 32 inputs.
+enum class Type : int32_t { F32, BF16, F16, S8, FP8, CODES, MXFP4 };
+
+constexpr int64_t kPanel = 32;  // outputs of a panel
+constexpr int64_t kTiles = 8;   // tiles of rows that one task takes at most
+
+// x [rows, inputs] times one matrix, which lies in panels [panels, inputs, kPanel] (CODES: half the inputs), padded to
+// whole panels; or as [outputs, inputs], for `rows_of`.
+struct Product {
+  const void* x;
+  Type x_type;  // F32 or BF16
+  const void* w;
+  Type w_type;
+  void* out;  // [rows, outputs]
+  Type out_type;  // F32 or BF16
+  const float* scales;  // per output, or null
+  const void* bias;     // per output in x's type, or null
+  const void* group_scales;  // of CODES: [groups, outputs]
+  Type group_scales_type;
+  const uint8_t* group_zeros;  // of CODES: [groups, outputs]; of MXFP4: exponents [outputs, inputs / 32]
+  const int32_t* group_of;     // of CODES: the group of each input, or null: group_size inputs each
+  int64_t groups, group_size;
+  int64_t rows, inputs, outputs;
+};
+
+struct Attention {
+  const void* q;         // [tokens, heads, head_dim]
+  Type q_type;           // F32, BF16 or F16; the output's too
+  const void* kv;        // [pages, layers, kv_heads, page_size, cell]
+  Type kv_type;          // F32, BF16, F16 or FP8
+  void* out;             // [tokens, heads, v_dim]
+  const int32_t *starts, *counts, *page_rows, *first_page, *visible_from;
+  const int32_t *tile_row, *tile_offset, *tile_tokens;
+  const float* sinks;    // per head, or null
+  int64_t tokens, heads, head_dim, v_dim, cell;
+  int64_t pages, layers, kv_heads, page_size, layer;
+  int64_t rows, width, tiles, tile_size;
+  int64_t window, chunk;  // 0: none
+  float scale, softcap;   // softcap 0: none
+};
+
+// The kernels as compiled for one set of instructions.
+struct Kernels {
+  int64_t tile;  // rows of a tile
+  // Products: first each tile of rows is packed, into packed_words(p) words for each of `tile` rows; then panels are multiplied.
+  int64_t (*packed_words)(const Product&);
+  void (*pack)(const Product&, int64_t tile, float* packed);
+  void (*panel)(const Product&, int64_t panel, int64_t first_tile, int64_t last_tile, const float* packed);
+  void (*by_rows)(const Product&, int64_t first_output, int64_t last_output);
+  int64_t (*attention_floats)(const Attention&);
+  void (*attention)(const Attention&, int64_t tile, int64_t kv_head, float* scratch);
+};
+
+extern const Kernels kernels_base, kernels_avx2, kernels_avx512, kernels_avx512bf16;
+
+}  // namespace jswa
