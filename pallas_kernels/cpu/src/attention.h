@@ -45,20 +45,24 @@ int64_t attention_floats(const Attention& a) {
 // Pointers to K and V of a block's keys, widened and padded where they are not float32 of whole vectors. Keys that no
 // token of the row sees are zeros: their cells may hold anything.
 inline void read_block(const Attention& a, int64_t row, int64_t kv_head, int64_t block, int64_t begin, int64_t end, Scratch& s) {
-  const int64_t size = bytes_of(a.kv_type), cells = a.page_size * a.cell;
+  const int64_t size = bytes_of(a.kv_type);
   const bool direct = a.kv_type == Type::F32 && s.k == a.head_dim && s.v == a.v_dim;
-  for (int64_t i = 0; i < kBlock; i++) {
-    const int64_t position = block + i, column = position / a.page_size - a.first_page[row];
+  int64_t column = block / a.page_size - a.first_page[row], offset = block % a.page_size;
+  const char* page = nullptr;
+  for (int64_t i = 0; i < kBlock; i++, offset++) {
+    if (offset == a.page_size) offset = 0, column++;
+    if (i == 0 || offset == 0) {
+      const int64_t id = column >= 0 && column < a.width ? a.page_rows[row * a.width + column] : -1;
+      const int64_t at = ((id * a.layers + a.layer) * a.kv_heads + kv_head) * a.page_size * a.cell;
+      page = id < 0 || id >= a.pages ? nullptr : (const char*)a.kv + at * size;
+    }
     float* copy = s.cells + i * (s.k + s.v);
     s.keys[i] = copy, s.values[i] = copy + s.k;
-    const int64_t page = position >= begin && position < end && column >= 0 && column < a.width
-                             ? a.page_rows[row * a.width + column] : -1;
-    if (page < 0 || page >= a.pages) {
+    if (!page || block + i < begin || block + i >= end) {
       std::memset(copy, 0, (size_t)(s.k + s.v) * sizeof(float));
       continue;
     }
-    const int64_t at = ((page * a.layers + a.layer) * a.kv_heads + kv_head) * cells + position % a.page_size * a.cell;
-    const char* cell = (const char*)a.kv + at * size;
+    const char* cell = page + offset * a.cell * size;
     const char* value = cell + (a.cell - a.v_dim) * size;
     if (direct) {
       s.keys[i] = (const float*)cell, s.values[i] = (const float*)value;

@@ -12,7 +12,6 @@ template <Type type>
 inline vf weights_of(const Product& p, int64_t output, int64_t input, int64_t n) {
   constexpr int64_t size = type == Type::F32 ? 4 : type == Type::BF16 ? 2 : 1;
   const char* from = (const char*)p.w + (output * p.inputs + input) * size;
-  __builtin_prefetch(from + 1024);
   return n >= W ? widened(from, type) : widened_part(from, type, n);
 }
 
@@ -38,9 +37,13 @@ template <Type type, int rows, int outputs>
 inline void dot_tile(const Product& p, int64_t row, int64_t output) {
   const int64_t x_size = bytes_of(p.x_type);
   vf sum[rows][outputs] = {};
-  for (int64_t input = 0; input < p.inputs; input += W) {
+  // The rows of a tile lie one after the other: what is prefetched is the one stream that they are.
+  constexpr int64_t step = outputs * W * (type == Type::F32 ? 4 : type == Type::BF16 ? 2 : 1) / (type == Type::MXFP4 ? 2 : 1);
+  const char* ahead = (const char*)p.w + output * p.inputs * step / (outputs * W) + kAhead;
+  for (int64_t input = 0; input < p.inputs; input += W, ahead += step) {
     int64_t n = p.inputs - input;
     vf w[outputs];
+    for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + line);
 #pragma GCC unroll 8
     for (int o = 0; o < outputs; o++) w[o] = weights_of<type>(p, output + o, input, n);
 #pragma GCC unroll 4
