@@ -49,6 +49,7 @@ from jswa.exec.side_programs import (
     idle_launches,
 )
 from jswa.model.lora import Pairs
+from jswa.model.panels import has_other_products
 from jswa.model.transformer import Params, run_dtype
 from jswa.plan import Logprobs, LogprobTable, StepLogprobs, StepPlan
 
@@ -116,7 +117,7 @@ class Runner:
         self.limits = limits
         self.params = params
         # XLA's CPU product of one row in 16 bits is a scalar loop: it takes 8 times as long as that of two rows.
-        fewest_rows = 2 if run_dtype(params).itemsize == 2 else 1
+        fewest_rows = 2 if run_dtype(params).itemsize == 2 and has_other_products(params, backends.linear) else 1
         self.buckets = bucket_table(limits, on_gpu=on_gpu, fewest_rows=fewest_rows)
         self._model = model
         self._backends = backends

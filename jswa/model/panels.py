@@ -2,11 +2,13 @@
 
 import math
 import re
+from collections.abc import Mapping
 
 import jax
 import numpy as np
 from jaxtyping import Array, Shaped
 
+from jswa.model.transformer import Linear
 from pallas_kernels.cpu.products import PANEL, panel_count, to_panels
 
 _MATRIX = re.compile(r"(\.(attention\.(qkv|out|gate)|gate_up|down)|^lm_head)(\.values|\.codes)?$")
@@ -28,6 +30,12 @@ def lay_out(params: dict[str, Array], *, linear: bool, experts: bool) -> None:
         stacked = _EXPERTS.search(name) is not None and params[name].ndim == 3
         if experts if stacked else linear:
             params[name] = _panels(params.pop(name))
+
+
+def has_other_products(params: Mapping[str, Array], linear: Linear) -> bool:
+    """Return whether XLA runs products with some of the matrices: of routers, adapters and the like, or with all."""
+    plain = {name for name, value in params.items() if value.ndim == 2 and value.dtype.itemsize == 2}
+    return bool(plain - {"embed"}) or linear == "xla"
 
 
 def _panels(matrix: Array) -> Array:

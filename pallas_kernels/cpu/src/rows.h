@@ -33,32 +33,72 @@ inline vf weights_of<Type::MXFP4>(const Product& p, int64_t output, int64_t inpu
   return from_e2m1(wide(load_as<vu8>(codes))) * (vf)raw;
 }
 
+// The rows of a tile lie one after the other: what is prefetched is the one stream that they are.
+inline void prefetch(const char* from, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line);
+}
+
+// float32: a step is W inputs.
 template <Type type, int rows, int outputs>
-inline void dot_tile(const Product& p, int64_t row, int64_t output) {
-  const int64_t x_size = bytes_of(p.x_type);
-  vf sum[rows][outputs] = {};
-  // The rows of a tile lie one after the other: what is prefetched is the one stream that they are.
+inline void add_products(const Product& p, int64_t row, int64_t output, vf (*sum)[outputs]) {
   constexpr int64_t step = outputs * W * (type == Type::F32 ? 4 : type == Type::BF16 ? 2 : 1) / (type == Type::MXFP4 ? 2 : 1);
-  const char* ahead = (const char*)p.w + output * p.inputs * step / (outputs * W) + kAhead;
-  for (int64_t input = 0; input < p.inputs; input += W, ahead += step) {
+  const char* from = (const char*)p.w + output * p.inputs * step / (outputs * W);
+  for (int64_t input = 0; input < p.inputs; input += W, from += step) {
     int64_t n = p.inputs - input;
     vf w[outputs];
-    for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + line);
+    prefetch(from, step);
 #pragma GCC unroll 8
     for (int o = 0; o < outputs; o++) w[o] = weights_of<type>(p, output + o, input, n);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-      vf x = widened_part((const char*)p.x + ((row + r) * p.inputs + input) * x_size, p.x_type, n);
+      vf x = widened_part((const char*)p.x + ((row + r) * p.inputs + input) * bytes_of(p.x_type), p.x_type, n);
 #pragma GCC unroll 8
       for (int o = 0; o < outputs; o++) sum[r][o] = fma(x, w[o], sum[r][o]);
     }
   }
+}
+
+#if defined(__AVX512BF16__)
+inline __m512bh pairs_at(const void* base, int64_t at, int64_t n) {
+  const __mmask32 there = n >= 2 * W ? ~0u : (1u << n) - 1;
+  return (__m512bh)_mm512_maskz_loadu_epi16(there, (const uint16_t*)base + at);
+}
+
+// bfloat16: a step is W pairs of inputs.
+template <int rows, int outputs>
+inline void add_pairs(const Product& p, int64_t row, int64_t output, vf (*sum)[outputs]) {
+  const char* from = (const char*)p.w + output * p.inputs * 2;
+  for (int64_t input = 0; input < p.inputs; input += 2 * W, from += outputs * 4 * W) {
+    int64_t n = p.inputs - input;
+    __m512bh w[outputs];
+    prefetch(from, outputs * 4 * W);
+#pragma GCC unroll 8
+    for (int o = 0; o < outputs; o++) w[o] = pairs_at(p.w, (output + o) * p.inputs + input, n);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+      __m512bh x = pairs_at(p.x, (row + r) * p.inputs + input, n);
+#pragma GCC unroll 8
+      for (int o = 0; o < outputs; o++) sum[r][o] = (vf)_mm512_dpbf16_ps((__m512)sum[r][o], x, w[o]);
+    }
+  }
+}
+#endif
+
+template <Type type, int rows, int outputs>
+inline void dot_tile(const Product& p, int64_t row, int64_t output) {
+  vf sum[rows][outputs] = {};
+#if defined(__AVX512BF16__)
+  if (type == Type::BF16 && p.x_type == Type::BF16) add_pairs<rows, outputs>(p, row, output, sum);
+  else add_products<type, rows, outputs>(p, row, output, sum);
+#else
+  add_products<type, rows, outputs>(p, row, output, sum);
+#endif
   for (int r = 0; r < rows; r++) {
     vf all[W];
     for (int o = 0; o < W; o++) all[o] = o < outputs ? sum[r][o] : vf{};
     vf result = sums(all);
     if (p.scales) result *= widened_part(p.scales + output, Type::F32, outputs);
-    if (p.bias) result += widened_part((const char*)p.bias + output * x_size, p.x_type, outputs);
+    if (p.bias) result += widened_part((const char*)p.bias + output * bytes_of(p.x_type), p.x_type, outputs);
     char* to = (char*)p.out + ((row + r) * p.outputs + output) * bytes_of(p.out_type);
     store_part(to, p.out_type, result, outputs);
   }
@@ -68,6 +108,7 @@ template <Type type, int outputs>
 inline void dot_rows(const Product& p, int64_t output) {
   int64_t row = 0;
   for (; row + kAcross <= p.rows; row += kAcross) dot_tile<type, kAcross, outputs>(p, row, output);
+  for (; row + 2 <= p.rows; row += 2) dot_tile<type, 2, outputs>(p, row, output);
   for (; row < p.rows; row++) dot_tile<type, 1, outputs>(p, row, output);
 }
 
