@@ -11,7 +11,6 @@ from jswa.errors import ConfigError
 from jswa.model.transformer import Linear
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
-from pallas_kernels.cpu.products import PRODUCT_TYPES
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.ptxas import Ptxas
 
@@ -70,16 +69,14 @@ def choose_backends(
     experts: Experts = "mosaic" if hopper else "xla"
     linear: Linear = "xla"
     if platform == "cpu" and options.tensor_parallel_size == 1 and _native():
-        attention = "cpu"
-        if dtype.name in PRODUCT_TYPES:
-            experts, linear = "cpu", "cpu"
+        attention, experts, linear = "cpu", "cpu", "cpu"
     chosen = Backends(
         attention if options.attention_backend == "auto" else options.attention_backend,
         experts if options.moe_backend == "auto" else options.moe_backend,
         sms,
         linear if options.linear_backend == "auto" else options.linear_backend,
     )
-    _require_native(chosen, options, platform, dtype)
+    _require_native(chosen, options, platform)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:
         for option, kernel in (("attention_backend", chosen.attention), ("moe_backend", chosen.experts)):
             if kernel == "mosaic":
@@ -98,7 +95,7 @@ def _native() -> bool:
     return True
 
 
-def _require_native(chosen: Backends, options: EngineConfig, platform: str, dtype: jnp.dtype) -> None:
+def _require_native(chosen: Backends, options: EngineConfig, platform: str) -> None:
     """Raise ConfigError if kernels of the CPU are chosen that cannot run."""
     parts = ("attention_backend", chosen.attention), ("moe_backend", chosen.experts), ("linear_backend", chosen.linear)
     for option, kernel in parts:
@@ -108,8 +105,6 @@ def _require_native(chosen: Backends, options: EngineConfig, platform: str, dtyp
             raise ConfigError(option, kernel, f"this device is a {platform}: must be auto or another backend")
         if options.tensor_parallel_size > 1:
             raise ConfigError(option, kernel, "is for one device, and tensor_parallel_size is more: must be xla")
-        if option != "attention_backend" and dtype.name not in PRODUCT_TYPES:
-            raise ConfigError(option, kernel, f"has no products in {dtype}: must be xla")
         try:
             library.digest()
         except library.NoLibrary as error:

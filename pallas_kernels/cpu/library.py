@@ -1,7 +1,6 @@
 """Loads the library of CPU kernels and tells XLA of its functions."""
 
 import ctypes
-import os
 import threading
 from functools import cache
 
@@ -42,8 +41,6 @@ def available() -> bool:
 @cache
 def _load() -> tuple[str | None, str]:
     """Return the library's digest and an empty string, or None and why there is none."""
-    if os.environ.get("JSWA_NATIVE") == "0":
-        return None, "JSWA_NATIVE = 0"
     if not LIBRARY.is_file():
         return None, "it is not built: python -m pallas_kernels.cpu.build"
     try:

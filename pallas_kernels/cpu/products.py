@@ -16,7 +16,7 @@ from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
 PANEL = 32  # outputs
-PRODUCT_TYPES = ("float32", "bfloat16")  # of x
+PRODUCT_TYPES = ("float32", "bfloat16", "float16")  # of x
 _NUMBERS, _SCALED, _CODES, _CODES_BY_TABLE, MXFP4 = range(5)  # how a matrix is held: see src/ffi.cc
 
 

@@ -19,7 +19,7 @@ constexpr int64_t kInputBlock = 2048;  // inputs whose part of a panel stays in 
 // Inputs `input` and `input` + 1 of a panel for W outputs, in float32; `both`: the second exists.
 template <Type type>
 inline void two_inputs(const Product& p, int64_t panel, int64_t input, int64_t column, bool both, vf* out) {
-  constexpr int64_t size = type == Type::F32 ? 4 : type == Type::BF16 ? 2 : 1;
+  constexpr int64_t size = bytes_of(type);
   const char* from = (const char*)p.w + ((panel * p.inputs + input) * kPanel + column) * size;
   __builtin_prefetch(from + kAhead);
   if (size > 2) __builtin_prefetch(from + kAhead + kPanel * size);
@@ -91,6 +91,11 @@ struct Single {
   };
   static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column, Step& step) {
     reader.two(p, panel, input, column, input + 1 < p.inputs, step.w);
+    // Dequantized weights are numbers of x's type.
+    if (type == Type::CODES && p.x_type != Type::F32) {
+      for (int c = 0; c < kVectors; c++) step.w[0][c] = rounded_to(p.x_type, step.w[0][c]);
+      for (int c = 0; c < kVectors; c++) step.w[1][c] = rounded_to(p.x_type, step.w[1][c]);
+    }
   }
   static void add(vf* sums, const float* x, int stride, const Step& step) {
     for (int c = 0; c < kVectors; c++) sums[c] = fma(splat(x[0]), step.w[0][c], sums[c]);
@@ -99,7 +104,9 @@ struct Single {
   static float pack(const Product& p, int64_t row, int64_t input) {
     if (input >= p.inputs) return 0.0f;
     int64_t at = row * p.inputs + input;
-    return p.x_type == Type::F32 ? ((const float*)p.x)[at] : bf16_to_float(((const uint16_t*)p.x)[at]);
+    if (p.x_type == Type::F32) return ((const float*)p.x)[at];
+    const uint16_t narrow = ((const uint16_t*)p.x)[at];
+    return p.x_type == Type::BF16 ? bf16_to_float(narrow) : f16_to_float(narrow);
   }
 };
 
@@ -147,7 +154,7 @@ struct Pair {
 
 inline bool pairs_of(const Product& p) {
 #if defined(__AVX512BF16__)
-  return p.x_type == Type::BF16 && p.w_type != Type::F32;
+  return p.x_type == Type::BF16 && p.w_type != Type::F32 && p.w_type != Type::F16;
 #else
   return (void)p, false;
 #endif
@@ -244,6 +251,7 @@ void panel_of(const Product& p, int64_t panel, int64_t first_tile, int64_t last_
 #define JSWA_OPS(p, call)                                      \
   switch ((p).w_type) {                                        \
     case Type::F32: { call(Single<Type::F32>); break; }        \
+    case Type::F16: { call(Single<Type::F16>); break; }        \
     case Type::BF16: { JSWA_OP(p, Type::BF16, call) break; }   \
     case Type::S8: { JSWA_OP(p, Type::S8, call) break; }       \
     case Type::FP8: { JSWA_OP(p, Type::FP8, call) break; }     \

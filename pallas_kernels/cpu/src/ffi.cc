@@ -11,6 +11,7 @@ namespace {
 using jswa::Attention;
 using jswa::Product;
 using jswa::Type;
+using jswa::bytes_of;
 
 ffi::Error wrong(const std::string& what) { return ffi::Error::InvalidArgument("jswa: " + what); }
 
@@ -26,9 +27,7 @@ bool type_of(ffi::DataType from, Type* to) {
   }
 }
 
-int64_t bytes(Type type) { return type == Type::F32 ? 4 : type == Type::BF16 || type == Type::F16 ? 2 : 1; }
-
-bool is_activation(Type type) { return type == Type::F32 || type == Type::BF16; }
+bool is_activation(Type type) { return bytes_of(type) > 1; }
 
 // How a matrix is held: numbers; numbers with a scale per output; codes of 4 bits with group scales and zeros; the same
 // with a table of groups; MXFP4 blocks with exponents.
@@ -39,9 +38,9 @@ enum Kind : int64_t { kNumbers, kScaled, kCodes, kCodesByTable, kMxfp4 };
 ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::vector<ffi::AnyBuffer>& rest,
                     ffi::AnyBuffer out, int64_t kind, bool by_rows, int64_t experts) {
   if (x.dimensions().size() != 2 || out.dimensions().size() != 2) return wrong("x and the result must have two axes");
-  if (!type_of(x.element_type(), &p.x_type) || !is_activation(p.x_type)) return wrong("x must be float32 or bfloat16");
-  if (!type_of(out.element_type(), &p.out_type) || !is_activation(p.out_type)) return wrong("the result must be float32 or bfloat16");
-  if (!type_of(w.element_type(), &p.w_type) || p.w_type == Type::F16) return wrong("no products with weights of this type");
+  if (!type_of(x.element_type(), &p.x_type) || !is_activation(p.x_type)) return wrong("x must be float32, bfloat16 or float16");
+  if (!type_of(out.element_type(), &p.out_type) || !is_activation(p.out_type)) return wrong("the result must be float32, bfloat16 or float16");
+  if (!type_of(w.element_type(), &p.w_type)) return wrong("no products with weights of this type");
   p.x = x.untyped_data(), p.w = w.untyped_data(), p.out = out.untyped_data();
   p.inputs = x.dimensions()[1], p.outputs = out.dimensions()[1];
   const size_t operands[] = {0, 1, 2, 3, 1};
@@ -54,7 +53,7 @@ ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::v
     p.scales = (const float*)rest[0].untyped_data();
   } else if (kind == kCodes || kind == kCodesByTable) {
     if (by_rows || w.element_type() != ffi::DataType::U8 || p.inputs % 2) return wrong("no codes of this form");
-    if (!type_of(rest[0].element_type(), &p.group_scales_type) || bytes(p.group_scales_type) < 2) return wrong("no group scales of this type");
+    if (!type_of(rest[0].element_type(), &p.group_scales_type) || bytes_of(p.group_scales_type) < 2) return wrong("no group scales of this type");
     const int64_t groups = p.outputs ? (int64_t)rest[0].element_count() / (times * p.outputs) : 0;
     if (groups == 0 || !holds(0, groups * p.outputs) || !holds(1, groups * p.outputs)) return wrong("scales and zeros per group and output are needed");
     if (kind == kCodes ? p.inputs % groups != 0 : !holds(2, p.inputs)) return wrong("the groups do not fit the inputs");
@@ -98,13 +97,12 @@ Product of_expert(const Product& all, int64_t expert, int64_t row, int64_t rows,
   Product p = all;
   const int64_t stored = all.w_type == Type::CODES || all.w_type == Type::MXFP4 ? all.inputs / 2 : all.inputs;
   const int64_t columns = by_rows ? all.outputs : jswa::blocks(all.outputs, jswa::kPanel) * jswa::kPanel;
-  const int64_t w_size = all.w_type == Type::CODES || all.w_type == Type::MXFP4 ? 1 : bytes(all.w_type);
-  p.w = (const char*)all.w + expert * columns * stored * w_size;
-  p.x = (const char*)all.x + row * all.inputs * bytes(all.x_type);
-  p.out = (char*)all.out + row * all.outputs * bytes(all.out_type);
+  p.w = (const char*)all.w + expert * columns * stored * bytes_of(all.w_type);
+  p.x = (const char*)all.x + row * all.inputs * bytes_of(all.x_type);
+  p.out = (char*)all.out + row * all.outputs * bytes_of(all.out_type);
   if (all.scales) p.scales = all.scales + expert * all.outputs;
-  if (all.bias) p.bias = (const char*)all.bias + expert * all.outputs * bytes(all.x_type);
-  if (all.group_scales) p.group_scales = (const char*)all.group_scales + expert * all.groups * all.outputs * bytes(all.group_scales_type);
+  if (all.bias) p.bias = (const char*)all.bias + expert * all.outputs * bytes_of(all.x_type);
+  if (all.group_scales) p.group_scales = (const char*)all.group_scales + expert * all.groups * all.outputs * bytes_of(all.group_scales_type);
   if (all.group_of) p.group_of = all.group_of + expert * all.inputs;
   if (all.group_zeros) {
     p.group_zeros = all.group_zeros + expert * (all.w_type == Type::CODES ? all.groups : all.inputs / 32) * all.outputs;
@@ -161,7 +159,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv, 
   Attention a{};
   const auto of_q = q.dimensions(), of_kv = kv.dimensions(), of_out = out->dimensions();
   if (of_q.size() != 3 || of_kv.size() != 5 || of_out.size() != 3) return wrong("queries or pages of another form");
-  if (!type_of(q.element_type(), &a.q_type) || bytes(a.q_type) < 2 || out->element_type() != q.element_type()) return wrong("no queries of this type");
+  if (!type_of(q.element_type(), &a.q_type) || !is_activation(a.q_type) || out->element_type() != q.element_type()) return wrong("no queries of this type");
   if (!type_of(kv.element_type(), &a.kv_type) || a.kv_type == Type::S8 || kv.element_type() == ffi::DataType::U8) return wrong("no pages of this type");
   a.q = q.untyped_data(), a.kv = kv.untyped_data(), a.out = out->untyped_data();
   a.starts = starts.typed_data(), a.counts = counts.typed_data(), a.page_rows = page_rows.typed_data();
@@ -179,7 +177,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv, 
   for (int64_t i = 0; i < a.tiles; i++)
     if (a.tile_row[i] < 0 || a.tile_row[i] >= a.rows) return wrong("a tile of no row");
   // Tokens of no tile, which are padding, get zeros.
-  std::memset(a.out, 0, (size_t)(a.tokens * a.heads * a.v_dim * bytes(a.q_type)));
+  std::memset(a.out, 0, (size_t)(a.tokens * a.heads * a.v_dim * bytes_of(a.q_type)));
   jswa::attend(pool, a);
   return ffi::Error::Success();
 }

@@ -10,7 +10,7 @@ constexpr int kAcross = W == 16 ? 4 : 2;  // rows and outputs of a tile of sums
 // W inputs of one row of weights, from input on; n of them exist.
 template <Type type>
 inline vf weights_of(const Product& p, int64_t output, int64_t input, int64_t n) {
-  constexpr int64_t size = type == Type::F32 ? 4 : type == Type::BF16 ? 2 : 1;
+  constexpr int64_t size = bytes_of(type);
   const char* from = (const char*)p.w + (output * p.inputs + input) * size;
   return n >= W ? widened(from, type) : widened_part(from, type, n);
 }
@@ -41,7 +41,7 @@ inline void prefetch(const char* from, int64_t bytes) {
 // float32: a step is W inputs.
 template <Type type, int rows, int outputs>
 inline void add_products(const Product& p, int64_t row, int64_t output, vf (*sum)[outputs]) {
-  constexpr int64_t step = outputs * W * (type == Type::F32 ? 4 : type == Type::BF16 ? 2 : 1) / (type == Type::MXFP4 ? 2 : 1);
+  constexpr int64_t step = outputs * W * bytes_of(type) / (type == Type::MXFP4 ? 2 : 1);
   const char* from = (const char*)p.w + output * p.inputs * step / (outputs * W);
   for (int64_t input = 0; input < p.inputs; input += W, from += step) {
     int64_t n = p.inputs - input;
@@ -122,6 +122,7 @@ void outputs_of(const Product& p, int64_t first, int64_t last) {
 void by_rows(const Product& p, int64_t first, int64_t last) {
   switch (p.w_type) {
     case Type::F32: return outputs_of<Type::F32>(p, first, last);
+    case Type::F16: return outputs_of<Type::F16>(p, first, last);
     case Type::BF16: return outputs_of<Type::BF16>(p, first, last);
     case Type::S8: return outputs_of<Type::S8>(p, first, last);
     case Type::FP8: return outputs_of<Type::FP8>(p, first, last);

@@ -97,7 +97,7 @@ void multiply(Pool& pool, const std::vector<Product>& products) {
 // Products of a matrix in panels, some hundreds of rows at a time.
 template <class Pool>
 void multiply(Pool& pool, const Product& product) {
-  const int64_t x_size = product.x_type == Type::F32 ? 4 : 2, out_size = product.out_type == Type::F32 ? 4 : 2;
+  const int64_t x_size = bytes_of(product.x_type), out_size = bytes_of(product.out_type);
   for (int64_t row = 0; row < product.rows; row += kPackedRows) {
     Product some = product;
     some.x = (const char*)product.x + row * product.inputs * x_size;

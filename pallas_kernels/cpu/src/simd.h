@@ -7,6 +7,8 @@
 
 namespace {
 
+using jswa::bytes_of;
+
 #if defined(__AVX512F__)
 constexpr int W = 16;
 #elif defined(__AVX2__)
@@ -163,15 +165,6 @@ inline vf widened(const void* from, jswa::Type type) {
   }
 }
 
-inline int64_t bytes_of(jswa::Type type) {
-  switch (type) {
-    case jswa::Type::F32: return 4;
-    case jswa::Type::BF16:
-    case jswa::Type::F16: return 2;
-    default: return 1;
-  }
-}
-
 // The first n ≤ W numbers, and zeros behind them.
 inline vf widened_part(const void* from, jswa::Type type, int64_t n) {
   if (n >= W) return widened(from, type);
@@ -196,6 +189,13 @@ inline void store_f16(void* to, vf value) {
   for (int i = 0; i < W; i++) narrow[i] = float_to_f16(value[i]);
 #endif
   std::memcpy(to, &narrow, sizeof narrow);
+}
+
+inline vf rounded_to(jswa::Type type, vf value) {
+  if (type == jswa::Type::BF16) return rounded_bf16(value);
+  vu16 narrow;
+  store_f16(&narrow, value);
+  return from_f16(narrow);
 }
 
 // The first n ≤ W numbers, as F32, BF16 or F16.

@@ -9,6 +9,9 @@ namespace jswa {
 // MXFP4: two e2m1 inputs per byte, with an exponent per 32 inputs.
 enum class Type : int32_t { F32, BF16, F16, S8, FP8, CODES, MXFP4 };
 
+// Codes of 4 bits count as bytes.
+constexpr int64_t bytes_of(Type type) { return type == Type::F32 ? 4 : type == Type::BF16 || type == Type::F16 ? 2 : 1; }
+
 constexpr int64_t kPanel = 32;  // outputs of a panel
 constexpr int64_t kTiles = 8;   // tiles of rows that one task takes at most
 
@@ -16,11 +19,11 @@ constexpr int64_t kTiles = 8;   // tiles of rows that one task takes at most
 // whole panels; or as [outputs, inputs], for `rows_of`.
 struct Product {
   const void* x;
-  Type x_type;  // F32 or BF16
+  Type x_type;  // F32, BF16 or F16
   const void* w;
   Type w_type;
   void* out;  // [rows, outputs]
-  Type out_type;  // F32 or BF16
+  Type out_type;  // F32, BF16 or F16
   const float* scales;  // per output, or null
   const void* bias;     // per output in x's type, or null
   const void* group_scales;  // of CODES: [groups, outputs]

@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.cpu.products import PANEL, Panels, panel_count, to_panels
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups
 from pallas_kernels.experts.hopper import call as hopper_grouped
 from pallas_kernels.experts.hopper.plan import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, tiles, unpack
+from pallas_kernels.int4 import Int4
+from pallas_kernels.quantized import Quantized
 from tests.support.kernels.calls import TINY, roundoff
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.experts import Case
@@ -84,8 +87,9 @@ def run(
 ) -> Float[np.ndarray, "R N"]:
     """Run a call with an implementation. Hopper kernels run as `device.hopper` says."""
     if implementation != "mosaic":
+        held = call.weights if implementation != "cpu" or isinstance(call.weights, Mxfp4) else in_panels(call.weights)
         out = grouped_matmul(
-            call.x, call.weights, call.groups, bias=call.bias, gated=case.gated, implementation=implementation
+            call.x, held, call.groups, bias=call.bias, gated=case.gated, implementation=implementation
         )
         return np.asarray(out.astype(jnp.float32))
     weights = tiles(call.weights) if isinstance(call.weights, Mxfp4) else call.weights
@@ -97,6 +101,22 @@ def run(
         else:
             out = hopper_grouped.grouped_matmul(call.x, weights, call.groups, call.bias, case.gated, tuning)
         return np.asarray(out.astype(jnp.float32))
+
+
+def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4) -> Panels:
+    """Return weights as the CPU's products take them."""
+    if isinstance(weights, Quantized):
+        return Panels(weights._replace(values=_panels(weights.values)), weights.values.shape[-1])
+    if isinstance(weights, Int4):
+        return Panels(weights._replace(codes=_panels(weights.codes)), weights.codes.shape[-1])
+    return Panels(_panels(weights), weights.shape[-1])
+
+
+def _panels(matrix: Array) -> Array:
+    *lead, inputs, outputs = matrix.shape
+    out = np.empty((*lead, panel_count(outputs), inputs, PANEL), matrix.dtype)
+    to_panels(np.asarray(matrix), out)
+    return jnp.asarray(out)
 
 
 def check(out: Float[np.ndarray, "R N"], call: Call, case: Case) -> None:

@@ -63,7 +63,7 @@ def test_float32_is_multiplied_in_float32(implementation: Implementation) -> Non
     assert all(line.count("HIGHEST") == 2 for line in products)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla", "mosaic"])
+@pytest.mark.parametrize("implementation", ["reference", "xla", "cpu", "mosaic"])
 def test_nan_in_one_row_stays_there(implementation: Implementation) -> None:
     """It does not reach rows of the same tile or of the next."""
     case = Case("", (3, 9), 64, 64, dtype="bfloat16")

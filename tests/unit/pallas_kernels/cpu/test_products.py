@@ -1,0 +1,158 @@
+"""Tests of the CPU's products against float64, for every way in which a matrix is held."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array, Float
+
+from pallas_kernels import int4
+from pallas_kernels.cpu import library
+from pallas_kernels.cpu.products import matmul, matmul_rows
+from pallas_kernels.experts.groups import group_rows
+from pallas_kernels.experts.api import grouped_matmul
+from pallas_kernels.int4 import Int4
+from pallas_kernels.quantized import Kind, Quantized, QuantizedRows, dequantized, quantize, quantize_rows
+from tests.support.kernels.grouped_calls import in_panels
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="the library of CPU kernels is not built")
+
+Weights = Array | Quantized | Int4
+KINDS = ("float32", "bfloat16", "float16", "int8", "fp8", "4 bits", "4 bits, bfloat16 scales", "4 bits, act-order")
+SHAPES = ((64, 32), (2050, 33), (30, 100), (512, 7))  # inputs, outputs
+ROWS = (1, 2, 3, 5, 8, 9, 12, 13, 40, 100, 600)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A matrix [*E, K, C] as it is held, and its numbers in float64 where products are added in a type."""
+
+    weights: Weights
+    numbers: Float[np.ndarray, "..."]
+
+
+def held(kind: str, shape: tuple[int, ...], dtype: str) -> Held:
+    """Return a random matrix whose products with rows of `dtype` are tested."""
+    rng = np.random.default_rng(sum(shape))
+    inputs = shape[-2]
+    plain = rng.standard_normal(shape) * inputs**-0.5
+    if kind in ("float32", "bfloat16", "float16"):
+        matrix = jnp.asarray(plain, kind)
+        return Held(matrix, np.asarray(matrix.astype(jnp.float32), np.float64))
+    if kind in ("int8", "fp8"):
+        name: Kind = "int8" if kind == "int8" else "fp8"
+        weights = quantize(jnp.asarray(plain, jnp.float32), name)
+        return Held(weights, np.asarray(dequantized(weights, jnp.dtype(jnp.float32)), np.float64))
+    groups = 5 if inputs % 5 == 0 else 2
+    codes = rng.integers(0, 256, (*shape[:-2], inputs // 2, shape[-1]), np.uint8)
+    scales = jnp.asarray(rng.uniform(0.5, 1, (*shape[:-2], groups, shape[-1])) * inputs**-0.5 / 5)
+    zeros = jnp.asarray(rng.integers(0, 17, scales.shape), jnp.uint8)
+    table = jnp.asarray(rng.integers(0, groups, (*shape[:-2], inputs)), jnp.int32) if "act-order" in kind else None
+    packed = Int4(jnp.asarray(codes), scales.astype("bfloat16" if "bfloat16" in kind else "float16"), zeros, table)
+    whole = partial(int4.dequantized, dtype=jnp.dtype(dtype))
+    numbers = jax.vmap(whole)(packed) if len(shape) == 3 else whole(packed)
+    return Held(packed, np.asarray(numbers.astype(jnp.float32), np.float64))
+
+
+def check(out: Array, x: Array, numbers: Float[np.ndarray, "K C"]) -> None:
+    """Assert that a product is exact but for its sums in float32 and one rounding."""
+    wide = np.asarray(x.astype(jnp.float32), np.float64)
+    sums = np.abs(wide) @ np.abs(numbers)
+    unit = float(jnp.finfo(out.dtype).eps) / 2  # type: ignore[no-untyped-call]
+    allowed = (2.0**-24 * np.sqrt(len(numbers)) * 4 + 2.0**-22) * sums + unit * np.abs(wide @ numbers) + 1e-7
+    found = np.asarray(out.astype(jnp.float32), np.float64)
+    worst = np.nan_to_num(np.abs(found - wide @ numbers) / allowed, nan=np.inf).max()
+    assert worst <= 1, f"{worst:.3g} times what rounding may do"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_exact_and_rows_do_not_see_each_other(kind: str, dtype: str, subtests: pytest.Subtests) -> None:
+    """For all numbers of rows. A row has equal bits alone, among others and again."""
+    rng = np.random.default_rng(3)
+    for inputs, outputs in SHAPES:
+        one = held(kind, (inputs, outputs), dtype)
+        panels = in_panels(one.weights)
+        x = jnp.asarray(rng.standard_normal((max(ROWS), inputs)), dtype)
+        whole = matmul(x, panels)
+        check(whole, x, one.numbers)
+        for rows in ROWS:
+            with subtests.test(f"{rows} rows, {inputs} inputs, {outputs} outputs"):
+                for some in (x[:rows], x[max(ROWS) - rows :]):
+                    first = 0 if some is x[:rows] else max(ROWS) - rows
+                    out = matmul(some, panels)
+                    assert out.dtype == jnp.dtype(dtype)
+                    same = np.asarray(whole)[: rows] if np.array_equal(some, x[:rows]) else np.asarray(whole)[-rows:]
+                    np.testing.assert_array_equal(np.asarray(out), same, err_msg=str(first))
+        wide = matmul(x[:3], panels, jnp.dtype(jnp.float32))
+        np.testing.assert_array_equal(wide.astype(dtype), whole[:3])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8", "fp8"])
+def test_embeddings_are_heads(kind: str, dtype: str) -> None:
+    """The result is float32; a row has equal bits alone and among others."""
+    rng = np.random.default_rng(4)
+    for inputs, outputs in ((64, 32), (2050, 33), (31, 100), (512, 257)):
+        plain = jnp.asarray(rng.standard_normal((outputs, inputs)), jnp.float32)
+        weights: Array | QuantizedRows = plain.astype(kind) if "float" in kind else plain
+        numbers = np.asarray(weights, np.float64)
+        if kind in ("int8", "fp8"):
+            name: Kind = "int8" if kind == "int8" else "fp8"
+            weights = quantize_rows(plain, name)
+            numbers = np.asarray(dequantized(quantize(plain.T, name), jnp.dtype(jnp.float32)), np.float64).T
+        x = jnp.asarray(rng.standard_normal((40, inputs)), dtype)
+        whole = matmul_rows(x, weights)
+        assert whole.dtype == jnp.float32
+        check(whole, x, numbers.T)
+        for rows in (1, 2, 3, 4, 5, 11):
+            np.testing.assert_array_equal(matmul_rows(x[-rows:], weights), whole[-rows:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_multiply_their_rows(kind: str, dtype: str) -> None:
+    """Each expert's rows, in any number of experts; the biases are added before the one rounding."""
+    rng = np.random.default_rng(5)
+    experts, inputs, outputs = 6, 62, 40
+    one = held(kind, (experts, inputs, outputs), dtype)
+    bias = jnp.asarray(rng.standard_normal((experts, outputs)), dtype)
+    for tokens in (1, 7, 700):
+        chosen = jnp.asarray(rng.integers(0, experts - 1, (tokens, 2)), jnp.int32)  # the last expert has no rows
+        groups, rows, pair = group_rows(chosen, experts)
+        x = jnp.asarray(rng.standard_normal((tokens, inputs)), dtype)
+        out = grouped_matmul(x[pair // 2], in_panels(one.weights), groups, implementation="cpu")[rows]
+        with_bias = grouped_matmul(x[pair // 2], in_panels(one.weights), groups, bias=bias, implementation="cpu")[rows]
+        for expert in range(experts - 1):
+            mine = np.argwhere(np.asarray(chosen) == expert)
+            if len(mine):
+                token, choice = mine.T
+                check(out[token, choice], x[token], one.numbers[expert])
+                added = jnp.concatenate([x[token], jnp.ones((len(mine), 1), dtype)], axis=1)
+                own = np.asarray(bias[expert].astype(jnp.float32), np.float64)
+                check(with_bias[token, choice], added, np.concatenate([one.numbers[expert], own[None]]))
+
+
+def test_what_is_not_finite_reaches_its_row_alone() -> None:
+    """NaN and infinity are neither lost nor spread."""
+    weights = held("float32", (64, 40), "float32").weights
+    assert isinstance(weights, Array)
+    for dtype in ("float32", "bfloat16"):
+        x = jnp.ones((20, 64), dtype)
+        clean = matmul(x, in_panels(weights.astype(dtype)))
+        dirty = matmul(x.at[3, 5].set(jnp.nan).at[7, 60].set(jnp.inf), in_panels(weights.astype(dtype)))
+        others = [row for row in range(20) if row not in (3, 7)]
+        np.testing.assert_array_equal(dirty[jnp.array(others)], clean[jnp.array(others)])
+        assert np.isnan(np.asarray(dirty[3], np.float32)).all()
+        assert not np.isfinite(np.asarray(dirty[7], np.float32)).any()
+
+
+def test_operands_that_do_not_fit_are_errors() -> None:
+    """The C++ part reads no byte of them."""
+    panels = in_panels(jnp.ones((64, 40)))
+    for x in (jnp.ones((3, 65)), jnp.ones((3, 64), jnp.int32)):
+        with pytest.raises(Exception, match="jswa: "):
+            matmul(x, panels).block_until_ready()
