@@ -220,7 +220,7 @@ inline void finish(const Product& p, int64_t panel, int64_t row, int64_t count, 
       if (n <= 0) break;
       vf value = load(sums + c);
       if (p.scales) value *= widened_part(p.scales + at, Type::F32, n);
-      if (p.bias) value += widened_part((const char*)p.bias + at * bytes_of(p.x_type), p.x_type, n);
+      if (p.bias) value += widened_part((const char*)p.bias + at * bytes_of(p.bias_type), p.bias_type, n);
       store_part((char*)p.out + (row * p.outputs + at) * bytes_of(p.out_type), p.out_type, value, n);
     }
   }

@@ -126,7 +126,7 @@ ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
   if (biased) {
     ffi::AnyBuffer bias = *rest.get<ffi::AnyBuffer>(0);
     if (bias.element_type() != x.element_type() || (int64_t)bias.element_count() != count * all.outputs) return wrong("a bias per output in the type of x is needed");
-    all.bias = bias.untyped_data();
+    all.bias = bias.untyped_data(), all.bias_type = all.x_type;
   }
   std::vector<Product> some;
   int64_t packed = 0;

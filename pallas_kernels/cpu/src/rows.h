@@ -38,7 +38,7 @@ inline void prefetch(const char* from, int64_t bytes) {
   for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line);
 }
 
-// float32: a step is W inputs.
+// float32: a step is W inputs. x is float32 too.
 template <Type type, int rows, int outputs>
 inline void add_products(const Product& p, int64_t row, int64_t output, vf (*sum)[outputs]) {
   constexpr int64_t step = outputs * W * bytes_of(type) / (type == Type::MXFP4 ? 2 : 1);
@@ -51,7 +51,8 @@ inline void add_products(const Product& p, int64_t row, int64_t output, vf (*sum
     for (int o = 0; o < outputs; o++) w[o] = weights_of<type>(p, output + o, input, n);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-      vf x = widened_part((const char*)p.x + ((row + r) * p.inputs + input) * bytes_of(p.x_type), p.x_type, n);
+      const float* from_x = (const float*)p.x + (row + r) * p.inputs + input;
+      vf x = n >= W ? load(from_x) : widened_rest(from_x, Type::F32, n);
 #pragma GCC unroll 8
       for (int o = 0; o < outputs; o++) sum[r][o] = fma(x, w[o], sum[r][o]);
     }
@@ -98,7 +99,7 @@ inline void dot_tile(const Product& p, int64_t row, int64_t output) {
     for (int o = 0; o < W; o++) all[o] = o < outputs ? sum[r][o] : vf{};
     vf result = sums(all);
     if (p.scales) result *= widened_part(p.scales + output, Type::F32, outputs);
-    if (p.bias) result += widened_part((const char*)p.bias + output * bytes_of(p.x_type), p.x_type, outputs);
+    if (p.bias) result += widened_part((const char*)p.bias + output * bytes_of(p.bias_type), p.bias_type, outputs);
     char* to = (char*)p.out + ((row + r) * p.outputs + output) * bytes_of(p.out_type);
     store_part(to, p.out_type, result, outputs);
   }
@@ -110,6 +111,14 @@ inline void dot_rows(const Product& p, int64_t output) {
   for (; row + kAcross <= p.rows; row += kAcross) dot_tile<type, kAcross, outputs>(p, row, output);
   for (; row + 2 <= p.rows; row += 2) dot_tile<type, 2, outputs>(p, row, output);
   for (; row < p.rows; row++) dot_tile<type, 1, outputs>(p, row, output);
+}
+
+bool takes_float32(const Product& p) { return !pairs_of(p) || p.w_type != Type::BF16; }
+
+void widen_row(const Product& p, int64_t row, float* to) {
+  const char* from = (const char*)p.x + row * p.inputs * bytes_of(p.x_type);
+  for (int64_t i = 0; i < p.inputs; i += W)
+    store_part(to + i, Type::F32, widened_part(from + i * bytes_of(p.x_type), p.x_type, p.inputs - i), p.inputs - i);
 }
 
 template <Type type>

@@ -9,7 +9,11 @@
 
 namespace jswa {
 
+// The kernels for this processor; JSWA_KERNELS names others, for tests.
 inline const Kernels& kernels() {
+#if defined(JSWA_KERNELS)
+  return JSWA_KERNELS;
+#endif
   static const Kernels& chosen = []() -> const Kernels& {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return kernels_base;
@@ -109,8 +113,19 @@ void multiply(Pool& pool, const Product& product) {
 
 // Products of matrices [outputs, inputs].
 template <class Pool>
-void multiply_by_rows(Pool& pool, const std::vector<Product>& products) {
+void multiply_by_rows(Pool& pool, std::vector<Product> products) {
   constexpr int64_t kOutputs = 64;
+  const Kernels& k = kernels();
+  auto widens = [&](const Product& p) { return p.x_type != Type::F32 && k.takes_float32(p); };
+  int64_t floats = 0;
+  for (const Product& p : products) floats += widens(p) ? p.rows * p.inputs : 0;
+  float* wide = scratch<0>(floats);
+  for (Product& p : products) {
+    if (!widens(p)) continue;
+    FlushDenormals flush;
+    for (int64_t row = 0; row < p.rows; row++) k.widen_row(p, row, wide + row * p.inputs);
+    p.x = wide, p.x_type = Type::F32, wide += p.rows * p.inputs;
+  }
   std::vector<int64_t> firsts;
   int64_t tasks = 0;
   for (const Product& p : products) firsts.push_back(tasks), tasks += p.rows ? blocks(p.outputs, kOutputs) : 0;
@@ -118,7 +133,7 @@ void multiply_by_rows(Pool& pool, const std::vector<Product>& products) {
     size_t which = firsts.size() - 1;
     while (firsts[which] > index || products[which].rows == 0) which--;
     const int64_t first = (index - firsts[which]) * kOutputs, last = first + kOutputs;
-    kernels().by_rows(products[which], first, last < products[which].outputs ? last : products[which].outputs);
+    k.by_rows(products[which], first, last < products[which].outputs ? last : products[which].outputs);
   });
 }
 

@@ -165,12 +165,15 @@ inline vf widened(const void* from, jswa::Type type) {
   }
 }
 
-// The first n ≤ W numbers, and zeros behind them.
-inline vf widened_part(const void* from, jswa::Type type, int64_t n) {
-  if (n >= W) return widened(from, type);
+[[gnu::noinline]] vf widened_rest(const void* from, jswa::Type type, int64_t n) {
   alignas(64) unsigned char part[4 * W] = {};
   if (n > 0) std::memcpy(part, from, (size_t)(n * bytes_of(type)));
   return widened(part, type);
+}
+
+// The first n ≤ W numbers, and zeros behind them.
+inline vf widened_part(const void* from, jswa::Type type, int64_t n) {
+  return n >= W ? widened(from, type) : widened_rest(from, type, n);
 }
 
 inline void store_bf16(void* to, vf value) {
@@ -199,7 +202,7 @@ inline vf rounded_to(jswa::Type type, vf value) {
 }
 
 // The first n ≤ W numbers, as F32, BF16 or F16.
-inline void store_part(void* to, jswa::Type type, vf value, int64_t n) {
+[[gnu::noinline]] void store_part(void* to, jswa::Type type, vf value, int64_t n) {
   if (type == jswa::Type::F32) {
     if (n >= W) return store((float*)to, value);
     std::memcpy(to, &value, (size_t)n * 4);

@@ -25,7 +25,8 @@ struct Product {
   void* out;  // [rows, outputs]
   Type out_type;  // F32, BF16 or F16
   const float* scales;  // per output, or null
-  const void* bias;     // per output in x's type, or null
+  const void* bias;     // per output, or null
+  Type bias_type;
   const void* group_scales;  // of CODES: [groups, outputs]
   Type group_scales_type;
   const uint8_t* group_zeros;  // of CODES: [groups, outputs]; of MXFP4: exponents [outputs, inputs / 32]
@@ -57,6 +58,9 @@ struct Kernels {
   int64_t (*packed_words)(const Product&);
   void (*pack)(const Product&, int64_t tile, float* packed);
   void (*panel)(const Product&, int64_t panel, int64_t first_tile, int64_t last_tile, const float* packed);
+  // Products of matrices [outputs, inputs]; for some types x must be float32, which widen_row makes of a row.
+  bool (*takes_float32)(const Product&);
+  void (*widen_row)(const Product&, int64_t row, float* to);
   void (*by_rows)(const Product&, int64_t first_output, int64_t last_output);
   int64_t (*attention_floats)(const Attention&);
   void (*attention)(const Attention&, int64_t tile, int64_t kv_head, float* scratch);

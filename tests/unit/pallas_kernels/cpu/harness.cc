@@ -1,0 +1,250 @@
+// The kernels without XLA, to be run under sanitizers: every buffer has exactly the size that it needs, threads are the
+// standard library's. Prints what is wrong, and returns 1.
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "run.h"
+
+namespace {
+
+using jswa::Attention;
+using jswa::Product;
+using jswa::Type;
+
+class Pool {
+ public:
+  explicit Pool(int count) {
+    for (int i = 0; i < count; i++) threads_.emplace_back([this] { work(); });
+  }
+  ~Pool() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = true;
+    }
+    news_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  template <class F>
+  void Schedule(F&& function) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      queue_.emplace_back(std::forward<F>(function));
+    }
+    news_.notify_one();
+  }
+  int64_t num_threads() const { return (int64_t)threads_.size(); }
+
+ private:
+  void work() {
+    for (;;) {
+      std::function<void()> next;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        news_.wait(lock, [this] { return ended_ || !queue_.empty(); });
+        if (queue_.empty()) return;
+        next = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      next();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable news_;
+  std::deque<std::function<void()>> queue_;
+  std::vector<std::thread> threads_;
+  bool ended_ = false;
+};
+
+std::mt19937 source(0);
+int failures = 0;
+
+void expect(bool law, const char* what, int64_t a, int64_t b, int64_t c) {
+  if (!law && failures++ < 20) std::printf("%s: %ld %ld %ld\n", what, (long)a, (long)b, (long)c);
+}
+
+float draw() { return std::uniform_real_distribution<float>(-1, 1)(source); }
+
+// Numbers whose fractions fit bfloat16, as bytes of a type.
+std::vector<uint8_t> numbers(size_t count, Type type, std::vector<float>* values) {
+  std::vector<uint8_t> out(count * (size_t)jswa::bytes_of(type));
+  for (size_t i = 0; i < count; i++) {
+    float value = draw();
+    uint32_t raw;
+    std::memcpy(&raw, &value, 4);
+    raw &= 0xffff0000u;
+    std::memcpy(&value, &raw, 4);
+    if (type == Type::S8) out[i] = (uint8_t)(int8_t)(value * 100), value = (float)(int8_t)out[i];
+    else if (type == Type::BF16) std::memcpy(&out[2 * i], (char*)&raw + 2, 2);
+    else std::memcpy(&out[4 * i], &value, 4);
+    values->push_back(value);
+  }
+  return out;
+}
+
+void check_product(Pool& pool, Type x_type, Type w_type, int64_t rows, int64_t inputs, int64_t outputs, bool by_rows) {
+  std::vector<float> x, w, scales;
+  auto x_bytes = numbers((size_t)(rows * inputs), x_type, &x);
+  const int64_t panels = jswa::blocks(outputs, jswa::kPanel), held = by_rows ? outputs : panels * jswa::kPanel;
+  auto w_bytes = numbers((size_t)(held * inputs), w_type, &w);
+  for (int64_t i = 0; i < outputs; i++) scales.push_back(draw());
+  std::vector<float> out((size_t)(rows * outputs)), again(out);
+  Product p{};
+  p.x = x_bytes.data(), p.x_type = x_type, p.w = w_bytes.data(), p.w_type = w_type, p.scales = scales.data();
+  p.out = out.data(), p.out_type = Type::F32, p.rows = rows, p.inputs = inputs, p.outputs = outputs;
+  for (int time = 0; time < 2; time++) {
+    if (by_rows) jswa::multiply_by_rows(pool, {p});
+    else jswa::multiply(pool, p);
+    p.out = again.data();
+  }
+  expect(std::memcmp(out.data(), again.data(), out.size() * 4) == 0, "two products differ", rows, inputs, outputs);
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t o = 0; o < outputs; o++) {
+      double sum = 0, size = 0;
+      for (int64_t i = 0; i < inputs; i++) {
+        const int64_t at = by_rows ? o * inputs + i : (o / jswa::kPanel * inputs + i) * jswa::kPanel + o % jswa::kPanel;
+        const double one = (double)x[(size_t)(row * inputs + i)] * w[(size_t)at] * scales[(size_t)o];
+        sum += one, size += std::fabs(one);
+      }
+      const double error = std::fabs(sum - out[(size_t)(row * outputs + o)]);
+      expect(error <= size * 2e-6 * std::sqrt((double)inputs) + 1e-6, "a product is wrong", row, inputs, o);
+    }
+  }
+}
+
+void check_codes(Pool& pool, int64_t rows, int64_t inputs, int64_t outputs, bool table) {
+  const int64_t groups = 4, panels = jswa::blocks(outputs, jswa::kPanel);
+  std::vector<float> x, scales;
+  auto x_bytes = numbers((size_t)(rows * inputs), Type::F32, &x);
+  auto scale_bytes = numbers((size_t)(groups * outputs), Type::F32, &scales);
+  std::vector<uint8_t> codes((size_t)(panels * inputs / 2 * jswa::kPanel)), zeros((size_t)(groups * outputs));
+  std::vector<int32_t> group_of;
+  for (auto& code : codes) code = (uint8_t)source();
+  for (auto& zero : zeros) zero = (uint8_t)(source() % 17);
+  for (int64_t i = 0; i < inputs; i++) group_of.push_back((int32_t)(source() % groups));
+  std::vector<float> out((size_t)(rows * outputs));
+  Product p{};
+  p.x = x_bytes.data(), p.x_type = Type::F32, p.w = codes.data(), p.w_type = Type::CODES;
+  p.out = out.data(), p.out_type = Type::F32, p.rows = rows, p.inputs = inputs, p.outputs = outputs;
+  p.group_scales = scale_bytes.data(), p.group_scales_type = Type::F32, p.group_zeros = zeros.data();
+  p.groups = groups, p.group_size = inputs / groups, p.group_of = table ? group_of.data() : nullptr;
+  jswa::multiply(pool, p);
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t o = 0; o < outputs; o++) {
+      double sum = 0;
+      for (int64_t i = 0; i < inputs; i++) {
+        const int64_t group = table ? group_of[(size_t)i] : i / p.group_size, at = group * outputs + o;
+        const uint8_t pair = codes[(size_t)((o / jswa::kPanel * inputs / 2 + i / 2) * jswa::kPanel + o % jswa::kPanel)];
+        const int code = i % 2 ? pair >> 4 : pair & 15;
+        sum += (double)x[(size_t)(row * inputs + i)] * (code - zeros[(size_t)at]) * scales[(size_t)at];
+      }
+      expect(std::fabs(sum - out[(size_t)(row * outputs + o)]) <= 1e-3, "a product of codes is wrong", row, inputs, o);
+    }
+  }
+}
+
+// Rows of given lengths over shuffled pages; cells that nobody may read hold NaN.
+void check_attention(Pool& pool, Type type, int64_t tile_size, int64_t window, int64_t chunk, int64_t head_dim, float softcap) {
+  const int64_t heads = 4, kv_heads = 2, page_size = 8, width = 30, v_dim = head_dim, cell = head_dim + v_dim;
+  const std::vector<int32_t> starts{200, 0, 63, 5}, visible{0, 0, 10, 0};
+  const std::vector<int32_t> counts = tile_size == 1 ? std::vector<int32_t>{1, 1, 1, 0} : std::vector<int32_t>{9, 33, 3, 0};
+  const int64_t rows = 4, pages = 2 + rows * width;
+  std::vector<int32_t> page_rows, first_page(rows, 0), tile_row, tile_offset, tile_tokens;
+  for (int64_t i = 0; i < rows * width; i++) page_rows.push_back((int32_t)(2 + (i * 7) % (rows * width)));
+  int64_t tokens = 0;
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t offset = 0; offset < counts[(size_t)row]; offset += tile_size) {
+      tile_row.push_back((int32_t)row), tile_offset.push_back((int32_t)offset);
+      for (int64_t i = 0; i < tile_size; i++) tile_tokens.push_back((int32_t)(tokens + std::min(offset + i, (int64_t)counts[(size_t)row] - 1)));
+    }
+    tokens += counts[(size_t)row];
+  }
+  tile_row.push_back(3), tile_offset.push_back(0), tile_tokens.resize(tile_row.size() * (size_t)tile_size, 0);
+  std::vector<float> q, kv;
+  auto q_bytes = numbers((size_t)(tokens * heads * head_dim), type, &q);
+  auto kv_bytes = numbers((size_t)(pages * kv_heads * page_size * cell), type, &kv);
+  auto visible_to = [&](int64_t row, int64_t position, int64_t key) {
+    if (key > position || key < visible[(size_t)row]) return false;
+    return window ? key > position - window : chunk ? key >= position / chunk * chunk : true;
+  };
+  auto cell_at = [&](int64_t row, int64_t key, int64_t head) {
+    const int64_t page = page_rows[(size_t)(row * width + key / page_size)];
+    return ((page * kv_heads + head) * page_size + key % page_size) * cell;
+  };
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t key = 0; key < width * page_size; key++) {
+      bool seen = false;
+      for (int64_t i = 0; i < counts[(size_t)row]; i++) seen = seen || visible_to(row, starts[(size_t)row] + i, key);
+      for (int64_t head = 0; !seen && head < kv_heads; head++)
+        std::memset(&kv_bytes[(size_t)(cell_at(row, key, head) * jswa::bytes_of(type))], 0xff, (size_t)(cell * jswa::bytes_of(type)));
+    }
+  }
+  std::vector<uint8_t> out((size_t)(tokens * heads * v_dim * jswa::bytes_of(type)));
+  std::vector<float> sinks{0.5f, -1, 2, 0};
+  Attention a{};
+  a.q = q_bytes.data(), a.q_type = type, a.kv = kv_bytes.data(), a.kv_type = type, a.out = out.data();
+  a.starts = starts.data(), a.counts = counts.data(), a.page_rows = page_rows.data(), a.first_page = first_page.data();
+  a.visible_from = visible.data(), a.tile_row = tile_row.data(), a.tile_offset = tile_offset.data();
+  a.tile_tokens = tile_tokens.data(), a.sinks = sinks.data();
+  a.tokens = tokens, a.heads = heads, a.head_dim = head_dim, a.v_dim = v_dim, a.cell = cell, a.pages = pages, a.layers = 1;
+  a.kv_heads = kv_heads, a.page_size = page_size, a.rows = rows, a.width = width, a.tiles = (int64_t)tile_row.size();
+  a.tile_size = tile_size, a.window = window, a.chunk = chunk, a.scale = 0.3f, a.softcap = softcap;
+  jswa::attend(pool, a);
+  int64_t token = 0;
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t i = 0; i < counts[(size_t)row]; i++, token++) {
+      for (int64_t head = 0; head < heads; head++) {
+        std::vector<double> sum((size_t)v_dim, 0);
+        double weight = std::exp((double)sinks[(size_t)head]);
+        const float* query = &q[(size_t)((token * heads + head) * head_dim)];
+        for (int64_t key = 0; key <= starts[(size_t)row] + i; key++) {
+          if (!visible_to(row, starts[(size_t)row] + i, key)) continue;
+          const float* at = &kv[(size_t)cell_at(row, key, head / 2)];
+          double score = 0;
+          for (int64_t d = 0; d < head_dim; d++) score += (double)query[d] * at[d];
+          score *= a.scale;
+          if (softcap != 0) score = softcap * std::tanh(score / softcap);
+          weight += std::exp(score);
+          for (int64_t d = 0; d < v_dim; d++) sum[(size_t)d] += std::exp(score) * at[head_dim + d];
+        }
+        for (int64_t d = 0; d < v_dim; d++) {
+          const size_t at = (size_t)((token * heads + head) * v_dim + d);
+          float found;
+          uint32_t raw = 0;
+          if (type == Type::BF16) std::memcpy((char*)&raw + 2, &out[2 * at], 2);
+          else std::memcpy(&raw, &out[4 * at], 4);
+          std::memcpy(&found, &raw, 4);
+          const double error = std::fabs(found - sum[(size_t)d] / weight);
+          expect(error <= (type == Type::F32 ? 1e-5 : 5e-3), "attention is wrong", token, head, d);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  Pool pool(3);
+  for (Type x : {Type::F32, Type::BF16})
+    for (Type w : {Type::F32, Type::BF16, Type::S8})
+      for (int64_t rows : {1, 2, 7, 13, 120})
+        for (bool by_rows : {false, true}) check_product(pool, x, w, rows, rows == 7 ? 2051 : 51, rows == 120 ? 300 : 45, by_rows);
+  for (int64_t rows : {1, 5, 30})
+    for (bool table : {false, true}) check_codes(pool, rows, 48, 45, table);
+  for (Type type : {Type::F32, Type::BF16})
+    for (int64_t tile : {1, 16})
+      for (int64_t head_dim : {16, 64, 20}) {
+        check_attention(pool, type, tile, 0, 0, head_dim, 0);
+        check_attention(pool, type, tile, 70, 0, head_dim, 5);
+        check_attention(pool, type, tile, 0, 64, head_dim, 0);
+      }
+  if (failures) std::printf("%d failures\n", failures);
+  return failures ? 1 : 0;
+}
