@@ -165,8 +165,17 @@ lock:  ## resolve requirements.lock anew
 	.venv-lock/bin/python $(PIP) uv==0.13.9
 	.venv-lock/bin/python tools/lock.py write .venv-lock/bin/uv
 
+# The CPU kernels, where there is a C++ compiler; elsewhere XLA does their work.
+NATIVE := pallas_kernels/cpu/build.py $(wildcard pallas_kernels/cpu/src/*)
+.venv/native: .venv/packages $(NATIVE)
+	$(BIN)/python -m pallas_kernels.cpu.build --optional
+	@touch $@
+
 # What `make run` needs; bytecode is made as modules are used, which is quicker than for all of them here.
-.venv/base: pyproject.toml requirements.lock
+.venv/base: .venv/packages .venv/native
+	@touch $@
+
+.venv/packages: pyproject.toml requirements.lock
 	@test -n "$(PYTHON)" || \
 	  { echo "No Python >= 3.12 with venv found: install one, or make PYTHON=..." >&2; exit 1; }
 	$(BIN)/python $(call fits,pip) || $(PYTHON) -m venv --clear .venv

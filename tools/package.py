@@ -3,10 +3,13 @@
     python -m tools.package PYTHON     PYTHON: of an environment that has only what `jswa[server]` needs
 
 The wheel holds every file that git tracks in jswa/, pallas_kernels/ and server/, and nothing else; the sdist adds what
-a build needs. The wheel that pip builds from the sdist has the same bytes as the wheel built from the checkout, so one
+a build needs. Where the library of CPU kernels can be compiled there is a second wheel, for this platform alone: the
+same files and the library. The wheel that pip builds from the sdist has the same bytes as the wheel built from the checkout, so one
 installation tests both. The commands run in an empty folder, out of reach of the checkout's modules.
 """
 
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -20,8 +23,11 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from pallas_kernels.cpu import build as native
+
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
+LIBRARY = native.LIBRARY
 FOLDERS = ("jswa", "pallas_kernels", "server")
 BESIDE = {".gitignore", "CHANGELOG.md", "LICENSE", "NOTICE", "PKG-INFO", "README.md", "pyproject.toml"}
 TYPED = {"jswa/py.typed", "jswa/_server/py.typed", "pallas_kernels/py.typed"}
@@ -32,6 +38,7 @@ SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-l
 def build() -> tuple[Path, Path]:
     """Build both archives and return their paths. Raises if the sdist builds another wheel than the checkout."""
     shutil.rmtree(DIST, ignore_errors=True)
+    LIBRARY.unlink(missing_ok=True)
     _run([sys.executable, "-m", "hatchling", "build", "--directory", str(DIST)])
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     with tempfile.TemporaryDirectory() as folder:
@@ -39,6 +46,49 @@ def build() -> tuple[Path, Path]:
         _run([sys.executable, "-m", "pip", "wheel", *options, str(sdist)])
         _require((Path(folder) / wheel.name).read_bytes() == wheel.read_bytes(), "the sdist builds another wheel")
     return wheel, sdist
+
+
+def build_native(pure: Path) -> Path | None:
+    """Compile the library of CPU kernels and put it into a copy of the pure wheel; None where there is no compiler.
+
+    The platform's tag names the oldest glibc that the library's symbols need.
+    """
+    try:
+        native.build()
+    except native.CannotBuild as error:
+        print(f"no wheel with CPU kernels: {error}")
+        return None
+    symbols = _run(["objdump", "-T", str(LIBRARY)])
+    major, minor = max(tuple(map(int, found)) for found in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols))
+    tag = f"manylinux_{major}_{max(minor, 17)}_x86_64"
+    with tempfile.TemporaryDirectory() as folder:
+        _run([sys.executable, "-m", "zipfile", "-e", str(pure), folder])
+        (about,) = Path(folder).glob("*.dist-info")
+        shutil.copy2(LIBRARY, Path(folder, "pallas_kernels", "cpu", LIBRARY.name))
+        text = (about / "WHEEL").read_text()
+        text = text.replace("Root-Is-Purelib: true", "Root-Is-Purelib: false").replace("py3-none-any", f"py3-none-{tag}")
+        (about / "WHEEL").write_text(text)
+        content = Path(folder, "pallas_kernels", "cpu", LIBRARY.name).read_bytes()
+        target = pure.with_name(pure.name.replace("py3-none-any", f"py3-none-{tag}"))
+        _write_wheel(Path(folder), about, target)
+    with zipfile.ZipFile(target) as archive:
+        _require(archive.read(f"pallas_kernels/cpu/{LIBRARY.name}") == content, "the wheel has another library")
+    return target
+
+
+def _write_wheel(folder: Path, about: Path, target: Path) -> None:
+    """Write a wheel of the files in a folder, and its list of them with their digests."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    record = f"{about.name}/RECORD"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        lines = []
+        for name in names:
+            if name != record:
+                content = (folder / name).read_bytes()
+                digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+                lines.append(f"{name},sha256={digest},{len(content)}")
+                archive.writestr(zipfile.ZipInfo(name, (2020, 2, 2, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
+        archive.writestr(zipfile.ZipInfo(record, (2020, 2, 2, 0, 0, 0)), "\n".join([*lines, f"{record},,", ""]))
 
 
 def check_files(wheel: Path, sdist: Path) -> None:
@@ -113,4 +163,8 @@ if __name__ == "__main__":
     wheel, sdist = build()
     check_files(wheel, sdist)
     check_commands(Path(sys.argv[1]).absolute(), wheel)
-    print("\n".join(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes" for path in (wheel, sdist)))
+    with_kernels = build_native(wheel)
+    if with_kernels is not None:
+        check_commands(Path(sys.argv[1]).absolute(), with_kernels)
+    archives = [wheel, sdist, *([] if with_kernels is None else [with_kernels])]
+    print("\n".join(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes" for path in archives))

@@ -65,7 +65,8 @@ def check_kernels(
     """Compare the attention and expert kernels with XLA's on one device of this host; return how many.
 
     Attention is checked in the smallest, the middle and the largest decode bucket and in the smallest and the largest
-    other one, for each kind of layer; experts in every tuning that the buckets lead to. XLA's own are not checked.
+    other one, for each kind of layer; experts in every tuning that the buckets lead to. XLA's own and
+    the experts of a CPU, which are no compiler's work, are not checked.
 
     Args:
         model, layout: of one device's part.
@@ -77,7 +78,7 @@ def check_kernels(
     cases: list[_Case] = []
     if backends.attention != "xla":
         cases += _attention_cases(model, local, layout, limits, _chosen(buckets), backends, kv_dtype)
-    if backends.experts not in ("xla", "reference"):
+    if backends.experts not in ("xla", "cpu", "reference"):
         cases += _expert_cases(model, local, buckets, backends)
     # Threads, since nearly all of the time is compilation; the interpreter is a setting of this thread.
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -18,7 +18,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "jswa_cpu.so"
 # No fast-math: the engine must see NaN and infinity. Products and sums are contracted only where the code says so.
-_COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-march=x86-64-v2", "-Wall")
+_COMMON = ("-std=c++17", "-ffunction-sections", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-march=x86-64-v2", "-Wall")
 # GCC's own headers read undefined vectors, and warn of it in -O3.
 _QUIET = ("-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -80,7 +80,7 @@ def build(target: Path = LIBRARY) -> None:
         exported = folder / "exported"
         exported.write_text("{ global: jswa_*; local: *; };")
         made = target.with_name(f"{target.name}.{os.getpid()}.new")
-        link = ("-shared", "-s", f"-Wl,--version-script={exported}", "-static-libstdc++", "-static-libgcc")
+        link = ("-shared", "-s", "-Wl,--gc-sections", f"-Wl,--version-script={exported}", "-static-libstdc++", "-static-libgcc")
         _run([compiler(), *link, "-o", str(made), *objects])
         os.replace(made, target)
 

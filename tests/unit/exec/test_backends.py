@@ -21,6 +21,7 @@ from jswa.exec.programs.state import state_shapes
 from jswa.exec.programs.step import StepConfig
 from jswa.model.hf.config import parse_config
 from pallas_kernels.attention.hopper.call import plan_of as attention_plan
+from pallas_kernels.cpu import library
 from pallas_kernels.experts.hopper.call import plan_of as experts_plan
 from pallas_kernels.experts.hopper.plan import Shape
 from pallas_kernels.ptxas import Ptxas, find_ptxas, prefer_packaged
@@ -34,8 +35,8 @@ from tools.cases.kernels.attention_shapes import arguments
 @pytest.mark.parametrize(
     ("device", "dtype", "want"),
     [
-        (("cpu", None), "float32", Backends("xla", "xla")),
-        (("cpu", None), "bfloat16", Backends("xla", "xla")),
+        (("cpu", None), "float32", Backends("cpu", "cpu", None, "cpu")),
+        (("cpu", None), "float16", Backends("cpu", "cpu", None, "cpu")),
         (("gpu", "9.0"), "bfloat16", Backends("mosaic", "mosaic")),
         (("gpu", "9.0"), "float32", Backends("triton", "xla")),
         (("gpu", "8.0"), "bfloat16", Backends("triton", "xla")),
@@ -48,7 +49,36 @@ def test_the_default_backends_of_devices(
 ) -> None:
     """Only Hopper GPUs have WGMMA, not newer ones."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(library, "digest", lambda: "built")
     assert choose_backends(EngineConfig(), jnp.dtype(dtype), *device) == want
+
+
+def test_a_cpu_without_the_library_runs_xla(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One line of the log says why; the library's kernels are an error if they are named."""
+
+    def missing() -> str:
+        raise library.NoLibrary("it is not built: make")
+
+    monkeypatch.setattr(library, "digest", missing)
+    float32 = jnp.dtype("float32")
+    with caplog.at_level(logging.INFO, "jswa"):
+        assert choose_backends(EngineConfig(), float32, "cpu", None) == Backends("xla", "xla")
+    assert "plain XLA runs on this CPU, which is slower than the library of CPU kernels: it is not built" in caplog.text
+    for option in ("attention_backend", "moe_backend", "linear_backend"):
+        with pytest.raises(ConfigError, match=f"{option} = 'cpu': it is not built: make, or choose xla"):
+            choose_backends(EngineConfig(**{option: "cpu"}), float32, "cpu", None)
+
+
+def test_kernels_of_the_cpu_are_for_one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named for a GPU or several devices they are an error; automatic, several devices run XLA."""
+    monkeypatch.setattr(library, "digest", lambda: "built")
+    float32, several = jnp.dtype("float32"), {"tensor_parallel_size": 2}
+    assert choose_backends(EngineConfig(**several), float32, "cpu", None) == Backends("xla", "xla")
+    for option in ("attention_backend", "moe_backend", "linear_backend"):
+        with pytest.raises(ConfigError, match=f"{option} = 'cpu': this device is a gpu"):
+            choose_backends(EngineConfig(**{option: "cpu"}), float32, "gpu", "7.0")
+        with pytest.raises(ConfigError, match=f"{option} = 'cpu': is for one device"):
+            choose_backends(EngineConfig(**{option: "cpu"}, **several), float32, "cpu", None)
 
 
 def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
