@@ -95,6 +95,7 @@ def make_plan(
         chunks[:, _SAMPLES] = ends >= [sequence.num_known for sequence, _ in prompts]
     kind = _logprobs(rows, ids)
     table_rows = tuple(_table_row(s.row_id, lease_of(s)) for s in draft.resumed)  # before the entries: it marks them
+    changed, late = masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else ((), ())
     plan = StepPlan(
         rows=records,
         tokens=_tokens(draft.decode, rows, prompts),
@@ -103,7 +104,8 @@ def make_plan(
         moves=np.array(moves, np.int32).reshape(-1, 3) if moves else _NO_ENTRIES,
         table_rows=table_rows,
         extras=tuple(draft.extras),
-        masks=masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else (),
+        masks=changed,
+        late=late,
         logprobs=kind,
         targets=_targets(len(draft.decode), prompts) if kind == "prompt" else _NO_TOKENS,
         adapters=rows.adapters.take(ids),

@@ -41,7 +41,6 @@ class Rows:
         departures: counts the sequences that have left their rows.
         flights: the row ids of each step on the device, oldest first, with their generations and the `departures` of
             the time when the step was planned.
-        waits: whether the row runs only when the host knows all its tokens.
         plain: whether a token of the row needs no more than these arrays: its prompt is launched, nothing of it is to
             be published, and its request wants only the token.
         wants_logprobs: whether the request wants log probabilities of its generated tokens.
@@ -60,7 +59,7 @@ class Rows:
         self.generation = np.zeros(max_rows, np.int32)
         self.departures = self.logprob_rows = 0
         self.flights: deque[tuple[Int[np.ndarray, " R"], Int[np.ndarray, " R"], int]] = deque()
-        self.waits, self.plain, self.wants_logprobs = np.zeros((3, max_rows), bool)
+        self.plain, self.wants_logprobs = np.zeros((2, max_rows), bool)
         self.names, self.tenants = np.full((2, max_rows), None, object)
         self.adapters = np.zeros(max_rows, np.int32)
         self._stops: Counter[int] = Counter()  # rows that each token ends
@@ -76,7 +75,6 @@ class Rows:
         row, params = self.free.pop(), request.params
         self.launched[row], self.limit[row] = launched, limit
         self.set_known(row, tokens)
-        self.waits[row] = request.waits_for_tokens
         self.wants_logprobs[row] = params.logprobs is not None
         self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
         self.logprob_rows += params.wants_logprobs
@@ -104,7 +102,7 @@ class Rows:
         self.launched[row] = self.known[row] = self.limit[row] = self.finite_to[row] = 0
         self.covered[row] = self.held[row] = self.prompt_logprobs_to[row] = self.adapters[row] = 0
         self.next_slide[row] = NEVER
-        self.waits[row] = self.plain[row] = self.wants_logprobs[row] = False
+        self.plain[row] = self.wants_logprobs[row] = False
         self.names[row] = self.tenants[row] = None
         self.generation[row] += 1
         self.departures += 1
@@ -160,13 +158,8 @@ class Rows:
         return found
 
     def ready(self) -> Bool[np.ndarray, " max_rows"]:
-        """Return which rows can run: their last token is not launched, and they wait for none in flight."""
+        """Return which rows can run: their last token is not launched."""
         ready: Bool[np.ndarray, " max_rows"] = self.launched < self.limit - 1
-        if np.count_nonzero(self.waits):
-            busy = np.zeros(self.max_rows, bool)
-            for row_ids, generations, _ in self.flights:
-                busy[row_ids] |= self.generation[row_ids] == generations
-            ready &= ~(self.waits & busy)
         return ready
 
     def launch(self, row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]) -> None:
@@ -197,7 +190,7 @@ class Rows:
         used[running] = True
         assert len(self.free) == self.max_rows - len(running), "a row id leaked"
         assert not used[self.free].any(), "a row id is free and used"
-        for array in (self.launched, self.known, self.limit, self.held, self.plain, self.waits, self.wants_logprobs):
+        for array in (self.launched, self.known, self.limit, self.held, self.plain, self.wants_logprobs):
             assert not array[~used].any(), "an unused row id has a value"
         assert np.all(self.next_slide[~used] == NEVER)
         wants = self.wants_logprobs | (self.prompt_logprobs_to > 0)
