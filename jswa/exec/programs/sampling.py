@@ -274,12 +274,25 @@ def _ordered_bits(x: Float[Array, "R V"]) -> UInt[Array, "R V"]:
 def _largest(holds: Callable[[UInt[Array, "R N"]], Bool[Array, "R N"]], rows: int) -> UInt[Array, " R"]:
     """Return per row the largest threshold that `holds`. It holds at 0, and stops holding once as thresholds grow.
 
-    Each pass finds two bits: with more bits, passes cost more than they save. The passes are unrolled: a loop cannot be
-    part of a CUDA graph, and the host would wait for the step at its condition.
+    Each pass finds two bits: with more bits, passes cost more than they save.
     """
-    threshold = jnp.zeros(rows, jnp.uint32)
-    for shift in range(30, -1, -2):
+
+    def one_pass(number: int | Int[Array, ""], threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
+        shift = jnp.asarray(30 - 2 * number, jnp.uint32)
         candidates = threshold[:, None] | (jnp.arange(1, 4, dtype=jnp.uint32) << shift)[None]
         # The digit is the number of candidates for which it holds, as it holds for all smaller ones.
-        threshold |= holds(candidates).sum(axis=-1, dtype=jnp.uint32) << shift
-    return threshold
+        return threshold | (holds(candidates).sum(axis=-1, dtype=jnp.uint32) << shift)
+
+    def unrolled(threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
+        # A loop cannot be part of a CUDA graph, and the host would wait for the step at its condition.
+        for number in range(16):
+            threshold = one_pass(number, threshold)
+        return threshold
+
+    def loop(threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
+        # On a CPU the unrolled passes would take most of the time in which a step is compiled.
+        found: UInt[Array, " R"] = lax.fori_loop(0, 16, one_pass, threshold)
+        return found
+
+    found: UInt[Array, " R"] = lax.platform_dependent(jnp.zeros(rows, jnp.uint32), cpu=loop, default=unrolled)
+    return found
