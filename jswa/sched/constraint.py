@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from jswa.errors import InvalidSampling, NothingAllowed
 from jswa.plan import EVERY_TOKEN, NO_WORDS, Constraint, ExtrasEntry, Mask, Request, RowMask, Words, bits_of, words_of
-from jswa.sched.rows import Rows
+from jswa.sched.rows import Rows, TokenCounts
 from jswa.sched.sequence import Sequence
 from jswa.types import SamplingParams
 
@@ -135,13 +135,11 @@ class _Held(NamedTuple):
         early: whether it lacks stop tokens.
         banned: the ends of bad words that it lacks.
         words: the words of it that hence differ from `Constraint.allowed`.
-        last: the tokens before the ends of bad words: behind any other token, no bad word ends.
     """
 
     early: bool
     banned: frozenset[int]
     words: Words
-    last: frozenset[int]
 
 
 class Masks:
@@ -156,6 +154,8 @@ class Masks:
         self._held: dict[int, _Held] = {}  # by row id
         # Whether a row's mask changes at some length, and whether it depends on the text besides.
         self._changes, self._follows_text = np.zeros((2, rows.max_rows), bool)
+        self._lacks = np.zeros(rows.max_rows, bool)  # whether the device's mask lacks tokens that may be allowed later
+        self._last = TokenCounts()  # the tokens before the ends of bad words: behind any other token, none ends
 
     def __len__(self) -> int:
         return len(self._held)
@@ -167,19 +167,21 @@ class Masks:
         if constraint is None:
             return None
         if sequence.num_known < constraint.min_length or constraint.bad_words:
-            last = frozenset(word[-2] for word in constraint.bad_words)
-            self._held[row_id] = _Held(False, frozenset(), NO_WORDS, last)
-            self._changes[row_id], self._follows_text[row_id] = True, bool(last)
+            self._held[row_id] = _Held(early=False, banned=frozenset(), words=NO_WORDS)
+            self._changes[row_id], self._follows_text[row_id] = True, bool(constraint.bad_words)
+            self._last.count((word[-2] for word in constraint.bad_words), 1)
         counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
         counted = sequence.launched if counts or params.repetition_penalty != 1.0 else 0
         generated = sequence.tokens[len(request.prompt) : counted].copy()
         return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
 
-    def release(self, row_id: int) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Forget the mask of a row that ends."""
-        self._held.pop(row_id, None)
-        self._changes[row_id] = self._follows_text[row_id] = False
+        constraint, row_id = sequence.request.constraint, sequence.row_id
+        if constraint is not None and self._held.pop(row_id, None) is not None:
+            self._changes[row_id] = self._follows_text[row_id] = self._lacks[row_id] = False
+            self._last.count((word[-2] for word in constraint.bad_words), -1)
 
     def changes(
         self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]
@@ -199,11 +201,9 @@ class Masks:
 
     def late(self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"]) -> tuple[RowMask, ...]:
         """Return the masks of running rows that change for the token behind the known ones."""
-        changed = []
-        for row_id, last in zip(row_ids.tolist(), self._rows.last_tokens(row_ids).tolist(), strict=True):
-            held = self._held.get(row_id)
-            if held is not None and (last in held.last or held.banned or held.early):
-                changed.append(self._mask(sequences[row_id], int(self._rows.known[row_id])))
+        may_change = self._lacks[row_ids] | self._last.among(self._rows.last_tokens(row_ids))
+        running = row_ids[may_change & self._changes[row_ids]].tolist()
+        changed = [self._mask(sequences[row_id], int(self._rows.known[row_id])) for row_id in running]
         return tuple(mask for mask in changed if mask is not None)
 
     def check(self, running: Iterable[Sequence]) -> None:
@@ -211,7 +211,8 @@ class Masks:
         rows = {s.row_id for s in running if s.request.constraint is not None}
         assert set(self._held) <= rows, "the mask of a row that does not run may change"
         assert set(np.flatnonzero(self._changes).tolist()) == set(self._held)
-        assert not (self._follows_text & ~self._changes).any()
+        assert not ((self._follows_text | self._lacks) & ~self._changes).any()
+        assert len(rows) or not len(self._last), "bad words of no row"
 
     def _mask(self, sequence: Sequence | None, position: int) -> RowMask | None:
         """Return how the mask changes for sampling the token at `position`, if it does."""
@@ -223,9 +224,9 @@ class Masks:
         if early == held.early and banned == held.banned:
             return None
         words = mask_words(constraint, banned, early=early)
-        self._held[row_id] = held._replace(early=early, banned=banned, words=words)
-        if not early and not held.last:
-            self.release(row_id)
+        self._held[row_id], self._lacks[row_id] = _Held(early, banned, words), early or bool(banned)
+        if not early and not constraint.bad_words:
+            self.release(sequence)
         return RowMask(row_id, _undone(held.words, words, constraint.allowed))
 
 

@@ -269,7 +269,7 @@ class Requests:
         finite = sequence.tokens[: sequence.finite_to]
         self._cache.close(sequence.lease, finite, turn=(len(sequence.request.prompt),))
         self.writers.discard(sequence)
-        self.masks.release(row_id)
+        self.masks.release(sequence)
         self._running.remove(sequence)
         self.by_row[row_id] = None
         sequence.leave()

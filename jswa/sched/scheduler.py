@@ -142,7 +142,7 @@ class Scheduler:
             sequence.copy_recent()
         names = rows.names.take(row_ids)
         ended = known == rows.limit.take(row_ids)
-        ended |= rows.may_stop(tokens)
+        ended |= rows.stops.among(tokens)
         if np.count_nonzero(ended):
             for i in np.flatnonzero(ended).tolist():
                 (sequence,) = self._requests.sequences_at(row_ids[i : i + 1])

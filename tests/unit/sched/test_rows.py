@@ -179,7 +179,7 @@ def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     masks.admit(sequence)
     for token in (31, 32):
         sequence.append(token)
-    masks.release(sequence.row_id)
+    masks.release(sequence)
     bits = bits_of_row(masks.admit(sequence))
     assert mask_at(masks, sequence, 3) is None
     assert changed(bits, mask_at(masks, sequence, 4)) == set(range(VOCAB)) - {31}
