@@ -18,7 +18,7 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
-from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError
+from jswa.errors import EngineError, InvalidPrompt, InvalidSampling, InvalidToken, JswaError
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
@@ -168,6 +168,9 @@ class Engine:
                 and constraint, whose tables may be as long as the vocabulary, are shared. So is its prompt if `prompt`
                 is that very array: then nothing here depends on the prompt's length.
         """
+        if params.structured_outputs is not None:
+            form = params.structured_outputs.form
+            raise InvalidSampling("structured_outputs", form, "this engine cannot hold its output to a grammar")
         ids = prompt if like is not None and prompt is like.prompt else self._checked(prompt)
         if like is None:
             number, digest = (0, None) if lora is None else self._adapters.find(lora)
