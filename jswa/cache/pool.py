@@ -101,7 +101,7 @@ class PagePool:
             raise EngineError(f"alloc_full({count}) with {self.free_slots} free slots")
         if count == 1:
             return self._alloc_page()
-        m, parts, left = self.pages_per_block, list[Int[np.ndarray, " n"]](), count
+        m, left, parts = self.pages_per_block, count, []
         if not scattered or not self.holes:
             parts.append(self._fill_blocks(min(left // m, self._num_free)))
             left -= len(parts[0])
