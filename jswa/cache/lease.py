@@ -63,40 +63,34 @@ class LeaseTable:
         rows = (self.covered > self.sent).nonzero()[0]
         if not len(rows):
             return _NO_ENTRIES, _NO_ENTRIES
-        page, covered = self.layout.page_size, self.covered[rows]
-        row, at = _spans(rows, self.sent[rows] // page, covered // page)
+        page, sent, covered = self.layout.page_size, self.sent[rows], self.covered[rows]
         self.sent[rows] = covered
-        local = _entries(self.local, row, at) if self.layout.local is not None else _NO_ENTRIES
+        row, at = _spans(rows, sent // page, (covered - sent) // page)
+        entries: Entries = np.empty((len(row), 3), np.int32)
+        entries[:, 0], entries[:, 1], entries[:, 2] = row, at, self.local[row, at]
         if self.layout.full is None:
-            return _NO_ENTRIES, local
+            return _NO_ENTRIES, entries
+        full = entries.copy()
+        full[:, 2] = self.full[row, at]
         own = at >= self.shared[row]
-        if np.count_nonzero(own) < len(own):
-            row, at = row[own], at[own]
-        return _entries(self.full, row, at), local
+        return full if np.count_nonzero(own) == len(own) else full[own], entries if self.layout.local else _NO_ENTRIES
 
-    def slid(
-        self, rows: Int[np.ndarray, " n"], first: Int[np.ndarray, " n"], end: Int[np.ndarray, " n"]
+    def local_pages(
+        self, rows: Int[np.ndarray, " n"], first: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
     ) -> Int[np.ndarray, " pages"]:
-        """Return the ids of local pages: of each row those at page positions [first, end)."""
-        ids: Int[np.ndarray, " pages"] = self.local[_spans(rows, first, end)]
+        """Return the ids of so many local pages of each row, from page position `first` on."""
+        ids: Int[np.ndarray, " pages"] = self.local[_spans(rows, first, counts)]
         return ids
 
 
 def _spans(
-    rows: Int[np.ndarray, " n"], first: Int[np.ndarray, " n"], end: Int[np.ndarray, " n"]
+    rows: Int[np.ndarray, " n"], first: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
-    """Return each row once for each of its positions [first, end), and these positions."""
-    counts = end - first
+    """Return each row once for each of `counts` positions from `first` on, and these positions."""
     if np.count_nonzero(counts == 1) == len(rows):
         return rows, first
-    before = counts.cumsum() - counts
-    return rows.repeat(counts), np.arange(counts.sum()) + (first - before).repeat(counts)
-
-
-def _entries(table: Int[np.ndarray, "rows N"], row: Int[np.ndarray, " n"], at: Int[np.ndarray, " n"]) -> Entries:
-    entries: Entries = np.empty((len(row), 3), np.int32)
-    entries[:, 0], entries[:, 1], entries[:, 2] = row, at, table[row, at]
-    return entries
+    ends = counts.cumsum()
+    return rows.repeat(counts), np.arange(ends[-1]) + (first + counts - ends).repeat(counts)
 
 
 @dataclass(eq=False, slots=True)

@@ -52,7 +52,8 @@ class Windows:
             rows, frontier = rows[np.invert(publishing)], frontier[np.invert(publishing)]
         if not len(rows):
             return
-        ids = table.slid(rows, table.unpublished[rows], frontier)
+        first = table.unpublished[rows]
+        ids = table.local_pages(rows, first, frontier - first)
         table.unpublished[rows] = frontier
         # Rows that share pages of the cache may slide past them in one step: those pages are freed once per row.
         several = self._pool.local_owners[ids] - self._pool.local_cached[ids] > 1

@@ -27,6 +27,7 @@ class Draft:
         budget: tokens that the step may still take.
         reserved: tokens of these for running rows that need one, until they get it.
         for_others: tokens of these that a flood leaves unused (`Turns.room`): at most three quarters of the step.
+        behind: rows that ran before the step and have known tokens to run.
         decode: row ids of the rows that run one token.
         prompts: running rows that have a prompt to prefill, and the tokens that the step runs of each so far.
         left: those of them that the step does not end, and the tokens that each still has to prefill after it.
@@ -38,6 +39,7 @@ class Draft:
     budget: int
     reserved: int = 0
     for_others: int = 0
+    behind: int = 0
     decode: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
     prompts: dict[Sequence, int] = field(default_factory=dict)
     left: dict[Sequence, int] = field(default_factory=dict)
@@ -92,7 +94,7 @@ def make_plan(
     full_pages, local_pages = cache.table.take_unsent()
     plan = StepPlan(
         rows=records,
-        tokens=_tokens(draft.decode, rows, prompts),
+        tokens=_tokens(draft, rows, prompts),
         full_pages=full_pages,
         local_pages=local_pages,
         moves=np.array(moves, np.int32).reshape(-1, 3) if moves else _NO_ENTRIES,
@@ -106,12 +108,12 @@ def make_plan(
     return plan, ids
 
 
-def _tokens(decode: Int[np.ndarray, " n"], rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
+def _tokens(draft: Draft, rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
     """Return the tokens that the step runs, FROM_DEVICE where the host does not know them."""
-    parts = [np.full(len(decode), FROM_DEVICE, np.int32)]
-    if rows.prefill_rows():
-        on_host = np.flatnonzero(rows.launched[decode] < rows.known[decode])
-        parts[0][on_host] = rows.last_tokens(decode[on_host])
+    parts = [np.full(len(draft.decode), FROM_DEVICE, np.int32)]
+    if draft.behind:
+        on_host = np.flatnonzero(rows.launched[draft.decode] < rows.known[draft.decode])
+        parts[0][on_host] = rows.last_tokens(draft.decode[on_host])
     parts += [sequence.tokens[sequence.launched :][:count] for sequence, count in prompts]
     return np.concatenate(parts) if prompts else parts[0]
 

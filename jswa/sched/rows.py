@@ -20,7 +20,7 @@ from jswa.cache.lease import Lease, LeaseTable
 from jswa.config import Limits
 from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
 
-RECENT = 256  # tokens of a row that wait to be copied to its text; a power of two
+RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
 _FEW_STOPS = 8  # stop ids up to which one comparison each is faster than a search
 _RECORD = np.dtype([("first", "i4", len(COLUMNS) - len(SAMPLING)), ("sampling", SAMPLING_ROW)])
 _START, _COUNT, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _SAMPLES = range(1, 6)  # in `COLUMNS`

@@ -26,6 +26,8 @@ from jswa.sched.requests import Requests, needs_one
 from jswa.sched.rows import RECENT, Rows
 from jswa.sched.sequence import Sequence, Status
 
+_NO_ROWS = np.zeros(0, np.intp)
+
 
 class Scheduler:
     """Owns the sequences, the cache manager and the row ids. Not thread-safe: one thread drives it."""
@@ -135,15 +137,14 @@ class Scheduler:
     ) -> StepEvents:
         """Append a token to each of these rows, for which the arrays suffice; add the events of those that end."""
         rows = self.rows
-        known = rows.append(row_ids, tokens)
-        for sequence in self._requests.sequences_at(row_ids[known & (RECENT - 1) == 0]):
-            sequence.copy_recent()
-        names = rows.names.take(row_ids)
+        known, names = rows.append(row_ids, tokens), rows.names.take(row_ids)
         ended = known == rows.limit.take(row_ids)
         ended |= rows.may_stop(tokens)
+        ended |= known & (RECENT - 1) == 0
         if np.count_nonzero(ended):
-            for i in np.flatnonzero(ended).tolist():
+            for i in ended.nonzero()[0].tolist():
                 (sequence,) = self._requests.sequences_at(row_ids[i : i + 1])
+                sequence.copy_recent()
                 event = self._requests.accept(sequence, int(tokens[i]))
                 ended[i] = event.finish_reason is not None
                 others += [event] if ended[i] else []
@@ -237,11 +238,12 @@ class Scheduler:
         ready = rows.ready()
         for sequence in draft.prompts:  # which this step has admitted
             ready[sequence.row_id] = False
-        decode = ready & (rows.known - rows.launched <= 1)
+        draft.behind = rows.prefill_rows()
+        decode = ready & (rows.known - rows.launched <= 1) if draft.behind else ready
         taken = int(np.count_nonzero(decode))
         draft.budget -= taken
         ends = (decode & (rows.launched >= self.cache.table.covered)).nonzero()[0]  # rows at the end of their pages
-        rest = (ready ^ decode).nonzero()[0]
+        rest = (ready ^ decode).nonzero()[0] if draft.behind else _NO_ROWS
         if len(ends) and not self.cache.grow_by_page(ends):
             rest = np.concatenate([rest, ends])
         if len(rest):
