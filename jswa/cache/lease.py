@@ -7,7 +7,6 @@ local                                 [ slid …………………… )[ the win
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -52,11 +51,11 @@ class LeaseTable:
         self.covered[row] = self.sent[row] = self.shared[row] = self.first_local[row] = self.unpublished[row] = 0
         self.next_slide[row] = NEVER
 
-    def held_slots(self, rows: Any = slice(None)) -> Any:
-        """Return the slots of the pages that the leases of these rows need: of all, of an array of rows, or of one."""
-        pages, layout = self.covered[rows] // self.layout.page_size, self.layout
-        local = layout.pages_per_block * (pages - self.first_local[rows]) if layout.local is not None else 0
-        return local + (np.maximum(pages, self.shared[rows]) if layout.full is not None else 0)
+    def held_slots(self) -> Int[np.ndarray, " rows"]:
+        """Return the slots of the pages that the lease of each row needs, as `CacheManager.held_slots`."""
+        layout, pages = self.layout, self.covered // self.layout.page_size
+        slots = np.maximum(pages, self.shared) if layout.full is not None else np.zeros_like(pages)
+        return slots + layout.pages_per_block * (pages - self.first_local) if layout.local is not None else slots
 
     def take_unsent(self) -> tuple[Entries, Entries]:
         """Return the entries of full and of local pages that the device does not have; they count as sent."""

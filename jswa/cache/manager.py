@@ -257,7 +257,8 @@ class CacheManager:
 
     def held_slots(self, lease: Lease) -> int:
         """Return the slots of the pages that a lease needs."""
-        return int(self.table.held_slots(lease.row))
+        full, local = lease.full, lease.local
+        return full.end + self.layout.pages_per_block * (local.end - local.start)
 
     def compact(self) -> None:
         """Bound the holes of the pool; called once per plan."""

@@ -206,7 +206,7 @@ class Requests:
             victims: rows that would be preempted first.
         """
         cache, limits = self._cache, self._limits
-        draft.claims = draft.claims or Claims(self.rows, cache.table)
+        draft.claims = draft.claims or Claims(self.rows, cache)
         gone, closed = np.array([row.row_id for row in victims], np.int64), [lease_of(row) for row in victims]
         demand = draft.claims.demand(limits, sequence.num_known, gone) - cache.leased_slots(match, closed)
         available = cache.available_without(closed) if closed else cache.available_slots

@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jswa.cache.capacity import peak_slots, resident_slots
-from jswa.cache.lease import Lease, LeaseTable
+from jswa.cache.lease import Lease
+from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
 
@@ -208,21 +209,20 @@ class Claims:
     lengths, which do not change while a step is planned; the latter are its lease's.
     """
 
-    def __init__(self, rows: Rows, table: LeaseTable) -> None:
-        self._rows, self._table = rows, table
-        layout = self._layout = table.layout
+    def __init__(self, rows: Rows, cache: CacheManager) -> None:
+        self._rows, self._cache = rows, cache
+        layout = self._layout = cache.layout
         lengths = np.maximum(rows.launched, rows.known + 1)
         self._resident = resident_slots(layout, lengths) * (rows.limit > 0)
         self.prefill_rows = rows.prefill_rows()
         self._claimed: int | None = None  # by all rows; None: to be summed up
 
-    def admit(self, row: int) -> None:
-        """Count a row that begins: it has a prompt to prefill."""
-        length = max(int(self._rows.launched[row]), int(self._rows.known[row]) + 1)
-        self._resident[row] = resident = self._layout.resident_slots(length)
+    def admit(self, lease: Lease, known: int) -> None:
+        """Count a row that begins: it has a prompt to prefill, and so many known tokens."""
+        self._resident[lease.row] = resident = self._layout.resident_slots(known + 1)
         self.prefill_rows += 1
         if self._claimed is not None:
-            self._claimed += max(0, resident - int(self._table.held_slots(row)))
+            self._claimed += max(0, resident - self._cache.held_slots(lease))
 
     def changed(self) -> None:
         """Note that rows have got pages since the claims were summed up."""
@@ -235,11 +235,15 @@ class Claims:
         """
         prefill_rows, claimed = self.prefill_rows, self._claimed
         if claimed is None:
-            claimed = self._claimed = int(np.maximum(self._resident - self._table.held_slots(), 0).sum())
+            claimed = self._claimed = int(self._claims().sum())
         if len(gone):
-            claimed -= int(np.maximum(self._resident[gone] - self._table.held_slots(gone), 0).sum())
+            claimed -= int(self._claims()[gone].sum())
             prefill_rows -= int(np.count_nonzero(self._rows.launched[gone] < self._rows.known[gone]))
         layout = self._layout
         reserve = layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
         alone = peak_slots(layout, limits.max_tokens, length + 1)
         return max(layout.resident_slots(length + 1) + reserve, alone) + claimed
+
+    def _claims(self) -> Int[np.ndarray, " max_rows"]:
+        claims: Int[np.ndarray, " max_rows"] = np.maximum(self._resident - self._cache.table.held_slots(), 0)
+        return claims

@@ -380,6 +380,6 @@ class Scheduler:
         draft.resumed += [sequence] if len(match.full) or len(match.local) else []
         draft.extras += [] if entry is None else [entry]
         if draft.claims is not None:
-            draft.claims.admit(sequence.row_id)
+            draft.claims.admit(lease, sequence.num_known)
         self._add(draft, sequence, count)
         return True

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from jswa.cache.capacity import resident_slots
 from jswa.cache.lease import Lease, LeaseTable
+from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.sched.rows import RECENT, Claims, Rows
 from jswa.sched.sequence import Sequence, Status
@@ -108,15 +109,17 @@ def test_claims_follow_rows_that_begin_and_pages_that_rows_get() -> None:
     """What a row may hold, less what it holds; summed up again after `changed`."""
     rows, layout = Rows(max_rows=4), make_layout(4, None, num_full=1, num_local=0)
     first, second = make_sequence("1", [1] * 7), make_sequence("2", [1] * 15)
-    table = LeaseTable(layout, 4, 8)
+    cache = CacheManager(layout, 10, 8, 4)
+    table = cache.table
     begin(rows, first, table=table)
     table.covered[first.row_id] = 4
-    claims = Claims(rows, table)
+    claims = Claims(rows, cache)
     none = np.zeros(0, np.int64)
     alone = layout.resident_slots(4)
     assert claims.demand(LIMITS, 3, none) == alone + (2 - 1)
     begin(rows, second, table=table)
-    claims.admit(second.row_id)
+    assert second.lease is not None
+    claims.admit(second.lease, second.num_known)
     assert claims.demand(LIMITS, 3, none) == alone + (2 - 1) + 4
     table.covered[first.row_id] = 8
     claims.changed()
