@@ -157,16 +157,28 @@ class Masks:
 
     def changes(
         self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]
-    ) -> tuple[RowMask, ...]:
+    ) -> tuple[tuple[RowMask, ...], tuple[int, ...]]:
         """Return the masks that change before a step that runs these rows up to these positions.
+
+        The second result has the rows whose mask depends on a token that is not known yet: see `late`.
 
         `sequences`: the running ones by row id.
         """
-        changed = []
+        changed, late = [], []
         for row_id, end in zip(row_ids.tolist(), ends.tolist(), strict=True):
             sequence = sequences[row_id]
-            if row_id in self._masks and sequence is not None and end >= sequence.num_known:
+            if row_id not in self._masks or sequence is None or end < sequence.num_known:
+                continue
+            constraint = sequence.request.constraint
+            if end > sequence.num_known and constraint is not None and constraint.bad_words:
+                late.append(row_id)
+            else:
                 changed.append(self._mask(sequence, end))
+        return tuple(mask for mask in changed if mask is not None), tuple(late)
+
+    def late(self, sequences: Iterable[Sequence]) -> tuple[RowMask, ...]:
+        """Return the masks that change for the token behind the known ones."""
+        changed = [self._mask(sequence, sequence.num_known) for sequence in sequences]
         return tuple(mask for mask in changed if mask is not None)
 
     def check(self, running: Iterable[Sequence]) -> None:

@@ -92,6 +92,7 @@ def make_plan(
     moves = cache.drain_moves()
     table_rows = tuple(_table_row(lease_of(sequence)) for sequence in draft.resumed)  # before the entries: as sent
     full_pages, local_pages = cache.table.take_unsent()
+    changed, late = masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else ((), ())
     plan = StepPlan(
         rows=records,
         tokens=_tokens(draft, rows, prompts),
@@ -100,7 +101,8 @@ def make_plan(
         moves=np.array(moves, np.int32).reshape(-1, 3) if moves else _NO_ENTRIES,
         table_rows=table_rows,
         extras=tuple(draft.extras),
-        masks=masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else (),
+        masks=changed,
+        late=late,
         logprobs=kind,
         targets=_targets(len(draft.decode), prompts) if kind == "prompt" else _NO_TOKENS,
         adapters=rows.adapters.take(ids),

@@ -39,7 +39,6 @@ class Rows:
         departures: counts the sequences that have left their rows.
         flights: the row ids of each step on the device, oldest first, with their generations and the `departures` of
             the time when the step was planned.
-        waits: whether the row runs only when the host knows all its tokens.
         plain: whether a token of the row needs no more than these arrays: its prompt is launched, nothing of it is to
             be published, and its request wants only the token.
         wants_logprobs: whether the request wants log probabilities of its generated tokens.
@@ -55,7 +54,7 @@ class Rows:
         self.generation = np.zeros(max_rows, np.int32)
         self.departures = self.logprob_rows = 0
         self.flights: deque[tuple[Int[np.ndarray, " R"], Int[np.ndarray, " R"], int]] = deque()
-        self.waits, self.plain, self.wants_logprobs = np.zeros((3, max_rows), bool)
+        self.plain, self.wants_logprobs = np.zeros((2, max_rows), bool)
         self.names, self.tenants = np.full((2, max_rows), None, object)
         self.adapters = np.zeros(max_rows, np.int32)
         self._stops: Counter[int] = Counter()  # rows that each token ends
@@ -73,7 +72,6 @@ class Rows:
         row, params = lease.row, request.params
         self.launched[row], self.limit[row] = launched, limit
         self.set_known(row, tokens)
-        self.waits[row] = request.waits_for_tokens
         self.wants_logprobs[row] = params.logprobs is not None
         self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
         self.logprob_rows += params.wants_logprobs
@@ -99,7 +97,7 @@ class Rows:
         """Clear the entries of a row id that a request leaves; the sequence has copied the tokens (`recent`)."""
         self.launched[row] = self.known[row] = self.limit[row] = self.finite_to[row] = 0
         self.prompt_logprobs_to[row] = self.adapters[row] = 0
-        self.waits[row] = self.plain[row] = self.wants_logprobs[row] = False
+        self.plain[row] = self.wants_logprobs[row] = False
         self.names[row] = self.tenants[row] = None
         self.generation[row] += 1
         self.departures += 1
@@ -150,13 +148,8 @@ class Rows:
         return found
 
     def ready(self) -> Bool[np.ndarray, " max_rows"]:
-        """Return which rows can run: their last token is not launched, and they wait for none in flight."""
+        """Return which rows can run: their last token is not launched."""
         ready: Bool[np.ndarray, " max_rows"] = self.launched < self.limit - 1
-        if np.count_nonzero(self.waits):
-            busy = np.zeros(self.max_rows, bool)
-            for row_ids, generations, _ in self.flights:
-                busy[row_ids] |= self.generation[row_ids] == generations
-            ready &= ~(self.waits & busy)
         return ready
 
     def launch(self, row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]) -> None:
@@ -185,7 +178,7 @@ class Rows:
         """Assert that the entries of all other row ids are 0."""
         used = np.zeros(self.max_rows, bool)
         used[running] = True
-        for array in (self.launched, self.known, self.limit, self.plain, self.waits, self.wants_logprobs):
+        for array in (self.launched, self.known, self.limit, self.plain, self.wants_logprobs):
             assert not array[~used].any(), "an unused row id has a value"
         wants = self.wants_logprobs | (self.prompt_logprobs_to > 0)
         assert np.count_nonzero(wants) <= self.logprob_rows <= len(running)

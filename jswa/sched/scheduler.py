@@ -17,7 +17,7 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission import fewest, is_passed, match_of, open_lease
 from jswa.sched.constraint import nothing_allowed
 from jswa.sched.draft import Draft, lease_of, make_plan
@@ -107,6 +107,13 @@ class Scheduler:
         requests.changes += bool(draft.prompts)
         self._in_flight.append(plan)
         return plan
+
+    def late_masks(self, plan: StepPlan) -> tuple[RowMask, ...]:
+        """Return the masks that change in a step in flight, whose plan left them out. All its tokens are known by now.
+
+        Rows that have ended meanwhile need none: their tokens are ignored.
+        """
+        return self._requests.masks.late(self._requests.sequences_at(np.array(plan.late)))
 
     def apply(self, plan: StepPlan, tokens: Int[np.ndarray, " R"], logprobs: StepLogprobs | None = None) -> StepEvents:
         """Apply the tokens of the oldest step in flight; return what each request got, and which ended."""
