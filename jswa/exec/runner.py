@@ -38,7 +38,7 @@ from jswa.exec.launches import (
 from jswa.exec.mesh import COLUMNS, mesh_of, put
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
-from jswa.exec.programs.step import Half, StepOutputs
+from jswa.exec.programs.step import Half, StepOutputs, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.exec.side_programs import (
     compile_copy_pages,
@@ -48,7 +48,7 @@ from jswa.exec.side_programs import (
     idle_launches,
 )
 from jswa.model.lora import Pairs
-from jswa.model.transformer import Params, run_dtype
+from jswa.model.transformer import Params, head_names, run_dtype
 from jswa.plan import Feature, LogprobTable, RowMask, StepLogprobs, StepPlan
 
 _log = logging.getLogger("jswa")
@@ -154,6 +154,7 @@ class Runner:
             self._extras = pool.submit(compile_extras, self._shapes["extras"], store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
+        self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half`, prompts' `LogprobRows`
         self._end_beside: Callable[[], None] = lambda: None
         if len(first) < len(self.buckets):
@@ -358,8 +359,9 @@ class Runner:
             return None
         if part == "finish":
             half, prompt = self._half
-            self.state, outputs = program(self.params, self.state, half)
-            self._half = []
+            head = {name: self.params[name] for name in self._head}
+            sampled, outputs = program(head, sampling_state(self.state), half)
+            self.state, self._half = {**self.state, **sampled}, []
             return outputs._replace(prompt=prompt)  # type: ignore[no-any-return]
         self.state, outputs = program(self.params, self.state, *packed)
         return outputs  # type: ignore[no-any-return]

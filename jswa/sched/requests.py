@@ -40,7 +40,7 @@ class Requests:
         self.turns = Turns(limits.max_tokens, limits.max_rows, limits.long_prompt)
         self.rows = Rows(limits.max_rows)
         self.by_row: list[Sequence | None] = [None] * limits.max_rows
-        self.masks = Masks()
+        self.masks = Masks(self.rows)
         self.writers = Writers(limits.page_size)
         self.changes = self.preemptions = 0
         self._cache = cache

@@ -113,7 +113,8 @@ class Scheduler:
 
         Rows that have ended meanwhile need none: their tokens are ignored.
         """
-        return self._requests.masks.late(self._requests.sequences_at(np.array(plan.late)))
+        requests, row_ids = self._requests, np.array(plan.late, np.int64)
+        return requests.masks.late(requests.by_row, row_ids)
 
     def apply(self, plan: StepPlan, tokens: Int[np.ndarray, " R"], logprobs: StepLogprobs | None = None) -> StepEvents:
         """Apply the tokens of the oldest step in flight; return what each request got, and which ended."""

@@ -25,9 +25,9 @@ from jswa.exec.compile.store import ProgramStore, compiled
 from jswa.exec.mesh import REPLICATED, mesh_of, on_mesh, specs_of
 from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.state import DeviceState
-from jswa.exec.programs.step import Half, Part, StepConfig, finish_half, forward_half, step
+from jswa.exec.programs.step import Half, Part, StepConfig, finish_half, forward_half, sampling_state, step
 from jswa.model.lora import has_adapters
-from jswa.model.transformer import Params, run_dtype
+from jswa.model.transformer import Params, head_names, run_dtype
 from jswa.plan import Feature, Logprobs, StepPlan
 from pallas_kernels.errors import NoExpertKernel, NoKernel
 
@@ -137,20 +137,17 @@ class StepPrograms:
         They may not be compiled, if none of their family has been prepared.
         """
         self._chosen += 1
-        halves = self._deterministic or plan.late
-        family: Family = ("step", plan.logprobs)
-        if halves:
-            family = "forward", "prompt" if plan.logprobs == "prompt" else "none"
+        families: tuple[Family, ...] = (("step", plan.logprobs),)
+        if self._deterministic or plan.late:
+            prompt, sampled = plan.logprobs == "prompt", plan.logprobs != "none"
+            families = ("forward", "prompt" if prompt else "none"), ("finish", "sampled" if sampled else "none")
 
         def programs(bucket: Bucket) -> tuple[int, ...]:
-            number = self._numbers[*family, bucket]
-            if not halves:
-                return (number,)
-            logprobs: Logprobs = "none" if plan.logprobs == "none" else "sampled"
-            return number, self._numbers["finish", logprobs, Bucket(bucket.rows, bucket.rows, decode=True)]
+            rows = Bucket(bucket.rows, bucket.rows, decode=True)
+            return tuple(self._numbers[*f, rows if f[0] == "finish" else bucket] for f in families)
 
         best = programs(pick_bucket(self.buckets, plan))
-        if self._are_compiled(best) or family not in self._covered:
+        if self._are_compiled(best) or not self._covered.issuperset(families):
             return best
         self._wanted[best] = self._wanted.get(best, 0) + 1
         if self._wanted[best] == _OFTEN:
@@ -226,11 +223,12 @@ def described(config: StepConfig) -> str:
 def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> jax.stages.Wrapped:
     """Return the jitted program of a bucket, state donated. Accepts arrays or shapes.
 
-    Its arguments are (params, state, packed), or (params, state, half) for a second half.
+    Its arguments are (params, state, packed). A second half gets the parameters of the head, the part of the state
+    that sampling writes, and a `Half`.
     """
     mesh, function = mesh_of(next(iter(params.values()))), _FUNCTIONS[config.part]
-    outputs = (specs_of(state), *[REPLICATED] * (2 if config.part == "forward" else 1))
-    arguments = params, state, step_input(config, params)
+    arguments = _arguments(config, params, state)
+    outputs = (specs_of(arguments[1]), *[REPLICATED] * (2 if config.part == "forward" else 1))
     run = on_mesh(partial(function, config=config), mesh, arguments, outputs)
     return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
 
@@ -245,12 +243,20 @@ def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray,
     return Half(jnp.asarray(rows), hidden, jnp.ones(len(rows), bool))
 
 
+def _arguments(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> tuple[Any, Any, Any]:
+    """Return the arguments of a program, or their shapes."""
+    given = step_input(config, params)
+    if config.part != "finish":
+        return params, state, given
+    return {name: params[name] for name in head_names(config.model, params)}, sampling_state(state), given
+
+
 def compile_step(
     config: StepConfig, params: Mapping[str, Any], state: DeviceState, store: ProgramStore | None = None
 ) -> jax.stages.Compiled:
     """Compile one bucket's program ahead of time, from arrays or shapes, or load it. The state is donated."""
     precision = "highest" if run_dtype(params) == jnp.float32 else "default"
-    arguments = params, state, step_input(config, params)
+    arguments = _arguments(config, params, state)
     with jax.default_matmul_precision(precision), _unsupported(config.backends):
         function = jit_step(config, params, state)
         return compiled(store, f"{config.part} {precision} {config}", function, arguments, str(_OPTIONS))

@@ -20,9 +20,9 @@ from jswa.exec.pack import Inputs, PackSpec, column, unpack
 from jswa.exec.programs.extras import count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
 from jswa.exec.programs.sampling import LogprobRows, Sampling, few_rows, logprob_rows, sample
-from jswa.exec.programs.state import DeviceState
+from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.model.collectives import true_on_all
-from jswa.model.transformer import Params, bind
+from jswa.model.transformer import Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import FROM_DEVICE, NOT_FINITE, SAMPLING, Logprobs
 from pallas_kernels.attention.api import paged_attention, tile_tokens, write_kv
@@ -78,8 +78,8 @@ def step(
 ) -> tuple[DeviceState, StepOutputs]:
     """Run one step; return the next state and the outputs. With several devices, each runs it on its shards."""
     state, half, prompt = _forward_rows(params, state, packed, config)
-    state, outputs = finish_half(params, state, half, config=config)
-    return state, outputs._replace(prompt=prompt)
+    sampled, outputs = finish_half(params, sampling_state(state), half, config=config)
+    return {**state, **sampled}, outputs._replace(prompt=prompt)
 
 
 def forward_half(
@@ -87,21 +87,27 @@ def forward_half(
 ) -> tuple[DeviceState, Half, LogprobRows | None]:
     """Run a step up to the hidden states, and the log probabilities of prompts, if they are requested."""
     state, half, prompt = _forward_rows(params, state, packed, config)
-    return state, half._replace(finite=true_on_all(half.finite, config.model.devices)), prompt
+    with named_scope("sampling"):
+        return state, half._replace(finite=true_on_all(half.finite, config.model.devices)), prompt
+
+
+def sampling_state(state: DeviceState) -> SamplingState:
+    """Return the part of the state that the second half reads and writes."""
+    return {"last_token": state["last_token"], "extras": state["extras"]}
 
 
 def finish_half(
-    params: Params, state: DeviceState, half: Half, *, config: StepConfig
-) -> tuple[DeviceState, StepOutputs]:
+    params: Params, state: SamplingState, half: Half, *, config: StepConfig
+) -> tuple[SamplingState, StepOutputs]:
     """Run the rest of a step: head, masks, sampling, log probabilities of the sampled tokens. No prompt's come back.
 
-    The masks are those that the state has by now.
+    The masks are those that the state has by now. Of the parameters, those of the head are enough.
     """
     rows, devices = half.rows, config.model.devices
 
     def run() -> tuple[Int[Array, " R"], LogprobRows | None]:
         with named_scope("logits"):
-            logits = bind(config.model, params).logits(half.hidden)
+            logits = bind_head(config.model, params, half.hidden.dtype).logits(half.hidden)
         with named_scope("sampling"):
             positions = column(rows, "start") + column(rows, "count")
             limits = Sampling.of(rows[:, -len(SAMPLING) :])

@@ -50,6 +50,12 @@ def make_sequence(request: Request, generated: Collection[int] = (), *, launched
     return sequence
 
 
+def masks_of(sequence: Sequence) -> Masks:
+    """Return the masks of the sequence's table of rows."""
+    assert sequence.rows is not None
+    return Masks(sequence.rows)
+
+
 def columns_of(sequence: Sequence) -> dict[str, Any]:
     """Return the packed sampling parameters of a running row by name."""
     assert sequence.rows is not None
@@ -82,7 +88,7 @@ def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None
     """Floats and keys as their bits; top_k -1 becomes 0; a row without extras names a row past all others."""
     params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
     sequence = make_sequence(make_request("a", [1, 2, 3], **params))
-    assert Masks().admit(sequence) is None
+    assert masks_of(sequence).admit(sequence) is None
     columns = columns_of(sequence)
     names = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
     assert [columns[name].view(np.float32) for name in names] == [0.5, 0.25, 0.125, 1.0, 0.0, 0.0]
@@ -91,7 +97,7 @@ def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None
     assert columns["extras"] >= 3
     penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
     sequence = make_sequence(make_request("b", [1], **penalties))
-    entry, columns = Masks().admit(sequence), columns_of(sequence)
+    entry, columns = masks_of(sequence).admit(sequence), columns_of(sequence)
     assert [columns[name].view(np.float32) for name in names[3:]] == [1.5, -0.5, 0.75]
     assert entry is not None
     assert columns["extras"] == entry.row_id == sequence.row_id
@@ -111,7 +117,7 @@ def test_a_row_that_begins_names_only_the_tokens_that_its_penalties_need(
 ) -> None:
     """The whole prompt for a repetition penalty; of the text the part that the row does not run."""
     sequence = make_sequence(make_request("a", [33, 1, 3, 1], **params), (7, 8, 9), launched=6)
-    entry = Masks().admit(sequence)
+    entry = masks_of(sequence).admit(sequence)
     assert entry is not None
     assert entry.generated.tolist() == generated
     assert entry.bias_ids.tolist() == list(params.get("logit_bias", ()))
@@ -120,8 +126,8 @@ def test_a_row_that_begins_names_only_the_tokens_that_its_penalties_need(
 
 def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
     """The early mask holds for the first min_tokens generated tokens; then one update lifts it."""
-    masks = Masks()
     sequence = make_sequence(make_request("a", [1, 2, 3], min_tokens=2, stop_ids=frozenset({2, 39}), logit_bias={5: 1}))
+    masks = masks_of(sequence)
     bits = bits_of_row(masks.admit(sequence))
     assert mask_at(masks, sequence, 2) is None, "a chunk inside of the prompt samples nothing"
     assert changed(bits, mask_at(masks, sequence, 3)) == set(range(VOCAB)) - {2, 39}
@@ -142,7 +148,6 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
     prompt: list[int], text: list[int], words: list[tuple[int, ...]], minimum: int
 ) -> None:
     """The other tokens must all be generated ones; stop tokens are forbidden before min_tokens as well."""
-    masks = Masks()
     sequence = make_sequence(
         make_request(
             "a",
@@ -153,6 +158,7 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
             stop_ids=frozenset({1, 36}),
         )
     )
+    masks = masks_of(sequence)
     bits = bits_of_row(masks.admit(sequence))
     for length in range(len(text) + 1):
         mask = mask_at(masks, sequence, len(prompt) + length)
@@ -167,10 +173,10 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
 
 def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     """The mask depends on the tokens known at the restart, not on the position at which the row starts to run."""
-    masks = Masks()
     sequence = make_sequence(
         make_request("a", [1, 2], min_tokens=2, stop_ids=frozenset({0}), bad_words=((31, 32, 31),))
     )
+    masks = masks_of(sequence)
     masks.admit(sequence)
     for token in (31, 32):
         sequence.append(token)
