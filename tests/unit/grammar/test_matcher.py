@@ -116,7 +116,12 @@ def test_matchers_of_a_grammar_share_no_place(grammars: Grammars, tokenizer: Tok
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_many_masks_are_filled_at_once(grammars: Grammars, tokenizer: Tokenizer, threads: int) -> None:
-    specs: list[dict[str, object]] = [{"json": PERSON}, {"regex": "[a-z]+"}, {"choice": ["one", "two"]}, {"json_object": True}]
+    specs: list[dict[str, object]] = [
+        {"json": PERSON},
+        {"regex": "[a-z]+"},
+        {"choice": ["one", "two"]},
+        {"json_object": True},
+    ]
     matchers = [compiled(grammars, **specs[i % len(specs)]).matcher() for i in range(40)]
     out = np.full((50, grammars.vocabulary.words), 77, np.int32)
     rows = list(range(49, 9, -1))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Int
 
-from jswa.cache.lease import Lease
+from jswa.cache.lease import Lease, LeaseTable
 from jswa.config import Limits
 from jswa.plan import COLUMNS, ExtrasEntry, Request, RowMask, StepPlan
 from jswa.sched.constraint import Masks, make_constraint
@@ -41,11 +41,12 @@ def make_request(
 
 def make_sequence(request: Request, generated: Collection[int] = (), *, launched: int = 0) -> Sequence:
     """Return a sequence that runs, in a table of its own; it was preempted after these generated tokens."""
-    rows, lease, sequence = Rows(max_rows=3), Lease(np.zeros((2, 8), np.int32)), Sequence(request, (0, 0), limit=30)
+    rows, sequence = Rows(max_rows=3), Sequence(request, (0, 0), limit=30)
+    lease = Lease(LeaseTable(make_layout(4, None, num_full=1, num_local=0), 3, 8), 0)
     for token in generated:
         sequence.append(token)
-    row_id = rows.admit(request, lease, launched=launched, tokens=sequence.tokens, limit=30)
-    sequence.rows, sequence.row_id, sequence.lease, sequence.status = rows, row_id, lease, Status.RUNNING
+    rows.admit(request, lease, launched=launched, tokens=sequence.tokens, limit=30)
+    sequence.rows, sequence.row_id, sequence.lease, sequence.status = rows, lease.row, lease, Status.RUNNING
     return sequence
 
 
