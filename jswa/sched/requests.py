@@ -114,6 +114,14 @@ class Requests:
         if token in sequence.request.stop_ids:
             asked = token in sequence.request.params.stop_token_ids
             return self.finish(sequence, token, "stop", token if asked else None)
+        if sequence.matcher is not None:
+            if not sequence.matcher.accept([token]):
+                why = GenerationError(
+                    f"structured_outputs: {sequence.matcher.error or 'a token that it does not allow'}"
+                )
+                return self.finish(sequence, None, "error", error=why)
+            if sequence.matcher.finished:
+                return self.finish(sequence, token, "stop")._replace(completes=True)
         if sequence.num_known == sequence.limit:
             return self.finish(sequence, token, "length")
         return TokenEvent(sequence.request.request_id, token)
@@ -264,6 +272,6 @@ def needs_one(sequence: Sequence) -> bool:
 def _is_plain(sequence: Sequence) -> bool:
     request, lease = sequence.request, lease_of(sequence)
     reported = sequence.hit_counted and sequence.first_scheduled_time is None and not sequence.failed_to
-    wants_more = request.params.wants_logprobs
+    wants_more = request.params.wants_logprobs or sequence.matcher is not None
     launched = sequence.launched >= sequence.begun_at
     return reported and launched and not wants_more and not lease.window_ends

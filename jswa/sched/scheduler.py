@@ -170,7 +170,7 @@ class Scheduler:
             if sequence.rows is not None:
                 self._requests.confirm(sequence, end)
             if sampled and token == NOTHING_ALLOWED:
-                why = nothing_allowed(sequence.request, sequence.num_known)
+                why = nothing_allowed(sequence)
                 event = self._requests.finish(sequence, None, "error", error=why)
             elif sampled:
                 sequence.append(token)
