@@ -10,6 +10,7 @@ one of its own.
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ from jswa.grammar.vocabulary import Description
 MISSING = "needs the package llguidance, which is not installed (pip install llguidance)"
 _THREADS = max(1, min(8, os.cpu_count() or 1))  # that fill masks
 _STACK = 2**28  # bytes of stack of a thread that compiles: rules that name each other are read by recursion
+_QUICK = 0.02  # seconds within which a grammar compiles that gets several lanes
 _FEW = 8  # matchers that share a lane before the next one is used
 _stack_lock = threading.Lock()
 
@@ -40,7 +42,7 @@ class ParserLimits(NamedTuple):
     step_lexer_fuel: int = 100_000
     step_max_items: int = 50_000
     max_lexer_states: int = 50_000
-    max_grammar_size: int = 200_000
+    max_grammar_size: int = 50_000
 
 
 def is_installed() -> bool:
@@ -182,9 +184,11 @@ def compile_text(vocabulary: Vocabulary, text: str, limits: ParserLimits) -> Gra
     lanes: list[Any] = []
 
     def work() -> None:
+        begin = time.thread_time()
         lanes.append(_compiled(vocabulary, text, limits))
+        taken = time.thread_time() - begin
         lanes[0].compute_bitmask()  # fails if no text begins
-        if not lanes[0].is_error():
+        if not lanes[0].is_error() and taken < _QUICK:
             lanes.extend(_compiled(vocabulary, text, limits) for _ in range(_THREADS - 1))
 
     _with_deep_stack(work)

@@ -11,6 +11,8 @@ from urllib.parse import unquote
 
 MAX_BYTES = 2**18  # of a schema or another grammar
 MAX_DEPTH = 100  # of brackets inside brackets; llguidance reads 128
+MAX_SCHEMAS = 10_000  # inside one schema
+MAX_PATTERNS = 8  # of a schema that are in an `allOf`: with each one more, their product takes twice as long
 _MOST_ROUNDS = 100  # in which it is decided which schemas have an end
 _MOST_TRIALS = 300  # schemas that are compiled to find the place of an error
 _TRIAL_SECONDS = 0.5
@@ -61,6 +63,9 @@ def check_schema(schema: Any) -> Schema:
     if not isinstance(schema, dict | bool):
         raise SchemaError("", "must be an object, true or false")
     nodes = _reachable(schema)
+    joined = [at for at, node in nodes.items() if "/allOf/" in at and isinstance(node, dict) and "pattern" in node]
+    if len(joined) > MAX_PATTERNS:
+        raise SchemaError(f"{joined[MAX_PATTERNS]}/pattern", f"is one of more than {MAX_PATTERNS} patterns in an allOf")
     endless = _endless(nodes)
     if not endless:
         return schema
@@ -165,6 +170,8 @@ def _reachable(schema: Schema) -> dict[str, Schema]:
         if at in nodes:
             continue
         nodes[at] = node
+        if len(nodes) > MAX_SCHEMAS:
+            raise SchemaError(at, f"is one of more than {MAX_SCHEMAS} schemas")
         left.extend(_children(node, at))
         if isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
             reference = node["$ref"]

@@ -11,6 +11,7 @@ from jswa.types import StructuredOutputsParams
 # One space may follow "," and ":": weak models fill a place where any white space may be with hundreds of blanks.
 SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 COMPACT = {"whitespace_flexible": False}
+MAX_LINES = 2_000  # of a grammar in Lark: an error in a chain of rules is told once more by each of them
 ANY_TEXT = r"/(?s:.*)/"
 
 
@@ -35,6 +36,8 @@ def grammar_text(spec: StructuredOutputsParams, special: Mapping[str, int]) -> s
     text = spec.regex if spec.regex is not None else spec.grammar
     assert text is not None
     _check_size(text)
+    if text.count("\n") >= MAX_LINES:
+        raise SchemaError("", f"has more than {MAX_LINES} lines")
     return text if spec.grammar is not None else _regex_grammar(text)
 
 
