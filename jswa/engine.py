@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import IO, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,7 +22,7 @@ from jswa.errors import EngineError, InvalidPrompt, InvalidSampling, InvalidToke
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
-from jswa.plan import Logprobs, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import Feature, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.scheduler import Scheduler
@@ -41,6 +42,10 @@ class PendingStep(Protocol):
         """The plan that was launched."""
         ...
 
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Launch the second half of a step whose plan has late masks."""
+        ...
+
     def tokens(self) -> Int[np.ndarray, " R"]:
         """The tokens of the plan's rows."""
         ...
@@ -55,7 +60,7 @@ class StepRunner(Protocol):
     """The device side as the engine sees it; tests use a fake."""
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Start a step and return at once."""
+        """Start a step, or the first half of one whose plan has late masks, and return at once."""
         ...
 
 
@@ -66,8 +71,8 @@ class CompilingRunner(StepRunner, Protocol):
     compiled_in_steps: int
     compiled_beside: int
 
-    def prepare(self, logprobs: Logprobs, *, fewest: bool, pause: float, stop: Callable[[], bool]) -> None:
-        """Compile a family of programs."""
+    def prepare(self, feature: Feature, *, fewest: bool, pause: float, stop: Callable[[], bool]) -> None:
+        """Compile the programs in which plans with a feature run."""
         ...
 
     def close(self) -> None:
@@ -116,6 +121,7 @@ class Engine:
         self.hosts = hosts
         self._scheduler = Scheduler(layout, limits)
         self._pending: PendingStep | None = None
+        self._late_masks: tuple[RowMask, ...] = ()  # those of the pending step
         self._seed = seed
         self._numbers = itertools.count(1)  # several threads may call `request`
         self._switches = switches or Switches()
@@ -262,7 +268,10 @@ class Engine:
         return self._scheduler.has_work()
 
     def step(self) -> StepEvents:
-        """Launch the next step, then apply the tokens of the previous step while the device works."""
+        """Launch the next step, then apply the tokens of the previous step while the device works.
+
+        If a mask of the next step depends on those tokens, only the first half of the step is launched before.
+        """
         begin = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
@@ -277,9 +286,19 @@ class Engine:
         if not self._switches.overlap:
             before, self._pending = launched, None
         events = self._apply(before)
+        if plan is not None and plan.late and launched is not None:
+            self._finish(plan, launched)
         if self._switches.check:
             self.check()
         return events
+
+    def _finish(self, plan: StepPlan, launched: PendingStep) -> None:
+        """Launch the second half of a step: the tokens on which its masks depend are known by now."""
+        begin = time.perf_counter()
+        self._late_masks = self._scheduler.late_masks(plan)
+        filled = time.perf_counter()
+        launched.finish(self._late_masks)
+        self._log.finished(begin, filled, time.perf_counter())
 
     def _apply(self, step: PendingStep | None) -> StepEvents:
         if step is None:
@@ -288,7 +307,9 @@ class Engine:
         tokens = step.tokens()
         there = time.perf_counter()
         if self.trace is not None:
-            write_step(self.trace, step.plan, tokens)
+            whole = replace(step.plan, masks=(*step.plan.masks, *self._late_masks), late=())
+            write_step(self.trace, whole, tokens)
+        self._late_masks = ()
         events = self._scheduler.apply(step.plan, tokens, step.logprobs())
         self._log.applied(step.plan, len(events), begin, there, time.perf_counter())
         self._log.log_when_due(self._scheduler)
@@ -313,12 +334,14 @@ class Engine:
         """
         if not isinstance(self.runner, CompilingRunner):
             return
-        if params.logprobs is None and params.prompt_logprobs is None:
-            self.runner.prepare("none", fewest=fewest, pause=pause, stop=stop)
-        if params.logprobs is not None:
-            self.runner.prepare("sampled", fewest=fewest, pause=pause, stop=stop)
-        if params.prompt_logprobs is not None:
-            self.runner.prepare("prompt", fewest=fewest, pause=pause, stop=stop)
+        wanted: dict[Feature, bool] = {
+            "sampled": params.logprobs is not None,
+            "prompt": params.prompt_logprobs is not None,
+            "split": params.masks_follow_text,
+        }
+        features = [feature for feature, applies in wanted.items() if applies] or ["none"]
+        for feature in features:
+            self.runner.prepare(feature, fewest=fewest, pause=pause, stop=stop)
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
         """Register callbacks for the loss of another host; each is called in a thread of its own.

@@ -105,11 +105,6 @@ class Request:
     tenant: str = ""
     weight: float = 1.0
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        """Whether the host needs each token before it plans the next: such a row runs in every second step."""
-        return self.constraint is not None and bool(self.constraint.bad_words)
-
 
 class ChoiceLogprobs(NamedTuple):
     """Log probabilities at one position: the token there with its rank, and the most likely tokens.
@@ -281,6 +276,8 @@ SAMPLING = SAMPLING_ROW.names or ()  # as int32 columns, floats and keys by thei
 # What a step sends of each row, as int32 columns too.
 COLUMNS = ("row_id", "start", "count", "full_write_from", "local_visible_from", "samples", *SAMPLING)
 Logprobs = Literal["none", "sampled", "prompt"]
+# What a plan may need of the step programs: log probabilities, or two halves between which masks are filled.
+Feature = Literal["none", "sampled", "prompt", "split"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,6 +290,8 @@ class StepPlan:
         rows: a record for each row, columns `COLUMNS`; the properties below are views of the first six.
         tokens: ids to run; FROM_DEVICE for a row whose token the previous step sampled.
         extras, masks: rows of the extras tables to set before the step, `extras` first.
+        late: ids of the rows whose masks depend on tokens that the host does not know yet. If there are any, the step
+            runs in two halves, and the host sets these masks between them.
         full_pages, local_pages: new page-table entries (row id, page position, page id).
         moves: slots to copy before the step, in order (source, destination, whether to rename the source in the full
             table): pages that compaction moves, and copies of cached pages that a row will write to.
@@ -310,6 +309,7 @@ class StepPlan:
     table_rows: tuple[TableRow, ...] = ()
     extras: tuple[ExtrasEntry, ...] = ()
     masks: tuple[RowMask, ...] = ()
+    late: tuple[int, ...] = ()
     logprobs: Logprobs = "none"
     targets: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))

@@ -172,6 +172,11 @@ class SamplingParams:
         """Whether log probabilities of text or prompt were requested."""
         return self.logprobs is not None or self.prompt_logprobs is not None
 
+    @property
+    def masks_follow_text(self) -> bool:
+        """Whether the tokens that may be generated depend on those before them."""
+        return bool(self.bad_words)
+
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -226,8 +226,14 @@ def bind(config: ModelConfig, params: Params, experts: Implementation = "xla", s
     Args:
         experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
     """
-    dtype = run_dtype(params)
-    graph, state = _abstract(config, dtype, Experts(experts, _storage(params), sms))
+    return _bound(config, params, run_dtype(params), Experts(experts, _storage(params), sms))
+
+
+def _bound(
+    config: ModelConfig, params: Params, dtype: jnp.dtype, experts: Experts, names: frozenset[str] | None = None
+) -> Decoder:
+    """Return the decoder over these parameters, or over some `names` of them, without values for the others."""
+    graph, state = _abstract(config, dtype, experts)
 
     def value(name: str) -> Array | Quantized | QuantizedRows | Int4 | Adapted:
         if name in params:
@@ -240,9 +246,29 @@ def bind(config: ModelConfig, params: Params, experts: Implementation = "xla", s
             QuantizedRows(values, scales) if name == "embed" else with_adapters(name, Quantized(values, scales), params)
         )
 
-    values = {path: leaf.replace(value(_name(path))) for path, leaf in nnx.to_flat_state(state)}
+    def wanted(name: str) -> bool:
+        return names is None or any(held == name or held.startswith(f"{name}.") for held in names)
+
+    values = {
+        path: leaf.replace(value(_name(path))) if wanted(_name(path)) else leaf
+        for path, leaf in nnx.to_flat_state(state)
+    }
     model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))
     return model
+
+
+def head_names(config: ModelConfig, params: Mapping[str, Any]) -> list[str]:
+    """Return the names of the parameters that `Decoder.logits` reads."""
+    head = "embed" if config.tie_embeddings else "lm_head"
+    return [name for name in params if name.split(".")[0] in (head, "head_bias")]
+
+
+def bind_head(config: ModelConfig, params: Params, dtype: jnp.dtype) -> Decoder:
+    """Return a decoder of which only `logits` can be called: of the parameters, those of `head_names` are enough.
+
+    `dtype`: that of the hidden states.
+    """
+    return _bound(config, params, dtype, Experts(), frozenset(head_names(config, params)))
 
 
 def _abstract(

@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import InvalidSampling, NothingAllowed
 from jswa.plan import EVERY_TOKEN, NO_WORDS, Constraint, ExtrasEntry, Mask, Request, RowMask, Words, bits_of, words_of
+from jswa.sched.rows import Rows, TokenCounts
 from jswa.sched.sequence import Sequence
 from jswa.types import SamplingParams
 
@@ -126,16 +128,37 @@ def _known(field: str, ids: Collection[int], vocab_size: int) -> Int[np.ndarray,
     return found.astype(np.int32)
 
 
-class Masks:
-    """The masks that the device has, by row id, for rows whose mask may change."""
+class _Held(NamedTuple):
+    """What the device has of a mask that may change.
 
-    def __init__(self) -> None:
-        # Whether the device's mask lacks stop tokens, the ends of bad words that it lacks, and the words of it that
-        # hence differ from `Constraint.allowed`.
-        self._masks: dict[int, tuple[tuple[bool, frozenset[int]], Words]] = {}
+    Attributes:
+        early: whether it lacks stop tokens.
+        banned: the ends of bad words that it lacks.
+        words: the words of it that hence differ from `Constraint.allowed`.
+    """
+
+    early: bool
+    banned: frozenset[int]
+    words: Words
+
+
+class Masks:
+    """The masks that the device has, for rows whose mask may change.
+
+    Args:
+        rows: the arrays of the running rows.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._held: dict[int, _Held] = {}  # by row id
+        # Whether a row's mask changes at some length, and whether it depends on the text besides.
+        self._changes, self._follows_text = np.zeros((2, rows.max_rows), bool)
+        self._lacks = np.zeros(rows.max_rows, bool)  # whether the device's mask lacks tokens that may be allowed later
+        self._last = TokenCounts()  # the tokens before the ends of bad words: behind any other token, none ends
 
     def __len__(self) -> int:
-        return len(self._masks)
+        return len(self._held)
 
     def admit(self, sequence: Sequence) -> ExtrasEntry | None:
         """Return the entry of a row that begins in the extras tables, if it needs one."""
@@ -144,50 +167,67 @@ class Masks:
         if constraint is None:
             return None
         if sequence.num_known < constraint.min_length or constraint.bad_words:
-            self._masks[row_id] = (False, frozenset()), NO_WORDS
+            self._held[row_id] = _Held(early=False, banned=frozenset(), words=NO_WORDS)
+            self._changes[row_id], self._follows_text[row_id] = True, bool(constraint.bad_words)
+            self._last.count((word[-2] for word in constraint.bad_words), 1)
         counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
         counted = sequence.launched if counts or params.repetition_penalty != 1.0 else 0
         generated = sequence.tokens[len(request.prompt) : counted].copy()
         return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
 
-    def release(self, row_id: int) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Forget the mask of a row that ends."""
-        self._masks.pop(row_id, None)
+        constraint, row_id = sequence.request.constraint, sequence.row_id
+        if constraint is not None and self._held.pop(row_id, None) is not None:
+            self._changes[row_id] = self._follows_text[row_id] = self._lacks[row_id] = False
+            self._last.count((word[-2] for word in constraint.bad_words), -1)
 
     def changes(
         self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]
-    ) -> tuple[RowMask, ...]:
+    ) -> tuple[tuple[RowMask, ...], tuple[int, ...]]:
         """Return the masks that change before a step that runs these rows up to these positions.
+
+        The second result has the rows whose mask depends on a token that is not known yet: see `late`.
 
         `sequences`: the running ones by row id.
         """
-        changed = []
-        for row_id, end in zip(row_ids.tolist(), ends.tolist(), strict=True):
-            sequence = sequences[row_id]
-            if row_id in self._masks and sequence is not None and end >= sequence.num_known:
-                changed.append(self._mask(sequence, end))
+        known = self._rows.known[row_ids]
+        samples = self._changes[row_ids] & (ends >= known)
+        late = self._follows_text[row_ids] & (ends > known)
+        now = (samples & ~late).nonzero()[0]
+        changed = [self._mask(sequences[row_ids[i]], int(ends[i])) for i in now]
+        return tuple(mask for mask in changed if mask is not None), tuple(row_ids[late].tolist())
+
+    def late(self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"]) -> tuple[RowMask, ...]:
+        """Return the masks of running rows that change for the token behind the known ones."""
+        may_change = self._lacks[row_ids] | self._last.among(self._rows.last_tokens(row_ids))
+        running = row_ids[may_change & self._changes[row_ids]].tolist()
+        changed = [self._mask(sequences[row_id], int(self._rows.known[row_id])) for row_id in running]
         return tuple(mask for mask in changed if mask is not None)
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert that only running rows with a constraint have a mask that may change."""
         rows = {s.row_id for s in running if s.request.constraint is not None}
-        assert set(self._masks) <= rows, "the mask of a row that does not run may change"
+        assert set(self._held) <= rows, "the mask of a row that does not run may change"
+        assert set(np.flatnonzero(self._changes).tolist()) == set(self._held)
+        assert not ((self._follows_text | self._lacks) & ~self._changes).any()
+        assert len(rows) or not len(self._last), "bad words of no row"
 
-    def _mask(self, sequence: Sequence, position: int) -> RowMask | None:
+    def _mask(self, sequence: Sequence | None, position: int) -> RowMask | None:
         """Return how the mask changes for sampling the token at `position`, if it does."""
+        assert sequence is not None
         constraint, row_id = sequence.request.constraint, sequence.row_id
         assert constraint is not None
-        text = sequence.tokens[len(sequence.request.prompt) : position]
-        now = position < constraint.min_length, banned_at(constraint, text)
-        before, changed = self._masks[row_id]
-        if now == before:
+        held, early = self._held[row_id], position < constraint.min_length
+        banned = banned_at(constraint, sequence.tokens[len(sequence.request.prompt) : position])
+        if early == held.early and banned == held.banned:
             return None
-        words = mask_words(constraint, now[1], early=now[0])
-        self._masks[row_id] = now, words
-        if not now[0] and not constraint.bad_words:
-            del self._masks[row_id]
-        return RowMask(row_id, _undone(changed, words, constraint.allowed))
+        words = mask_words(constraint, banned, early=early)
+        self._held[row_id], self._lacks[row_id] = _Held(early, banned, words), early or bool(banned)
+        if not early and not constraint.bad_words:
+            self.release(sequence)
+        return RowMask(row_id, _undone(held.words, words, constraint.allowed))
 
 
 def _undone(before: Words, words: Words, allowed: Mask) -> Words:

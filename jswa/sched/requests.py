@@ -40,7 +40,7 @@ class Requests:
         self.turns = Turns(limits.max_tokens, limits.max_rows, limits.long_prompt)
         self.rows = Rows(limits.max_rows)
         self.by_row: list[Sequence | None] = [None] * limits.max_rows
-        self.masks = Masks()
+        self.masks = Masks(self.rows)
         self.writers = Writers(limits.page_size)
         self.changes = self.preemptions = 0
         self._cache = cache
@@ -96,8 +96,8 @@ class Requests:
     def begin(self, sequence: Sequence, lease: Lease, match: Match) -> ExtrasEntry | None:
         """Make a waiting sequence, whose lease is open at a match, a row; return its extras, if it needs any."""
         self.turns.admit(sequence)
-        tokens, start = sequence.tokens, match.resume.start
-        row_id = self.rows.admit(sequence.request, lease, launched=start, tokens=tokens, limit=sequence.limit)
+        tokens, start, row_id = sequence.tokens, match.resume.start, lease.row
+        self.rows.admit(sequence.request, lease, launched=start, tokens=tokens, limit=sequence.limit)
         sequence.rows, sequence.row_id, sequence.lease, sequence.status = self.rows, row_id, lease, Status.RUNNING
         sequence.begun_at = len(tokens)
         if sequence.reads_cache:
@@ -105,7 +105,6 @@ class Requests:
         note_admission(sequence, match, prefix_cache=self._limits.prefix_cache)
         self.by_row[row_id] = sequence
         bisect.insort(self._running, sequence, key=lambda s: s.rank)
-        self.follow(sequence)
         self.writers.add(sequence)
         self.changes += 1
         return self.masks.admit(sequence)
@@ -167,32 +166,11 @@ class Requests:
         sequence.status = Status.WAITING
         self.turns.push(sequence)
 
-    def follow(self, sequence: Sequence) -> None:
-        """Copy what has changed of a row's lease to the arrays."""
-        lease = lease_of(sequence)
-        self.rows.follow(sequence.row_id, lease, self._cache.held_slots(lease))
-
-    def grow_by_page(self, row_ids: Int[np.ndarray, " n"]) -> list[Sequence]:
-        """Give each of these rows one more page of each kind, and return them; none, and no change, if memory is short.
-
-        Their pages are full.
-        """
-        sequences, layout = self.sequences_at(row_ids), self._cache.layout
-        if not self._cache.grow_by_page([lease_of(sequence) for sequence in sequences]):
-            return []
-        self.rows.covered[row_ids] += layout.page_size
-        self.rows.held[row_ids] += (layout.full is not None) + layout.pages_per_block * (layout.local is not None)
-        return sequences
-
     def slide(self) -> None:
         """Slide the windows of all rows to their launched lengths."""
-        row_ids = (self.rows.launched >= self.rows.next_slide).nonzero()[0]
-        if not len(row_ids):
-            return
-        leases = [lease_of(sequence) for sequence in self.sequences_at(row_ids)]
-        self._cache.slide_all(zip(leases, self.rows.launched[row_ids].tolist(), strict=True))
-        self.rows.next_slide[row_ids] = [lease.next_slide for lease in leases]
-        self.rows.held[row_ids] = [self._cache.held_slots(lease) for lease in leases]
+        row_ids = (self.rows.launched >= self._cache.table.next_slide).nonzero()[0]
+        if len(row_ids):
+            self._cache.slide_all(row_ids, self.rows.launched[row_ids])
 
     def confirm(self, sequence: Sequence, end: int) -> None:
         """Publish what a row has computed up to `end`: the step that ran it was finite."""
@@ -210,7 +188,8 @@ class Requests:
 
     def use(self) -> Use:
         """Return what the rows hold."""
-        held = {row: int(self.rows.held[row.row_id]) for row in self}
+        slots = self._cache.table.held_slots().tolist()
+        held = {row: slots[row.row_id] for row in self}
         return Use(held, self._limits.max_rows, self._cache.pool.total_slots, self._cache.layout)
 
     def state(self) -> tuple[int, int, int]:
@@ -227,7 +206,7 @@ class Requests:
             victims: rows that would be preempted first.
         """
         cache, limits = self._cache, self._limits
-        draft.claims = draft.claims or Claims(self.rows, cache.layout)
+        draft.claims = draft.claims or Claims(self.rows, cache)
         gone, closed = np.array([row.row_id for row in victims], np.int64), [lease_of(row) for row in victims]
         demand = draft.claims.demand(limits, sequence.num_known, gone) - cache.leased_slots(match, closed)
         available = cache.available_without(closed) if closed else cache.available_slots
@@ -242,8 +221,7 @@ class Requests:
         for sequence in running:
             lease, row_id = lease_of(sequence), sequence.row_id
             assert self.by_row[row_id] is sequence
-            kept = self.rows.covered[row_id], self.rows.next_slide[row_id], self.rows.held[row_id]
-            assert kept == (lease.covered, lease.next_slide, self._cache.held_slots(lease)), "a lease has changed"
+            assert lease.row == row_id
             assert not self.rows.plain[row_id] or _is_plain(sequence), "a row that must publish is plain"
         self.masks.check(running)
         self.writers.check(running)
@@ -269,7 +247,7 @@ class Requests:
         finite = sequence.tokens[: sequence.finite_to]
         self._cache.close(sequence.lease, finite, turn=(len(sequence.request.prompt),))
         self.writers.discard(sequence)
-        self.masks.release(row_id)
+        self.masks.release(sequence)
         self._running.remove(sequence)
         self.by_row[row_id] = None
         sequence.leave()

@@ -48,6 +48,11 @@ class StepLog:
         self._plan += planned - begin
         self._launch += end - planned
 
+    def finished(self, begin: float, filled: float, end: float) -> None:
+        """Count the masks and the launch of the second half of a step; times of `time.perf_counter`."""
+        self._plan += filled - begin
+        self._launch += end - filled
+
     def applied(self, plan: StepPlan, generated: int, begin: float, there: float, end: float) -> None:
         """Count a step whose tokens were awaited and applied."""
         self._steps += 1

@@ -49,7 +49,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     arrays = {
         name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
         for name, value in fields.items()
-        if name not in ("extras", "masks", "logprobs", "table_rows")
+        if name not in ("extras", "masks", "late", "logprobs", "table_rows")
     }
     extras = tuple(
         ExtrasEntry(
@@ -70,7 +70,8 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         TableRow(row["row_id"], np.array(row["full"], np.int32), row["first_local"], np.array(row["local"], np.int32))
         for row in fields["table_rows"]
     )
-    return StepPlan(**arrays, table_rows=rows, extras=extras, masks=masks, logprobs=fields["logprobs"])
+    late = tuple(fields["late"])
+    return StepPlan(**arrays, table_rows=rows, extras=extras, masks=masks, late=late, logprobs=fields["logprobs"])
 
 
 def _mask(fields: dict[str, Any]) -> Mask:
