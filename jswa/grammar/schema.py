@@ -129,7 +129,7 @@ def _depth(text: str) -> int:
     return most
 
 
-def _escaped(key: str) -> str:
+def escape(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
@@ -146,7 +146,7 @@ def _children(schema: Schema, at: str, *, definitions: bool = False) -> Iterator
     for key in _MAPS:
         if isinstance(schema.get(key), dict) and (definitions or key not in _SKIPPED):
             inner = schema[key].items()
-            yield from ((f"{at}/{key}/{_escaped(n)}", one) for n, one in inner if isinstance(one, dict | bool))
+            yield from ((f"{at}/{key}/{escape(n)}", one) for n, one in inner if isinstance(one, dict | bool))
 
 
 def _parts(schema: Schema, at: str) -> Iterator[str]:
@@ -177,11 +177,11 @@ def _reachable(schema: Schema) -> dict[str, Schema]:
             reference = node["$ref"]
             if not (reference == "#" or reference.startswith("#/")):
                 raise SchemaError(f"{at}/$ref", f"{reference[:80]!r} is not in this schema: only #/… can be read")
-            left.append((_target(reference), _resolved(schema, at, reference)))
+            left.append((_target(reference), resolved(schema, at, reference)))
     return nodes
 
 
-def _resolved(schema: Schema, at: str, reference: str) -> Schema:
+def resolved(schema: Schema, at: str, reference: str) -> Schema:
     found: Any = schema
     for key in _target(reference).split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
@@ -236,7 +236,7 @@ def _parts_end(schema: Mapping[str, Any], at: str, endless: set[str], kind: str)
     if kind == "object":
         required = schema.get("required")
         names = required if isinstance(required, list) else []
-        return not any(isinstance(n, str) and f"{at}/properties/{_escaped(n)}" in endless for n in names)
+        return not any(isinstance(n, str) and f"{at}/properties/{escape(n)}" in endless for n in names)
     least = schema.get("minItems")
     least = int(least) if isinstance(least, int | float) else 0
     first = schema.get("prefixItems")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jswa.grammar.schema import MAX_BYTES, Schema, SchemaError, check_schema, read_json
@@ -39,6 +39,24 @@ def grammar_text(spec: StructuredOutputsParams, special: Mapping[str, int]) -> s
     if text.count("\n") >= MAX_LINES:
         raise SchemaError("", f"has more than {MAX_LINES} lines")
     return text if spec.grammar is not None else _regex_grammar(text)
+
+
+def grammar_behind(begin: str, spec: StructuredOutputsParams, end: str, lines: Sequence[str]) -> str:
+    """Return the grammar of a text that has a form behind and before other parts. Raises SchemaError.
+
+    Args:
+        begin, end: the other parts, as of a rule in Lark.
+        lines: the rules that they name.
+    """
+    spaces = json_options(spec)
+    if spec.json is not None or spec.json_object:
+        schema = {"type": "object"} if spec.json is None else check_schema(read_json(spec.json))
+        return "\n".join([f"start: {begin} {schema_rule(schema, spaces)} {end}", *lines])
+    text = grammar_text(spec, {})
+    if spec.form in ("regex", "choice"):
+        return "\n".join([f"start: {begin} {text.removeprefix('start: ')} {end}", *lines])
+    whole = "\n".join([f"start: {begin} @form {end}", *lines])
+    return json.dumps({"grammars": [{"lark_grammar": whole}, {"name": "form", "lark_grammar": text}]})
 
 
 def json_options(spec: StructuredOutputsParams) -> Mapping[str, Any]:
