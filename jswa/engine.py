@@ -302,18 +302,22 @@ class Engine:
             before, self._pending = launched, None
         events = self._apply(before)
         if plan is not None and plan.late and launched is not None:
-            self._finish(plan, launched)
+            events = replace(events, others=(*events.others, *self._finish(plan, launched)))
         if self._switches.check:
             self.check()
         return events
 
-    def _finish(self, plan: StepPlan, launched: PendingStep) -> None:
-        """Launch the second half of a step: the tokens on which its masks depend are known by now."""
+    def _finish(self, plan: StepPlan, launched: PendingStep) -> tuple[TokenEvent, ...]:
+        """Launch the second half of a step: the tokens on which its masks depend are known by now.
+
+        Returns the tokens that grammars force.
+        """
         begin = time.perf_counter()
-        self._late_masks = self._scheduler.late_masks(plan)
+        self._late_masks, events = self._scheduler.late_masks(plan)
         filled = time.perf_counter()
         launched.finish(self._late_masks)
-        self._log.finished(begin, filled, time.perf_counter())
+        self._log.finished(len(events), begin, filled, time.perf_counter())
+        return events
 
     def _apply(self, step: PendingStep | None) -> StepEvents:
         if step is None:

@@ -190,7 +190,8 @@ class TokenEvent(NamedTuple):
 class StepEvents:
     """The results of one step. A token of a request that goes on is an entry of two arrays; all else is a `TokenEvent`.
 
-    A request has at most one token or event in a step. Iteration yields all of them as events.
+    A request has at most one token or event in a step, but for the tokens that its grammar forces. Iteration yields
+    all of them as events.
 
     Attributes:
         request_ids, tokens: the requests that got a token and nothing else, and that token.

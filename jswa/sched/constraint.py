@@ -171,6 +171,7 @@ class Masks:
         self._bits: dict[int, Int[np.ndarray, " words"]] = {}  # all words, of rows that are held to a grammar
         # Whether a row's mask changes at some length, and whether it depends on the text besides.
         self._changes, self._follows_text = np.zeros((2, rows.max_rows), bool)
+        self._has_grammar = np.zeros(rows.max_rows, bool)
         self._lacks = np.zeros(rows.max_rows, bool)  # whether the device's mask lacks tokens that may be allowed later
         self._last = TokenCounts()  # the tokens before the ends of bad words: behind any other token, none ends
 
@@ -187,7 +188,7 @@ class Masks:
             self._held[row_id] = _Held(early=False, banned=frozenset(), words=NO_WORDS)
             self._changes[row_id] = True
             self._follows_text[row_id] = bool(constraint.bad_words) or request.grammar is not None
-            self._lacks[row_id] = request.grammar is not None
+            self._has_grammar[row_id] = self._lacks[row_id] = request.grammar is not None
             self._last.count((word[-2] for word in constraint.bad_words), 1)
         counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
@@ -200,6 +201,7 @@ class Masks:
         constraint, row_id = sequence.request.constraint, sequence.row_id
         if constraint is not None and self._held.pop(row_id, None) is not None:
             self._changes[row_id] = self._follows_text[row_id] = self._lacks[row_id] = False
+            self._has_grammar[row_id] = False
             self._last.count((word[-2] for word in constraint.bad_words), -1)
             self._bits.pop(row_id, None)
 
@@ -208,21 +210,32 @@ class Masks:
     ) -> tuple[tuple[RowMask, ...], tuple[int, ...]]:
         """Return the masks that change before a step that runs these rows up to these positions.
 
-        The second result has the rows whose mask depends on a token that is not known yet: see `late`.
+        The second result has the rows whose mask depends on a token that is not known yet, and all rows that are held
+        to a grammar, whose masks take a while: see `late`.
 
         `sequences`: the running ones by row id.
         """
         known = self._rows.known[row_ids]
         samples = self._changes[row_ids] & (ends >= known)
-        late = self._follows_text[row_ids] & (ends > known)
+        late = self._follows_text[row_ids] & samples & ((ends > known) | self._has_grammar[row_ids])
         now = samples & ~late
         return self._masks(sequences, row_ids[now], ends[now]), tuple(row_ids[late].tolist())
 
-    def late(self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"]) -> tuple[RowMask, ...]:
-        """Return the masks of running rows that change for the token behind the known ones."""
+    def late(
+        self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"]
+    ) -> tuple[tuple[RowMask, ...], list[Sequence]]:
+        """Return the masks of running rows that change for the token behind the known ones.
+
+        The second result has the rows whose grammar allows a single token there.
+        """
         may_change = self._lacks[row_ids] | self._last.among(self._rows.last_tokens(row_ids))
         running = row_ids[may_change & self._changes[row_ids]]
-        return self._masks(sequences, running, self._rows.known[running])
+        of_grammar = self._has_grammar[running]
+        changed = self._masks(sequences, running[~of_grammar], self._rows.known[running[~of_grammar]])
+        masks, forced = self._grammar_masks(
+            [s for i in running[of_grammar].tolist() if (s := sequences[i]) is not None]
+        )
+        return (*changed, *masks), forced
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert that only running rows with a constraint have a mask that may change."""
@@ -236,30 +249,29 @@ class Masks:
         self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " n"], positions: Int[np.ndarray, " n"]
     ) -> tuple[RowMask, ...]:
         """Return the masks that change for sampling the tokens of rows at these positions."""
-        changed: list[RowMask | None] = []
-        held_to_grammar: list[tuple[Sequence, int]] = []
-        for row_id, position in zip(row_ids.tolist(), positions.tolist(), strict=True):
-            sequence = sequences[row_id]
-            assert sequence is not None
-            if sequence.matcher is None:
-                changed.append(self._mask(sequence, position))
-            else:
-                held_to_grammar.append((sequence, position))
-        changed += self._grammar_masks(held_to_grammar) if held_to_grammar else []
+        pairs = zip(row_ids.tolist(), positions.tolist(), strict=True)
+        changed = [self._mask(sequences[row_id], position) for row_id, position in pairs]
         return tuple(mask for mask in changed if mask is not None)
 
-    def _grammar_masks(self, sequences: list[tuple[Sequence, int]]) -> list[RowMask]:
-        """Return the masks that change of rows that are held to a grammar; all are filled together, in threads."""
-        matchers = [sequence.matcher for sequence, _ in sequences if sequence.matcher is not None]
+    def _grammar_masks(self, sequences: list[Sequence]) -> tuple[list[RowMask], list[Sequence]]:
+        """Return the masks that change of rows that are held to a grammar, and the rows that may get a single token.
+
+        All are filled together, in threads.
+        """
+        matchers = [sequence.matcher for sequence in sequences if sequence.matcher is not None]
+        if not matchers:
+            return [], []
         words = -(-matchers[0].grammar.vocabulary.size // 32)
-        filled, changed = np.empty((len(matchers), words), np.int32), []
+        filled, changed, forced = np.empty((len(matchers), words), np.int32), [], []
         fill_all(matchers, filled, range(len(matchers)))
-        for (sequence, position), bits in zip(sequences, filled, strict=True):
-            self._forbid(sequence, position, bits)
+        for sequence, bits in zip(sequences, filled, strict=True):
+            self._forbid(sequence, sequence.num_known, bits)
             if not np.array_equal(self._bits.get(sequence.row_id, NO_WORDS.bits), bits):
                 self._bits[sequence.row_id] = bits = bits.copy()
                 changed.append(RowMask(sequence.row_id, AllWords(bits)))
-        return changed
+            if np.count_nonzero(bits) == 1 and _count(bits) == 1:
+                forced.append(sequence)
+        return changed, forced
 
     def _forbid(self, sequence: Sequence, position: int, bits: Int[np.ndarray, " words"]) -> None:
         """Clear what the other constraints of a row that is held to a grammar forbid at `position`."""
@@ -276,8 +288,9 @@ class Masks:
         allowed[words.at] = words.bits
         bits &= allowed
 
-    def _mask(self, sequence: Sequence, position: int) -> RowMask | None:
+    def _mask(self, sequence: Sequence | None, position: int) -> RowMask | None:
         """Return how the mask changes for sampling the token at `position`, if it does."""
+        assert sequence is not None
         constraint, row_id = sequence.request.constraint, sequence.row_id
         assert constraint is not None
         held, early = self._held[row_id], position < constraint.min_length

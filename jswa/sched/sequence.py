@@ -42,6 +42,7 @@ class Sequence:
         passed_by: tokens of the others' prompts that began while this sequence waited for memory.
         blocked: `Requests.state` when the sequence last found no room.
         matcher: follows the text in the request's grammar, if it has one; it has accepted all generated tokens.
+        foretold: steps in flight whose token is known already, since the grammar forces it.
         hit_counted: whether the cache's counters have its hit.
         first_scheduled_time, prefix: reported with the first token.
     """
@@ -62,6 +63,7 @@ class Sequence:
     failed_to: int = 0
     passed_by: int = 0
     blocked: tuple[int, int, int] | None = None
+    foretold: int = 0
     hit_counted: bool = False
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
@@ -149,6 +151,7 @@ class Sequence:
         if self.matcher is not None:
             generated = self.num_known - len(self.request.prompt)
             assert self.matcher.accepted == generated, "a token that the grammar has not accepted"
+        assert 0 <= self.foretold <= self.in_flight
 
     def _extend(self, tokens: Int[np.ndarray, " n"]) -> None:
         end = self._length + len(tokens)

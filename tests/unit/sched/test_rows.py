@@ -202,7 +202,7 @@ class Steps:
         if before is not None:
             self.scheduler.apply(before, np.full(before.num_rows, 9, np.int32))
         self.scheduler.check()
-        self.late = () if self.pending is None else self.scheduler.late_masks(self.pending)
+        self.late = () if self.pending is None else self.scheduler.late_masks(self.pending)[0]
         return self.pending
 
     def status(self, name: str) -> Status | None:
