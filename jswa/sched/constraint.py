@@ -168,7 +168,7 @@ class Masks:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._held: dict[int, _Held] = {}  # by row id
-        self._bits: dict[int, Int[np.ndarray, " words"]] = {}  # all words, of rows that are held to a grammar
+        self._bits: dict[int, bytes] = {}  # all words, of rows that are held to a grammar
         # Whether a row's mask changes at some length, and whether it depends on the text besides.
         self._changes, self._follows_text = np.zeros((2, rows.max_rows), bool)
         self._has_grammar = np.zeros(rows.max_rows, bool)
@@ -261,13 +261,13 @@ class Masks:
         matchers = [sequence.matcher for sequence in sequences if sequence.matcher is not None]
         if not matchers:
             return [], []
-        words = -(-matchers[0].grammar.vocabulary.size // 32)
-        filled, changed, forced = np.empty((len(matchers), words), np.int32), [], []
+        width = -(-matchers[0].grammar.vocabulary.size // 32)
+        filled, changed, forced = np.empty((len(matchers), width), np.int32), [], []
         fill_all(matchers, filled, range(len(matchers)))
         for sequence, bits in zip(sequences, filled, strict=True):
             self._forbid(sequence, sequence.num_known, bits)
-            if not np.array_equal(self._bits.get(sequence.row_id, NO_WORDS.bits), bits):
-                self._bits[sequence.row_id] = bits = bits.copy()
+            if self._bits.get(sequence.row_id) != (words := bits.tobytes()):
+                self._bits[sequence.row_id] = words
                 changed.append(RowMask(sequence.row_id, AllWords(bits)))
             if np.count_nonzero(bits) == 1 and _count(bits) == 1:
                 forced.append(sequence)
