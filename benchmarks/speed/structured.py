@@ -100,7 +100,7 @@ class Clock:
         """Return when the step ends whose masks are there now."""
         for mask in masks:
             assert isinstance(mask.words, AllWords)
-            self._masks[mask.row_id] = mask.words.bits
+            self._masks[mask.row_id] = mask.words.bits.copy()
         self._free = max(self._free, self.now()) + self._rest
         return self._free
 
