@@ -175,7 +175,7 @@ class SamplingParams:
     @property
     def masks_follow_text(self) -> bool:
         """Whether the tokens that may be generated depend on those before them."""
-        return bool(self.bad_words)
+        return bool(self.bad_words) or self.structured_outputs is not None
 
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""

@@ -3,6 +3,7 @@
 import bisect
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
+from itertools import takewhile
 from types import MappingProxyType
 
 import numpy as np
@@ -114,9 +115,37 @@ class Requests:
         if token in sequence.request.stop_ids:
             asked = token in sequence.request.params.stop_token_ids
             return self.finish(sequence, token, "stop", token if asked else None)
+        if sequence.matcher is not None:
+            if not sequence.matcher.accept([token]):
+                why = GenerationError(
+                    f"structured_outputs: {sequence.matcher.error or 'a token that it does not allow'}"
+                )
+                return self.finish(sequence, None, "error", error=why)
+            if sequence.matcher.finished:
+                return self.finish(sequence, token, "stop")._replace(completes=True)
         if sequence.num_known == sequence.limit:
             return self.finish(sequence, token, "length")
         return TokenEvent(sequence.request.request_id, token)
+
+    def foretell(self, sequence: Sequence) -> list[TokenEvent]:
+        """Append the tokens that a row's grammar forces, and return their events; no step need sample them.
+
+        The step in flight samples the first of them, and the next step runs all. A single token is left to the step,
+        and so are those of a request that wants log probabilities.
+        """
+        request, events = sequence.request, list[TokenEvent]()
+        if sequence.matcher is None or request.params.logprobs is not None:
+            return []
+        tokens = list(takewhile(lambda token: token not in request.stop_ids, sequence.matcher.forced()))
+        if len(tokens) < 2:
+            return []
+        sequence.foretold += 1
+        for token in tokens:
+            sequence.append(token)
+            events.append(self.accept(sequence, token))
+            if events[-1].finish_reason is not None:
+                break
+        return events
 
     def finish(
         self,
@@ -154,7 +183,7 @@ class Requests:
             count_hit(self._cache, sequence)
             why = GenerationError("no next token: the logits are not finite")
             return self.finish(sequence, None, "error", error=why)
-        sequence.failed_to, sequence.discard = end, sequence.in_flight
+        sequence.failed_to, sequence.discard, sequence.foretold = end, sequence.in_flight, 0
         if sequence.num_known == len(sequence.request.prompt):
             sequence.prefix = None
         self._leave(sequence)
@@ -264,6 +293,6 @@ def needs_one(sequence: Sequence) -> bool:
 def _is_plain(sequence: Sequence) -> bool:
     request, lease = sequence.request, lease_of(sequence)
     reported = sequence.hit_counted and sequence.first_scheduled_time is None and not sequence.failed_to
-    wants_more = request.params.wants_logprobs
+    wants_more = request.params.wants_logprobs or sequence.matcher is not None
     launched = sequence.launched >= sequence.begun_at
     return reported and launched and not wants_more and not lease.window_ends

@@ -108,13 +108,15 @@ class Scheduler:
         self._in_flight.append(plan)
         return plan
 
-    def late_masks(self, plan: StepPlan) -> tuple[RowMask, ...]:
+    def late_masks(self, plan: StepPlan) -> tuple[tuple[RowMask, ...], tuple[TokenEvent, ...]]:
         """Return the masks that change in a step in flight, whose plan left them out. All its tokens are known by now.
 
-        Rows that have ended meanwhile need none: their tokens are ignored.
+        Rows that have ended meanwhile need none: their tokens are ignored. The second result has the tokens that
+        grammars force, which are known without a step: the first of a row is the one that this step will sample.
         """
         requests, row_ids = self._requests, np.array(plan.late, np.int64)
-        return requests.masks.late(requests.by_row, row_ids)
+        masks, forced = requests.masks.late(requests.by_row, row_ids)
+        return masks, tuple(event for sequence in forced for event in requests.foretell(sequence))
 
     def apply(self, plan: StepPlan, tokens: Int[np.ndarray, " R"], logprobs: StepLogprobs | None = None) -> StepEvents:
         """Apply the tokens of the oldest step in flight; return what each request got, and which ended."""
@@ -170,8 +172,11 @@ class Scheduler:
             if sequence.rows is not None:
                 self._requests.confirm(sequence, end)
             if sampled and token == NOTHING_ALLOWED:
-                why = nothing_allowed(sequence.request, sequence.num_known)
+                why = nothing_allowed(sequence)
                 event = self._requests.finish(sequence, None, "error", error=why)
+            elif sampled and sequence.foretold:
+                sequence.foretold -= 1
+                assert token == sequence.tokens[end], "a grammar has forced another token"
             elif sampled:
                 sequence.append(token)
                 event = self._requests.accept(sequence, token)

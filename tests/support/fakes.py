@@ -389,4 +389,5 @@ class Loop:
     def finish(self) -> None:
         """Set the late masks of the step in flight, if there are any."""
         if self.pending is not None and self.pending.plan.late:
-            self.pending.finish(self.scheduler.late_masks(self.pending.plan))
+            masks, _ = self.scheduler.late_masks(self.pending.plan)
+            self.pending.finish(masks)
