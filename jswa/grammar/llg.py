@@ -9,6 +9,7 @@ one of its own.
 """
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -200,7 +201,7 @@ def compile_text(vocabulary: Vocabulary, text: str, limits: ParserLimits) -> Gra
 
 def lark_of(text: str) -> str:
     """Return a grammar in Lark that may be written in GBNF (`root ::= …`). Raises GrammarError."""
-    if "::=" not in text:
+    if not re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE):
         return text
     from llguidance.gbnf_to_lark import any_to_lark
 

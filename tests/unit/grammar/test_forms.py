@@ -219,13 +219,13 @@ def test_a_name_that_is_no_pythons_is_refused() -> None:
 def test_a_template_of_ones_own_tells_by_its_delimiters() -> None:
     """Or says it, or forced calls are refused."""
     tokenizer: Tokenizer = tokenizer_of(("<call>", "</call>", "<end>"))
-    call = {
+    call: dict[str, Any] = {
         "open": "<call>",
         "close": "</call>",
         "content": "json",
         "transform": {"type": "function", "function": "{content}"},
     }
-    base = {"version": 1, "start_anchor": "A", "fields": {"tool_calls": call, "content": {}}}
+    base: dict[str, Any] = {"version": 1, "start_anchor": "A", "fields": {"tool_calls": call, "content": {}}}
     writes = compile_template(base, tokenizer).writes
     assert writes.calls is not None
     assert writes.calls.text == '<call>{"name": "{name}", "arguments": {arguments}}</call>'
