@@ -16,7 +16,7 @@ from jswa.text.answers.parser import AnswerParser
 from jswa.text.answers.template import AnswerTemplate, compile_template, shipped
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
-from tests.support.grammar import allowed_by, follow
+from tests.support.text.grammar import allowed_by, follow
 from tests.support.text.transcripts import TRANSCRIPTS, calls_of, pieces_of, read, template_of, text_of, tokenizer_of
 
 PLACE = {
@@ -230,7 +230,7 @@ def test_a_template_of_ones_own_tells_by_its_delimiters() -> None:
     assert writes.calls is not None
     assert writes.calls.text == '<call>{"name": "{name}", "arguments": {arguments}}</call>'
     pattern = {**base, "fields": {"tool_calls": {**call, "open_pattern": "<call>"}, "content": {}}}
-    del pattern["fields"]["tool_calls"]["open"]  # type: ignore[index]
+    del pattern["fields"]["tool_calls"]["open"]
     unknown = compile_template(pattern, tokenizer).writes
     with pytest.raises(SchemaError, match="does not say how calls are written"):
         forced_calls(Family(unknown, {}, frozenset()), [TIME], "may", parallel=True)
