@@ -13,7 +13,7 @@ from jswa.errors import InvalidSampling
 from jswa.grammar.compiler import Grammars
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
-from tests.support.grammar import Schemas, allowed_by, follow
+from tests.support.text.grammar import Schemas, allowed_by, follow
 from tests.support.text.transcripts import tokenizer_of
 
 ENDS = (2, 6)  # of `tiny`

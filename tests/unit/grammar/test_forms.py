@@ -16,7 +16,7 @@ from jswa.text.answers.parser import AnswerParser
 from jswa.text.answers.template import AnswerTemplate, compile_template, shipped
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
-from tests.support.grammar import allowed_by, follow
+from tests.support.text.grammar import allowed_by, follow
 from tests.support.text.transcripts import TRANSCRIPTS, calls_of, pieces_of, read, template_of, text_of, tokenizer_of
 
 PLACE = {

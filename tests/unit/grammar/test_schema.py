@@ -11,7 +11,7 @@ from jswa.errors import InvalidSampling
 from jswa.grammar.compiler import Grammars
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
-from tests.support.grammar import allowed_by
+from tests.support.text.grammar import allowed_by
 
 
 @pytest.fixture(scope="module")
