@@ -82,7 +82,8 @@ def _summary(rows: int, masked: int, rounds: list[list[tuple[float, float]]]) ->
     )
     return {
         "rows": rows, "masked": masked, "whole_us": whole[0], "split_us": split[0], "ratio": ratio,
-        "ratio_range": [ratios[0], ratios[-1]], "host_whole_us": whole[1], "host_split_us": split[1], "host_more_us": host,
+        "ratio_range": [ratios[0], ratios[-1]], "host_whole_us": whole[1], "host_split_us": split[1],
+        "host_more_us": host,
     }  # fmt: skip
 
 
