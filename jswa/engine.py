@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import IO, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,11 +18,13 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
-from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError
+from jswa.errors import EngineError, InvalidPrompt, InvalidSampling, InvalidToken, JswaError
+from jswa.grammar.compiler import Grammars
+from jswa.grammar.llg import Grammar
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
-from jswa.plan import Logprobs, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import Feature, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TextGrammar, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.scheduler import Scheduler
@@ -41,6 +44,10 @@ class PendingStep(Protocol):
         """The plan that was launched."""
         ...
 
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Launch the second half of a step whose plan has late masks."""
+        ...
+
     def tokens(self) -> Int[np.ndarray, " R"]:
         """The tokens of the plan's rows."""
         ...
@@ -55,7 +62,7 @@ class StepRunner(Protocol):
     """The device side as the engine sees it; tests use a fake."""
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Start a step and return at once."""
+        """Start a step, or the first half of one whose plan has late masks, and return at once."""
         ...
 
 
@@ -66,8 +73,8 @@ class CompilingRunner(StepRunner, Protocol):
     compiled_in_steps: int
     compiled_beside: int
 
-    def prepare(self, logprobs: Logprobs, *, fewest: bool, pause: float, stop: Callable[[], bool]) -> None:
-        """Compile a family of programs."""
+    def prepare(self, feature: Feature, *, fewest: bool, pause: float, stop: Callable[[], bool]) -> None:
+        """Compile the programs in which plans with a feature run."""
         ...
 
     def close(self) -> None:
@@ -91,6 +98,9 @@ class Engine:
         adapters: the LoRA adapters among the runner's parameters, and the room for others.
         lora_reader: reads further adapters; None: the runner has no room for any.
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
+
+    Attributes:
+        grammars: those of structured outputs; None: requests with structured outputs are refused.
     """
 
     def __init__(
@@ -116,10 +126,12 @@ class Engine:
         self.hosts = hosts
         self._scheduler = Scheduler(layout, limits)
         self._pending: PendingStep | None = None
+        self._late_masks: tuple[RowMask, ...] = ()  # those of the pending step
         self._seed = seed
         self._numbers = itertools.count(1)  # several threads may call `request`
         self._switches = switches or Switches()
         self.trace = trace
+        self.grammars: Grammars | None = None
         self._log = StepLog()
         # Called with each plan before its launch while the prefix cache is saved or loaded. `copying` allows one such
         # copy at a time.
@@ -169,8 +181,10 @@ class Engine:
             ends = () if params.ignore_eos else self.model.eos_token_ids
             stop_ids = frozenset(params.stop_token_ids) | frozenset(ends)
             constraint = make_constraint(params, self.model.vocab_size, len(ids), stop_ids, bad_words)
+            grammar: TextGrammar | None = self._grammar(params)
         else:
             stop_ids, constraint, number, root = like.stop_ids, like.constraint, like.adapter, like.cache_salt
+            grammar = like.grammar
             if constraint is not None:
                 constraint = constraint._replace(min_length=len(ids) + params.min_tokens)
         longest = self.limits.max_model_len
@@ -183,11 +197,21 @@ class Engine:
             max_length=longest if params.max_tokens is None else min(longest, len(ids) + params.max_tokens),
             priority=priority,
             constraint=constraint,
+            grammar=grammar,
             cache_salt=root,
             adapter=number,
             tenant=tenant,
             weight=weight,
         )
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        """Return the compiled grammar of a request's structured outputs. Raises InvalidSampling."""
+        if params.structured_outputs is None:
+            return None
+        if self.grammars is None:
+            limit = "needs an engine with a tokenizer"
+            raise InvalidSampling("structured_outputs", params.structured_outputs.form, limit)
+        return self.grammars.compile(params.structured_outputs)
 
     def _checked(self, prompt: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
         """Return a copy of a prompt as int32. Raises InvalidPrompt or InvalidToken."""
@@ -259,7 +283,10 @@ class Engine:
         return self._scheduler.has_work()
 
     def step(self) -> StepEvents:
-        """Launch the next step, then apply the tokens of the previous step while the device works."""
+        """Launch the next step, then apply the tokens of the previous step while the device works.
+
+        If a mask of the next step depends on those tokens, only the first half of the step is launched before.
+        """
         begin = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
@@ -274,8 +301,22 @@ class Engine:
         if not self._switches.overlap:
             before, self._pending = launched, None
         events = self._apply(before)
+        if plan is not None and plan.late and launched is not None:
+            events = replace(events, others=(*events.others, *self._finish(plan, launched)))
         if self._switches.check:
             self.check()
+        return events
+
+    def _finish(self, plan: StepPlan, launched: PendingStep) -> tuple[TokenEvent, ...]:
+        """Launch the second half of a step: the tokens on which its masks depend are known by now.
+
+        Returns the tokens that grammars force.
+        """
+        begin = time.perf_counter()
+        self._late_masks, events = self._scheduler.late_masks(plan)
+        filled = time.perf_counter()
+        launched.finish(self._late_masks)
+        self._log.finished(len(events), begin, filled, time.perf_counter())
         return events
 
     def _apply(self, step: PendingStep | None) -> StepEvents:
@@ -285,7 +326,9 @@ class Engine:
         tokens = step.tokens()
         there = time.perf_counter()
         if self.trace is not None:
-            write_step(self.trace, step.plan, tokens)
+            whole = replace(step.plan, masks=(*step.plan.masks, *self._late_masks), late=())
+            write_step(self.trace, whole, tokens)
+        self._late_masks = ()
         events = self._scheduler.apply(step.plan, tokens, step.logprobs())
         self._log.applied(step.plan, len(events), begin, there, time.perf_counter())
         self._log.log_when_due(self._scheduler)
@@ -310,12 +353,14 @@ class Engine:
         """
         if not isinstance(self.runner, CompilingRunner):
             return
-        if params.logprobs is None and params.prompt_logprobs is None:
-            self.runner.prepare("none", fewest=fewest, pause=pause, stop=stop)
-        if params.logprobs is not None:
-            self.runner.prepare("sampled", fewest=fewest, pause=pause, stop=stop)
-        if params.prompt_logprobs is not None:
-            self.runner.prepare("prompt", fewest=fewest, pause=pause, stop=stop)
+        wanted: dict[Feature, bool] = {
+            "sampled": params.logprobs is not None,
+            "prompt": params.prompt_logprobs is not None,
+            "split": params.masks_follow_text,
+        }
+        features = [feature for feature, applies in wanted.items() if applies] or ["none"]
+        for feature in features:
+            self.runner.prepare(feature, fewest=fewest, pause=pause, stop=stop)
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
         """Register callbacks for the loss of another host; each is called in a thread of its own.

@@ -6,7 +6,7 @@ come back, and the caller gets a `TokenEvent` for each token.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -54,6 +54,12 @@ class Mask(NamedTuple):
         return found
 
 
+class AllWords(NamedTuple):
+    """All words of a mask, in order; the array is valid until masks are filled again."""
+
+    bits: Int[np.ndarray, " words"]
+
+
 NO_WORDS = Words(np.zeros(0, np.int32), np.zeros(0, np.int32))
 EVERY_TOKEN = Mask(-1, *NO_WORDS)
 
@@ -76,6 +82,14 @@ class Constraint(NamedTuple):
     bad_words: tuple[tuple[int, ...], ...]
 
 
+class TextGrammar(Protocol):
+    """A compiled grammar, `jswa.grammar.llg.Grammar`; it is shared by requests."""
+
+    def matcher(self) -> Any:
+        """Return a `Matcher` at the beginning of a text."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """A validated prompt with its sampling parameters.
@@ -86,6 +100,7 @@ class Request:
         max_length: limit of prompt and generated tokens together.
         priority: lower runs first.
         constraint: None if the logits are used unchanged.
+        grammar: what the text is held to; then `constraint` is not None.
         cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
         adapter: number of the LoRA adapter; 0: none.
         tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
@@ -100,15 +115,11 @@ class Request:
     max_length: int
     priority: int = 0
     constraint: Constraint | None = None
+    grammar: TextGrammar | None = None
     cache_salt: str = ""
     adapter: int = 0
     tenant: str = ""
     weight: float = 1.0
-
-    @property
-    def waits_for_tokens(self) -> bool:
-        """Whether the host needs each token before it plans the next: such a row runs in every second step."""
-        return self.constraint is not None and bool(self.constraint.bad_words)
 
 
 class ChoiceLogprobs(NamedTuple):
@@ -167,12 +178,18 @@ class TokenEvent(NamedTuple):
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
 
+    @property
+    def is_stop_token(self) -> bool:
+        """Whether the token ends the text and is no part of it."""
+        return self.token is not None and self.finish_reason == "stop"
+
 
 @dataclass(frozen=True, eq=False)
 class StepEvents:
     """The results of one step. A token of a request that goes on is an entry of two arrays; all else is a `TokenEvent`.
 
-    A request has at most one token or event in a step. Iteration yields all of them as events.
+    A request has at most one token or event in a step, unless it is held to a grammar: then the tokens that the grammar
+    forces and the end of the text may follow in `others`. Iteration yields all as events, in their order.
 
     Attributes:
         request_ids, tokens: the requests that got a token and nothing else, and that token.
@@ -187,9 +204,9 @@ class StepEvents:
         return len(self.tokens) + len(self.others)
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        yield from self.others
         for request_id, token in zip(self.request_ids.tolist(), self.tokens.tolist(), strict=True):
             yield TokenEvent(request_id, token)
+        yield from self.others
 
 
 class LogprobTable(NamedTuple):
@@ -239,7 +256,7 @@ class RowMask(NamedTuple):
     """Words of a row's mask that change before this step."""
 
     row_id: int
-    words: Words
+    words: Words | AllWords
 
 
 def bits_of(ids: Int[np.ndarray, " N"], vocab_size: int) -> Int[np.ndarray, " words"]:
@@ -281,6 +298,8 @@ SAMPLING = SAMPLING_ROW.names or ()  # as int32 columns, floats and keys by thei
 # What a step sends of each row, as int32 columns too.
 COLUMNS = ("row_id", "start", "count", "full_write_from", "local_visible_from", "samples", *SAMPLING)
 Logprobs = Literal["none", "sampled", "prompt"]
+# What a plan may need of the step programs: log probabilities, or two halves between which masks are filled.
+Feature = Literal["none", "sampled", "prompt", "split"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,6 +312,8 @@ class StepPlan:
         rows: a record for each row, columns `COLUMNS`; the properties below are views of the first six.
         tokens: ids to run; FROM_DEVICE for a row whose token the previous step sampled.
         extras, masks: rows of the extras tables to set before the step, `extras` first.
+        late: ids of the rows whose masks depend on tokens that the host does not know yet. If there are any, the step
+            runs in two halves, and the host sets these masks between them.
         full_pages, local_pages: new page-table entries (row id, page position, page id).
         moves: slots to copy before the step, in order (source, destination, whether to rename the source in the full
             table): pages that compaction moves, and copies of cached pages that a row will write to.
@@ -310,6 +331,7 @@ class StepPlan:
     table_rows: tuple[TableRow, ...] = ()
     extras: tuple[ExtrasEntry, ...] = ()
     masks: tuple[RowMask, ...] = ()
+    late: tuple[int, ...] = ()
     logprobs: Logprobs = "none"
     targets: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))

@@ -66,7 +66,9 @@ def build_native(pure: Path) -> Path | None:
         (about,) = Path(folder).glob("*.dist-info")
         shutil.copy2(LIBRARY, Path(folder, "pallas_kernels", "cpu", LIBRARY.name))
         text = (about / "WHEEL").read_text()
-        text = text.replace("Root-Is-Purelib: true", "Root-Is-Purelib: false").replace("py3-none-any", f"py3-none-{tag}")
+        text = text.replace("Root-Is-Purelib: true", "Root-Is-Purelib: false").replace(
+            "py3-none-any", f"py3-none-{tag}"
+        )
         (about / "WHEEL").write_text(text)
         content = Path(folder, "pallas_kernels", "cpu", LIBRARY.name).read_bytes()
         target = pure.with_name(pure.name.replace("py3-none-any", f"py3-none-{tag}"))

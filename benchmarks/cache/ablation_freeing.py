@@ -14,10 +14,9 @@ the baseline. Arena, scheduler, admission and programs are the same (a step read
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax.numpy as jnp
 import numpy as np
@@ -54,21 +53,19 @@ MODELS = ("MiMo-V2-Flash", "gpt-oss-20b", "gemma-3-27b")
 
 def keep_while_decoding(cache: CacheManager) -> None:
     """Make this cache free no local page while its row decodes (see the module)."""
-    known: WeakKeyDictionary[Lease, int] = WeakKeyDictionary()
+    known = np.zeros(len(cache.table.owners), np.int64)
     open_at, slide_all = cache.open_at, cache.slide_all
 
     def opened(match: Match, salt: str = "", length: int = 0) -> Lease | None:
         lease = open_at(match, salt, length)
         if lease is not None:
-            known[lease] = length
+            known[lease.row] = length
         return lease
 
-    def kept(rows: Iterable[tuple[Lease, int]]) -> None:
-        rows = list(rows)
-        slide_all([(lease, min(launched, known[lease])) for lease, launched in rows])
-        for lease, launched in rows:
-            if launched >= known[lease]:
-                lease.next_slide = NEVER  # the scheduler need not slide at every step
+    def kept(rows: Int[np.ndarray, " n"], launched: Int[np.ndarray, " n"]) -> None:
+        slide_all(rows, np.minimum(launched, known[rows]))
+        # The scheduler need not slide at every step.
+        cache.table.next_slide[rows[launched >= known[rows]]] = NEVER
 
     cache.open_at, cache.slide_all = opened, kept  # type: ignore[method-assign]
 

@@ -153,7 +153,7 @@ def operations(model: str, *, prompt: int = 4096, shared: int = 2048, requests: 
     """
     layout = KVLayout.of(model_of(model), PAGE)
     windows = 10**6 // prompt * 2 * layout.window_pages(prompt)
-    manager = CacheManager(layout, 10**6 // PAGE // layout.pages_per_block + windows + 200, prompt // PAGE + 2)
+    manager = CacheManager(layout, 10**6 // PAGE // layout.pages_per_block + windows + 200, prompt // PAGE + 2, 1)
     rng = np.random.default_rng(0)
     prefixes = [rng.integers(0, 100_000, shared, dtype=np.int32) for _ in range(20)]
     times: dict[str, list[float]] = {}
@@ -229,7 +229,7 @@ def burst(model: str, *, hit: bool, prompt: int = 32, rows: int = 256, bursts: i
     layout = KVLayout.of(model_of(model), PAGE)
     pages = layout.window_pages(2**20) + 3
     # A few bursts fill the pool: afterwards each takes the memory of texts that are evicted before it.
-    manager = CacheManager(layout, rows * (2 * pages + 4), 2_048)
+    manager = CacheManager(layout, rows * (2 * pages + 4), 2_048, rows)
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {}
     start = np.arange(prompt * 3 // 4, dtype=np.int32)
@@ -257,13 +257,13 @@ def burst(model: str, *, hit: bool, prompt: int = 32, rows: int = 256, bursts: i
             manager.publish(lease, text, prompt)
             clock.lap("publish")
             clock.add_to(times)
-        clock = _Clock()
+        clock, table_rows = _Clock(), np.array([lease.row for lease in leases])
         while leases[0].covered < leases[0].next_slide + PAGE:
             clock.start()
-            assert manager.grow_by_page(leases)
+            assert manager.grow_by_page(table_rows)
             clock.lap("page")
         clock.start()
-        manager.slide_all([(lease, lease.covered) for lease in leases])
+        manager.slide_all(table_rows, manager.table.covered[table_rows])
         clock.lap("slide")
         clock.add_to(times, rows)
         for lease, text in zip(leases, texts, strict=True):

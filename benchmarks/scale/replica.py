@@ -298,5 +298,3 @@ def _move_pages(scheduler: Scheduler, steps: int) -> None:
             assert cache.grow(lease, length), "a run was begun without room for its pages"
             heapq.heappush(events, (step + page, 0, row))
     cache.drain_moves()
-    for sequence in rows:
-        scheduler.rows.follow(sequence.row_id, lease_of(sequence), cache.held_slots(lease_of(sequence)))

@@ -50,7 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def launches_of(plan: StepPlan, vocab: int) -> list[Launch]:
     """Return the launches of a plan's extras."""
-    return list(extras_launches(plan, ROWS, vocab)) if plan.extras else []
+    return list(extras_launches(plan.extras, plan.masks, ROWS, vocab)) if plan.extras else []
 
 
 def held(constraint: Constraint | None) -> int:

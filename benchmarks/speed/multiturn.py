@@ -27,7 +27,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.llm import LLM
-from jswa.plan import StepLogprobs, StepPlan
+from jswa.plan import RowMask, StepLogprobs, StepPlan
 from jswa.types import PrefixHit, SamplingParams
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
@@ -39,6 +39,9 @@ class AnsweredStep:
     """A finished step with arbitrary tokens."""
 
     plan: StepPlan
+
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Do nothing: no token depends on a mask."""
 
     def tokens(self) -> Int[np.ndarray, " R"]:
         """Return tokens that depend on row id and position only."""

@@ -29,7 +29,7 @@ from jaxtyping import Int
 from benchmarks import result_file
 from jswa.engine import Engine, PendingStep, StepRunner
 from jswa.llm import LLM
-from jswa.plan import StepLogprobs, StepPlan
+from jswa.plan import RowMask, StepLogprobs, StepPlan
 from jswa.types import SamplingParams
 from tools.cases.hub_configs import CONFIGS
 
@@ -63,6 +63,10 @@ class TimedStep:
     def plan(self) -> StepPlan:
         """The plan that was launched."""
         return self.pending.plan
+
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Launch the second half of the step."""
+        self.pending.finish(masks)
 
     def tokens(self) -> Int[np.ndarray, " R"]:
         """Wait for the tokens and count the time."""

@@ -62,12 +62,13 @@ def padding(layout: KVLayout) -> float:
 
 
 def resident_slots(layout: KVLayout, lengths: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return `KVLayout.resident_slots` of many rows."""
+    """Return `KVLayout.resident_slots` of many rows, of at least one token each."""
     page, slots = layout.page_size, np.zeros_like(lengths)
     if layout.full is not None:
-        slots += -(-lengths // page)
+        slots = (lengths + (page - 1)) // page
     if layout.reach is not None:
         span = np.minimum(lengths, layout.reach.size)
-        pages = -(-span // page) if layout.reach.chunked else (-(-(span - 1) // page) + 1) * (span > 0)
-        slots += layout.pages_per_block * pages
+        # ⌈span / p⌉ pages of a chunk; ⌈(span - 1) / p⌉ + 1 of a window, which may begin inside a page.
+        pages = (span + (page - 1 if layout.reach.chunked else 2 * page - 2)) // page
+        slots = slots + layout.pages_per_block * pages
     return slots

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import Lease, held
+from jswa.cache.lease import NEVER, Lease, LeaseTable, held
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import PrefixCache
 
@@ -20,15 +20,24 @@ def check_leases(
     assert set(launched) == set(leases), "leases are open that no sequence holds, or the reverse"
     for lease, length in launched.items():
         pages = -(-length // layout.page_size)
-        shared = -(-lease.full_write_from // layout.page_size)
         assert lease.covered == pages * layout.page_size, "pages end before or after the launched length"
-        assert lease.full.end == (max(pages, shared) if layout.full else 0), "full pages differ from the length"
-        assert (lease in waiting) == (lease.unpublished_from < lease.local.start)
+        assert (lease in waiting) == (lease.unpublished < lease.local.start)
         if layout.reach is not None:
             first = max(layout.reach.first_visible(length), lease.local_visible_from) // layout.page_size
-            assert (lease.local.start, lease.local.end) == (first, pages), "local pages are not exactly the window"
-            assert lease.next_slide > length, "a page has left the window and is still held"
+            assert lease.local.start == first, "local pages are not exactly the window"
+            assert lease.table.next_slide[lease.row] > length, "a page has left the window and is still held"
             assert len(lease.local.held) <= layout.window_pages(length) + 1
+
+
+def check_table(table: LeaseTable, leases: Collection[Lease]) -> None:
+    """Assert that each row has one of the leases, or is free and empty."""
+    assert {lease.row: lease for lease in leases} == {row: own for row, own in enumerate(table.owners) if own}
+    free = np.ones(len(table.owners), bool)
+    free[[lease.row for lease in leases]] = False
+    assert sorted(table.free) == free.nonzero()[0].tolist(), "a row is lost"
+    for array in (table.covered, table.sent, table.shared, table.first_local, table.unpublished):
+        assert not array[free].any(), "a row without a lease has a value"
+    assert np.all(table.next_slide[free] == NEVER)
 
 
 def check_owners(pool: PagePool, leases: Collection[Lease]) -> None:

@@ -1,50 +1,109 @@
-"""The pages that one sequence holds.
+"""The pages that one sequence holds. Page ids and the lengths that every step reads are in arrays by row.
 
-page      0           exact_from    unpublished_from      local.start            end
-full      [ every page from 0, at first those of the prefix cache ……………… full.end )
-local                               [ slid, unpublished )[ the window ………… local.end )
+page      0           exact_from      unpublished         first_local        covered
+full      [ every page from 0, at first those of the prefix cache ………… full.end )
+local                                 [ slid …………………… )[ the window ……………… local.end )
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Int
 
-from jswa.architecture import AttentionKind
+from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.radix import Cursor
 
 NEVER = 2**62
+Entries = Int[np.ndarray, "n 3"]  # of page tables: row, page position, page id
+_NO_ENTRIES = np.zeros((0, 3), np.int32)
+
+
+class LeaseTable:
+    """Leases as arrays by row. Only the cache manager changes them. The entries of a row without a lease are 0.
+
+    Attributes:
+        full, local: page ids by row and page position; entries where the lease has no page are stale.
+        owners: the lease of each row, or None.
+        free: rows without a lease.
+        covered: the lease has pages for every position below this one.
+        sent: the end of the pages that the device has in its page tables, as a position.
+        next_slide: launched length at which the next local page leaves the window; NEVER without a lease.
+        shared: full pages at the start that come from the prefix cache.
+        first_local: page position of the first local page in the window.
+        unpublished: local pages in [unpublished, first_local) have left the window and wait to be published. The
+            manager takes them back when memory is short.
+    """
+
+    def __init__(self, layout: KVLayout, rows: int, width: int) -> None:
+        self.layout = layout
+        self.full, self.local = np.zeros((2, rows, width), np.int32)
+        self.owners: list[Lease | None] = [None] * rows
+        self.free = list(range(rows - 1, -1, -1))
+        self.covered, self.sent, self.shared, self.first_local, self.unpublished = np.zeros((5, rows), np.int64)
+        self.next_slide = np.full(rows, NEVER)
+
+    def reset(self, row: int) -> None:
+        """Clear the entries of a row, whose lease is closed."""
+        self.owners[row] = None
+        self.free.append(row)
+        self.covered[row] = self.sent[row] = self.shared[row] = self.first_local[row] = self.unpublished[row] = 0
+        self.next_slide[row] = NEVER
+
+    def held_slots(self) -> Int[np.ndarray, " rows"]:
+        """Return the slots of the pages that the lease of each row needs, as `CacheManager.held_slots`."""
+        layout, pages = self.layout, self.covered // self.layout.page_size
+        slots = np.maximum(pages, self.shared) if layout.full is not None else np.zeros_like(pages)
+        return slots + layout.pages_per_block * (pages - self.first_local) if layout.local is not None else slots
+
+    def take_unsent(self) -> tuple[Entries, Entries]:
+        """Return the entries of full and of local pages that the device does not have; they count as sent."""
+        rows = (self.covered > self.sent).nonzero()[0]
+        if not len(rows):
+            return _NO_ENTRIES, _NO_ENTRIES
+        page, sent, covered = self.layout.page_size, self.sent[rows], self.covered[rows]
+        self.sent[rows] = covered
+        row, at = _spans(rows, sent // page, (covered - sent) // page)
+        entries: Entries = np.empty((len(row), 3), np.int32)
+        entries[:, 0], entries[:, 1], entries[:, 2] = row, at, self.local[row, at]
+        if self.layout.full is None:
+            return _NO_ENTRIES, entries
+        full = entries.copy()
+        full[:, 2] = self.full[row, at]
+        own = at >= self.shared[row]
+        return full if np.count_nonzero(own) == len(own) else full[own], entries if self.layout.local else _NO_ENTRIES
+
+    def local_pages(
+        self, rows: Int[np.ndarray, " n"], first: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
+    ) -> Int[np.ndarray, " pages"]:
+        """Return the ids of so many local pages of each row, from page position `first` on."""
+        ids: Int[np.ndarray, " pages"] = self.local[_spans(rows, first, counts)]
+        return ids
+
+
+def _spans(
+    rows: Int[np.ndarray, " n"], first: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
+) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
+    """Return each row once for each of `counts` positions from `first` on, and these positions."""
+    if np.count_nonzero(counts == 1) == len(rows):
+        return rows, first
+    ends = counts.cumsum()
+    return rows.repeat(counts), np.arange(ends[-1]) + (first + counts - ends).repeat(counts)
 
 
 @dataclass(eq=False, slots=True)
 class PageRun:
-    """Page ids of the page positions [start, end). Entries of `ids` outside of that range are stale.
-
-    The device's page table has the entries below `sent`; the next plan uploads the others.
-    """
+    """Pages of one kind of a lease: those at page positions [start, end). Entries of `ids` outside are stale."""
 
     ids: Int[np.ndarray, " width"]
-    start: int = 0
-    end: int = 0
-    sent: int = 0
+    start: int
+    end: int
 
     @property
     def held(self) -> Int[np.ndarray, " n"]:
         """Ids of the pages held, in order of position."""
         return self.ids[self.start : self.end]
-
-    def extend(self, ids: Int[np.ndarray, " n"]) -> None:
-        """Append pages to the run."""
-        self.ids[self.end : self.end + len(ids)] = ids
-        self.end += len(ids)
-
-    def pop_unsent(self) -> tuple[range, Int[np.ndarray, " n"]]:
-        """Return positions and ids of the pages that the device does not have yet, and mark them as sent."""
-        positions = range(self.sent, self.end)
-        self.sent = self.end
-        return positions, self.ids[positions.start : positions.stop]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -52,11 +111,7 @@ class Lease:
     """Pages of one sequence. Only the cache manager changes it.
 
     Attributes:
-        tables: room for the ids of full and local pages by page position; what it contains is stale.
-        covered: the lease has pages for every position below this one.
-        next_slide: launched length at which the next local page leaves the window.
-        unpublished_from: local pages in [unpublished_from, local.start) have left the window and wait to be published.
-            The manager takes them back when memory is short.
+        table, row: where its pages and lengths are.
         full_write_from: first position whose full KV the row writes. The KV of earlier positions is shared with the
             prefix cache.
         local_visible_from: first position whose local KV the row may read.
@@ -68,10 +123,8 @@ class Lease:
         branch_at: the window end at which the row's text diverges from cached text; 0 if it does not.
     """
 
-    tables: Int[np.ndarray, "2 width"]
-    covered: int = 0
-    next_slide: int = NEVER
-    unpublished_from: int = 0
+    table: LeaseTable
+    row: int
     full_write_from: int = 0
     local_visible_from: int = 0
     exact_from: int = 0
@@ -79,26 +132,50 @@ class Lease:
     cursor: Cursor = field(default_factory=Cursor)
     window_ends: list[int] = field(default_factory=list)
     branch_at: int = 0
-    full: PageRun = field(init=False)
-    local: PageRun = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.full, self.local = PageRun(self.tables[0]), PageRun(self.tables[1])
+    @property
+    def covered(self) -> int:
+        """The lease has pages for every position below this one."""
+        return int(self.table.covered[self.row])
 
-    def run(self, kind: AttentionKind) -> PageRun:
-        """Return the pages of a kind."""
-        return self.full if kind == "full" else self.local
+    @property
+    def next_slide(self) -> int:
+        """Launched length at which the next local page leaves the window; NEVER if none does."""
+        return int(self.table.next_slide[self.row])
+
+    @next_slide.setter
+    def next_slide(self, launched: int) -> None:
+        self.table.next_slide[self.row] = launched
+
+    @property
+    def full(self) -> PageRun:
+        """Its full pages as they are now."""
+        layout, table, row = self.table.layout, self.table, self.row
+        pages = max(int(table.covered[row]) // layout.page_size, int(table.shared[row])) if layout.full else 0
+        return PageRun(table.full[row], 0, pages)
+
+    @property
+    def local(self) -> PageRun:
+        """Its local pages as they are now, those in the window."""
+        layout, table, row = self.table.layout, self.table, self.row
+        pages = int(table.covered[row]) // layout.page_size if layout.local else 0
+        return PageRun(table.local[row], int(table.first_local[row]), pages)
+
+    @property
+    def unpublished(self) -> int:
+        """Page position of the first local page that it owns: in the window, or waiting to be published."""
+        return int(self.table.unpublished[self.row])
 
     @property
     def slid(self) -> Int[np.ndarray, " n"]:
         """Ids of the local pages that have left the window and wait to be published."""
-        return self.local.ids[self.unpublished_from : self.local.start]
+        return self.table.local[self.row, self.unpublished : int(self.table.first_local[self.row])]
 
 
 def held(lease: Lease, kind: str) -> Int[np.ndarray, " n"]:
     """Return the pages of a kind that a lease owns, with local ones that wait to be published."""
     run: PageRun = getattr(lease, kind)
-    return run.ids[lease.unpublished_from : run.end] if kind == "local" else run.held
+    return run.ids[lease.unpublished : run.end] if kind == "local" else run.held
 
 
 def owners_without(pool: PagePool, kind: str, closed: Collection[Lease]) -> Int[np.ndarray, " pages"]:
@@ -109,15 +186,3 @@ def owners_without(pool: PagePool, kind: str, closed: Collection[Lease]) -> Int[
         for lease in closed:
             owners[held(lease, kind)] -= 1
     return owners
-
-
-def pop_last(runs: Sequence[PageRun]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Return positions and ids of the last pages of runs, and mark them as sent: `pop_unsent` of runs that grew by one.
-
-    The device has all other pages of the runs.
-    """
-    positions = [run.end - 1 for run in runs]
-    ids = [run.ids[at] for run, at in zip(runs, positions, strict=True)]
-    for run in runs:
-        run.sent = run.end
-    return np.array(positions, np.int32), np.array(ids, np.int32)

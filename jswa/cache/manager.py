@@ -9,20 +9,21 @@ first step of the page's next owner. For the same reason one plan may copy a pag
 order, before anything is written.
 """
 
-from collections.abc import Collection, Iterable, KeysView, Sequence
+from collections.abc import Collection, Iterable, KeysView
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.laws import check_cursors, check_leases, check_owners
+from jswa.cache.laws import check_cursors, check_leases, check_owners, check_table
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import Lease, PageRun, owners_without
+from jswa.cache.lease import Lease, LeaseTable, held, owners_without
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache
 from jswa.cache.prefix.radix import Window
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
+from jswa.errors import EngineError
 
 _NO_TOKENS = np.zeros(0, np.int32)
 _DISABLED = NO_MATCH._replace(reason="disabled")
@@ -58,12 +59,20 @@ class CacheManager:
 
     Args:
         width: pages of a page table.
+        rows: the most leases that are open at a time.
         sharing: whether there is a prefix cache.
         interval: also keep the windows at multiples of this many prompt tokens.
     """
 
     def __init__(
-        self, layout: KVLayout, num_blocks: int, width: int, *, sharing: bool = True, interval: int | None = None
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        width: int,
+        rows: int,
+        *,
+        sharing: bool = True,
+        interval: int | None = None,
     ) -> None:
         self.layout = layout
         self.pool = PagePool(num_blocks, layout.pages_per_block)
@@ -73,10 +82,9 @@ class CacheManager:
         self.epoch = 0  # counts `withdraw` and `flush`: what was matched before may have left the cache since
         self._sharing = sharing
         self._interval = interval
-        self._width = width
-        self._tables: list[Int[np.ndarray, "2 width"]] = []  # of leases that are closed
+        self.table = LeaseTable(layout, rows, width)
         self._leases: dict[Lease, None] = {}  # serves as an ordered set
-        self._windows = Windows(layout, self.pool, self.prefix.retention)
+        self._windows = Windows(self.table, self.pool, self.prefix.retention)
         self._demand = Demand()
 
     @property
@@ -123,14 +131,15 @@ class CacheManager:
 
         None, and no change, if there is no room to copy a partly filled page.
         """
-        # Tables are used again: new ones would be new memory, which the system must first map and clear.
-        tables = self._tables.pop() if self._tables else np.zeros((2, self._width), np.int32)
-        lease = Lease(tables, salt=salt)
+        if not self.table.free:
+            raise EngineError(f"open_at: all {len(self.table.owners)} rows have leases")
+        row = self.table.free.pop()
+        lease = self.table.owners[row] = Lease(self.table, row, salt=salt)
         self._leases[lease] = None
         if match.path and not self._share(lease, match):
             self._release(lease)
             return None
-        lease.next_slide = self._windows.next_slide(lease.local.start)
+        self._windows.follow(lease)
         if self._sharing:
             self.prefix.start(lease, match)
             self._set_window_ends(lease, match, length)
@@ -138,19 +147,20 @@ class CacheManager:
 
     def grow(self, lease: Lease, length: int) -> bool:
         """Extend the lease to every position below `length`; False, and no change, if memory is short."""
-        layout = self.layout
-        pages = -(-length // layout.page_size)
-        more_full = max(0, pages - lease.full.end) if layout.full else 0
-        more_local = max(0, pages - lease.local.end) if layout.local else 0
+        layout, table, row = self.layout, self.table, lease.row
+        pages, before = -(-length // layout.page_size), int(table.covered[row]) // layout.page_size
+        full_from = max(before, int(table.shared[row]))
+        more_full = max(0, pages - full_from) if layout.full else 0
+        more_local = max(0, pages - before) if layout.local else 0
         if not self.make_room(more_full + more_local * layout.pages_per_block):
             return False
         if more_local:
             # Local pages first: compaction may need the holes that full pages would fill.
-            lease.local.extend(self.pool.alloc_local(more_local))
+            table.local[row, before:pages] = self.pool.alloc_local(more_local)
             self._follow_moves()
         if more_full:
-            lease.full.extend(self.pool.alloc_full(more_full))
-        lease.covered = pages * layout.page_size
+            table.full[row, full_from:pages] = self.pool.alloc_full(more_full)
+        table.covered[row] = pages * layout.page_size
         return True
 
     def evict_ahead(self) -> None:
@@ -165,32 +175,32 @@ class CacheManager:
             self._windows.free_waiting(needed=False)
             self.prefix.retention.make_room(min(wanted, pool.free_slots + pool.evictable_slots))
 
-    def grow_by_page(self, leases: Sequence[Lease]) -> bool:
-        """Extend different leases, whose pages are full, by one page of each kind; False, and no change, if short.
+    def grow_by_page(self, rows: Int[np.ndarray, " n"]) -> bool:
+        """Extend the leases of different rows by one page of each kind; False, and no change, if memory is short.
 
-        For decode rows at the end of a page: each lease is covered to the end of its last page. `pop_last` then has the
-        new entries of the page tables.
+        For decode rows at the end of a page: each lease is covered to the end of its last page.
         """
-        layout, count = self.layout, len(leases)
+        layout, table, count = self.layout, self.table, len(rows)
         local, full = layout.local is not None, layout.full is not None
         if not self.make_room(count * (full + local * layout.pages_per_block)):
             return False
+        covered = table.covered[rows]
+        at = covered // layout.page_size
         if local:
-            _append([lease.local for lease in leases], self.pool.alloc_local(count))
+            table.local[rows, at] = self.pool.alloc_local(count)
             self._follow_moves()
         if full:
-            _append([lease.full for lease in leases], self.pool.alloc_full(count, scattered=True))
-        for lease in leases:
-            lease.covered += layout.page_size
+            table.full[rows, at] = self.pool.alloc_full(count, scattered=True)
+        table.covered[rows] = covered + layout.page_size
         return True
 
     def slide(self, lease: Lease, launched: int) -> None:
         """Free local pages that no later query of the row can see, once `launched` tokens are on the device."""
-        self._windows.slide(lease, launched)
+        self._windows.slide_all(np.array([lease.row]), np.array([launched]))
 
-    def slide_all(self, rows: Iterable[tuple[Lease, int]]) -> None:
-        """Do what `slide` does for each lease and its launched length, and free the pages of all at once."""
-        self._windows.slide_all(rows)
+    def slide_all(self, rows: Int[np.ndarray, " n"], launched: Int[np.ndarray, " n"]) -> None:
+        """Do what `slide` does for the leases of different rows."""
+        self._windows.slide_all(rows, launched)
 
     def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], computed: int) -> None:
         """Publish whole pages of the first `computed` tokens, at the prompt end also the last. No-op during decode."""
@@ -203,8 +213,8 @@ class CacheManager:
             self.prefix.keep_windows(lease)
         if computed >= end or lease.cursor.detached:
             lease.window_ends.clear()
-        waiting_from = upto // self.layout.page_size if lease.window_ends else lease.local.start
-        self._windows.free_slid(lease, min(lease.local.start, waiting_from))
+        first = int(self.table.first_local[lease.row])
+        self._windows.free_slid(lease, min(first, upto // self.layout.page_size) if lease.window_ends else first)
 
     def close(self, lease: Lease, tokens: Int[np.ndarray, " T"] = _NO_TOKENS, *, turn: tuple[int, ...] = ()) -> None:
         """End a lease and publish its computed tokens; without tokens, publish nothing.
@@ -248,7 +258,7 @@ class CacheManager:
     def held_slots(self, lease: Lease) -> int:
         """Return the slots of the pages that a lease needs."""
         full, local = lease.full, lease.local
-        return full.end - full.start + self.layout.pages_per_block * (local.end - local.start)
+        return full.end + self.layout.pages_per_block * (local.end - local.start)
 
     def compact(self) -> None:
         """Bound the holes of the pool; called once per plan."""
@@ -264,6 +274,7 @@ class CacheManager:
         """Assert the laws of pool, cache and leases, given each open lease and its launched length."""
         self.pool.check()
         self.prefix.check()
+        check_table(self.table, self._leases)
         check_leases(self.layout, self._leases, self._windows.waiting, dict(launched))
         check_owners(self.pool, self._leases)
         if self._sharing:
@@ -275,14 +286,16 @@ class CacheManager:
 
     def _share(self, lease: Lease, match: Match) -> bool:
         """Give a lease the pages of a match, or copies of those that it will write to; False if there is no room."""
-        at = match.resume
+        at, table, row, page = match.resume, self.table, lease.row, self.layout.page_size
         lease.full_write_from, lease.local_visible_from = at.full_to, at.local_visible_from
         lease.exact_from = at.exact_from
-        lease.full.extend(match.full)
+        table.full[row, : len(match.full)], table.shared[row] = match.full, len(match.full)
         if self.layout.reach is not None:
-            first = at.local_visible_from // self.layout.page_size
-            lease.unpublished_from = lease.local.start = lease.local.end = lease.local.sent = first
-            lease.local.extend(match.local)
+            first = at.local_visible_from // page
+            end = first + len(match.local)
+            table.local[row, first:end] = match.local
+            table.unpublished[row] = table.first_local[row] = first
+            table.covered[row] = table.sent[row] = end * page
         # The last pages are copied if the row will write to them.
         full = int(len(match.full) > 0 and at.full_to % self.layout.page_size > 0)
         local = self._copied_local(match)
@@ -291,15 +304,15 @@ class CacheManager:
         self.pool.retain_local(match.local[:shared_local])
         self.prefix.retention.pin(match.local[:shared_local])
         if not self._room_for_copies(match.full[shared_full:], match.local[shared_local:]):
-            lease.full.end -= full
-            lease.local.end -= local
+            table.shared[row] -= full
+            table.covered[row] -= local * page
             return False
         if local:
             self._copy_local(lease)
         if full:
             # After the local page was allocated: compaction may have moved the full page.
-            source = int(lease.full.ids[lease.full.end - 1])
-            lease.full.ids[lease.full.end - 1] = target = int(self.pool.alloc_full(1)[0])
+            source = int(table.full[row, shared_full])
+            table.full[row, shared_full] = target = int(self.pool.alloc_full(1)[0])
             self.moves.append(Move(source, target, rename=False))
         return True
 
@@ -318,9 +331,9 @@ class CacheManager:
 
     def _copy_local(self, lease: Lease) -> None:
         """Replace the last local page of a lease by a copy."""
-        m, last = self.pool.pages_per_block, lease.local.end - 1
-        source, target = int(lease.local.ids[last]), int(self.pool.alloc_local(1)[0])
-        lease.local.ids[last] = target
+        m, pages = self.pool.pages_per_block, lease.local.held
+        source, target = int(pages[-1]), int(self.pool.alloc_local(1)[0])
+        pages[-1] = target
         self._follow_moves()
         self.moves += [Move(source * m + i, target * m + i, rename=False) for i in range(m)]
 
@@ -341,19 +354,19 @@ class CacheManager:
             return True
         if slots > self.available_slots:
             return False
-        for held in (False, True):
-            self._windows.free_waiting(needed=held)
+        for needed in (False, True):
+            self._windows.free_waiting(needed=needed)
             self.prefix.retention.make_room(min(slots, pool.free_slots + pool.evictable_slots))
             if slots <= pool.free_slots:
                 break
         return True
 
     def _release(self, lease: Lease) -> None:
-        self.pool.free_full(lease.full.held)
-        self._windows.free(lease.local.ids[lease.unpublished_from : lease.local.end])
+        self.pool.free_full(held(lease, "full"))
+        self._windows.free(held(lease, "local"))
         self._windows.waiting.pop(lease, None)
         self._leases.pop(lease)
-        self._tables.append(lease.tables)
+        self.table.reset(lease.row)
         self.prefix.detach(lease.cursor)
 
     def _follow_moves(self) -> None:
@@ -369,12 +382,6 @@ class CacheManager:
             renamed[origin] = target
             self.prefix.tree.rename(source, target)
         for lease in self._leases:
-            lease.full.held[:] = renamed[lease.full.held]
+            pages = lease.full.held
+            pages[:] = renamed[pages]
         self.moves.extend(Move(source, target, rename=True) for source, target in moves)
-
-
-def _append(runs: list[PageRun], ids: Int[np.ndarray, " n"]) -> None:
-    """Append a page to each run."""
-    for run, page in zip(runs, ids.tolist(), strict=True):
-        run.ids[run.end] = page
-        run.end += 1

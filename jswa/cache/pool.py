@@ -99,47 +99,23 @@ class PagePool:
         """
         if count > self.free_slots:
             raise EngineError(f"alloc_full({count}) with {self.free_slots} free slots")
-        if count == 1:
-            return self._alloc_page()
-        m, parts, left = self.pages_per_block, list[Int[np.ndarray, " n"]](), count
+        pages: list[int] = []
+        m, blocks = self.pages_per_block, _NO_PAGES
         if not scattered or not self.holes:
-            parts.append(self._fill_blocks(min(left // m, self._num_free)))
-            left -= len(parts[0])
-        while left and self.holes:
-            parts.append(self._fill_holes(left))
-            left -= len(parts[-1])
+            blocks = self._fill_blocks(min(count // m, self._num_free))
+        while (left := count - len(blocks) - len(pages)) and self.holes:
+            pages += self._fill_holes(left)
         if left >= m:
-            parts.append(self._fill_blocks(left // m))
-            left %= m
-        if left:
-            block = int(self._pop_blocks(1)[0])
-            parts.append(block * m + self._offsets[:left])
-            self.holes += m - left
-            self._set_live(block, left)
-        ids = parts[0] if len(parts) == 1 else np.concatenate([*parts, _NO_PAGES])
+            blocks = self._fill_blocks(left // m)  # none were filled before: there were holes
+        if left % m:
+            pages += self._begin_block(left % m)
+        ids = np.array(pages, np.int32)
+        if len(blocks):
+            ids = np.concatenate([blocks, ids]) if pages else blocks
         self.full_owners[_index(ids)] = 1
         self.num_full += count
         self.allocated += count
         return ids
-
-    def _alloc_page(self) -> Int[np.ndarray, " 1"]:
-        """Allocate one full page. The caller has seen that a slot is free."""
-        m = self.pages_per_block
-        if self.holes:
-            block = self._partial_block(range(m - 1, 0, -1))
-            page = block * m + int(self.full_owners[block * m : block * m + m].argmin())
-            self.holes -= 1
-            self._set_live(block, int(self._live[block]) + 1)
-        else:
-            self._num_free -= 1
-            block = int(self._free[self._num_free])
-            page = block * m
-            self.holes += m - 1
-            self._set_live(block, 1)
-        self.full_owners[page] = 1
-        self.num_full += 1
-        self.allocated += 1
-        return np.array([page], np.int32)
 
     def retain_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Add an owner to local pages that have one."""
@@ -323,16 +299,24 @@ class PagePool:
         pages: Int[np.ndarray, " pages"] = (blocks[:, None] * self.pages_per_block + self._offsets).reshape(-1)
         return pages
 
-    def _fill_holes(self, most: int) -> Int[np.ndarray, " pages"]:
+    def _fill_holes(self, most: int) -> list[int]:
         """Take at most `most` holes of the fullest partly used block, so that emptier blocks drain."""
         m = self.pages_per_block
         block = self._partial_block(range(m - 1, 0, -1))
-        owners = self.full_owners[block * m : block * m + m]
-        offsets = (owners == 0).nonzero()[0][:most].astype(np.int32)
-        self.holes -= len(offsets)
-        self._set_live(block, int(self._live[block]) + len(offsets))
-        pages: Int[np.ndarray, " pages"] = offsets + np.int32(block * m)
+        owners = self.full_owners[block * m : block * m + m].tolist()
+        pages = [page for page, count in enumerate(owners, start=block * m) if not count]
+        self._set_live(block, m - len(pages[most:]))
+        del pages[most:]
+        self.holes -= len(pages)
         return pages
+
+    def _begin_block(self, count: int) -> list[int]:
+        """Take the first `count` pages of a free block."""
+        self._num_free -= 1
+        block = int(self._free[self._num_free])
+        self.holes += self.pages_per_block - count
+        self._set_live(block, count)
+        return list(range(block * self.pages_per_block, block * self.pages_per_block + count))
 
     def _partial_block(self, levels: range) -> int:
         """Return a partly used block of the first level that has one, and drop stale entries before it."""
@@ -385,7 +369,7 @@ class PagePool:
         self.holes -= m - len(sources)
         targets: list[int] = []
         while len(targets) < len(sources):
-            targets += self._fill_holes(len(sources) - len(targets)).tolist()
+            targets += self._fill_holes(len(sources) - len(targets))
         self.moves += zip(sources, targets, strict=True)
         for table in (self.full_owners, self.full_cached):
             table[targets] = table[sources]

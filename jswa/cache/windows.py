@@ -2,17 +2,17 @@
 
 One frontier on *launched* tokens (of steps handed to the device, never of planned steps): whole pages older than
 max(0, launched - (W - 1)) leave the window, and with chunked layers all pages of earlier chunks. Pages of a prompt wait
-(`Lease.unpublished_from`) until their tokens have come back and the cache has published them; if memory is short, they
+(`Lease.slid`) until their tokens have come back and the cache has published them; if memory is short, they
 are freed first.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.layout import KVLayout
-from jswa.cache.lease import NEVER, Lease, owners_without
+from jswa.cache.lease import Lease, LeaseTable, owners_without
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.retention import Retention
 
@@ -20,34 +20,44 @@ from jswa.cache.prefix.retention import Retention
 class Windows:
     """Owns the list of leases with pages that wait to be published. `slid_pages` counts pages that left a window."""
 
-    def __init__(self, layout: KVLayout, pool: PagePool, retention: Retention) -> None:
+    def __init__(self, table: LeaseTable, pool: PagePool, retention: Retention) -> None:
         self.slid_pages = 0
         self.waiting: dict[Lease, None] = {}  # serves as an ordered set
-        self._page = layout.page_size
-        self._reach = layout.reach
+        self._page = table.layout.page_size
+        self._reach = table.layout.reach
+        self._table = table
         self._pool = pool
         self._retention = retention
 
-    def slide(self, lease: Lease, launched: int) -> None:
-        """Free local pages that no later query of the row can see, once `launched` tokens are on the device."""
-        if self._advance(lease, launched) and not lease.window_ends:
-            self.free_slid(lease, lease.local.start)
+    def follow(self, lease: Lease) -> None:
+        """Note when a lease, which has been opened, slides first."""
+        if self._reach is not None:
+            lease.next_slide = self._leaves_at(int(self._table.first_local[lease.row]))
 
-    def slide_all(self, rows: Iterable[tuple[Lease, int]]) -> None:
-        """Do what `slide` does for each lease and its launched length, and free the pages of all at once."""
-        parts = []
-        for lease, launched in rows:
-            if self._advance(lease, launched) and not lease.window_ends:
-                parts.append(lease.slid)
-                lease.unpublished_from = lease.local.start
-                if self.waiting:
-                    self.waiting.pop(lease, None)
-        if not parts:
+    def slide_all(self, rows: Int[np.ndarray, " n"], launched: Int[np.ndarray, " n"]) -> None:
+        """Free local pages that no later query of these rows can see, once so many tokens are on the device."""
+        if self._reach is None:
             return
-        ids = np.concatenate(parts)
+        table, size = self._table, self._reach.size
+        # As `Reach.first_visible`, but negative for a query that sees everything: no page is below that.
+        first = launched // size * size if self._reach.chunked else launched - (size - 1)
+        frontier = first // self._page
+        moved = frontier > table.first_local[rows]
+        rows, frontier = rows[moved], frontier[moved]
+        self.slid_pages += int((frontier - table.first_local[rows]).sum())
+        table.first_local[rows], table.next_slide[rows] = frontier, self._leaves_at(frontier)
+        publishing = [(lease := table.owners[row]) is not None and bool(lease.window_ends) for row in rows.tolist()]
+        if any(publishing):
+            self.waiting |= {lease: None for row in rows[publishing].tolist() if (lease := table.owners[row])}
+            rows, frontier = rows[np.invert(publishing)], frontier[np.invert(publishing)]
+        if not len(rows):
+            return
+        first = table.unpublished[rows]
+        ids = table.local_pages(rows, first, frontier - first)
+        table.unpublished[rows] = frontier
         # Rows that share pages of the cache may slide past them in one step: those pages are freed once per row.
         several = self._pool.local_owners[ids] - self._pool.local_cached[ids] > 1
-        if several.any():
+        if np.count_nonzero(several):
             for i in several.nonzero()[0].tolist():
                 self.free(ids[i : i + 1])
             ids = ids[~several]
@@ -55,10 +65,11 @@ class Windows:
 
     def free_slid(self, lease: Lease, upto: int) -> None:
         """Free the pages below `upto` that have left the window."""
-        if upto > lease.unpublished_from:
-            self.free(lease.local.ids[lease.unpublished_from : upto])
-            lease.unpublished_from = upto
-        if self.waiting and lease.unpublished_from >= lease.local.start:
+        table, row = self._table, lease.row
+        if upto > (first := lease.unpublished):
+            self.free(table.local[row, first:upto])
+            table.unpublished[row] = upto
+        if self.waiting and max(first, upto) >= table.first_local[row]:
             self.waiting.pop(lease, None)
 
     def free(self, ids: Int[np.ndarray, " n"]) -> None:
@@ -69,7 +80,7 @@ class Windows:
     def free_waiting(self, *, needed: bool) -> None:
         """Free pages that wait to be published; with `needed` also those of windows that the cache is to keep."""
         for lease in list(self.waiting):
-            first = lease.local.start
+            first = int(self._table.first_local[lease.row])
             if not needed and self._reach is not None:
                 first = min(first, self._reach.first_visible(lease.window_ends[0]) // self._page)
             self.free_slid(lease, first)
@@ -84,20 +95,7 @@ class Windows:
             idle += int(np.count_nonzero(owners[slid] - self._pool.local_cached[slid] == 1))
         return idle
 
-    def next_slide(self, local_start: int) -> int:
-        """Return the launched length at which page `local_start` is outside of every later query's window."""
-        return NEVER if self._reach is None else self._reach.hidden_from((local_start + 1) * self._page - 1)
-
-    def _advance(self, lease: Lease, launched: int) -> bool:
-        """Move the start of a lease's window; return whether pages have left it."""
-        if self._reach is None:
-            return False
-        frontier = self._reach.first_visible(launched) // self._page
-        if frontier <= lease.local.start:
-            return False
-        self.slid_pages += frontier - lease.local.start
-        lease.local.start = frontier
-        lease.next_slide = self.next_slide(frontier)
-        if lease.window_ends:
-            self.waiting[lease] = None
-        return True
+    def _leaves_at(self, page: Any) -> Any:
+        """Return the launched length at which a page, or each of an array, is outside of every later query's window."""
+        assert self._reach is not None
+        return self._reach.hidden_from((page + 1) * self._page - 1)

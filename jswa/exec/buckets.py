@@ -15,10 +15,9 @@ class Bucket:
     rows: int
     decode: bool
 
-    def holds(self, plan: StepPlan) -> bool:
-        """Return whether the plan fits."""
-        one_each = plan.num_tokens == plan.num_rows
-        return plan.num_rows <= self.rows and plan.num_tokens <= self.tokens and (one_each or not self.decode)
+    def holds(self, rows: int, tokens: int) -> bool:
+        """Return whether a plan of so many rows and tokens fits."""
+        return rows <= self.rows and tokens <= self.tokens and (rows == tokens or not self.decode)
 
 
 def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1) -> tuple[Bucket, ...]:
@@ -49,10 +48,11 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1) -> tuple
 
 def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
     """Return the smallest bucket that holds the plan."""
+    rows, tokens = plan.num_rows, plan.num_tokens
     for bucket in buckets:
-        if bucket.holds(plan):
+        if bucket.holds(rows, tokens):
             return bucket
-    raise EngineError(f"no bucket holds a plan of {plan.num_rows} rows and {plan.num_tokens} tokens")
+    raise EngineError(f"no bucket holds a plan of {rows} rows and {tokens} tokens")
 
 
 def _ladder(low: int, high: int, steps: tuple[float, ...]) -> list[int]:

@@ -3,19 +3,19 @@
 The first host runs its launches and broadcasts them to the other hosts, one message per step.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
 from jswa.exec.pack import PackSpec, pack
-from jswa.exec.programs.extras import bit_lines, extras_batches
+from jswa.exec.programs.extras import bit_lines, extras_batches, mask_batches
 from jswa.exec.programs.pages import move_batches, row_batches
-from jswa.plan import StepPlan
+from jswa.plan import ExtrasEntry, RowMask, StepPlan, Words
 
 # MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
-COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, SET_ADAPTER, PREPARE, STEP = range(8)
+COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, SET_MASKS, SET_ADAPTER, PREPARE, STEP = range(9)
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
@@ -29,10 +29,13 @@ class Launch(NamedTuple):
 def plan_launches(
     plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pages_per_row: int, vocab: int
 ) -> list[Launch]:
-    """Return the launches of a plan: moves, table rows (32 a launch) and extras, then the step of that number."""
+    """Return the launches of a plan: moves, table rows (32 a launch) and extras, then the step of that number.
+
+    `step`: the number of a program of whole steps, or of first halves.
+    """
     out = list(move_launches(plan.moves, num_pages))
     out += [Launch(SET_ROWS, (batch,)) for batch in row_batches(plan.table_rows, pages_per_row, spec.max_rows)]
-    out += extras_launches(plan, spec.max_rows, vocab) if plan.extras or plan.masks else []
+    out += extras_launches(plan.extras, plan.masks, spec.max_rows, vocab)
     out.append(Launch(STEP + step, (pack(plan, spec),)))
     return out
 
@@ -43,12 +46,17 @@ def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Lau
         yield Launch(MOVE_PAGES if (batch[0] != batch[2]).any() else COPY_PAGES, (batch,))
 
 
-def extras_launches(plan: StepPlan, max_rows: int, vocab: int) -> Iterator[Launch]:
+def extras_launches(
+    entries: Sequence[ExtrasEntry], masks: Sequence[RowMask], max_rows: int, vocab: int
+) -> Iterator[Launch]:
     """Yield the launches that set rows of the extras tables: mostly one for all rows that begin in a step."""
-    for line in bit_lines(plan.extras, vocab):
+    for line in bit_lines(entries, vocab):
         yield Launch(SET_BITS, (line,))
-    for batch in extras_batches(plan.extras, plan.masks, max_rows):
-        yield Launch(SET_EXTRAS, (batch,))
+    if entries or any(isinstance(mask.words, Words) for mask in masks):
+        for batch in extras_batches(entries, masks, max_rows):
+            yield Launch(SET_EXTRAS, (batch,))
+    for masks_of_rows in mask_batches(masks, max_rows):
+        yield Launch(SET_MASKS, (masks_of_rows,))
 
 
 def encode(launches: Iterable[Launch]) -> bytes:

@@ -59,7 +59,12 @@ class Inputs(NamedTuple):
 
     def column(self, name: str) -> Any:
         """Return one column of the rows, [R], int32 bits."""
-        return self.rows[:, COLUMNS.index(name)]
+        return column(self.rows, name)
+
+
+def column(rows: Any, name: str) -> Any:
+    """Return one column of packed records `[R, columns]`, [R], int32 bits."""
+    return rows[:, COLUMNS.index(name)]
 
 
 def padding(spec: PackSpec) -> Int[np.ndarray, " size"]:

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import Any
 
@@ -20,56 +19,72 @@ from jswa.config import Limits
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import bucket_table
-from jswa.exec.compile.steps import StepPrograms, compile_beside
+from jswa.exec.compile.steps import StepPrograms, compile_beside, described, step_input
 from jswa.exec.compile.store import ProgramStore
 from jswa.exec.launches import (
     COPY_PAGES,
     MOVE_PAGES,
     PREPARE,
     SET_ADAPTER,
+    SET_MASKS,
     SET_ROWS,
     STEP,
     Launch,
     decode,
     encode,
+    extras_launches,
     move_launches,
     plan_launches,
 )
 from jswa.exec.mesh import COLUMNS, mesh_of, put
-from jswa.exec.pack import padding
 from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import DeviceState, allocate, state_shapes
-from jswa.exec.programs.step import StepOutputs
+from jswa.exec.programs.step import Half, StepOutputs, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.exec.side_programs import (
     compile_copy_pages,
     compile_extras,
     compile_rename_pages,
+    compile_set_masks,
     compile_set_rows,
     idle_launches,
 )
 from jswa.model.lora import Pairs
 from jswa.model.panels import has_other_products
-from jswa.model.transformer import Params, run_dtype
-from jswa.plan import Logprobs, LogprobTable, StepLogprobs, StepPlan
+from jswa.model.transformer import Params, head_names, run_dtype
+from jswa.plan import Feature, LogprobTable, RowMask, StepLogprobs, StepPlan
 
 _log = logging.getLogger("jswa")
 _WARM_UPS = 3  # the first run of a program loads its kernels, the second records its CUDA graph
 
 
-@dataclass(frozen=True, eq=False)
 class Pending:
-    """A step that is on the device."""
+    """A step that is on the device.
 
-    plan: StepPlan
-    _outputs: StepOutputs
+    Args:
+        outputs: None if only the first half has been launched; `finish` launches the other half with these masks.
+    """
+
+    def __init__(
+        self, plan: StepPlan, outputs: StepOutputs | None, finish: Callable[[tuple[RowMask, ...]], StepOutputs]
+    ) -> None:
+        self.plan = plan
+        self._outputs = outputs
+        self._finish = finish
+
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Launch the second half, after the first: set the masks that the plan has left out, and sample."""
+        assert self._outputs is None, "the step has been launched as a whole"
+        self._outputs = self._finish(masks)
 
     def tokens(self) -> Int[np.ndarray, " R"]:
         """Return the tokens of the plan's rows; wait for the step."""
+        assert self._outputs is not None, "only half of the step has been launched"
         return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
 
     def logprobs(self) -> StepLogprobs | None:
         """Return log probabilities, if the plan asks for them; wait for the step."""
+        assert self._outputs is not None, "only half of the step has been launched"
         if self._outputs.sampled is None:
             return None
         prompt = self._outputs.prompt
@@ -140,8 +155,11 @@ class Runner:
             self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes, store).result()
             self._set_rows = pool.submit(compile_set_rows, self._shapes, store).result()
             self._extras = pool.submit(compile_extras, self._shapes["extras"], store).result()
+            self._set_masks = pool.submit(compile_set_masks, self._shapes["extras"], store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
+        self._head = head_names(model, params)
+        self._half: list[Any] = []  # of a step whose second half has not been launched: `Half`, prompts' `LogprobRows`
         self._end_beside: Callable[[], None] = lambda: None
         if len(first) < len(self.buckets):
             self._end_beside = compile_beside(self._steps, self)
@@ -176,33 +194,46 @@ class Runner:
         for number in sorted(self.compiled):
             config, since = self.configs[number], time.perf_counter()
             for _ in range(_WARM_UPS):
-                self._run([Launch(STEP + number, (padding(config.pack),))])
+                idle = step_input(config, self.params)
+                if isinstance(idle, Half):
+                    self._half = [self._put(idle), None]
+                self._run([Launch(STEP + number, () if isinstance(idle, Half) else (idle,))])
             jax.block_until_ready(self.state["last_token"])  # type: ignore[no-untyped-call]
             milliseconds = 1e3 * (time.perf_counter() - since)
-            _log.info("%s (log probabilities: %s): %.0f ms", config.bucket, config.logprobs, milliseconds)
+            _log.info("%s: %.0f ms", described(config), milliseconds)
         _log.info("%d programs ran %d times in %.1f s", len(self.compiled), _WARM_UPS, time.perf_counter() - begin)
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Launch a plan and return at once. Uploads once, and once per batch of moves, of table rows, or extras."""
-        number = self._steps.choose(plan)
+        """Launch a plan, or the first half of its step if it has late masks, and return at once.
+
+        Uploads once, and once per batch of moves, of table rows, or extras.
+        """
+        number, *rest = self._steps.choose(plan)
         spec = self.configs[number].pack
         vocab = self._model.vocab_size
-        launches = plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row, vocab)
+        outputs = self._send(plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row, vocab))
+
+        def finish(masks: tuple[RowMask, ...]) -> StepOutputs:
+            outputs = self._send([*extras_launches((), masks, spec.max_rows, vocab), Launch(STEP + rest[0], ())])
+            assert outputs is not None
+            return outputs
+
+        return Pending(plan, finish(()) if rest and not plan.late else outputs, finish)
+
+    def _send(self, launches: list[Launch]) -> StepOutputs | None:
+        """Run launches here and on the other hosts; return the outputs of the step among them, on their way here."""
         if self._broadcast is not None:
             self._broadcast(encode(launches))
         outputs = self._run(launches)
-        assert outputs is not None
         for array in jax.tree.leaves(outputs):
             array.copy_to_host_async()
-        return Pending(plan, outputs)
+        return outputs
 
     def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
         """Write an adapter to a slot of the room, which no row of a later plan may use meanwhile."""
         assert self._adapters is not None
         for launch in self._adapters.launches(slot, number, pairs):
-            if self._broadcast is not None:
-                self._broadcast(encode([launch]))
-            self._run([launch])
+            self._send([launch])
 
     def follow(self, messages: Iterable[bytes]) -> None:
         """Run the launches that the first host broadcasts, until it ends."""
@@ -215,9 +246,9 @@ class Runner:
                 self._run(launches)
 
     def prepare(
-        self, logprobs: Logprobs, *, fewest: bool = False, pause: float = 0.0, stop: Callable[[], bool] = lambda: False
+        self, feature: Feature, *, fewest: bool = False, pause: float = 0.0, stop: Callable[[], bool] = lambda: False
     ) -> None:
-        """Compile a family in the calling thread, one program after the other; another thread may launch meanwhile.
+        """Compile what plans with a feature run in, one program after the other; another thread may launch meanwhile.
 
         Args:
             fewest: only the largest buckets, which hold every plan; until the others are compiled, plans run in these.
@@ -225,7 +256,7 @@ class Runner:
                 tracing holds the GIL, which the steps need too.
             stop: whether to end now; asked before each program.
         """
-        self._steps.prepare(logprobs, fewest=fewest, pause=pause, stop=stop, before=self._announce)
+        self._steps.prepare(feature, fewest=fewest, pause=pause, stop=stop, before=self._announce)
 
     def _announce(self, number: int) -> None:
         """Have the other hosts compile a step program too."""
@@ -318,12 +349,29 @@ class Runner:
                     tables = self.state["full_table"], self.state["local_table"]
                     full, local = self._set_rows[len(placed[0])](tables, *placed)
                     self.state = {**self.state, "full_table": full, "local_table": local}
+                elif program == SET_MASKS:
+                    extras = self._set_masks[len(placed[0])](self.state["extras"], *placed)
+                    self.state = {**self.state, "extras": extras}
                 elif program in self._extras:
                     self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
                 else:
-                    step = self.compiled[program - STEP]
-                    self.state, outputs = step(self.params, self.state, *placed)
+                    outputs = self._run_step(program - STEP, *placed)
         return outputs
+
+    def _run_step(self, number: int, *packed: jax.Array) -> StepOutputs | None:
+        """Run a step, or one of its halves; a first half has no outputs for the host yet."""
+        program, part = self.compiled[number], self.configs[number].part
+        if part == "forward":
+            self.state, *self._half = program(self.params, self.state, *packed)
+            return None
+        if part == "finish":
+            half, prompt = self._half
+            head = {name: self.params[name] for name in self._head}
+            sampled, outputs = program(head, sampling_state(self.state), half)
+            self.state, self._half = {**self.state, **sampled}, []
+            return outputs._replace(prompt=prompt)  # type: ignore[no-any-return]
+        self.state, outputs = program(self.params, self.state, *packed)
+        return outputs  # type: ignore[no-any-return]
 
     def _late(self, launches: Sequence[Launch]) -> list[int]:
         """Return the step programs among the launches that are not compiled yet."""

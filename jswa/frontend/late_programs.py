@@ -1,4 +1,4 @@
-"""Compile the programs for log probabilities beside the engine's thread, when a request first asks for some."""
+"""Compile programs for log probabilities and late masks beside the engine's thread, when a request first needs any."""
 
 import asyncio
 import threading
@@ -83,7 +83,8 @@ class LatePrograms:
 
 def _families(params: SamplingParams) -> set[str]:
     """Return the families of programs that a request needs besides those that are compiled at the start."""
-    return {name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None}
+    late = {"masks"} if params.masks_follow_text else set()
+    return late | {name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None}
 
 
 def resolve[T](future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

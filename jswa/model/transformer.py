@@ -243,8 +243,19 @@ def bind(
         linear: the implementation of the products with an embedding that is the head too. Matrices in panels have the
             CPU's in any case.
     """
-    dtype = run_dtype(params)
-    graph, state = _abstract(config, dtype, Experts(experts, _storage(params), sms), linear)
+    return _bound(config, params, run_dtype(params), Experts(experts, _storage(params), sms), linear)
+
+
+def _bound(
+    config: ModelConfig,
+    params: Params,
+    dtype: jnp.dtype,
+    experts: Experts,
+    linear: Linear,
+    names: frozenset[str] | None = None,
+) -> Decoder:
+    """Return the decoder over these parameters, or over some `names` of them, without values for the others."""
+    graph, state = _abstract(config, dtype, experts, linear)
 
     def value(name: str, shape: tuple[int, ...]) -> Array | Quantized | QuantizedRows | Int4 | Panels | Adapted:
         matrix: Array | Quantized | Int4
@@ -260,11 +271,31 @@ def bind(
             matrix = Quantized(stored, scales)
         return with_adapters(name, Panels(matrix, shape[-1]) if stored.ndim > len(shape) else matrix, params)
 
+    def wanted(name: str) -> bool:
+        return names is None or any(held == name or held.startswith(f"{name}.") for held in names)
+
     values = {
-        path: leaf.replace(value(_name(path), leaf.get_value().shape)) for path, leaf in nnx.to_flat_state(state)
+        path: leaf.replace(value(_name(path), leaf.get_value().shape)) if wanted(_name(path)) else leaf
+        for path, leaf in nnx.to_flat_state(state)
     }
     model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))
     return model
+
+
+def head_names(config: ModelConfig, params: Mapping[str, Any]) -> list[str]:
+    """Return the names of the parameters that `Decoder.logits` reads."""
+    head = "embed" if config.tie_embeddings else "lm_head"
+    return [name for name in params if name.split(".")[0] in (head, "head_bias")]
+
+
+def bind_head(config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Linear = "xla") -> Decoder:
+    """Return a decoder of which only `logits` can be called: of the parameters, those of `head_names` are enough.
+
+    Args:
+        dtype: that of the hidden states.
+        linear: see `bind`.
+    """
+    return _bound(config, params, dtype, Experts(), linear, frozenset(head_names(config, params)))
 
 
 def _abstract(

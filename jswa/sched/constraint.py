@@ -2,12 +2,26 @@
 
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import InvalidSampling, NothingAllowed
-from jswa.plan import EVERY_TOKEN, NO_WORDS, Constraint, ExtrasEntry, Mask, Request, RowMask, Words, bits_of, words_of
+from jswa.grammar.llg import fill_all
+from jswa.plan import (
+    EVERY_TOKEN,
+    NO_WORDS,
+    AllWords,
+    Constraint,
+    ExtrasEntry,
+    Mask,
+    RowMask,
+    Words,
+    bits_of,
+    words_of,
+)
+from jswa.sched.rows import Rows, TokenCounts
 from jswa.sched.sequence import Sequence
 from jswa.types import SamplingParams
 
@@ -28,6 +42,7 @@ def make_constraint(
     bad_words = tuple(word for word in bad_words if max(word) < vocab_size)
     penalized = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     limited = params.logit_bias or params.allowed_token_ids is not None or params.min_tokens or bad_words
+    limited = limited or params.structured_outputs is not None
     if not penalized and not limited:
         return None
     allowed = _allowed(params, vocab_size, {word[0] for word in bad_words if len(word) == 1})
@@ -69,13 +84,16 @@ def mask_words(constraint: Constraint, banned: frozenset[int], *, early: bool) -
     return Words(at, bits)
 
 
-def nothing_allowed(request: Request, length: int) -> NothingAllowed:
-    """Return the error of a request whose constraint forbids every token behind a text of `length` tokens."""
+def nothing_allowed(sequence: Sequence) -> NothingAllowed:
+    """Return the error of a request whose constraint forbids every token behind its text."""
+    request, length = sequence.request, sequence.num_known
     params, constraint = request.params, request.constraint
+    failed = None if sequence.matcher is None else sequence.matcher.error
     early = constraint is not None and length < constraint.min_length
     named = {
         "allowed_token_ids": params.allowed_token_ids is not None,
         "bad_words": bool(params.bad_words),
+        "structured_outputs" + (f" ({failed})" if failed else ""): params.structured_outputs is not None,
         f"min_tokens = {params.min_tokens} (no stop token before)": early,
     }
     at = length - len(request.prompt)
@@ -126,16 +144,40 @@ def _known(field: str, ids: Collection[int], vocab_size: int) -> Int[np.ndarray,
     return found.astype(np.int32)
 
 
-class Masks:
-    """The masks that the device has, by row id, for rows whose mask may change."""
+class _Held(NamedTuple):
+    """What the device has of a mask that may change.
 
-    def __init__(self) -> None:
-        # Whether the device's mask lacks stop tokens, the ends of bad words that it lacks, and the words of it that
-        # hence differ from `Constraint.allowed`.
-        self._masks: dict[int, tuple[tuple[bool, frozenset[int]], Words]] = {}
+    Attributes:
+        early: whether it lacks stop tokens.
+        banned: the ends of bad words that it lacks.
+        words: the words of it that hence differ from `Constraint.allowed`.
+    """
+
+    early: bool
+    banned: frozenset[int]
+    words: Words
+
+
+class Masks:
+    """The masks that the device has, for rows whose mask may change.
+
+    Args:
+        rows: the arrays of the running rows.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._held: dict[int, _Held] = {}  # by row id
+        self._bits: dict[int, bytes] = {}  # all words, of rows that are held to a grammar
+        # Whether a row's mask changes at some length, and whether it depends on the text besides.
+        self._filled = np.zeros((0, 0), np.int32)  # room for the masks of a step, which are used before the next one
+        self._changes, self._follows_text = np.zeros((2, rows.max_rows), bool)
+        self._has_grammar = np.zeros(rows.max_rows, bool)
+        self._lacks = np.zeros(rows.max_rows, bool)  # whether the device's mask lacks tokens that may be allowed later
+        self._last = TokenCounts()  # the tokens before the ends of bad words: behind any other token, none ends
 
     def __len__(self) -> int:
-        return len(self._masks)
+        return len(self._held)
 
     def admit(self, sequence: Sequence) -> ExtrasEntry | None:
         """Return the entry of a row that begins in the extras tables, if it needs one."""
@@ -143,51 +185,131 @@ class Masks:
         params, constraint = request.params, request.constraint
         if constraint is None:
             return None
-        if sequence.num_known < constraint.min_length or constraint.bad_words:
-            self._masks[row_id] = (False, frozenset()), NO_WORDS
+        if sequence.num_known < constraint.min_length or constraint.bad_words or request.grammar is not None:
+            self._held[row_id] = _Held(early=False, banned=frozenset(), words=NO_WORDS)
+            self._changes[row_id] = True
+            self._follows_text[row_id] = bool(constraint.bad_words) or request.grammar is not None
+            self._has_grammar[row_id] = self._lacks[row_id] = request.grammar is not None
+            self._last.count((word[-2] for word in constraint.bad_words), 1)
         counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
         counted = sequence.launched if counts or params.repetition_penalty != 1.0 else 0
         generated = sequence.tokens[len(request.prompt) : counted].copy()
         return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
 
-    def release(self, row_id: int) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Forget the mask of a row that ends."""
-        self._masks.pop(row_id, None)
+        constraint, row_id = sequence.request.constraint, sequence.row_id
+        if constraint is not None and self._held.pop(row_id, None) is not None:
+            self._changes[row_id] = self._follows_text[row_id] = self._lacks[row_id] = False
+            self._has_grammar[row_id] = False
+            self._last.count((word[-2] for word in constraint.bad_words), -1)
+            self._bits.pop(row_id, None)
 
     def changes(
         self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]
-    ) -> tuple[RowMask, ...]:
+    ) -> tuple[tuple[RowMask, ...], tuple[int, ...]]:
         """Return the masks that change before a step that runs these rows up to these positions.
+
+        The second result has the rows whose mask depends on a token that is not known yet, and all rows that are held
+        to a grammar, whose masks take a while: see `late`.
 
         `sequences`: the running ones by row id.
         """
-        changed = []
-        for row_id, end in zip(row_ids.tolist(), ends.tolist(), strict=True):
-            sequence = sequences[row_id]
-            if row_id in self._masks and sequence is not None and end >= sequence.num_known:
-                changed.append(self._mask(sequence, end))
-        return tuple(mask for mask in changed if mask is not None)
+        known = self._rows.known[row_ids]
+        samples = self._changes[row_ids] & (ends >= known)
+        late = self._follows_text[row_ids] & samples & ((ends > known) | self._has_grammar[row_ids])
+        now = samples & ~late
+        return self._masks(sequences, row_ids[now], ends[now]), tuple(row_ids[late].tolist())
+
+    def of_grammars(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, " n"]:
+        """Return the rows among these that are held to a grammar."""
+        found: Int[np.ndarray, " n"] = row_ids[self._has_grammar[row_ids]]
+        return found
+
+    def late(
+        self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"]
+    ) -> tuple[tuple[RowMask, ...], list[Sequence]]:
+        """Return the masks of running rows that change for the token behind the known ones.
+
+        The second result has the rows whose grammar allows a single token there.
+        """
+        may_change = self._lacks[row_ids] | self._last.among(self._rows.last_tokens(row_ids))
+        running = row_ids[may_change & self._changes[row_ids]]
+        of_grammar = self._has_grammar[running]
+        changed = self._masks(sequences, running[~of_grammar], self._rows.known[running[~of_grammar]])
+        masks, forced = self._grammar_masks(
+            [s for i in running[of_grammar].tolist() if (s := sequences[i]) is not None]
+        )
+        return (*changed, *masks), forced
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert that only running rows with a constraint have a mask that may change."""
         rows = {s.row_id for s in running if s.request.constraint is not None}
-        assert set(self._masks) <= rows, "the mask of a row that does not run may change"
+        assert set(self._held) <= rows, "the mask of a row that does not run may change"
+        assert set(np.flatnonzero(self._changes).tolist()) == set(self._held) >= set(self._bits)
+        assert not ((self._follows_text | self._lacks) & ~self._changes).any()
+        assert len(rows) or not len(self._last), "bad words of no row"
 
-    def _mask(self, sequence: Sequence, position: int) -> RowMask | None:
+    def _masks(
+        self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " n"], positions: Int[np.ndarray, " n"]
+    ) -> tuple[RowMask, ...]:
+        """Return the masks that change for sampling the tokens of rows at these positions."""
+        pairs = zip(row_ids.tolist(), positions.tolist(), strict=True)
+        changed = [self._mask(sequences[row_id], position) for row_id, position in pairs]
+        return tuple(mask for mask in changed if mask is not None)
+
+    def _grammar_masks(self, sequences: list[Sequence]) -> tuple[list[RowMask], list[Sequence]]:
+        """Return the masks that change of rows that are held to a grammar, and the rows that may get a single token.
+
+        All are filled together, in threads.
+        """
+        matchers = [sequence.matcher for sequence in sequences if sequence.matcher is not None]
+        if not matchers:
+            return [], []
+        width = -(-matchers[0].grammar.vocabulary.size // 32)
+        if self._filled.shape[1] != width or len(self._filled) < len(matchers):
+            self._filled = np.empty((len(matchers), width), np.int32)
+        filled, changed, forced = self._filled[: len(matchers)], [], []
+        fill_all(matchers, filled, range(len(matchers)))
+        for sequence, bits in zip(sequences, filled, strict=True):
+            self._forbid(sequence, sequence.num_known, bits)
+            if self._bits.get(sequence.row_id) != (words := bits.tobytes()):
+                self._bits[sequence.row_id] = words
+                changed.append(RowMask(sequence.row_id, AllWords(bits)))
+            if np.count_nonzero(bits) == 1 and _count(bits) == 1:
+                forced.append(sequence)
+        return changed, forced
+
+    def _forbid(self, sequence: Sequence, position: int, bits: Int[np.ndarray, " words"]) -> None:
+        """Clear what the other constraints of a row that is held to a grammar forbid at `position`."""
+        constraint = sequence.request.constraint
+        assert constraint is not None
+        early = position < constraint.min_length
+        if constraint.allowed is EVERY_TOKEN and not early and not constraint.bad_words:
+            return
+        banned = banned_at(constraint, sequence.tokens[len(sequence.request.prompt) : position])
+        allowed, words = (
+            constraint.allowed.words(np.arange(len(bits))),
+            mask_words(constraint, banned, early=early),
+        )
+        allowed[words.at] = words.bits
+        bits &= allowed
+
+    def _mask(self, sequence: Sequence | None, position: int) -> RowMask | None:
         """Return how the mask changes for sampling the token at `position`, if it does."""
+        assert sequence is not None
         constraint, row_id = sequence.request.constraint, sequence.row_id
         assert constraint is not None
-        text = sequence.tokens[len(sequence.request.prompt) : position]
-        now = position < constraint.min_length, banned_at(constraint, text)
-        before, changed = self._masks[row_id]
-        if now == before:
+        held, early = self._held[row_id], position < constraint.min_length
+        banned = banned_at(constraint, sequence.tokens[len(sequence.request.prompt) : position])
+        if early == held.early and banned == held.banned:
             return None
-        words = mask_words(constraint, now[1], early=now[0])
-        self._masks[row_id] = now, words
-        if not now[0] and not constraint.bad_words:
-            del self._masks[row_id]
-        return RowMask(row_id, _undone(changed, words, constraint.allowed))
+        words = mask_words(constraint, banned, early=early)
+        self._held[row_id], self._lacks[row_id] = _Held(early, banned, words), early or bool(banned)
+        if not early and not constraint.bad_words:
+            self.release(sequence)
+        return RowMask(row_id, _undone(held.words, words, constraint.allowed))
 
 
 def _undone(before: Words, words: Words, allowed: Mask) -> Words:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int
 
-from jswa.architecture import AttentionKind
-from jswa.cache.lease import Lease, pop_last
-from jswa.cache.manager import Move
+from jswa.cache.lease import Lease
+from jswa.cache.manager import CacheManager
 from jswa.errors import EngineError
 from jswa.plan import COLUMNS, FROM_DEVICE, ExtrasEntry, Logprobs, StepPlan, TableRow
 from jswa.sched.constraint import Masks
@@ -28,11 +27,10 @@ class Draft:
         budget: tokens that the step may still take.
         reserved: tokens of these for running rows that need one, until they get it.
         for_others: tokens of these that a flood leaves unused (`Turns.room`): at most three quarters of the step.
+        behind: rows that ran before the step and have known tokens to run.
         decode: row ids of the rows that run one token.
         prompts: running rows that have a prompt to prefill, and the tokens that the step runs of each so far.
         left: those of them that the step does not end, and the tokens that each still has to prefill after it.
-        grown: rows of `decode` with one new page of each kind.
-        extended: other rows with new pages.
         resumed: rows that start on cached pages.
         extras: rows of the extras tables to set.
         claims: what running rows may still claim; None: to be computed.
@@ -41,11 +39,10 @@ class Draft:
     budget: int
     reserved: int = 0
     for_others: int = 0
+    behind: int = 0
     decode: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
     prompts: dict[Sequence, int] = field(default_factory=dict)
     left: dict[Sequence, int] = field(default_factory=dict)
-    grown: list[Sequence] = field(default_factory=list)
-    extended: list[Sequence] = field(default_factory=list)
     resumed: list[Sequence] = field(default_factory=list)
     extras: list[ExtrasEntry] = field(default_factory=list)
     claims: Claims | None = None
@@ -75,13 +72,11 @@ def lease_of(sequence: Sequence) -> Lease:
 
 
 def make_plan(
-    draft: Draft, rows: Rows, sequences: Items[Sequence | None], masks: Masks, moves: list[Move]
+    draft: Draft, rows: Rows, sequences: Items[Sequence | None], masks: Masks, cache: CacheManager
 ) -> tuple[StepPlan, Int[np.ndarray, " R"]]:
-    """Return the plan of a draft and its row ids, and mark the new page ids as sent to the device.
+    """Return the plan of a draft and its row ids; moves and new page ids count as sent to the device.
 
-    Args:
-        sequences: the running ones by row id.
-        moves: the copies to make before the step.
+    `sequences`: the running ones by row id.
     """
     prompts = [(sequence, count) for sequence, count in draft.prompts.items() if count]
     ids = draft.decode
@@ -94,16 +89,20 @@ def make_plan(
         chunks[:, _COUNT] = [count for _, count in prompts]
         chunks[:, _SAMPLES] = ends >= [sequence.num_known for sequence, _ in prompts]
     kind = _logprobs(rows, ids)
-    table_rows = tuple(_table_row(s.row_id, lease_of(s)) for s in draft.resumed)  # before the entries: it marks them
+    moves = cache.drain_moves()
+    table_rows = tuple(_table_row(lease_of(sequence)) for sequence in draft.resumed)  # before the entries: as sent
+    full_pages, local_pages = cache.table.take_unsent()
+    changed, late = masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else ((), ())
     plan = StepPlan(
         rows=records,
-        tokens=_tokens(draft.decode, rows, prompts),
-        full_pages=_table_entries(draft, "full"),
-        local_pages=_table_entries(draft, "local"),
+        tokens=_tokens(draft, rows, prompts),
+        full_pages=full_pages,
+        local_pages=local_pages,
         moves=np.array(moves, np.int32).reshape(-1, 3) if moves else _NO_ENTRIES,
         table_rows=table_rows,
         extras=tuple(draft.extras),
-        masks=masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else (),
+        masks=changed,
+        late=late,
         logprobs=kind,
         targets=_targets(len(draft.decode), prompts) if kind == "prompt" else _NO_TOKENS,
         adapters=rows.adapters.take(ids),
@@ -111,12 +110,12 @@ def make_plan(
     return plan, ids
 
 
-def _tokens(decode: Int[np.ndarray, " n"], rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
+def _tokens(draft: Draft, rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
     """Return the tokens that the step runs, FROM_DEVICE where the host does not know them."""
-    parts = [np.full(len(decode), FROM_DEVICE, np.int32)]
-    if rows.prefill_rows():
-        on_host = np.flatnonzero(rows.launched[decode] < rows.known[decode])
-        parts[0][on_host] = rows.last_tokens(decode[on_host])
+    parts = [np.full(len(draft.decode), FROM_DEVICE, np.int32)]
+    if draft.behind:
+        on_host = np.flatnonzero(rows.launched[draft.decode] < rows.known[draft.decode])
+        parts[0][on_host] = rows.last_tokens(draft.decode[on_host])
     parts += [sequence.tokens[sequence.launched :][:count] for sequence, count in prompts]
     return np.concatenate(parts) if prompts else parts[0]
 
@@ -140,27 +139,8 @@ def _targets(decode: int, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray
     return np.concatenate(parts)
 
 
-def _table_row(row_id: int, lease: Lease) -> TableRow:
+def _table_row(lease: Lease) -> TableRow:
     """Return all pages of a row that starts on cached pages, and mark them as sent."""
     full, local = lease.full, lease.local
-    full.sent, local.sent = full.end, local.end
-    return TableRow(row_id, full.held.copy(), local.start, local.held.copy())
-
-
-def _table_entries(draft: Draft, kind: AttentionKind) -> Int[np.ndarray, "n 3"]:
-    """Return entries (row id, page position, page id) for pages that the device's tables do not have yet."""
-    parts = []
-    grown = [lease_of(sequence).run(kind) for sequence in draft.grown]
-    if grown and grown[0].end:  # the model has layers of this kind
-        part = np.empty((len(grown), 3), np.int32)
-        part[:, 0] = [sequence.row_id for sequence in draft.grown]
-        part[:, 1], part[:, 2] = pop_last(grown)
-        parts.append(part)
-    for sequence in draft.extended:
-        run = lease_of(sequence).run(kind)
-        if run.end > run.sent:
-            positions, ids = run.pop_unsent()
-            part = np.empty((len(ids), 3), np.int32)
-            part[:, 0], part[:, 1], part[:, 2] = sequence.row_id, positions, ids
-            parts.append(part)
-    return np.concatenate(parts) if parts else _NO_ENTRIES
+    lease.table.sent[lease.row] = lease.covered
+    return TableRow(lease.row, full.held.copy(), local.start, local.held.copy())

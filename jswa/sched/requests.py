@@ -3,6 +3,7 @@
 import bisect
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
+from itertools import takewhile
 from types import MappingProxyType
 
 import numpy as np
@@ -40,7 +41,7 @@ class Requests:
         self.turns = Turns(limits.max_tokens, limits.max_rows, limits.long_prompt)
         self.rows = Rows(limits.max_rows)
         self.by_row: list[Sequence | None] = [None] * limits.max_rows
-        self.masks = Masks()
+        self.masks = Masks(self.rows)
         self.writers = Writers(limits.page_size)
         self.changes = self.preemptions = 0
         self._cache = cache
@@ -96,8 +97,8 @@ class Requests:
     def begin(self, sequence: Sequence, lease: Lease, match: Match) -> ExtrasEntry | None:
         """Make a waiting sequence, whose lease is open at a match, a row; return its extras, if it needs any."""
         self.turns.admit(sequence)
-        tokens, start = sequence.tokens, match.resume.start
-        row_id = self.rows.admit(sequence.request, lease, launched=start, tokens=tokens, limit=sequence.limit)
+        tokens, start, row_id = sequence.tokens, match.resume.start, lease.row
+        self.rows.admit(sequence.request, lease, launched=start, tokens=tokens, limit=sequence.limit)
         sequence.rows, sequence.row_id, sequence.lease, sequence.status = self.rows, row_id, lease, Status.RUNNING
         sequence.begun_at = len(tokens)
         if sequence.reads_cache:
@@ -105,7 +106,6 @@ class Requests:
         note_admission(sequence, match, prefix_cache=self._limits.prefix_cache)
         self.by_row[row_id] = sequence
         bisect.insort(self._running, sequence, key=lambda s: s.rank)
-        self.follow(sequence)
         self.writers.add(sequence)
         self.changes += 1
         return self.masks.admit(sequence)
@@ -118,6 +118,44 @@ class Requests:
         if sequence.num_known == sequence.limit:
             return self.finish(sequence, token, "length")
         return TokenEvent(sequence.request.request_id, token)
+
+    def follow_grammars(self, row_ids: Int[np.ndarray, " n"]) -> list[TokenEvent]:
+        """Let the matchers of rows accept the known tokens; end the texts that are complete."""
+        events = []
+        last, known = self.rows.last_tokens(row_ids).tolist(), self.rows.known[row_ids].tolist()
+        for row_id, token, length in zip(row_ids.tolist(), last, known, strict=True):
+            sequence = self.by_row[row_id]
+            if sequence is None or sequence.matcher is None:
+                continue
+            matcher, begin = sequence.matcher, len(sequence.request.prompt)
+            news = length - begin - matcher.accepted
+            if not matcher.accept([token] if news == 1 else sequence.tokens[length - news :].tolist()):
+                why = GenerationError(f"structured_outputs: {matcher.error or 'forbids a token of the text'}")
+                events.append(self.finish(sequence, None, "error", error=why))
+            elif matcher.finished:
+                events.append(self.finish(sequence, None, "stop"))
+        return events
+
+    def foretell(self, sequence: Sequence) -> list[TokenEvent]:
+        """Append the tokens that a row's grammar forces, and return their events; no step need sample them.
+
+        The step in flight samples the first of them, and the next step runs all. A single token is left to the step,
+        and so are those of a request that wants log probabilities.
+        """
+        request = sequence.request
+        if sequence.matcher is None or request.params.logprobs is not None:
+            return []
+        tokens = list(takewhile(lambda token: token not in request.stop_ids, sequence.matcher.forced()))
+        tokens = tokens[: sequence.limit - sequence.num_known]
+        if len(tokens) < 2:
+            return []
+        sequence.foretold += 1
+        self.rows.plain[sequence.row_id] = False
+        sequence.extend(np.array(tokens, np.int32))
+        *events, last = [TokenEvent(request.request_id, token) for token in tokens]
+        if sequence.num_known == sequence.limit:
+            return [*events, self.accept(sequence, tokens[-1])]
+        return [*events, last, *self.follow_grammars(np.array([sequence.row_id]))]
 
     def finish(
         self,
@@ -155,7 +193,7 @@ class Requests:
             count_hit(self._cache, sequence)
             why = GenerationError("no next token: the logits are not finite")
             return self.finish(sequence, None, "error", error=why)
-        sequence.failed_to, sequence.discard = end, sequence.in_flight
+        sequence.failed_to, sequence.discard, sequence.foretold = end, sequence.in_flight, 0
         if sequence.num_known == len(sequence.request.prompt):
             sequence.prefix = None
         self._leave(sequence)
@@ -167,32 +205,11 @@ class Requests:
         sequence.status = Status.WAITING
         self.turns.push(sequence)
 
-    def follow(self, sequence: Sequence) -> None:
-        """Copy what has changed of a row's lease to the arrays."""
-        lease = lease_of(sequence)
-        self.rows.follow(sequence.row_id, lease, self._cache.held_slots(lease))
-
-    def grow_by_page(self, row_ids: Int[np.ndarray, " n"]) -> list[Sequence]:
-        """Give each of these rows one more page of each kind, and return them; none, and no change, if memory is short.
-
-        Their pages are full.
-        """
-        sequences, layout = self.sequences_at(row_ids), self._cache.layout
-        if not self._cache.grow_by_page([lease_of(sequence) for sequence in sequences]):
-            return []
-        self.rows.covered[row_ids] += layout.page_size
-        self.rows.held[row_ids] += (layout.full is not None) + layout.pages_per_block * (layout.local is not None)
-        return sequences
-
     def slide(self) -> None:
         """Slide the windows of all rows to their launched lengths."""
-        row_ids = (self.rows.launched >= self.rows.next_slide).nonzero()[0]
-        if not len(row_ids):
-            return
-        leases = [lease_of(sequence) for sequence in self.sequences_at(row_ids)]
-        self._cache.slide_all(zip(leases, self.rows.launched[row_ids].tolist(), strict=True))
-        self.rows.next_slide[row_ids] = [lease.next_slide for lease in leases]
-        self.rows.held[row_ids] = [self._cache.held_slots(lease) for lease in leases]
+        row_ids = (self.rows.launched >= self._cache.table.next_slide).nonzero()[0]
+        if len(row_ids):
+            self._cache.slide_all(row_ids, self.rows.launched[row_ids])
 
     def confirm(self, sequence: Sequence, end: int) -> None:
         """Publish what a row has computed up to `end`: the step that ran it was finite."""
@@ -210,7 +227,8 @@ class Requests:
 
     def use(self) -> Use:
         """Return what the rows hold."""
-        held = {row: int(self.rows.held[row.row_id]) for row in self}
+        slots = self._cache.table.held_slots().tolist()
+        held = {row: slots[row.row_id] for row in self}
         return Use(held, self._limits.max_rows, self._cache.pool.total_slots, self._cache.layout)
 
     def state(self) -> tuple[int, int, int]:
@@ -227,7 +245,7 @@ class Requests:
             victims: rows that would be preempted first.
         """
         cache, limits = self._cache, self._limits
-        draft.claims = draft.claims or Claims(self.rows, cache.layout)
+        draft.claims = draft.claims or Claims(self.rows, cache)
         gone, closed = np.array([row.row_id for row in victims], np.int64), [lease_of(row) for row in victims]
         demand = draft.claims.demand(limits, sequence.num_known, gone) - cache.leased_slots(match, closed)
         available = cache.available_without(closed) if closed else cache.available_slots
@@ -242,8 +260,7 @@ class Requests:
         for sequence in running:
             lease, row_id = lease_of(sequence), sequence.row_id
             assert self.by_row[row_id] is sequence
-            kept = self.rows.covered[row_id], self.rows.next_slide[row_id], self.rows.held[row_id]
-            assert kept == (lease.covered, lease.next_slide, self._cache.held_slots(lease)), "a lease has changed"
+            assert lease.row == row_id
             assert not self.rows.plain[row_id] or _is_plain(sequence), "a row that must publish is plain"
         self.masks.check(running)
         self.writers.check(running)
@@ -269,7 +286,7 @@ class Requests:
         finite = sequence.tokens[: sequence.finite_to]
         self._cache.close(sequence.lease, finite, turn=(len(sequence.request.prompt),))
         self.writers.discard(sequence)
-        self.masks.release(row_id)
+        self.masks.release(sequence)
         self._running.remove(sequence)
         self.by_row[row_id] = None
         sequence.leave()
@@ -286,6 +303,6 @@ def needs_one(sequence: Sequence) -> bool:
 def _is_plain(sequence: Sequence) -> bool:
     request, lease = sequence.request, lease_of(sequence)
     reported = sequence.hit_counted and sequence.first_scheduled_time is None and not sequence.failed_to
-    wants_more = request.params.wants_logprobs
+    wants_more = request.params.wants_logprobs or sequence.foretold
     launched = sequence.launched >= sequence.begun_at
     return reported and launched and not wants_more and not lease.window_ends

@@ -11,20 +11,51 @@ text again). Any other row runs the token that the device sampled last, which th
 """
 
 from collections import Counter, deque
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from jswa.cache.capacity import peak_slots, resident_slots
-from jswa.cache.layout import KVLayout
-from jswa.cache.lease import NEVER, Lease
+from jswa.cache.lease import Lease
+from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
 
-RECENT = 256  # tokens of a row that wait to be copied to its text; a power of two
-_FEW_STOPS = 8  # stop ids up to which one comparison each is faster than a search
+_FEW = 8  # ids up to which one comparison each is faster than a search
+RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
 _RECORD = np.dtype([("first", "i4", len(COLUMNS) - len(SAMPLING)), ("sampling", SAMPLING_ROW)])
 _START, _COUNT, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _SAMPLES = range(1, 6)  # in `COLUMNS`
+
+
+class TokenCounts:
+    """Token ids that matter to some running rows, counted by row."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._ids = np.zeros(0, np.int32)  # those that matter to any
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def count(self, tokens: Iterable[int], rows: int) -> None:
+        """Count a row more for each of these tokens (`rows` = 1), or one less (-1)."""
+        before = len(self._counts)
+        for token in tokens:
+            self._counts[token] += rows
+            if not self._counts[token]:
+                del self._counts[token]
+        if len(self._counts) != before:
+            self._ids = np.array(list(self._counts), np.int32)
+
+    def among(self, tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
+        """Return which of the tokens matter to some row."""
+        if len(self._ids) > _FEW:
+            return np.isin(tokens, self._ids)
+        found = np.zeros(len(tokens), bool)
+        for token in self._ids.tolist():
+            found |= tokens == token
+        return found
 
 
 class Rows:
@@ -34,49 +65,44 @@ class Rows:
         launched, known: see the module.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
         finite_to: end of the positions that the row has run in steps that came back finite, before it was plain.
-        covered, next_slide, held: those of the row's lease: the end of its pages, the launched length at which its next
-            local page leaves the window, and the slots of its pages.
         generation: counts the sequences that have had this row id. A step in flight remembers the generation of each of
             its rows, so a token for a sequence that has left the row is recognised.
         departures: counts the sequences that have left their rows.
         flights: the row ids of each step on the device, oldest first, with their generations and the `departures` of
             the time when the step was planned.
-        waits: whether the row runs only when the host knows all its tokens.
         plain: whether a token of the row needs no more than these arrays: its prompt is launched, nothing of it is to
             be published, and its request wants only the token.
         wants_logprobs: whether the request wants log probabilities of its generated tokens.
         prompt_logprobs_to: the length up to which it wants those of its prompt.
         logprob_rows: the number of rows that want either.
         names, tenants: request id and tenant, as objects.
+        stops: the tokens that end rows.
         adapters: index of the LoRA adapter; 0: none.
     """
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self.free = list(range(max_rows - 1, -1, -1))
-        counts = np.zeros((7, max_rows), np.int64)
-        self.launched, self.known, self.limit, self.finite_to, self.covered, self.held, self.prompt_logprobs_to = counts
-        self.next_slide = np.full(max_rows, NEVER)
+        self.launched, self.known, self.limit, self.finite_to, self.prompt_logprobs_to = np.zeros((5, max_rows), int)
         self.generation = np.zeros(max_rows, np.int32)
         self.departures = self.logprob_rows = 0
         self.flights: deque[tuple[Int[np.ndarray, " R"], Int[np.ndarray, " R"], int]] = deque()
-        self.waits, self.plain, self.wants_logprobs = np.zeros((3, max_rows), bool)
+        self.plain, self.wants_logprobs = np.zeros((2, max_rows), bool)
         self.names, self.tenants = np.full((2, max_rows), None, object)
         self.adapters = np.zeros(max_rows, np.int32)
-        self._stops: Counter[int] = Counter()  # rows that each token ends
-        self._stop_ids = np.zeros(0, np.int32)
+        self.stops = TokenCounts()
         # The records of a plan, for rows that run one token and sample the next.
         self._records = np.zeros((max_rows, len(COLUMNS)), np.int32)
         self._records[:, 0], self._records[:, _COUNT], self._records[:, _SAMPLES] = np.arange(max_rows), 1, 1
         self._sampling = self._records.view(_RECORD)["sampling"][:, 0]
         self._recent = np.zeros((max_rows, RECENT), np.int32)  # the last known tokens, each at its position % RECENT
 
-    def admit(self, request: Request, lease: Lease, *, launched: int, tokens: Int[np.ndarray, " T"], limit: int) -> int:
-        """Give a row id to a sequence with these known tokens, and return it."""
-        row, params = self.free.pop(), request.params
+    def admit(
+        self, request: Request, lease: Lease, *, launched: int, tokens: Int[np.ndarray, " T"], limit: int
+    ) -> None:
+        """Enter a sequence with these known tokens, in the row of its lease."""
+        row, params = lease.row, request.params
         self.launched[row], self.limit[row] = launched, limit
         self.set_known(row, tokens)
-        self.waits[row] = request.waits_for_tokens
         self.wants_logprobs[row] = params.logprobs is not None
         self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
         self.logprob_rows += params.wants_logprobs
@@ -96,25 +122,18 @@ class Rows:
             self.max_rows if request.constraint is None else row,
             len(request.prompt),
         )
-        self._count_stops(request.stop_ids, 1)
-        return row
+        self.stops.count(request.stop_ids, 1)
 
     def release(self, row: int, request: Request) -> None:
-        """Take a row id back from a request; the sequence has copied the tokens (`recent`)."""
+        """Clear the entries of a row id that a request leaves; the sequence has copied the tokens (`recent`)."""
         self.launched[row] = self.known[row] = self.limit[row] = self.finite_to[row] = 0
-        self.covered[row] = self.held[row] = self.prompt_logprobs_to[row] = self.adapters[row] = 0
-        self.next_slide[row] = NEVER
-        self.waits[row] = self.plain[row] = self.wants_logprobs[row] = False
+        self.prompt_logprobs_to[row] = self.adapters[row] = 0
+        self.plain[row] = self.wants_logprobs[row] = False
         self.names[row] = self.tenants[row] = None
         self.generation[row] += 1
         self.departures += 1
         self.logprob_rows -= request.params.wants_logprobs
-        self._count_stops(request.stop_ids, -1)
-        self.free.append(row)
-
-    def follow(self, row: int, lease: Lease, held: int) -> None:
-        """Copy what may have changed of a row's lease, which holds so many slots."""
-        self.covered[row], self.next_slide[row], self.held[row] = lease.covered, lease.next_slide, held
+        self.stops.count(request.stop_ids, -1)
 
     def records(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, "R C"]:
         """Return the plan's records of rows that run one token and sample the next, columns `COLUMNS`."""
@@ -150,23 +169,9 @@ class Rows:
         self.known[row_ids] = known
         return known
 
-    def may_stop(self, tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
-        """Return which tokens are stop ids of some row."""
-        if len(self._stop_ids) > _FEW_STOPS:
-            return np.isin(tokens, self._stop_ids)
-        found = np.zeros(len(tokens), bool)
-        for token in self._stop_ids.tolist():
-            found |= tokens == token
-        return found
-
     def ready(self) -> Bool[np.ndarray, " max_rows"]:
-        """Return which rows can run: their last token is not launched, and they wait for none in flight."""
+        """Return which rows can run: their last token is not launched."""
         ready: Bool[np.ndarray, " max_rows"] = self.launched < self.limit - 1
-        if np.count_nonzero(self.waits):
-            busy = np.zeros(self.max_rows, bool)
-            for row_ids, generations, _ in self.flights:
-                busy[row_ids] |= self.generation[row_ids] == generations
-            ready &= ~(self.waits & busy)
         return ready
 
     def launch(self, row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]) -> None:
@@ -192,51 +197,37 @@ class Rows:
         return int(np.count_nonzero(self.launched < self.known))
 
     def check(self, running: Int[np.ndarray, " n"]) -> None:
-        """Assert that these row ids are used, and all others free, and that the entries of the latter are 0."""
+        """Assert that the entries of all other row ids are 0."""
         used = np.zeros(self.max_rows, bool)
         used[running] = True
-        assert len(self.free) == self.max_rows - len(running), "a row id leaked"
-        assert not used[self.free].any(), "a row id is free and used"
-        for array in (self.launched, self.known, self.limit, self.held, self.plain, self.waits, self.wants_logprobs):
+        for array in (self.launched, self.known, self.limit, self.plain, self.wants_logprobs):
             assert not array[~used].any(), "an unused row id has a value"
-        assert np.all(self.next_slide[~used] == NEVER)
         wants = self.wants_logprobs | (self.prompt_logprobs_to > 0)
         assert np.count_nonzero(wants) <= self.logprob_rows <= len(running)
-        assert len(running) or not len(self._stop_ids), "stop ids of no row"
-
-    def _count_stops(self, stop_ids: frozenset[int], rows: int) -> None:
-        """Count the rows that each token ends; `rows` more or less."""
-        before = len(self._stops)
-        for token in stop_ids:
-            self._stops[token] += rows
-            if not self._stops[token]:
-                del self._stops[token]
-        if len(self._stops) != before:
-            self._stop_ids = np.array(list(self._stops), np.int32)
+        assert len(running) or not len(self.stops), "stop ids of no row"
 
 
 class Claims:
     """The memory that running rows have not taken yet but may claim, while a step is planned.
 
     A row claims the slots that it may hold between two steps, less those that it holds. The former depend on its
-    lengths, which do not change while a step is planned; the latter are `Rows.held`.
+    lengths, which do not change while a step is planned; the latter are its lease's.
     """
 
-    def __init__(self, rows: Rows, layout: KVLayout) -> None:
-        self._rows = rows
-        self._layout = layout
+    def __init__(self, rows: Rows, cache: CacheManager) -> None:
+        self._rows, self._cache = rows, cache
+        layout = self._layout = cache.layout
         lengths = np.maximum(rows.launched, rows.known + 1)
         self._resident = resident_slots(layout, lengths) * (rows.limit > 0)
         self.prefill_rows = rows.prefill_rows()
         self._claimed: int | None = None  # by all rows; None: to be summed up
 
-    def admit(self, row: int) -> None:
-        """Count a row that begins: it has a prompt to prefill."""
-        length = max(int(self._rows.launched[row]), int(self._rows.known[row]) + 1)
-        self._resident[row] = resident = self._layout.resident_slots(length)
+    def admit(self, lease: Lease, known: int) -> None:
+        """Count a row that begins: it has a prompt to prefill, and so many known tokens."""
+        self._resident[lease.row] = resident = self._layout.resident_slots(known + 1)
         self.prefill_rows += 1
         if self._claimed is not None:
-            self._claimed += max(0, resident - int(self._rows.held[row]))
+            self._claimed += max(0, resident - self._cache.held_slots(lease))
 
     def changed(self) -> None:
         """Note that rows have got pages since the claims were summed up."""
@@ -249,11 +240,15 @@ class Claims:
         """
         prefill_rows, claimed = self.prefill_rows, self._claimed
         if claimed is None:
-            claimed = self._claimed = int(np.maximum(self._resident - self._rows.held, 0).sum())
+            claimed = self._claimed = int(self._claims().sum())
         if len(gone):
-            claimed -= int(np.maximum(self._resident[gone] - self._rows.held[gone], 0).sum())
+            claimed -= int(self._claims()[gone].sum())
             prefill_rows -= int(np.count_nonzero(self._rows.launched[gone] < self._rows.known[gone]))
         layout = self._layout
         reserve = layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
         alone = peak_slots(layout, limits.max_tokens, length + 1)
         return max(layout.resident_slots(length + 1) + reserve, alone) + claimed
+
+    def _claims(self) -> Int[np.ndarray, " max_rows"]:
+        claims: Int[np.ndarray, " max_rows"] = np.maximum(self._resident - self._cache.table.held_slots(), 0)
+        return claims

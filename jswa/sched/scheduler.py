@@ -17,7 +17,7 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission import fewest, is_passed, match_of, open_lease
 from jswa.sched.constraint import nothing_allowed
 from jswa.sched.draft import Draft, lease_of, make_plan
@@ -26,6 +26,8 @@ from jswa.sched.requests import Requests, needs_one
 from jswa.sched.rows import RECENT, Rows
 from jswa.sched.sequence import Sequence, Status
 
+_NO_ROWS = np.zeros(0, np.intp)
+
 
 class Scheduler:
     """Owns the sequences, the cache manager and the row ids. Not thread-safe: one thread drives it."""
@@ -33,8 +35,14 @@ class Scheduler:
     def __init__(self, layout: KVLayout, limits: Limits) -> None:
         self.layout = layout
         self.limits = limits
-        sharing, interval = limits.prefix_cache, limits.prefix_cache_interval
-        self.cache = CacheManager(layout, limits.num_blocks, limits.pages_per_row, sharing=sharing, interval=interval)
+        self.cache = CacheManager(
+            layout,
+            limits.num_blocks,
+            limits.pages_per_row,
+            limits.max_rows,
+            sharing=limits.prefix_cache,
+            interval=limits.prefix_cache_interval,
+        )
         self.capacity = row_capacity(layout, limits, self.cache.pool.total_slots)
         self._requests = Requests(self.cache, limits)
         self._turns = self._requests.turns
@@ -92,13 +100,25 @@ class Scheduler:
             self._admit(draft)
         if not len(draft.decode) and not any(draft.prompts.values()):
             return None
-        requests, moves = self._requests, self.cache.drain_moves()
-        plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, moves)
+        requests = self._requests
+        plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, self.cache)
         self.rows.launch(row_ids, plan.starts + plan.counts)
         # A prompt that ends needs less memory, and so does one whose window slides.
         requests.changes += bool(draft.prompts)
         self._in_flight.append(plan)
         return plan
+
+    def late_masks(self, plan: StepPlan) -> tuple[tuple[RowMask, ...], tuple[TokenEvent, ...]]:
+        """Return the masks that change in a step in flight, whose plan left them out. All its tokens are known by now.
+
+        Rows that have ended meanwhile need none: their tokens are ignored. The second result has the ends of the texts
+        that their grammars complete, and the tokens that grammars force, which are known without a step: the first of
+        a row is the one that this step will sample.
+        """
+        requests, row_ids = self._requests, np.array(plan.late, np.int64)
+        events = requests.follow_grammars(requests.masks.of_grammars(row_ids))
+        masks, forced = requests.masks.late(requests.by_row, row_ids)
+        return masks, (*events, *(event for sequence in forced for event in requests.foretell(sequence)))
 
     def apply(self, plan: StepPlan, tokens: Int[np.ndarray, " R"], logprobs: StepLogprobs | None = None) -> StepEvents:
         """Apply the tokens of the oldest step in flight; return what each request got, and which ended."""
@@ -129,15 +149,14 @@ class Scheduler:
     ) -> StepEvents:
         """Append a token to each of these rows, for which the arrays suffice; add the events of those that end."""
         rows = self.rows
-        known = rows.append(row_ids, tokens)
-        for sequence in self._requests.sequences_at(row_ids[known & (RECENT - 1) == 0]):
-            sequence.copy_recent()
-        names = rows.names.take(row_ids)
+        known, names = rows.append(row_ids, tokens), rows.names.take(row_ids)
         ended = known == rows.limit.take(row_ids)
-        ended |= rows.may_stop(tokens)
+        ended |= rows.stops.among(tokens)
+        ended |= known & (RECENT - 1) == 0
         if np.count_nonzero(ended):
-            for i in np.flatnonzero(ended).tolist():
+            for i in ended.nonzero()[0].tolist():
                 (sequence,) = self._requests.sequences_at(row_ids[i : i + 1])
+                sequence.copy_recent()
                 event = self._requests.accept(sequence, int(tokens[i]))
                 ended[i] = event.finish_reason is not None
                 others += [event] if ended[i] else []
@@ -155,8 +174,11 @@ class Scheduler:
             if sequence.rows is not None:
                 self._requests.confirm(sequence, end)
             if sampled and token == NOTHING_ALLOWED:
-                why = nothing_allowed(sequence.request, sequence.num_known)
+                why = nothing_allowed(sequence)
                 event = self._requests.finish(sequence, None, "error", error=why)
+            elif sampled and sequence.foretold:
+                sequence.foretold -= 1
+                assert token == sequence.tokens[end], "a grammar has forced another token"
             elif sampled:
                 sequence.append(token)
                 event = self._requests.accept(sequence, token)
@@ -209,7 +231,7 @@ class Scheduler:
         match = match_of(self.cache, sequence)
         if self._requests.writers.find(sequence, match) is not None:
             return []
-        if self.rows.free and self._requests.admissible(draft, sequence, match):
+        if self.cache.table.free and self._requests.admissible(draft, sequence, match):
             return []
         use = self._requests.use()
         spare = self._turns.spare(sequence, use)
@@ -231,17 +253,16 @@ class Scheduler:
         ready = rows.ready()
         for sequence in draft.prompts:  # which this step has admitted
             ready[sequence.row_id] = False
-        decode = ready & (rows.known - rows.launched <= 1)
+        draft.behind = rows.prefill_rows()
+        decode = ready & (rows.known - rows.launched <= 1) if draft.behind else ready
         taken = int(np.count_nonzero(decode))
         draft.budget -= taken
-        ends = (decode & (rows.launched >= rows.covered)).nonzero()[0]  # rows at the end of their pages
-        rest = self._requests.sequences_at((ready ^ decode).nonzero()[0])
-        if len(ends):
-            draft.grown = self._requests.grow_by_page(ends)
-            rest += [] if draft.grown else self._requests.sequences_at(ends)
-        if rest:
-            self._plan_in_turns(draft, rest, decode)
-            draft.grown = [sequence for sequence in draft.grown if sequence.lease is not None]
+        ends = (decode & (rows.launched >= self.cache.table.covered)).nonzero()[0]  # rows at the end of their pages
+        rest = (ready ^ decode).nonzero()[0] if draft.behind else _NO_ROWS
+        if len(ends) and not self.cache.grow_by_page(ends):
+            rest = np.concatenate([rest, ends])
+        if len(rest):
+            self._plan_in_turns(draft, self._requests.sequences_at(rest), decode)
         draft.decode = decode.nonzero()[0]
         draft.budget += taken - len(draft.decode)
         if self._turns.several:
@@ -262,14 +283,12 @@ class Scheduler:
                 left = sequence.num_known - launched
                 count = min(left, share, self._turns.room(sequence, draft.budget, draft.for_others))
                 share = 0
-            if count > 0 and launched + count > lease_of(sequence).covered:
-                if not self._grow(sequence, launched + count, order, decode):
-                    decode[row_id] = False
-                    if is_prompt:
-                        draft.drop(sequence)
-                    continue
-                draft.extended.append(sequence)
-            if is_prompt and count > 0:
+            short = count > 0 and launched + count > lease_of(sequence).covered
+            if short and not self._grow(sequence, launched + count, order, decode):
+                decode[row_id] = False
+                if is_prompt:
+                    draft.drop(sequence)
+            elif is_prompt and count > 0:
                 self._add(draft, sequence, count)
 
     def _add(self, draft: Draft, sequence: Sequence, count: int) -> None:
@@ -299,7 +318,6 @@ class Scheduler:
                     return False
             else:
                 raise EngineError(f"a row of {length} tokens alone does not fit the arena")
-        self._requests.follow(sequence)
         return True
 
     def _prefill(self, draft: Draft, *, before: Sequence | None = None, long: int = 0) -> None:
@@ -308,15 +326,13 @@ class Scheduler:
             count = min(draft.left[sequence], self._turns.room(sequence, draft.budget, draft.for_others))
             length = sequence.launched + draft.prompts[sequence] + count
             if count and self.cache.grow(lease_of(sequence), length):
-                self._requests.follow(sequence)
                 if draft.claims is not None:
                     draft.claims.changed()
-                draft.extended.append(sequence)
                 self._add(draft, sequence, count)
 
     def _admit(self, draft: Draft) -> bool:
         """Admit waiting requests by turns; return whether long prompts were passed by others."""
-        if not self.rows.free or not len(self._turns):
+        if not self.cache.table.free or not len(self._turns):
             return False
         # If there is enough for all that run, none of them is held back.
         enough = sum(draft.left.values()) <= draft.budget
@@ -326,7 +342,7 @@ class Scheduler:
         short: set[str] = set()  # tenants whose long prompts are passed by their others
         first: Sequence | None = None  # that waits for memory
         began_long = False
-        while draft.budget > 0 and self.rows.free:
+        while draft.budget > 0 and self.cache.table.free:
             head = self._turns.first(passed, short)
             if head is None or self._turns.overtakes(head):
                 break
@@ -359,7 +375,7 @@ class Scheduler:
     def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
         """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
         room = self._turns.room(sequence, draft.budget - draft.reserved, draft.for_others)
-        if room <= 0 or not self.rows.free:
+        if room <= 0 or not self.cache.table.free:
             return False
         spare = self._turns.spare(sequence, self._requests.use()) if self._turns.several else 0
         if not self._requests.admissible(draft, sequence, match, spare):
@@ -376,10 +392,9 @@ class Scheduler:
             return False
         entry = self._requests.begin(sequence, lease, match)
         draft.begin(sequence)
-        draft.extended.append(sequence)
         draft.resumed += [sequence] if len(match.full) or len(match.local) else []
         draft.extras += [] if entry is None else [entry]
         if draft.claims is not None:
-            draft.claims.admit(sequence.row_id)
+            draft.claims.admit(lease, sequence.num_known)
         self._add(draft, sequence, count)
         return True

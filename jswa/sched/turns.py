@@ -188,8 +188,7 @@ class Turns:
 
     def overtakes(self, sequence: Sequence) -> bool:
         """Return whether a waiting sequence would begin before one that is expected and whose turn is earlier."""
-        turn = self.turn(sequence)
-        return any(self.turn(other) < turn for other in self._returning)
+        return any(self.turn(other) < self.turn(sequence) for other in self._returning)
 
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
@@ -216,8 +215,8 @@ class Turns:
             tenant = other.request.tenant
             earliest[tenant] = min(other.rank, earliest.get(tenant, other.rank))
         heads = (queue.head(longs=name not in short) for name, queue in self._waiting.items() if name not in passed)
-        ready = (h for h in heads if h is not None and h.rank < earliest.get(h.request.tenant, _LAST))
-        return min(ready, key=self.turn, default=None)
+        ready = [h for h in heads if h is not None and h.rank < earliest.get(h.request.tenant, _LAST)]
+        return min(ready, key=self.turn, default=None) if len(ready) > 1 else ready[0] if ready else None
 
     def admit(self, sequence: Sequence) -> None:
         """Remove a sequence that will run."""

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 
 from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import NEVER, Lease
+from jswa.cache.lease import NEVER, Lease, LeaseTable
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import PrefixCache
 from jswa.cache.prefix.radix import Cursor, RadixTree
@@ -92,10 +92,10 @@ def _publish(
     tokens = np.zeros(int(edges.end.max(initial=0)), np.int32)
     for edge in np.flatnonzero(chosen).tolist():
         start, end, own = int(edges.start[edge]), int(edges.end[edge]), edges.entries(edge)
-        lease = Lease(np.zeros((2, -(-end // p)), np.int32), salt=salt)
-        for run, ids in ((lease.full, pages), (lease.local, blocks)):
-            run.ids[start // p :] = ids[own]
-            run.end = len(run.ids)
+        table = LeaseTable(prefix.layout, 1, -(-end // p))
+        table.full[0, start // p :], table.local[0, start // p :] = pages[own], blocks[own]
+        table.covered[0] = -(-end // p) * p
+        lease = Lease(table, 0, salt=salt)
         above = cursors.get(int(snapshot.parent[edge]))
         prefix.attach(
             lease.cursor, prefix.tree.root(salt) if above is None or above.node is None else above.node, start

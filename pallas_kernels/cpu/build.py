@@ -18,7 +18,15 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = Path(__file__).parent / "jswa_cpu.so"
 # No fast-math: the engine must see NaN and infinity. Products and sums are contracted only where the code says so.
-_COMMON = ("-std=c++17", "-ffunction-sections", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-march=x86-64-v2", "-Wall")
+_COMMON = (
+    "-std=c++17",
+    "-ffunction-sections",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-march=x86-64-v2",
+    "-Wall",
+)
 # GCC's own headers read undefined vectors, and warn of it in -O3.
 _QUIET = ("-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -48,7 +56,9 @@ def digest_of_sources() -> str | None:
 def compiler() -> str:
     """Return the C++ compiler: $CXX, or g++. Raises CannotBuild if there is none, or the machine is not x86-64 Linux."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise CannotBuild(f"the CPU kernels are written for x86-64 Linux, and this is {sys.platform} {platform.machine()}")
+        raise CannotBuild(
+            f"the CPU kernels are written for x86-64 Linux, and this is {sys.platform} {platform.machine()}"
+        )
     wanted = os.environ.get("CXX", "g++")
     found = shutil.which(wanted)
     if found is None:
@@ -80,7 +90,14 @@ def build(target: Path = LIBRARY) -> None:
         exported = folder / "exported"
         exported.write_text("{ global: jswa_*; local: *; };")
         made = target.with_name(f"{target.name}.{os.getpid()}.new")
-        link = ("-shared", "-s", "-Wl,--gc-sections", f"-Wl,--version-script={exported}", "-static-libstdc++", "-static-libgcc")
+        link = (
+            "-shared",
+            "-s",
+            "-Wl,--gc-sections",
+            f"-Wl,--version-script={exported}",
+            "-static-libstdc++",
+            "-static-libgcc",
+        )
         _run([compiler(), *link, "-o", str(made), *objects])
         os.replace(made, target)
 

@@ -56,7 +56,11 @@ def operands(weights: Array | Quantized | QuantizedRows | Int4) -> tuple[int, li
         return _SCALED, [weights.values, weights.scales]
     if isinstance(weights, Int4):
         codes, scales, zeros, group_of = weights
-        return (_CODES, [codes, scales, zeros]) if group_of is None else (_CODES_BY_TABLE, [codes, scales, zeros, group_of])
+        return (
+            (_CODES, [codes, scales, zeros])
+            if group_of is None
+            else (_CODES_BY_TABLE, [codes, scales, zeros, group_of])
+        )
     return _NUMBERS, [weights]
 
 

@@ -22,7 +22,7 @@ class Churn:
 
     def __init__(self, model: str, seed: int) -> None:
         layout = KVLayout.of(model_of(model), PAGE)
-        self.manager = CacheManager(layout, 1 + blocks_of_tokens(model, layout, 30_000), 200)
+        self.manager = CacheManager(layout, 1 + blocks_of_tokens(model, layout, 30_000), 200, 64)
         self.choose = random.Random(seed)
         draw = np.random.default_rng(seed)
         self.texts = [draw.integers(0, 5, draw.integers(100, 9_000), dtype=np.int32) for _ in range(40)]

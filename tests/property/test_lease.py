@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import Lease, PageRun, pop_last
+from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import CacheManager
 from jswa.errors import UnsupportedModel
 from tests.support.builders import LAYOUTS, make_layout, share
@@ -54,7 +54,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def start(self, data: st.DataObject, blocks: int) -> None:
         page_size, reach = data.draw(st.sampled_from(self.shapes))
         self.layout: KVLayout = make_layout(page_size, reach, num_full=self.layers[0], num_local=self.layers[1])
-        self.manager = CacheManager(self.layout, 1 + blocks, WIDTH)
+        self.manager = CacheManager(self.layout, 1 + blocks, WIDTH, 12)
         self.rows: list[Row] = []
         self.names = 0
         self.full_tags: dict[int, tuple[int, int]] = {}
@@ -84,11 +84,10 @@ class LeaseMachine(RuleBasedStateMachine):
         """Launch a step of several rows that all begin a page, with the calls for many rows: as the calls for one."""
         rows = data.draw(st.lists(st.sampled_from(self.rows), unique=True, min_size=1, max_size=8))
         rows = [row for row in rows if row.lease.covered < WIDTH * self.layout.page_size]
-        for row in rows:
-            row.lease.full.sent, row.lease.local.sent = row.lease.full.end, row.lease.local.end
+        self.manager.table.take_unsent()
         other, twins = deepcopy((self.manager, [row.lease for row in rows]))
         before, free = self._everything(), self.manager.pool.free_slots
-        fits = self.manager.grow_by_page([row.lease for row in rows])
+        fits = self.manager.grow_by_page(np.array([row.lease.row for row in rows], np.intp))
         page_slots = bool(self.layout.full) + bool(self.layout.local) * self.layout.pages_per_block
         assert fits == (len(rows) * page_slots <= free)
         if not fits:
@@ -98,15 +97,12 @@ class LeaseMachine(RuleBasedStateMachine):
         for row, twin in zip(rows, twins, strict=True):
             assert other.grow(twin, twin.covered + 1)
             row.launched = row.lease.covered - self.layout.page_size + 1
-            for tags, run in ((self.full_tags, row.lease.full), (self.local_tags, row.lease.local)):
-                if run.end > run.sent:
-                    tags[int(run.ids[run.sent])] = (row.name, run.sent)
-        for kind in ("full", "local"):
-            runs = [run for row in rows if (run := getattr(row.lease, kind)).end > run.sent]
-            unsent = [(at, page) for run in deepcopy(runs) for at, page in zip(*run.pop_unsent(), strict=True)]
-            positions, ids = pop_last(runs)
-            assert list(zip(positions, ids, strict=True)) == unsent
-            assert all(run.sent == run.end for run in runs)
+        names = {row.lease.row: row.name for row in rows}
+        full, local = self.manager.table.take_unsent()
+        for tags, entries, kind in ((self.full_tags, full, "full"), (self.local_tags, local, "local")):
+            tags |= {page: (names[row], at) for row, at, page in entries.tolist()}
+            runs: list[PageRun] = [getattr(row.lease, kind) for row in rows]
+            assert sorted(entries[:, 1].tolist()) == sorted(run.end - 1 for run in runs if run.end)
         self._slide_all(rows)
         for row, twin in zip(rows, twins, strict=True):
             other.slide(twin, row.launched)
@@ -210,7 +206,8 @@ class LeaseMachine(RuleBasedStateMachine):
             del self.local_tags[page]
 
     def _slide_all(self, rows: list[Row]) -> None:
-        self.manager.slide_all([(row.lease, row.launched) for row in rows])
+        at = np.array([(row.lease.row, row.launched) for row in rows], np.intp).reshape(-1, 2)
+        self.manager.slide_all(at[:, 0], at[:, 1])
         starts = {row.name: row.lease.local.start for row in rows}
         for page in [page for page, (name, n) in self.local_tags.items() if n < starts.get(name, 0)]:
             del self.local_tags[page]
@@ -223,7 +220,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Return all state that a refused `grow` must not change."""
         pool = self.manager.pool
         runs = [run for row in self.rows for run in (row.lease.full, row.lease.local)]
-        leases = [(run.start, run.end, run.sent, run.ids.tobytes()) for run in runs]
+        leases = [(run.start, run.end, run.held.tobytes()) for run in runs]
         moves = [*self.manager.moves, *pool.moves]
         owners = pool.full_owners.tobytes(), pool.local_owners.tobytes()
         return pool.free_slots, pool.holes, pool.num_full, pool.num_local, moves, leases, owners
@@ -231,7 +228,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
 def _lengths(lease: Lease) -> tuple[int, ...]:
     """Return all of a lease but the ids of its pages."""
-    return lease.covered, lease.next_slide, lease.unpublished_from, lease.full.end, lease.local.start, lease.local.end
+    return lease.covered, lease.next_slide, lease.unpublished, lease.full.end, lease.local.start, lease.local.end
 
 
 @pytest.mark.parametrize(
@@ -254,7 +251,7 @@ def test_rows_that_share_pages_slide_together_as_one_by_one(
 ) -> None:
     """Pages of one cached text that several rows slide past in a step are freed once per row."""
     text = np.arange(64, dtype=np.int32) % 7
-    manager = CacheManager(make_layout(4, Reach(12), num_full=1, num_local=2), 400, WIDTH)
+    manager = CacheManager(make_layout(4, Reach(12), num_full=1, num_local=2), 400, WIDTH, 8)
     first = manager.open_at(manager.match("", text, 63), length=64)
     assert first is not None
     assert manager.grow(first, 64)
@@ -271,7 +268,7 @@ def test_rows_that_share_pages_slide_together_as_one_by_one(
             manager.publish(lease, tokens, len(tokens))
         rows.append((lease, len(tokens) + more))
     other, twins = deepcopy((manager, rows))
-    manager.slide_all(rows)
+    manager.slide_all(np.array([lease.row for lease, _ in rows]), np.array([launched for _, launched in rows]))
     for lease, launched in twins:
         other.slide(lease, launched)
     for one in (manager, other):
@@ -285,7 +282,9 @@ def test_rows_that_share_pages_slide_together_as_one_by_one(
 def test_a_row_at_a_chunk_boundary_holds_no_local_page(page_size: int, chunk: int) -> None:
     """Local pages are [⌊launched / C⌋ · C / p, ⌈launched / p⌉), whatever the sizes of the steps before."""
     for stride in (1, page_size, page_size + 1, chunk, 2 * chunk + 1):
-        manager = CacheManager(make_layout(page_size, Reach(chunk, chunked=True), num_full=1, num_local=2), 200, WIDTH)
+        manager = CacheManager(
+            make_layout(page_size, Reach(chunk, chunked=True), num_full=1, num_local=2), 200, WIDTH, 1
+        )
         lease = manager.open()
         for launched in range(stride, 5 * chunk + 1, stride):
             assert manager.grow(lease, launched)

@@ -112,7 +112,7 @@ class PrefixMachine(RuleBasedStateMachine):
         page_size, reach = data.draw(st.sampled_from(self.shapes))
         layout = make_layout(page_size, reach, num_full=self.layers[0], num_local=self.layers[1])
         self.layout: KVLayout = layout
-        self.manager = CacheManager(layout, 1 + blocks, math.ceil(LONGEST / page_size), interval=interval)
+        self.manager = CacheManager(layout, 1 + blocks, math.ceil(LONGEST / page_size), 64, interval=interval)
         self.memory = Memory(self.manager)
         self.rows: list[Row] = []
         self.texts: list[tuple[str, list[int]]] = []

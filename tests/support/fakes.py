@@ -12,7 +12,7 @@ from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
-from jswa.plan import FROM_DEVICE, NOT_FINITE, StepPlan, TableRow, TokenEvent
+from jswa.plan import FROM_DEVICE, NOT_FINITE, RowMask, StepPlan, TableRow, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row
 from jswa.storage.snapshot import origins
@@ -70,15 +70,24 @@ class TextModel:
         return tokens, "length"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class FakePending:
     """A launched step of `FakeRunner`."""
 
     plan: StepPlan
     _tokens: Int[np.ndarray, " R"]
+    finished: bool = False
+
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Note that the second half was launched."""
+        assert self.plan.late, "a step without late masks is launched as a whole"
+        assert not self.finished, "a second half was launched twice"
+        assert {mask.row_id for mask in masks} <= set(self.plan.late)
+        self.finished = True
 
     def tokens(self) -> Int[np.ndarray, " R"]:
         """Return the tokens of the plan's rows; those of rows that sample none are arbitrary."""
+        assert self.finished or not self.plan.late, "only half of the step was launched"
         return self._tokens
 
 
@@ -372,5 +381,13 @@ class Loop:
         return plan
 
     def apply(self, before: FakePending | None) -> list[TokenEvent]:
-        """Do the second half: apply the step that was pending before `launch`."""
-        return list(self.scheduler.apply(before.plan, before.tokens())) if before is not None else []
+        """Do the second half: apply the step that was pending before `launch`, and finish the one that is now."""
+        events = list(self.scheduler.apply(before.plan, before.tokens())) if before is not None else []
+        self.finish()
+        return events
+
+    def finish(self) -> None:
+        """Set the late masks of the step in flight, if there are any."""
+        if self.pending is not None and self.pending.plan.late:
+            masks, _ = self.scheduler.late_masks(self.pending.plan)
+            self.pending.finish(masks)

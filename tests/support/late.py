@@ -30,17 +30,30 @@ from jswa.exec import runner as runner_module
 from jswa.exec.compile import steps as steps_module
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.runner import Pending, Runner
-from jswa.plan import NOT_FINITE, StepLogprobs, StepPlan
+from jswa.plan import NOT_FINITE, RowMask, StepLogprobs, StepPlan
 from tests.support.oracles import quick_compiles
 
 
 class LateStep:
     """A step in the queue of a late device."""
 
-    def __init__(self, plan: StepPlan, run_through: Callable[["LateStep"], None]) -> None:
+    def __init__(
+        self, plan: StepPlan, run_through: Callable[["LateStep"], None], queue: deque[Callable[[], object]]
+    ) -> None:
         self.plan = plan
         self.done: Pending | None = None
+        self.whole = not plan.late  # whether the step, or its second half too, has run
         self._run_through = run_through
+        self._queue = queue
+
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Queue the second half of the step."""
+        self._queue.append(partial(self._finish, masks))
+
+    def _finish(self, masks: tuple[RowMask, ...]) -> None:
+        assert self.done is not None
+        self.done.finish(masks)
+        self.whole = True
 
     def tokens(self) -> Int[np.ndarray, " R"]:
         """Return the tokens of the plan's rows. Raises AssertionError if one is not finite: the step read poison."""
@@ -70,7 +83,7 @@ class LateRunner:
         self.most_waiting = 0
         self._runner = runner
         self._choose = random.Random(seed)
-        self._queue: deque[Callable[[], LateStep | None]] = deque()
+        self._queue: deque[Callable[[], object]] = deque()
         self._poison = _poison_program(runner)
         self._waiting = 0
 
@@ -81,7 +94,7 @@ class LateRunner:
         fresh.reshape(-1)[plan.full_pages[:, 2]] = True
         fresh[plan.local_pages[:, 2]] = True
         fresh.reshape(-1)[plan.moves[:, 0]] = False  # compaction moves pages that have just been handed out, too
-        step = LateStep(plan, self._run_through)
+        step = LateStep(plan, self._run_through, self._queue)
         self._queue += [partial(self._write_poison, fresh), partial(self._run, step)]
         self._waiting += 1
         self.most_waiting = max(self.most_waiting, self._waiting)
@@ -106,7 +119,7 @@ class LateRunner:
             self._run_oldest()
 
     def _run_through(self, step: LateStep) -> None:
-        while step.done is None:
+        while step.done is None or not step.whole:
             self._run_oldest()
 
     def _run_oldest(self) -> None:

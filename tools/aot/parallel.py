@@ -169,7 +169,7 @@ def compile_shared(spec: Spec) -> Facts:
 
 def _scope(name: str) -> str:
     known = [part for part in name.split("/") if part in ("sampling", "logprobs", "logits")]
-    return known[0] if known else "embedding"
+    return known[-1] if known else "embedding"
 
 
 def main() -> None:

@@ -226,7 +226,7 @@ class PrefixCache:
     def _exact_pages(self, lease: Lease, low: int, high: int) -> tuple[int, int]:
         """Return the page positions within [low, high) at which the lease has a local page that may be shared."""
         exact = -(-lease.exact_from // self._page)
-        return max(low, lease.unpublished_from, exact), min(high, lease.local.end)
+        return max(low, lease.unpublished, exact), min(high, lease.local.end)
 
     def _adopt(self, node: Node, lease: Lease, at: int, to: int) -> None:
         """Fill holes of an edge with local pages of a lease that has the same text."""

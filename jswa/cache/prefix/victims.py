@@ -121,9 +121,10 @@ class Victims:
             return length
         least = self._reach.first_visible(length) if self._reach.chunked else max(0, length - self._replay)
         above: Node | None = node
-        while above is not None and above.end > least:
-            found = max((end for end in above.windows if least < end <= last), default=0)
-            if found:
-                return found
+        found = least
+        while above is not None and found == least and above.start + len(above.tokens) > least:
+            for end in above.windows:
+                if found < end <= last:
+                    found = end
             above = above.parent
-        return least
+        return found

@@ -4,15 +4,16 @@ import atexit
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from threading import Event, Lock, Thread
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
@@ -22,16 +23,19 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket, pick_bucket
 from jswa.exec.compile.store import ProgramStore, compiled
 from jswa.exec.mesh import REPLICATED, mesh_of, on_mesh, specs_of
-from jswa.exec.pack import PackSpec
+from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.state import DeviceState
-from jswa.exec.programs.step import StepConfig, step
+from jswa.exec.programs.step import Half, Part, StepConfig, finish_half, forward_half, sampling_state, step
 from jswa.model.lora import has_adapters
-from jswa.model.transformer import Params, run_dtype
-from jswa.plan import Logprobs, StepPlan
+from jswa.model.transformer import Params, head_names, run_dtype
+from jswa.plan import Feature, Logprobs, StepPlan
 from pallas_kernels.errors import NoExpertKernel, NoKernel
 
 _log = logging.getLogger("jswa")
-_FAMILIES: tuple[Logprobs, ...] = get_args(Logprobs)
+Family = tuple[Part, Logprobs]
+_WHOLE: tuple[Family, ...] = (("step", "none"), ("step", "sampled"), ("step", "prompt"))
+_HALVES: tuple[Family, ...] = (("finish", "none"), ("finish", "sampled"), ("forward", "none"), ("forward", "prompt"))
+_FUNCTIONS: Mapping[Part, Callable[..., Any]] = {"step": step, "forward": forward_half, "finish": finish_half}
 # XLA's rematerialization counts the arena once per write, as if no write were in place. It concludes that memory is
 # short, and recomputes all indices in every layer. Its CPU scheduler for concurrency widens the 16-bit weights of all
 # layers to float32 before the first product; the one for memory widens each matrix when its product comes.
@@ -72,71 +76,105 @@ class StepPrograms:
         self._params = {name: _shape(value) for name, value in params.items()}
         self._state = state
         self._store = store
-        self._numbers = {bucket: number for number, bucket in enumerate(buckets)}
         self._lock = Lock()
-        self._covered: set[Logprobs] = set()
-        self.news = Event()  # set when a program is wanted often
-        self._wanted: dict[int, int] = {}  # programs that plans would have run in, and how many plans
+        self._deterministic = limits.one_bucket
+        self._features: set[Feature] = {"none"}
+        self._covered: set[Family] = set()
+        self.news = Event()  # set when programs are wanted often
+        self._wanted: dict[tuple[int, ...], int] = {}  # programs that plans would have run in, and how many plans
         self._chosen = 0
         adapters = has_adapters(params)
 
-        def config(bucket: Bucket, logprobs: Logprobs) -> StepConfig:
+        def config(bucket: Bucket, part: Part, logprobs: Logprobs) -> StepConfig:
             size, rows, targets = limits.page_size, limits.max_rows, logprobs == "prompt"
             spec = PackSpec.of(bucket, page_size=size, max_rows=rows, targets=targets, adapters=adapters)
-            return StepConfig(model, layout, bucket, spec, backends, logprobs)
+            return StepConfig(model, layout, bucket, spec, backends, logprobs, part, self._deterministic)
 
-        self.configs = [config(bucket, family) for family in _FAMILIES for bucket in buckets]
+        rows = sorted({bucket.rows for bucket in buckets})
+        # The second half asks its bucket only whether each row has sampled a token, and in a split step some row has.
+        by_rows = tuple(Bucket(n, n, decode=True) for n in rows)
+        self._buckets = {family: by_rows if family[0] == "finish" else buckets for family in (*_WHOLE, *_HALVES)}
+        self.configs = [config(bucket, *family) for family, shapes in self._buckets.items() for bucket in shapes]
+        self._numbers = {(c.part, c.logprobs, c.bucket): number for number, c in enumerate(self.configs)}
 
-    def family(self, logprobs: Logprobs) -> range:
-        """Return the numbers of a family's step programs."""
-        first = _FAMILIES.index(logprobs) * len(self.buckets)
-        return range(first, first + len(self.buckets))
+    def family(self, family: Family) -> list[int]:
+        """Return the numbers of a family's programs, smallest first."""
+        return [self._numbers[*family, bucket] for bucket in self._buckets[family]]
 
-    def largest(self, logprobs: Logprobs) -> list[int]:
+    def largest(self, family: Family) -> list[int]:
         """Return the numbers of a family's largest programs, the one for decode steps and the one for all others."""
-        last = {bucket.decode: number for bucket, number in zip(self.buckets, self.family(logprobs), strict=True)}
+        last = {bucket.decode: self._numbers[*family, bucket] for bucket in self._buckets[family]}
         return sorted(last.values())
+
+    def families(self, features: Collection[Feature]) -> list[Family]:
+        """Return the families in which plans with these features run; "none" is always among them.
+
+        A deterministic engine runs every step in two halves: no other row decides in which program a row runs.
+        """
+        kinds = [kind for kind in ("none", "sampled", "prompt") if kind in features]
+        found = [] if self._deterministic else [family for family in _WHOLE if family[1] in kinds]
+        if self._deterministic or "split" in features:
+            found += [("finish", "none"), *[("finish", "sampled")] * (len(kinds) > 1)]  # type: ignore[list-item]
+            found += [family for family in _HALVES if family[0] == "forward" and family[1] in kinds]
+        return found
 
     def first(self, *, all_at_start: bool, on_gpu: bool) -> list[int]:
         """Return the numbers of the programs that an engine compiles at start.
 
-        These are all without log probabilities, and on a GPU the largest with some; or only the largest without.
+        These are all without log probabilities and late masks, and on a GPU the largest with some; or only the largest
+        without.
         """
+        first, late = self.families({"none"}), (*_WHOLE, *_HALVES)
         if not all_at_start:
-            self._covered.add("none")
-            return self.largest("none")
-        late = [number for family in _FAMILIES[1:] for number in self.largest(family)] if on_gpu else []
-        return [*self.family("none"), *late]
+            self._covered.update(first)
+            return [number for family in first for number in self.largest(family)]
+        rest = [number for family in late if family not in first for number in self.largest(family)] if on_gpu else []
+        return [*(number for family in first for number in self.family(family)), *rest]
 
-    def choose(self, plan: StepPlan) -> int:
-        """Return the number of the program that a plan runs in; not compiled, if none of a family has been prepared."""
+    def choose(self, plan: StepPlan) -> tuple[int, ...]:
+        """Return the number of the program that a plan runs in, or of both halves.
+
+        They may not be compiled, if none of their family has been prepared.
+        """
         self._chosen += 1
-        family = self.family(plan.logprobs)
-        best = family[self._numbers[pick_bucket(self.buckets, plan)]]
-        if best in self.compiled or plan.logprobs not in self._covered:
+        families: tuple[Family, ...] = (("step", plan.logprobs),)
+        if self._deterministic or plan.late:
+            prompt, sampled = plan.logprobs == "prompt", plan.logprobs != "none"
+            families = ("forward", "prompt" if prompt else "none"), ("finish", "sampled" if sampled else "none")
+
+        def programs(bucket: Bucket) -> tuple[int, ...]:
+            rows = Bucket(bucket.rows, bucket.rows, decode=True)
+            return tuple(self._numbers[*f, rows if f[0] == "finish" else bucket] for f in families)
+
+        best = programs(pick_bucket(self.buckets, plan))
+        if self._are_compiled(best) or not self._covered.issuperset(families):
             return best
         self._wanted[best] = self._wanted.get(best, 0) + 1
         if self._wanted[best] == _OFTEN:
             self.news.set()
-        there = tuple(b for b, number in zip(self.buckets, family, strict=True) if number in self.compiled)
-        return family[self._numbers[pick_bucket(there, plan)]]
+        there = tuple(bucket for bucket in self.buckets if self._are_compiled(programs(bucket)))
+        return programs(pick_bucket(there, plan))
+
+    def _are_compiled(self, numbers: tuple[int, ...]) -> bool:
+        return all(number in self.compiled for number in numbers)
 
     def prepare(
         self,
-        logprobs: Logprobs,
+        feature: Feature,
         *,
         fewest: bool = False,
         pause: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
         before: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """Compile a family in the calling thread, one program after the other.
+        """Compile what plans with a feature, and those prepared before, run in; one program after the other.
 
         Args:
             fewest, pause, stop: see `Runner.prepare`.
             before: called with the number of each program that is not compiled yet.
         """
-        for number in self.largest(logprobs) if fewest else self.family(logprobs):
+        families = self.families({*self._features, feature})
+        for number in [n for family in families for n in (self.largest(family) if fewest else self.family(family))]:
             if stop():
                 return
             if number not in self.compiled:
@@ -148,14 +186,16 @@ class StepPrograms:
                 end = time.monotonic() + wait
                 while time.monotonic() < end and not stop():
                     time.sleep(0.05)
-        self._covered.add(logprobs)
+        self._features.add(feature)
+        self._covered.update(families)
 
     def compile_wanted(self, stop: Callable[[], bool]) -> None:
         """Compile what plans want often, as soon as they do, until `stop` is true; `news` must be set then."""
         while not stop():
             self.news.wait()
             self.news.clear()
-            for number in [number for number, plans in list(self._wanted.items()) if plans >= _OFTEN]:
+            often = [numbers for numbers, plans in list(self._wanted.items()) if plans >= _OFTEN]
+            for number in dict.fromkeys(number for numbers in often for number in numbers):
                 if not stop():
                     self.compiled_beside += self.compile_once(number)
 
@@ -165,7 +205,7 @@ class StepPrograms:
             if number in self.compiled:
                 return False
             config = self.configs[number]
-            _log.info("compiling %s (log probabilities: %s)", config.bucket, config.logprobs)
+            _log.info("compiling %s", described(config))
             self.compiled[number] = self.compile(number)
             return True
 
@@ -174,22 +214,52 @@ class StepPrograms:
         return compile_step(self.configs[number], self._params, self._state, self._store)
 
 
+def described(config: StepConfig) -> str:
+    """Return the name of a program in the log."""
+    half = "" if config.part == "step" else f", {config.part} half"
+    return f"{config.bucket}{half} (log probabilities: {config.logprobs})"
+
+
 def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> jax.stages.Wrapped:
-    """Return the jitted step of a bucket: (params, state, packed), state donated. Accepts arrays or shapes."""
-    mesh, packed = mesh_of(next(iter(params.values()))), np.zeros(config.pack.size, np.int32)
-    run = on_mesh(partial(step, config=config), mesh, (params, state, packed), (specs_of(state), REPLICATED))
+    """Return the jitted program of a bucket, state donated. Accepts arrays or shapes.
+
+    Its arguments are (params, state, packed). A second half gets the parameters of the head, the part of the state
+    that sampling writes, and a `Half`.
+    """
+    mesh, function = mesh_of(next(iter(params.values()))), _FUNCTIONS[config.part]
+    arguments = step_arguments(config, params, state)
+    outputs = (specs_of(arguments[1]), *[REPLICATED] * (2 if config.part == "forward" else 1))
+    run = on_mesh(partial(function, config=config), mesh, arguments, outputs)
     return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
+
+
+def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray, " size"] | Half:
+    """Return the third argument of a program for a step without rows, which changes nothing on the device."""
+    packed = padding(config.pack)
+    if config.part != "finish":
+        return packed
+    rows = unpack(packed, config.pack).rows
+    hidden = jnp.zeros((len(rows), config.model.d_model), run_dtype(params))
+    return Half(jnp.asarray(rows), hidden, jnp.ones(len(rows), bool))
+
+
+def step_arguments(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> tuple[Any, Any, Any]:
+    """Return the arguments of a program, or their shapes."""
+    given = step_input(config, params)
+    if config.part != "finish":
+        return params, state, given
+    return {name: params[name] for name in head_names(config.model, params)}, sampling_state(state), given
 
 
 def compile_step(
     config: StepConfig, params: Mapping[str, Any], state: DeviceState, store: ProgramStore | None = None
 ) -> jax.stages.Compiled:
-    """Compile one bucket's step ahead of time, from arrays or shapes, or load it. The state is donated."""
+    """Compile one bucket's program ahead of time, from arrays or shapes, or load it. The state is donated."""
     precision = "highest" if run_dtype(params) == jnp.float32 else "default"
-    arguments = params, state, np.zeros(config.pack.size, np.int32)
+    arguments = step_arguments(config, params, state)
     with jax.default_matmul_precision(precision), _unsupported(config.backends):
         function = jit_step(config, params, state)
-        return compiled(store, f"step {precision} {config}", function, arguments, str(_OPTIONS))
+        return compiled(store, f"{config.part} {precision} {config}", function, arguments, str(_OPTIONS))
 
 
 def compile_beside(programs: StepPrograms, owner: object) -> Callable[[], None]:

@@ -6,12 +6,12 @@ skips this. A row's draw depends on its key, its position and its logits alone.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
 from jswa.exec.programs.extras import MOST, Extras, allowed_tokens
 from jswa.model.collectives import (
@@ -77,6 +77,7 @@ def sample(
     extras: Extras,
     devices: int = 1,
     finite: Bool[Array, " R"] | bool = True,
+    few: int = 0,
 ) -> Int[Array, " R"]:
     """Sample a token per row; NOT_FINITE if it is not `finite`, NOTHING_ALLOWED if its constraint forbids every token.
 
@@ -86,18 +87,23 @@ def sample(
         rows: temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. min_p comes first, then top-k, then top-p
             of what is left.
         finite: whether what this device has computed for the row besides its logits is finite.
+        few: the number of rows with constraints, limits or temperatures for which the others pay no more than a copy
+            of their logits (`few_rows`); 0: all rows pay for any, and a row's numbers do not depend on how many do.
     """
     finite = true_on_all(finite & jnp.isfinite(logits).all(axis=-1), devices)
     constrained = rows.extras < len(extras["seen"])
-    logits = lax.cond(
-        constrained.any(), lambda: apply_constraints(logits, rows, extras, constrained, devices), lambda: logits
+    logits = _for_rows(
+        constrained,
+        logits,
+        lambda take: apply_constraints(take(logits), take(rows), extras, take(constrained), devices),
+        few,
     )
     greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
-    drawn = lax.cond(random.any(), lambda: _draw(logits, positions, rows, random, devices), lambda: greedy)
+    drawn = lax.cond(random.any(), lambda: _draw(logits, greedy, positions, rows, random, devices, few), lambda: greedy)
     possible = true_on_any((logits > -jnp.inf).any(axis=-1), devices)
     failed = jnp.where(finite, NOTHING_ALLOWED, NOT_FINITE)
-    return jnp.where(finite & possible, jnp.where(random, drawn, greedy), failed)
+    return jnp.where(finite & possible, drawn, failed)
 
 
 def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices: int = 1) -> LogprobRows:
@@ -156,23 +162,73 @@ def _add_bias(
     return logits.at[jnp.arange(rows)[:, None], columns].add(bias, mode="drop")
 
 
+def few_rows(rows: int) -> int:
+    """Return the number of rows that a step of `rows` rows computes alone, if no more of them need it."""
+    return rows // 8
+
+
+_Take = Callable[[Any], Any]
+
+
+def _for_rows(
+    flags: Bool[Array, " R"],
+    values: Shaped[Array, "R ..."],
+    change: Callable[[_Take], Shaped[Array, "n ..."]],
+    few: int,
+) -> Shaped[Array, "R ..."]:
+    """Return `values` with the flagged rows changed. If no more than `few` are flagged, only these are computed.
+
+    Args:
+        change: returns the changed rows, given a function that takes these rows of arrays `[R, ...]`.
+    """
+
+    def alone() -> Shaped[Array, "R ..."]:
+        places = jnp.where(flags, jnp.cumsum(flags, dtype=jnp.int32) - 1, few)
+        numbers = jnp.arange(len(flags), dtype=jnp.int32)
+        chosen = jnp.full(few, len(flags), jnp.int32).at[places].set(numbers, mode="drop")
+        changed = change(lambda tree: jax.tree.map(lambda array: array.at[chosen].get(mode="clip"), tree))
+        return values.at[chosen].set(changed, mode="drop")
+
+    def together() -> Shaped[Array, "R ..."]:
+        changed = change(lambda tree: tree)
+        return jnp.where(flags.reshape(-1, *[1] * (values.ndim - 1)), changed, values)
+
+    if not few:
+        out: Shaped[Array, "R ..."] = lax.cond(flags.any(), together, lambda: values)
+        return out
+    count = flags.sum(dtype=jnp.int32)
+    out = lax.switch((count > 0).astype(jnp.int32) + (count > few).astype(jnp.int32), (lambda: values, alone, together))
+    return out
+
+
 def _draw(
-    logits: Float[Array, "R V"], positions: Int[Array, " R"], rows: Sampling, random: Bool[Array, " R"], devices: int
+    logits: Float[Array, "R V"],
+    greedy: Int[Array, " R"],
+    positions: Int[Array, " R"],
+    rows: Sampling,
+    random: Bool[Array, " R"],
+    devices: int,
+    few: int,
 ) -> Int[Array, " R"]:
-    """Gumbel-max over the kept tokens (Gumbel 1954)."""
+    """Gumbel-max over the kept tokens of the random rows (Gumbel 1954); the others keep the greedy token."""
     # Shift the largest logit to 0 first, so that a temperature near 0 does not overflow.
     most = pmax(logits.max(axis=-1, keepdims=True), devices)
     scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
     limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
-    scaled = lax.cond(
-        limited.any(), lambda: jnp.where(within_limits(scaled, rows, devices), scaled, -jnp.inf), lambda: scaled
-    )
-    row_keys = jax.vmap(lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position))(
-        rows.keys, positions
-    )
-    whole = (scaled.shape[1] * devices,)
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(row_keys)
-    return argmax_columns(scaled + shard_columns(noise, devices), devices)
+
+    def cut(take: _Take) -> Float[Array, "n V"]:
+        return jnp.where(within_limits(take(scaled), take(rows), devices), take(scaled), -jnp.inf)
+
+    kept = _for_rows(limited, scaled, cut, few)
+
+    def drawn(take: _Take) -> Int[Array, " n"]:
+        keys, at = take((rows.keys, positions))
+        row_keys = jax.vmap(lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position))(keys, at)
+        whole = (kept.shape[1] * devices,)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(row_keys)
+        return argmax_columns(take(kept) + shard_columns(noise, devices), devices)
+
+    return _for_rows(random, greedy, drawn, few)
 
 
 def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:
@@ -218,12 +274,25 @@ def _ordered_bits(x: Float[Array, "R V"]) -> UInt[Array, "R V"]:
 def _largest(holds: Callable[[UInt[Array, "R N"]], Bool[Array, "R N"]], rows: int) -> UInt[Array, " R"]:
     """Return per row the largest threshold that `holds`. It holds at 0, and stops holding once as thresholds grow.
 
-    Each pass finds two bits: with more bits, passes cost more than they save. The passes are unrolled: a loop cannot be
-    part of a CUDA graph, and the host would wait for the step at its condition.
+    Each pass finds two bits: with more bits, passes cost more than they save.
     """
-    threshold = jnp.zeros(rows, jnp.uint32)
-    for shift in range(30, -1, -2):
+
+    def one_pass(number: int | Int[Array, ""], threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
+        shift = jnp.asarray(30 - 2 * number, jnp.uint32)
         candidates = threshold[:, None] | (jnp.arange(1, 4, dtype=jnp.uint32) << shift)[None]
         # The digit is the number of candidates for which it holds, as it holds for all smaller ones.
-        threshold |= holds(candidates).sum(axis=-1, dtype=jnp.uint32) << shift
-    return threshold
+        return threshold | (holds(candidates).sum(axis=-1, dtype=jnp.uint32) << shift)
+
+    def unrolled(threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
+        # A loop cannot be part of a CUDA graph, and the host would wait for the step at its condition.
+        for number in range(16):
+            threshold = one_pass(number, threshold)
+        return threshold
+
+    def loop(threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
+        # On a CPU the unrolled passes would take most of the time in which a step is compiled.
+        found: UInt[Array, " R"] = lax.fori_loop(0, 16, one_pass, threshold)
+        return found
+
+    found: UInt[Array, " R"] = lax.platform_dependent(jnp.zeros(rows, jnp.uint32), cpu=loop, default=unrolled)
+    return found

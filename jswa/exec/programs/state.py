@@ -15,6 +15,13 @@ from jswa.exec.mesh import BY_DEVICE, REPLICATED, mesh_of, shard_elems
 from jswa.exec.programs.extras import Extras, init_extras
 
 
+class SamplingState(TypedDict):
+    """The part of the state that only sampling writes, so that its program gets no more than that."""
+
+    last_token: Int[Array, " max_rows"]
+    extras: Extras
+
+
 class DeviceState(TypedDict):
     """The state that every step gets and returns; only the runner holds it. [max_rows] is indexed by row id.
 

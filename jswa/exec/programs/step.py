@@ -1,8 +1,13 @@
-"""The one jitted function of a step: (params, state, packed inputs) -> (state, tokens). State is donated."""
+"""The jitted functions of a step: (params, state, packed inputs) -> (state, tokens). State is donated.
+
+`step` runs a whole step. A step in which some row's mask depends on a token that the host does not know yet runs in two
+halves: `forward_half` ends at hidden states, the host fills the masks meanwhile, and `finish_half` samples.
+"""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax, named_scope
 from jaxtyping import Array, Bool, Float, Int
@@ -11,25 +16,32 @@ from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.pack import Inputs, PackSpec, unpack
+from jswa.exec.pack import Inputs, PackSpec, column, unpack
 from jswa.exec.programs.extras import count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
-from jswa.exec.programs.sampling import LogprobRows, Sampling, logprob_rows, sample
-from jswa.exec.programs.state import DeviceState
-from jswa.model.transformer import Decoder, Params, bind
+from jswa.exec.programs.sampling import LogprobRows, Sampling, few_rows, logprob_rows, sample
+from jswa.exec.programs.state import DeviceState, SamplingState
+from jswa.model.collectives import true_on_all
+from jswa.model.transformer import Decoder, Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
-from jswa.plan import FROM_DEVICE, SAMPLING, Logprobs
+from jswa.plan import FROM_DEVICE, NOT_FINITE, SAMPLING, Logprobs
 from pallas_kernels.attention.api import paged_attention, tile_tokens, write_kv
 from pallas_kernels.attention.rows import Attend
 
 _LOGPROB_BLOCK = 128  # tokens
+Part = Literal["step", "forward", "finish"]
 
 
 @dataclass(frozen=True)
 class StepConfig:
-    """The static configuration of a step; each value is one compiled program. `logprobs` names the lazy families.
+    """The static configuration of a program; each value is one compiled program.
 
     If several devices share the model, `model` and `layout` are those of one device's part.
+
+    Attributes:
+        part: the whole step, or one of its halves. The second half depends on the number of rows of its bucket alone.
+        logprobs: names the lazy families.
+        deterministic: whether a row's numbers must not depend on how many other rows have limits or constraints.
     """
 
     model: ModelConfig
@@ -38,6 +50,8 @@ class StepConfig:
     pack: PackSpec
     backends: Backends = PORTABLE
     logprobs: Logprobs = "none"
+    part: Part = "step"
+    deterministic: bool = False
 
 
 class StepOutputs(NamedTuple):
@@ -51,26 +65,85 @@ class StepOutputs(NamedTuple):
     prompt: LogprobRows | None
 
 
+class Half(NamedTuple):
+    """The first half's result for the second: the packed records, each row's last hidden state, and what is finite."""
+
+    rows: Int[Array, "R C"]
+    hidden: Float[Array, "R M"]
+    finite: Bool[Array, " R"]
+
+
 def step(
     params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
 ) -> tuple[DeviceState, StepOutputs]:
     """Run one step; return the next state and the outputs. With several devices, each runs it on its shards."""
+    state, half, prompt = _forward_rows(params, state, packed, config)
+    sampled, outputs = finish_half(params, sampling_state(state), half, config=config)
+    return {**state, **sampled}, outputs._replace(prompt=prompt)
+
+
+def forward_half(
+    params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
+) -> tuple[DeviceState, Half, LogprobRows | None]:
+    """Run a step up to the hidden states, and the log probabilities of prompts, if they are requested."""
+    state, half, prompt = _forward_rows(params, state, packed, config)
+    with named_scope("sampling"):
+        return state, half._replace(finite=true_on_all(half.finite, config.model.devices)), prompt
+
+
+def sampling_state(state: DeviceState) -> SamplingState:
+    """Return the part of the state that the second half reads and writes."""
+    return {"last_token": state["last_token"], "extras": state["extras"]}
+
+
+def finish_half(
+    params: Params, state: SamplingState, half: Half, *, config: StepConfig
+) -> tuple[SamplingState, StepOutputs]:
+    """Run the rest of a step: head, masks, sampling, log probabilities of the sampled tokens. No prompt's come back.
+
+    The masks are those that the state has by now. Of the parameters, those of the head are enough.
+    """
+    rows, devices = half.rows, config.model.devices
+
+    def run() -> tuple[Int[Array, " R"], LogprobRows | None]:
+        with named_scope("logits"):
+            head = bind_head(config.model, params, half.hidden.dtype, config.backends.linear)
+            logits = head.logits(half.hidden)
+        with named_scope("sampling"):
+            positions = column(rows, "start") + column(rows, "count")
+            limits = Sampling.of(rows[:, -len(SAMPLING) :])
+            few = 0 if config.deterministic else few_rows(len(rows))
+            tokens = sample(logits, positions, limits, state["extras"], devices, half.finite, few)
+        with named_scope("logprobs"):
+            return tokens, None if config.logprobs == "none" else logprob_rows(logits, tokens, devices)
+
+    def skip() -> tuple[Int[Array, " R"], LogprobRows | None]:
+        finite = true_on_all(half.finite & jnp.isfinite(half.hidden).all(axis=-1), devices)
+        none = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(run)[1])
+        return jnp.where(finite, 0, NOT_FINITE), none
+
+    samples = column(rows, "samples") != 0
+    # Every decode step samples; a chunk inside a prompt does not need the head, which may be a tenth of the weights.
+    if config.bucket.decode:
+        tokens, sampled = run()
+    else:
+        with named_scope("sampling"):
+            tokens, sampled = lax.cond(samples.any(), run, skip)
+    row_ids = jnp.where(samples, column(rows, "row_id"), config.pack.max_rows)
+    last_token = state["last_token"].at[row_ids].set(jnp.maximum(tokens, 0), mode="drop")
+    return {**state, "last_token": last_token}, StepOutputs(tokens, sampled, None)
+
+
+def _forward_rows(
+    params: Params, state: DeviceState, packed: Int[Array, " size"], config: StepConfig
+) -> tuple[DeviceState, Half, LogprobRows | None]:
     inputs = unpack(packed, config.pack)
     # Prompt log probabilities need every token's hidden state, sampling only each row's last.
     every = config.logprobs == "prompt"
     state, hidden, indices, finite = forward(params, state, inputs, config=config, every=every)
-    rows = Sampling.of(inputs.rows[:, -len(SAMPLING) :])
-    with named_scope("logits"):
-        logits = decoder_of(config, params).logits(hidden[indices.last_tokens] if every else hidden)
-    with named_scope("sampling"):
-        position = inputs.column("start") + inputs.column("count")
-        tokens = sample(logits, position, rows, state["extras"], config.model.devices, finite)
     with named_scope("logprobs"):
-        sampled = logprob_rows(logits, tokens, config.model.devices) if config.logprobs != "none" else None
         prompt = _prompt_logprobs(params, hidden, inputs, config) if every else None
-    row_ids = jnp.where(inputs.column("samples") != 0, inputs.column("row_id"), config.pack.max_rows)
-    last_token = state["last_token"].at[row_ids].set(jnp.maximum(tokens, 0), mode="drop")
-    return {**state, "last_token": last_token}, StepOutputs(tokens, sampled, prompt)
+    return state, Half(inputs.rows, hidden[indices.last_tokens] if every else hidden, finite), prompt
 
 
 def forward(

@@ -12,7 +12,7 @@ import pytest
 from jswa.commands.trace import replay
 from jswa.errors import CheckpointError
 from jswa.llm import LLM
-from jswa.plan import StepPlan
+from jswa.plan import RowMask, StepPlan
 from jswa.storage.hub import TINY
 from jswa.storage.plan_trace import read
 from jswa.types import SamplingParams
@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {
 PROMPTS = ["Once upon a time there was a little cat that sat", "The dog", "One day the sun was"]
 # Greedy; sampled; and with penalties, biases, prompt log probabilities and masks from the host.
 SAMPLING = [
-    SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=28, ignore_eos=True),
     SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=24, logprobs=3),
     SamplingParams(
         temperature=0.7,
@@ -104,12 +104,23 @@ def test_a_trace_has_every_plan_and_replays_to_the_same_tokens(
     path = tmp_path / "plans"
     monkeypatch.setenv("JSWA_DUMP_PLANS", str(path))
     launched: list[StepPlan] = []
+    late: list[StepPlan] = []
     with LLM("tiny", **OPTIONS) as llm:
         launch = llm.engine.runner.launch
 
         def keep(plan: StepPlan) -> Any:
-            launched.append(plan)
-            return launch(plan)
+            launched.append(dataclasses.replace(plan, late=()))
+            step = launch(plan)
+            if plan.late:
+                finish = step.finish
+
+                def keep_masks(masks: tuple[RowMask, ...]) -> None:
+                    launched[-1] = dataclasses.replace(launched[-1], masks=(*plan.masks, *masks))
+                    late.append(plan)
+                    finish(masks)
+
+                monkeypatch.setattr(step, "finish", keep_masks)
+            return step
 
         monkeypatch.setattr(llm.engine.runner, "launch", keep)
         assert generate(llm) == expected
@@ -126,6 +137,7 @@ def test_a_trace_has_every_plan_and_replays_to_the_same_tokens(
         assert len(tokens) == plan.num_rows
     assert any(len(entry.bias) and len(entry.prompt) for plan in launched for entry in plan.extras)
     assert any(plan.masks for plan in launched)
+    assert late, "the masks of bad words come late, and a trace has them with their plan"
     assert {plan.logprobs for plan in launched} == {"none", "sampled", "prompt"}
 
     # One token is changed: `replay` must count it, and no other.

@@ -93,11 +93,11 @@ def assert_same_text(facts: Facts, one: Facts) -> None:
 
 
 def assert_collectives(found: list[list[str]], layers: int) -> None:
-    """Assert two reductions a layer, one for the embedding, and otherwise only those of sampling."""
+    """Assert of a first half: two reductions a layer, one for the embedding, one for the rows that are finite."""
     of = {part: [kind for kind, scope in found if part in scope.split("/")] for part in ("indices", "logits", "extras")}
     assert not any(of.values())
     for layer in range(layers):
         inside = [kind for kind, scope in found if f"layer_{layer}" in scope.split("/")]
         assert inside == ["all-reduce", "all-reduce"]
     rest = [kind for kind, scope in found if not {"sampling"} & set(scope.split("/")) and "layer_" not in scope]
-    assert rest == ["all-reduce"]
+    assert rest == ["all-reduce", "all-reduce"], "one for the embedding, one for what is finite"

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from jswa.engine import PendingStep, StepRunner
 from jswa.llm import LLM
-from jswa.plan import StepLogprobs, StepPlan
+from jswa.plan import RowMask, StepLogprobs, StepPlan
 from jswa.storage.cache_store import PageRunner
 from jswa.types import PrefixHit, RequestOutput, SamplingParams
 from tests.e2e.prefix.test_revival import FIXTURES
@@ -230,6 +230,10 @@ class Launched:
 
     plan: StepPlan
     pending: PendingStep
+
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Launch the second half of the step that runs."""
+        self.pending.finish(masks)
 
     def tokens(self) -> Int[np.ndarray, " R"]:
         """Return those of the step that ran."""

@@ -6,7 +6,7 @@ preempted on a pool that is too small for them. The reference is each text alone
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,11 +193,9 @@ def slide_early(patch: pytest.MonkeyPatch, talk: Talk) -> None:
             lease.next_slide = 0
         return lease
 
-    def early(cache: CacheManager, rows: Iterable[tuple[Lease, int]]) -> None:
-        rows = list(rows)
-        slide_all(cache, [(lease, launched + 1) for lease, launched in rows])
-        for lease, _ in rows:
-            lease.next_slide = 0
+    def early(cache: CacheManager, rows: Int[np.ndarray, " n"], launched: Int[np.ndarray, " n"]) -> None:
+        slide_all(cache, rows, launched + 1)
+        cache.table.next_slide[rows] = 0
 
     patch.setattr(CacheManager, "open_at", open_early)
     patch.setattr(CacheManager, "slide_all", early)

@@ -88,9 +88,7 @@ def run(
     """Run a call with an implementation. Hopper kernels run as `device.hopper` says."""
     if implementation != "mosaic":
         held = call.weights if implementation != "cpu" or isinstance(call.weights, Mxfp4) else in_panels(call.weights)
-        out = grouped_matmul(
-            call.x, held, call.groups, bias=call.bias, gated=case.gated, implementation=implementation
-        )
+        out = grouped_matmul(call.x, held, call.groups, bias=call.bias, gated=case.gated, implementation=implementation)
         return np.asarray(out.astype(jnp.float32))
     weights = tiles(call.weights) if isinstance(call.weights, Mxfp4) else call.weights
     with hopper():

@@ -39,7 +39,7 @@ def test_a_row_that_runs_alone_never_holds_more_than_its_peak(
 ) -> None:
     """A simulated row stays within peak_slots in prefill and decode, and within resident_slots between steps."""
     layout = make_layout(page_size, window, num_full=kind[0], num_local=kind[1])
-    manager = CacheManager(layout, 1 + 2 * 200, 200)
+    manager = CacheManager(layout, 1 + 2 * 200, 200, 1)
     lease, launched, prompt = manager.open(), 0, min(prompt, length)
     while launched < length:
         after = min(launched + max_tokens, prompt) if launched < prompt else launched + 1
@@ -55,7 +55,7 @@ def test_a_row_that_runs_alone_never_holds_more_than_its_peak(
 def test_some_row_reaches_the_peak(kind: tuple[int, int], max_tokens: int) -> None:
     """peak_slots has no slack: a prompt that is run in full chunks comes within one local page of it."""
     layout = make_layout(4, 6, num_full=kind[0], num_local=kind[1])
-    manager = CacheManager(layout, 200, 200)
+    manager = CacheManager(layout, 200, 200, 1)
     lease, length, peak = manager.open(), 10 * max_tokens, 0
     for launched in range(max_tokens, length + 1, max_tokens):
         manager.grow(lease, launched)

@@ -8,7 +8,7 @@ from tests.support.builders import make_layout
 
 def test_ids_follow_a_page_that_moves_twice() -> None:
     """Moves apply in order: a page that moved from a to b and then to c is at c."""
-    manager = CacheManager(make_layout(1, 4, num_full=1, num_local=6), 6, 30)
+    manager = CacheManager(make_layout(1, 4, num_full=1, num_local=6), 6, 30, 1)
     lease = manager.open()
     assert manager.grow(lease, 2)
     first, second = lease.full.held.tolist()
@@ -20,22 +20,22 @@ def test_ids_follow_a_page_that_moves_twice() -> None:
 
 def test_pages_are_uploaded_once_with_their_current_ids() -> None:
     """New table entries are the pages since the last plan; moves rename the pages that the device has already."""
-    manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9)
+    manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9, 1)
     lease = manager.open()
     manager.grow(lease, 9)
-    positions, ids = lease.full.pop_unsent()
-    assert list(positions) == [0, 1, 2]
-    np.testing.assert_array_equal(ids, lease.full.held)
+    full, local = manager.table.take_unsent()
+    assert len(local) == 0
+    assert full[:, :2].tolist() == [[lease.row, 0], [lease.row, 1], [lease.row, 2]]
+    np.testing.assert_array_equal(full[:, 2], lease.full.held)
     manager.grow(lease, 12)
-    assert len(lease.full.pop_unsent()[0]) == 0
+    assert len(manager.table.take_unsent()[0]) == 0
     manager.grow(lease, 13)
-    positions, ids = lease.full.pop_unsent()
-    assert (list(positions), ids.tolist()) == ([3], [lease.full.held[3]])
+    assert manager.table.take_unsent()[0].tolist() == [[lease.row, 3, lease.full.held[3]]]
 
 
 def test_a_model_without_local_layers_holds_no_local_pages() -> None:
     """Its leases never slide."""
-    manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9)
+    manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9, 1)
     lease = manager.open()
     manager.grow(lease, 30)
     manager.slide(lease, 30)
@@ -60,7 +60,7 @@ def run(manager: CacheManager, tokens: np.ndarray) -> int:
 
 def test_steps_find_free_memory_that_was_evicted_while_the_step_before_ran() -> None:
     """Once the cache is full, no step evicts, however large the one before: the most that a recent one took is free."""
-    manager = CacheManager(make_layout(4, 12, num_full=1, num_local=2), 2_001, 50)
+    manager = CacheManager(make_layout(4, 12, num_full=1, num_local=2), 2_001, 50, 1)
     texts = np.random.default_rng(0).integers(0, 9, (1_000, 40), dtype=np.int32)
     evicted = [run(manager, text[: 40 if number % 20 == 0 else 24]) for number, text in enumerate(texts)]
     assert manager.prefix.retention.evictions > 300
@@ -71,7 +71,7 @@ def test_steps_find_free_memory_that_was_evicted_while_the_step_before_ran() -> 
 
 def test_without_evictable_pages_nothing_is_evicted_ahead() -> None:
     """Rows hold all of the pool."""
-    manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 65, 64)
+    manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 65, 64, 1)
     lease = manager.open()
     assert manager.grow(lease, 256)
     manager.evict_ahead()
@@ -84,7 +84,7 @@ def test_the_end_of_a_text_is_evicted_though_a_row_owns_a_local_page_of_it() -> 
 
     The page stays with the row until the row gives it up.
     """
-    manager = CacheManager(make_layout(4, 12, num_full=1, num_local=2), 50, 50)
+    manager = CacheManager(make_layout(4, 12, num_full=1, num_local=2), 50, 50, 1)
     run(manager, np.arange(20, dtype=np.int32))
     (leaf,) = (node for node in manager.prefix.tree.nodes() if node.parent is not None)
     page = leaf.local[-1:].copy()

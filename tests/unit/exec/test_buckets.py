@@ -40,7 +40,7 @@ def test_every_plan_gets_the_smallest_bucket_that_fits(case: tuple[Limits, StepP
     assert plan.num_rows <= bucket.rows <= limits.max_rows
     assert plan.num_tokens <= bucket.tokens <= limits.max_tokens
     assert not bucket.decode or plan.counts.max() == 1
-    assert not any(other.holds(plan) for other in table if other.tokens < bucket.tokens)
+    assert not any(other.holds(plan.num_rows, plan.num_tokens) for other in table if other.tokens < bucket.tokens)
 
 
 @given(st.integers(1, 300), st.integers(1, 9000), st.booleans())

@@ -220,6 +220,7 @@ def test_constraints_that_leave_nothing_end_their_request_alone() -> None:
     loop.launch()
     tokens = np.where(before.plan.row_ids == row_id, NOTHING_ALLOWED, before.tokens()).astype(np.int32)
     (event,) = (e for e in loop.scheduler.apply(before.plan, tokens) if e.request_id == "nothing")
+    loop.finish()
     assert event.finish_reason == "error"
     assert isinstance(event.error, NothingAllowed)
     assert "allowed_token_ids and bad_words" in str(event.error)

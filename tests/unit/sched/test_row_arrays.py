@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.cache.capacity import resident_slots
-from jswa.cache.lease import Lease
+from jswa.cache.lease import Lease, LeaseTable
+from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.sched.rows import RECENT, Claims, Rows
 from jswa.sched.sequence import Sequence, Status
@@ -15,12 +16,12 @@ from tests.support.builders import make_layout, make_request
 LIMITS = Limits(400, 4, 16, 4, num_blocks=41)
 
 
-def begin(rows: Rows, sequence: Sequence, *, held: int = 0) -> None:
-    """Make a sequence a row."""
-    lease, tokens = Lease(np.zeros((2, 8), np.int32)), sequence.tokens
-    sequence.row_id = rows.admit(sequence.request, lease, launched=0, tokens=tokens, limit=sequence.limit)
-    sequence.rows, sequence.lease, sequence.status = rows, lease, Status.RUNNING
-    rows.follow(sequence.row_id, lease, held)
+def begin(rows: Rows, sequence: Sequence, *, table: LeaseTable | None = None) -> None:
+    """Make a sequence a row, the first that is free."""
+    table = table or LeaseTable(make_layout(4, None, num_full=1, num_local=0), rows.max_rows, 8)
+    lease = Lease(table, int((rows.limit == 0).argmax()))
+    rows.admit(sequence.request, lease, launched=0, tokens=sequence.tokens, limit=sequence.limit)
+    sequence.rows, sequence.row_id, sequence.lease, sequence.status = rows, lease.row, lease, Status.RUNNING
 
 
 def make_sequence(name: str, prompt: list[int], stop_ids: tuple[int, ...] = ()) -> Sequence:
@@ -87,12 +88,12 @@ def test_stop_ids_are_those_of_the_rows_that_run(several: tuple[int, ...]) -> No
     for sequence in (one, two, many):
         begin(rows, sequence)
     tokens = np.array([5, 6, 7], np.int32)
-    assert rows.may_stop(tokens).tolist() == [True, False, True]
+    assert rows.stops.among(tokens).tolist() == [True, False, True]
     one.leave()
-    assert rows.may_stop(tokens).tolist() == [False, False, True]
+    assert rows.stops.among(tokens).tolist() == [False, False, True]
     two.leave()
     many.leave()
-    assert rows.may_stop(tokens).tolist() == [False, False, False]
+    assert rows.stops.among(tokens).tolist() == [False, False, False]
     rows.check(np.zeros(0, np.int64))
 
 
@@ -108,15 +109,19 @@ def test_claims_follow_rows_that_begin_and_pages_that_rows_get() -> None:
     """What a row may hold, less what it holds; summed up again after `changed`."""
     rows, layout = Rows(max_rows=4), make_layout(4, None, num_full=1, num_local=0)
     first, second = make_sequence("1", [1] * 7), make_sequence("2", [1] * 15)
-    begin(rows, first, held=1)
-    claims = Claims(rows, layout)
+    cache = CacheManager(layout, 10, 8, 4)
+    table = cache.table
+    begin(rows, first, table=table)
+    table.covered[first.row_id] = 4
+    claims = Claims(rows, cache)
     none = np.zeros(0, np.int64)
     alone = layout.resident_slots(4)
     assert claims.demand(LIMITS, 3, none) == alone + (2 - 1)
-    begin(rows, second, held=0)
-    claims.admit(second.row_id)
+    begin(rows, second, table=table)
+    assert second.lease is not None
+    claims.admit(second.lease, second.num_known)
     assert claims.demand(LIMITS, 3, none) == alone + (2 - 1) + 4
-    rows.held[first.row_id] = 2
+    table.covered[first.row_id] = 8
     claims.changed()
     assert claims.demand(LIMITS, 3, none) == alone + 4
     assert claims.demand(LIMITS, 3, np.array([second.row_id])) == alone

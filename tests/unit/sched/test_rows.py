@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Int
 
-from jswa.cache.lease import Lease
+from jswa.cache.lease import Lease, LeaseTable
 from jswa.config import Limits
-from jswa.plan import COLUMNS, ExtrasEntry, Request, RowMask, StepPlan
+from jswa.plan import COLUMNS, ExtrasEntry, Request, RowMask, StepPlan, Words
 from jswa.sched.constraint import Masks, make_constraint
 from jswa.sched.rows import Rows
 from jswa.sched.scheduler import Scheduler
@@ -41,12 +41,19 @@ def make_request(
 
 def make_sequence(request: Request, generated: Collection[int] = (), *, launched: int = 0) -> Sequence:
     """Return a sequence that runs, in a table of its own; it was preempted after these generated tokens."""
-    rows, lease, sequence = Rows(max_rows=3), Lease(np.zeros((2, 8), np.int32)), Sequence(request, (0, 0), limit=30)
+    rows, sequence = Rows(max_rows=3), Sequence(request, (0, 0), limit=30)
+    lease = Lease(LeaseTable(make_layout(4, None, num_full=1, num_local=0), 3, 8), 0)
     for token in generated:
         sequence.append(token)
-    row_id = rows.admit(request, lease, launched=launched, tokens=sequence.tokens, limit=30)
-    sequence.rows, sequence.row_id, sequence.lease, sequence.status = rows, row_id, lease, Status.RUNNING
+    rows.admit(request, lease, launched=launched, tokens=sequence.tokens, limit=30)
+    sequence.rows, sequence.row_id, sequence.lease, sequence.status = rows, lease.row, lease, Status.RUNNING
     return sequence
+
+
+def masks_of(sequence: Sequence) -> Masks:
+    """Return the masks of the sequence's table of rows."""
+    assert sequence.rows is not None
+    return Masks(sequence.rows)
 
 
 def columns_of(sequence: Sequence) -> dict[str, Any]:
@@ -65,6 +72,7 @@ def bits_of_row(entry: ExtrasEntry | None) -> Int[np.ndarray, " 2"]:
 def changed(bits: Int[np.ndarray, " 2"], mask: RowMask | None) -> set[int]:
     """Change the mask of a row on the device; return the tokens that it allows."""
     if mask is not None:
+        assert isinstance(mask.words, Words)
         bits[mask.words.at] = mask.words.bits
     words = bits.tolist()
     return {token for token in range(VOCAB) if words[token // 32] >> (token % 32) & 1}
@@ -72,7 +80,8 @@ def changed(bits: Int[np.ndarray, " 2"], mask: RowMask | None) -> set[int]:
 
 def mask_at(masks: Masks, sequence: Sequence, position: int) -> RowMask | None:
     """Return the change of the mask for sampling the token at a position, if there is one."""
-    changes = masks.changes([sequence], np.array([sequence.row_id]), np.array([position]))
+    changes, late = masks.changes([sequence], np.array([sequence.row_id]), np.array([position]))
+    assert not late, "all tokens before the position are known, or do not matter"
     return changes[0] if changes else None
 
 
@@ -80,7 +89,7 @@ def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None
     """Floats and keys as their bits; top_k -1 becomes 0; a row without extras names a row past all others."""
     params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
     sequence = make_sequence(make_request("a", [1, 2, 3], **params))
-    assert Masks().admit(sequence) is None
+    assert masks_of(sequence).admit(sequence) is None
     columns = columns_of(sequence)
     names = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
     assert [columns[name].view(np.float32) for name in names] == [0.5, 0.25, 0.125, 1.0, 0.0, 0.0]
@@ -89,7 +98,7 @@ def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None
     assert columns["extras"] >= 3
     penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
     sequence = make_sequence(make_request("b", [1], **penalties))
-    entry, columns = Masks().admit(sequence), columns_of(sequence)
+    entry, columns = masks_of(sequence).admit(sequence), columns_of(sequence)
     assert [columns[name].view(np.float32) for name in names[3:]] == [1.5, -0.5, 0.75]
     assert entry is not None
     assert columns["extras"] == entry.row_id == sequence.row_id
@@ -109,7 +118,7 @@ def test_a_row_that_begins_names_only_the_tokens_that_its_penalties_need(
 ) -> None:
     """The whole prompt for a repetition penalty; of the text the part that the row does not run."""
     sequence = make_sequence(make_request("a", [33, 1, 3, 1], **params), (7, 8, 9), launched=6)
-    entry = Masks().admit(sequence)
+    entry = masks_of(sequence).admit(sequence)
     assert entry is not None
     assert entry.generated.tolist() == generated
     assert entry.bias_ids.tolist() == list(params.get("logit_bias", ()))
@@ -118,8 +127,8 @@ def test_a_row_that_begins_names_only_the_tokens_that_its_penalties_need(
 
 def test_stop_tokens_are_forbidden_until_min_tokens() -> None:
     """The early mask holds for the first min_tokens generated tokens; then one update lifts it."""
-    masks = Masks()
     sequence = make_sequence(make_request("a", [1, 2, 3], min_tokens=2, stop_ids=frozenset({2, 39}), logit_bias={5: 1}))
+    masks = masks_of(sequence)
     bits = bits_of_row(masks.admit(sequence))
     assert mask_at(masks, sequence, 2) is None, "a chunk inside of the prompt samples nothing"
     assert changed(bits, mask_at(masks, sequence, 3)) == set(range(VOCAB)) - {2, 39}
@@ -140,7 +149,6 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
     prompt: list[int], text: list[int], words: list[tuple[int, ...]], minimum: int
 ) -> None:
     """The other tokens must all be generated ones; stop tokens are forbidden before min_tokens as well."""
-    masks = Masks()
     sequence = make_sequence(
         make_request(
             "a",
@@ -151,6 +159,7 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
             stop_ids=frozenset({1, 36}),
         )
     )
+    masks = masks_of(sequence)
     bits = bits_of_row(masks.admit(sequence))
     for length in range(len(text) + 1):
         mask = mask_at(masks, sequence, len(prompt) + length)
@@ -165,14 +174,14 @@ def test_the_last_token_of_a_bad_word_is_forbidden_exactly_after_the_others(
 
 def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     """The mask depends on the tokens known at the restart, not on the position at which the row starts to run."""
-    masks = Masks()
     sequence = make_sequence(
         make_request("a", [1, 2], min_tokens=2, stop_ids=frozenset({0}), bad_words=((31, 32, 31),))
     )
+    masks = masks_of(sequence)
     masks.admit(sequence)
     for token in (31, 32):
         sequence.append(token)
-    masks.release(sequence.row_id)
+    masks.release(sequence)
     bits = bits_of_row(masks.admit(sequence))
     assert mask_at(masks, sequence, 3) is None
     assert changed(bits, mask_at(masks, sequence, 4)) == set(range(VOCAB)) - {31}
@@ -184,14 +193,16 @@ class Steps:
 
     scheduler: Scheduler
     pending: StepPlan | None = None
+    late: tuple[RowMask, ...] = ()
 
     def step(self) -> StepPlan | None:
-        """Plan a step, then apply the one before."""
+        """Plan a step, apply the one before, and ask for the masks that were left out of the plan."""
         before, self.pending = self.pending, self.scheduler.plan()
         self.scheduler.tidy()
         if before is not None:
             self.scheduler.apply(before, np.full(before.num_rows, 9, np.int32))
         self.scheduler.check()
+        self.late = () if self.pending is None else self.scheduler.late_masks(self.pending)[0]
         return self.pending
 
     def status(self, name: str) -> Status | None:
@@ -223,17 +234,45 @@ def test_every_row_can_have_extras(params: dict[str, Any]) -> None:
         steps.step()
 
 
-def test_a_row_with_bad_words_runs_in_every_second_step() -> None:
-    """It waits until its last token is known; the row beside it runs in every step."""
+def test_the_mask_of_a_row_with_bad_words_comes_after_the_tokens_before() -> None:
+    """The row runs in every step, like the row beside it."""
     steps = make_steps(rows=2)
-    steps.scheduler.add(make_request("words", [1, 2], bad_words=((9, 9, 9),)))
+    steps.scheduler.add(make_request("words", [1, 2], bad_words=((8, 9, 9, 5),)))
     steps.scheduler.add(make_request("plain", [1, 2]))
-    ran: list[int] = []
-    banned: list[bool] = []
-    for _ in range(8):
+    plans = [steps.step()]
+    assert plans[0] is not None
+    assert plans[0].late == ()
+    for _ in range(6):
         plan = steps.step()
         assert plan is not None
-        ran.append(plan.num_rows)
-        banned += [9 not in changed(np.full(2, -1), mask) for mask in plan.masks]
-    assert ran == [2, 1, 2, 1, 2, 1, 2, 1]
-    assert banned == [True], "after two of its tokens"
+        assert (plan.num_rows, plan.late) == (2, (0,))
+        assert not plan.masks
+        assert not steps.late, "no text ends in 8, 9, 9"
+
+
+def test_a_late_mask_follows_the_text() -> None:
+    """The last token of a bad word is forbidden in the very step that may sample it."""
+    steps = make_steps(rows=1)
+    steps.scheduler.add(make_request("words", [1, 2], bad_words=((9, 9, 9),)))
+    bits, allowed = np.full(2, -1), []
+    for _ in range(5):
+        plan = steps.step()
+        assert plan is not None
+        assert not plan.masks
+        assert len(steps.late) <= 1
+        allowed.append(9 in changed(bits, steps.late[0] if steps.late else None))
+    # This device samples 9 all the same. The first step samples behind the prompt, the second behind one 9.
+    assert allowed == [True, True, False, False, False]
+
+
+def test_a_row_that_ends_in_the_step_before_gets_no_late_mask() -> None:
+    """Its token is ignored; the row beside it gets one."""
+    steps = make_steps(rows=2)
+    steps.scheduler.add(make_request("ends", [1, 2], bad_words=((9, 5),), stop_ids=frozenset({9})))
+    steps.scheduler.add(make_request("words", [1, 2], bad_words=((9, 5),)))
+    steps.step()
+    plan = steps.step()
+    assert plan is not None
+    assert plan.late == (0, 1)
+    assert steps.status("ends") is None
+    assert [mask.row_id for mask in steps.late] == [1]

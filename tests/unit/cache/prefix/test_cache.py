@@ -13,7 +13,7 @@ LAYOUT = make_layout(PAGE, 6, num_full=1, num_local=2)
 
 def make_manager(blocks: int = 4000, width: int = 2000) -> CacheManager:
     """Return a cache with memory for all texts of a test."""
-    return CacheManager(LAYOUT, blocks, width)
+    return CacheManager(LAYOUT, blocks, width, 8)
 
 
 def publish(manager: CacheManager, salt: str, tokens: np.ndarray, chunk: int = 64) -> Lease:

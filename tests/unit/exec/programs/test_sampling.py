@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,9 +19,23 @@ from tests.support import oracles
 from tests.support.builders import sampling_columns
 
 VOCAB, ROWS, MANY = 37, 8, 512
-_sample = jax.jit(
-    lambda logits, positions, columns, extras: sampling.sample(logits, positions, Sampling.of(columns), extras)
-)
+_sample_with = {
+    few: jax.jit(
+        partial(
+            lambda few, logits, at, rows, extras: sampling.sample(logits, at, Sampling.of(rows), extras, few=few), few
+        )
+    )
+    for few in (0, 2)
+}
+
+
+def _sample(*arguments: Any) -> Int[np.ndarray, " R"]:
+    """Sample; the tokens are the same if up to two rows with limits or constraints are computed alone."""
+    tokens, alone = (np.asarray(sample(*arguments)) for sample in _sample_with.values())
+    assert tokens.tolist() == alone.tolist()
+    return tokens
+
+
 _keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
 _EXTRAS = init_extras(2, VOCAB)
 
@@ -173,6 +188,24 @@ def test_a_draw_does_not_depend_on_the_other_rows() -> None:
     assert tokens_of([3, 1], extra=1) == [together[3], together[1]]
     assert tokens_of([0, 5, 3]) == [together[i] for i in (0, 5, 3)], "rows without limits beside a greedy one"
     assert tokens_of([3, 7, 3]) == [together[i] for i in (3, 7, 3)], "greedy rows alone"
+
+
+@pytest.mark.parametrize("several", range(5))
+def test_few_rows_with_limits_draw_as_they_do_among_many(several: int) -> None:
+    """Up to two of them are computed alone (`_sample` compares); which of the rows they are makes no difference."""
+    rng = np.random.default_rng(several)
+    logits = (2 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32)
+    for _ in range(10):
+        limited = np.isin(np.arange(ROWS), rng.permutation(ROWS)[:several])
+        expected = run(logits, top_k=[2] * ROWS, seeds=np.arange(ROWS))
+        tokens = run(
+            logits,
+            temperature=limited.astype(float).tolist(),
+            top_k=np.where(limited, 2, 0).tolist(),
+            seeds=np.arange(ROWS),
+        )
+        greedy = logits.argmax(axis=-1)
+        assert tokens == np.where(limited, expected, greedy).tolist()
 
 
 def test_a_draw_depends_on_key_and_position() -> None:

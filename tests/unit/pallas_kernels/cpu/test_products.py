@@ -85,7 +85,7 @@ def test_products_are_exact_and_rows_do_not_see_each_other(kind: str, dtype: str
                     first = 0 if some is x[:rows] else max(ROWS) - rows
                     out = matmul(some, panels)
                     assert out.dtype == jnp.dtype(dtype)
-                    same = np.asarray(whole)[: rows] if np.array_equal(some, x[:rows]) else np.asarray(whole)[-rows:]
+                    same = np.asarray(whole)[:rows] if np.array_equal(some, x[:rows]) else np.asarray(whole)[-rows:]
                     np.testing.assert_array_equal(np.asarray(out), same, err_msg=str(first))
         wide = matmul(x[:3], panels, jnp.dtype(jnp.float32))
         np.testing.assert_array_equal(wide.astype(dtype), whole[:3])
