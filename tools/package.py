@@ -4,8 +4,8 @@
 
 The wheel holds every file that git tracks in jswa/, pallas_kernels/ and server/, and nothing else; the sdist adds what
 a build needs. Where the library of CPU kernels can be compiled there is a second wheel, for this platform alone: the
-same files and the library. The wheel that pip builds from the sdist has the same bytes as the wheel built from the checkout, so one
-installation tests both. The commands run in an empty folder, out of reach of the checkout's modules.
+same files and the library. The wheel that pip builds from the sdist has the same bytes as the wheel built from the
+checkout, so one installation tests both. The commands run in an empty folder, out of reach of the checkout's modules.
 """
 
 import base64

@@ -112,7 +112,8 @@ def linear(
 ) -> Float[Array, "T m"]:
     """Return x · weight + bias.
 
-    The weight may have 8 or 4 bits or lie in panels, and it may have LoRA adapters; `adapters` is the adapter of each token.
+    The weight may have 8 or 4 bits or lie in panels, and it may have LoRA adapters; `adapters` is the adapter of each
+    token.
     """
     values = weight.get_value()
     base = values.base if isinstance(values, Adapted) else values

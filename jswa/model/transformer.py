@@ -235,8 +235,8 @@ def bind(
 ) -> Decoder:
     """Return the decoder over these parameters; called inside a jitted function, at trace time only.
 
-    The names of the parameters say which matrices have 8 or 4 bits, and which have LoRA adapters; those with an axis more
-    than the model's lie in panels.
+    The names of the parameters say which matrices have 8 or 4 bits, and which have LoRA adapters; those with an axis
+    more than the model's lie in panels.
 
     Args:
         experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.

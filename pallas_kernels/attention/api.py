@@ -64,8 +64,8 @@ def paged_attention(
         sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         kv_scales: factors of the numbers in 8-bit pages, of K and of V by KV head; None: 1. See `write_kv`.
         implementation: "reference" (float32, for tests), "xla" (any device), "cpu" (the library of
-            `pallas_kernels.cpu`), "mosaic" (Hopper; 16-bit types, 8-bit pages, head sizes to 512), "triton" (NVIDIA GPUs from sm_80 on, with the package jax-triton; head sizes to
-            512).
+            `pallas_kernels.cpu`), "mosaic" (Hopper; 16-bit types, 8-bit pages, head sizes to 512), "triton" (NVIDIA
+            GPUs from sm_80 on, with the package jax-triton; head sizes to 512).
         sms: multiprocessors of the device, for "mosaic" and "triton". None: as many as an H200 or an A100 has.
 
     Raises:

@@ -28,7 +28,8 @@ def paged_attention(
             raise NoKernel(f"implementation = 'cpu' takes no {name} of {array.dtype}")
     library.digest()
     v_dim = attend.value_size(kv.shape[-1], q.shape[2])
-    call = jax.ffi.ffi_call("jswa_attention", jax.ShapeDtypeStruct((*q.shape[:2], v_dim), q.dtype))
+    shape = jax.ShapeDtypeStruct((*q.shape[:2], v_dim), q.dtype)  # type: ignore[no-untyped-call]
+    call = jax.ffi.ffi_call("jswa_attention", shape)
     own = jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
     out: Array = call(
         q,

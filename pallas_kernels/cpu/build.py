@@ -54,7 +54,7 @@ def digest_of_sources() -> str | None:
 
 
 def compiler() -> str:
-    """Return the C++ compiler: $CXX, or g++. Raises CannotBuild if there is none, or the machine is not x86-64 Linux."""
+    """Return the C++ compiler: $CXX, or g++. Raises CannotBuild without one, and if this is not x86-64 Linux."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise CannotBuild(
             f"the CPU kernels are written for x86-64 Linux, and this is {sys.platform} {platform.machine()}"

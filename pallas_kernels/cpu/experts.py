@@ -26,7 +26,8 @@ def grouped_products(
     else:
         (kind, arrays), columns = operands(weights.weights), weights.outputs
     first, *rest = arrays
-    call = jax.ffi.ffi_call("jswa_experts", jax.ShapeDtypeStruct((len(x), columns), x.dtype))
+    shape = jax.ShapeDtypeStruct((len(x), columns), x.dtype)  # type: ignore[no-untyped-call]
+    call = jax.ffi.ffi_call("jswa_experts", shape)
     biases = [] if bias is None else [bias.astype(x.dtype)]
     starts, sizes = (array.astype(np.int32) for array in groups)
     out: Array = call(

@@ -47,7 +47,7 @@ def _load() -> tuple[str | None, str]:
         library = ctypes.CDLL(str(LIBRARY))
         library.jswa_digest.restype = ctypes.c_char_p
         built: str = library.jswa_digest().decode()
-        functions = {name: jax.ffi.pycapsule(getattr(library, name)) for name in _FUNCTIONS}
+        functions = {name: jax.ffi.pycapsule(getattr(library, name)) for name in _FUNCTIONS}  # type: ignore[no-untyped-call]
     except (OSError, AttributeError) as error:
         return None, f"{LIBRARY.name} cannot be loaded: {error}"
     sources = digest_of_sources()

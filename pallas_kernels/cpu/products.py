@@ -26,8 +26,8 @@ class Panels:
     """Weights whose matrices lie in panels, so that products read them as one stream.
 
     Attributes:
-        weights: numbers [*E, P, K, PANEL]; or `Quantized` or `Int4` with such values or codes. What they have per output
-            lies as it is.
+        weights: numbers [*E, P, K, PANEL]; or `Quantized` or `Int4` with such values or codes. What they have per
+            output lies as it is.
         outputs: C.
     """
 
@@ -65,26 +65,26 @@ def operands(weights: Array | Quantized | QuantizedRows | Int4) -> tuple[int, li
 
 
 def matmul(x: Float[Array, "T K"], weights: Panels, dtype: jnp.dtype | None = None) -> Float[Array, "T C"]:
-    """Return x · weights, added in float32 and rounded once to `dtype`, or x's. A row depends on no other row's numbers.
+    """Return x · weights, added in float32 and rounded once to `dtype`, or x's. A row depends on no other row.
 
     Raises NoLibrary.
     """
     library.digest()
     kind, arrays = operands(weights.weights)
-    shape = jax.ShapeDtypeStruct((len(x), weights.outputs), dtype or x.dtype)
+    shape = jax.ShapeDtypeStruct((len(x), weights.outputs), dtype or x.dtype)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("jswa_product", shape)
     out: Array = call(x, *arrays, kind=np.int64(kind), by_rows=False)
     return out
 
 
 def matmul_rows(x: Float[Array, "T K"], weights: Float[Array, "C K"] | QuantizedRows) -> Float[Array, "T C"]:
-    """Return x · weightsᵀ in float32, of a matrix with a row per output. A row depends on no other row's numbers.
+    """Return x · weightsᵀ in float32, of a matrix with a row per output. A row depends on no other row.
 
     Raises NoLibrary.
     """
     library.digest()
     kind, arrays = operands(weights)
-    shape = jax.ShapeDtypeStruct((len(x), len(arrays[0])), jnp.float32)
+    shape = jax.ShapeDtypeStruct((len(x), len(arrays[0])), jnp.float32)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("jswa_product", shape)
     out: Array = call(x, *arrays, kind=np.int64(kind), by_rows=True)
     return out

@@ -50,7 +50,8 @@ def grouped_matmul(
         bias: one number per expert and column of the weights.
         gated: the activation.
         implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
-            no CUDA graph can hold), "cpu" (the library of `pallas_kernels.cpu`; weights as `Panels` or `Mxfp4`), "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
+            no CUDA graph can hold), "cpu" (the library of `pallas_kernels.cpu`; weights as `Panels` or `Mxfp4`),
+            "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
         sms: multiprocessors of the device, for "mosaic". None: as many as an H200 has.
 
     Raises:

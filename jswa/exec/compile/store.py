@@ -272,7 +272,7 @@ def _surroundings(devices: Sequence[jax.Device]) -> str:
 
 
 def _native() -> str:
-    """Return the digest of the library of CPU kernels, which programs may call, and load it before they are; else why."""
+    """Load the library of CPU kernels before programs that call it; return its digest, or why there is none."""
     try:
         return library.digest()
     except library.NoLibrary as error:

@@ -31,6 +31,8 @@ from tests.support.oracles import random_params
 from tools.cases.kernels.attention_layers import LAYERS
 from tools.cases.kernels.attention_shapes import arguments
 
+OPTIONS = ("attention_backend", "moe_backend", "linear_backend")
+
 
 @pytest.mark.parametrize(
     ("device", "dtype", "want"),
@@ -64,21 +66,24 @@ def test_a_cpu_without_the_library_runs_xla(monkeypatch: pytest.MonkeyPatch, cap
     with caplog.at_level(logging.INFO, "jswa"):
         assert choose_backends(EngineConfig(), float32, "cpu", None) == Backends("xla", "xla")
     assert "plain XLA runs on this CPU, which is slower than the library of CPU kernels: it is not built" in caplog.text
-    for option in ("attention_backend", "moe_backend", "linear_backend"):
+    for option in OPTIONS:
+        named: dict[str, Any] = {option: "cpu"}
         with pytest.raises(ConfigError, match=f"{option} = 'cpu': it is not built: make, or choose xla"):
-            choose_backends(EngineConfig(**{option: "cpu"}), float32, "cpu", None)
+            choose_backends(EngineConfig(**named), float32, "cpu", None)
 
 
 def test_kernels_of_the_cpu_are_for_one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Named for a GPU or several devices they are an error; automatic, several devices run XLA."""
     monkeypatch.setattr(library, "digest", lambda: "built")
-    float32, several = jnp.dtype("float32"), {"tensor_parallel_size": 2}
+    float32 = jnp.dtype("float32")
+    several: dict[str, Any] = {"tensor_parallel_size": 2}
     assert choose_backends(EngineConfig(**several), float32, "cpu", None) == Backends("xla", "xla")
-    for option in ("attention_backend", "moe_backend", "linear_backend"):
+    for option in OPTIONS:
+        named: dict[str, Any] = {option: "cpu"}
         with pytest.raises(ConfigError, match=f"{option} = 'cpu': this device is a gpu"):
-            choose_backends(EngineConfig(**{option: "cpu"}), float32, "gpu", "7.0")
+            choose_backends(EngineConfig(**named), float32, "gpu", "7.0")
         with pytest.raises(ConfigError, match=f"{option} = 'cpu': is for one device"):
-            choose_backends(EngineConfig(**{option: "cpu"}, **several), float32, "cpu", None)
+            choose_backends(EngineConfig(**named, **several), float32, "cpu", None)
 
 
 def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:

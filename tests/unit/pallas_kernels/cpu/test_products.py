@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 from pallas_kernels import int4
 from pallas_kernels.cpu import library
 from pallas_kernels.cpu.products import matmul, matmul_rows
-from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.experts.api import grouped_matmul
+from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Kind, Quantized, QuantizedRows, dequantized, quantize, quantize_rows
 from tests.support.kernels.grouped_calls import in_panels
