@@ -157,7 +157,8 @@ def of_kernels(device: Any) -> Finding:
             return _wrong(
                 "kernels", _line(error), "run with --attention-backend xla --moe-backend xla until it is mended"
             )
-    checked = "each agrees with XLA on this GPU" if on_gpu else "plain XLA, as on any CPU"
+    plain = "plain XLA, as on any CPU" if chosen.attention == "xla" else "from the library of CPU kernels"
+    checked = "each agrees with XLA on this GPU" if on_gpu else plain
     return Finding("kernels", f"attention {chosen.attention}, experts {chosen.experts}: {checked}; a small model runs")
 
 
