@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from jswa.errors import GenerationError
+from jswa.grammar.compiler import Grammars
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from server.core.service import Served
@@ -106,6 +107,7 @@ def _engine(tokenizer: Tokenizer, write: Callable[[str], str], ends: Collection[
     engine = FakeEngine(rule=rule, max_model_len=4096)
     engine.model.vocab_size = end + 1
     engine.model.eos_token_ids = (end, *ends)
+    engine.grammars = Grammars(tokenizer, end + 1, engine.model.eos_token_ids)  # the script is not held to them
     return engine
 
 
