@@ -230,7 +230,7 @@ def test_a_template_of_ones_own_tells_by_its_delimiters() -> None:
     assert writes.calls is not None
     assert writes.calls.text == '<call>{"name": "{name}", "arguments": {arguments}}</call>'
     pattern = {**base, "fields": {"tool_calls": {**call, "open_pattern": "<call>"}, "content": {}}}
-    del pattern["fields"]["tool_calls"]["open"]  # type: ignore[index]
+    del pattern["fields"]["tool_calls"]["open"]
     unknown = compile_template(pattern, tokenizer).writes
     with pytest.raises(SchemaError, match="does not say how calls are written"):
         forced_calls(Family(unknown, {}, frozenset()), [TIME], "may", parallel=True)
