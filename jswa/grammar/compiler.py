@@ -24,7 +24,7 @@ from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
 
 MOST_GRAMMARS = 256
-MOST_BYTES = 2**24  # of the texts of the grammars that are kept
+MOST_BYTES = 2**27  # of the grammars that are kept, as `Grammar.size` estimates them
 
 
 def compile_grammar(
@@ -44,7 +44,7 @@ class Grammars:
         vocab_size: number of the model's ids.
         end_ids: tokens that end a text.
         delimiters: tokens that delimit the parts of an answer, and are no part of any text.
-        most_grammars, most_bytes: the compiled grammars that are kept, and the bytes of their texts.
+        most_grammars, most_bytes: the compiled grammars that are kept, and their bytes. The last one always is.
 
     Attributes:
         seconds: time that compiling has taken so far.
@@ -144,11 +144,11 @@ class Grammars:
         with self._lock:
             if grammar.vocabulary is not self._vocabulary:
                 return  # `delimit` was called meanwhile
-            if text not in self._kept:
-                self._bytes += len(text)
+            before = self._kept.pop(text, None)
             self._kept[text] = grammar
-            while len(self._kept) > self._most[0] or self._bytes > self._most[1]:
-                self._bytes -= len(self._kept.popitem(last=False)[0])
+            self._bytes += grammar.size - (0 if before is None else before.size)
+            while len(self._kept) > self._most[0] or (self._bytes > self._most[1] and len(self._kept) > 1):
+                self._bytes -= self._kept.popitem(last=False)[1].size
 
     def __len__(self) -> int:
         """Return the number of grammars that are kept."""

@@ -27,6 +27,7 @@ MISSING = "needs the package llguidance, which is not installed (pip install llg
 THREADS = max(1, min(8, os.cpu_count() or 1))  # that fill masks
 _STACK = 2**28  # bytes of stack of a thread that compiles: rules that name each other are read by recursion
 _QUICK = 0.02  # seconds within which a grammar compiles that gets several lanes
+_BYTES, _BYTES_OF_CHARACTER = 150_000, 160  # of a lane, and of each character of the grammar's text
 _FEW = 8  # matchers that share a lane before the next one is used
 _stack_lock = threading.Lock()
 
@@ -82,7 +83,11 @@ class Vocabulary:
 
 
 class Grammar:
-    """A compiled grammar for one vocabulary; `compile_text` makes it. It may be shared by threads."""
+    """A compiled grammar for one vocabulary; `compile_text` makes it. It may be shared by threads.
+
+    Attributes:
+        size: an estimate of its bytes.
+    """
 
     def __init__(self, vocabulary: Vocabulary, text: str, limits: ParserLimits, lanes: list[Any]) -> None:
         self.vocabulary = vocabulary
@@ -90,6 +95,7 @@ class Grammar:
         self._limits = limits
         self._lanes = lanes
         self._made = 0
+        self.size = len(lanes) * (_BYTES + _BYTES_OF_CHARACTER * len(text))
 
     def matcher(self) -> "Matcher":
         """Return a matcher at the beginning of a text."""

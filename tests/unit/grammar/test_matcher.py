@@ -198,7 +198,7 @@ def test_special_tokens_are_no_text(grammars: Grammars, tokenizer: Tokenizer) ->
 
 
 def test_grammars_are_kept(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, ENDS, most_grammars=2, most_bytes=1_000)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, ENDS, most_grammars=2, most_bytes=2_000_000)
     first = compiled(grammars, choice=["a"])
     assert compiled(grammars, choice=["a"]) is first
     assert (grammars.compiled, grammars.found, len(grammars)) == (1, 1, 1)
@@ -207,8 +207,10 @@ def test_grammars_are_kept(tokenizer: Tokenizer) -> None:
     compiled(grammars, choice=["c"])  # b was used longest ago
     assert compiled(grammars, choice=["a"]) is first
     assert len(grammars) == 2
-    compiled(grammars, regex="x" * 2_000)
-    assert len(grammars) == 0
+    large = compiled(grammars, regex="x" * 20_000)
+    assert large.size > 2_000_000
+    assert len(grammars) == 1
+    assert compiled(grammars, regex="x" * 20_000) is large
     assert grammars.seconds > 0
 
 
