@@ -107,7 +107,6 @@ def _engine(tokenizer: Tokenizer, write: Callable[[str], str], ends: Collection[
     engine = FakeEngine(rule=rule, max_model_len=4096)
     engine.model.vocab_size = end + 1
     engine.model.eos_token_ids = (end, *ends)
-    engine.grammars = Grammars(tokenizer, end + 1, engine.model.eos_token_ids)  # the script is not held to them
     return engine
 
 
@@ -117,9 +116,16 @@ def _agent_engine() -> FakeEngine:
     return _engine(tokenizer, agent_answer, ends)
 
 
+def _agent_with_forms() -> FakeEngine:
+    """Return an agent that compiles the forms of requests; its script is not held to them."""
+    engine = _agent_engine()
+    engine.grammars = Grammars(tokenizer_of(HARMONY), engine.model.vocab_size, engine.model.eos_token_ids)
+    return engine
+
+
 if __name__ == "__main__":
     served = Served(
-        _agent_engine,
+        _agent_with_forms,
         tokenizer_of(HARMONY),
         ChatTemplate({"default": AGENT_TEMPLATE}, {}),
         template_of("harmony", tokenizer_of(HARMONY)),
