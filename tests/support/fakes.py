@@ -1,7 +1,8 @@
-"""A text model without weights, a device without jax, and the loop that runs a scheduler on them."""
+"""A device without jax, and the loop that runs a scheduler on it."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -12,13 +13,14 @@ from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
-from jswa.plan import FROM_DEVICE, NOT_FINITE, RowMask, StepPlan, TableRow, TokenEvent
+from jswa.plan import FROM_DEVICE, NOT_FINITE, RowMask, StepEvents, StepPlan, TableRow, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row
 from jswa.storage.snapshot import origins
-from jswa.types import FinishReason
+from tests.support.text.model import TextModel
 
 POISON = -1  # a mark of KV memory that no row may read
+WRONG = -2  # the mark of a draft that was wrong
 
 
 def first_seen(reach: Reach, position: int) -> int:
@@ -26,56 +28,27 @@ def first_seen(reach: Reach, position: int) -> int:
     return position - position % reach.size if reach.chunked else max(0, position + 1 - reach.size)
 
 
-@dataclass
-class TextModel:
-    """A language model without weights: the next token is a hash of all tokens before it.
+class Run(NamedTuple):
+    """What a row runs in a step: tokens of its text, of which so many drafts, and `wrong` drafts behind them."""
 
-    Attributes:
-        vocab: size of the vocabulary.
-        failures: one of this many histories gives KV and logits that are not finite; 0 for none.
-    """
+    start: int
+    tokens: list[int]
+    drafts: list[int]
+    wrong: int
 
-    vocab: int
-    failures: int = 0
-
-    @staticmethod
-    def fold(state: int, tokens: Sequence[int]) -> int:
-        """Return the state after more tokens; the state of no tokens is 0."""
-        for token in tokens:
-            state = ((state ^ (token + 1)) * 6364136223846793005 + 1442695040888963407) % 2**64
-        return state
-
-    def next_token(self, state: int) -> int:
-        """Return the token that follows a history, or NOT_FINITE for a history that fails."""
-        if self.failures and (state >> 11) % self.failures == 0:
-            return NOT_FINITE
-        return (state >> 33) % self.vocab
-
-    def generate(self, prompt: Sequence[int], stop_ids: Collection[int], length: int) -> tuple[list[int], FinishReason]:
-        """Return the tokens of a request that runs alone, `length` tokens with its prompt at most, and why it ends."""
-        tokens: list[int] = []
-        state = 0
-        for token in prompt:
-            state = self.fold(state, [token])
-            if self.next_token(state) == NOT_FINITE:
-                return tokens, "error"
-        while len(prompt) + len(tokens) < length:
-            token = self.next_token(state)
-            if token == NOT_FINITE:
-                return tokens, "error"
-            tokens.append(token)
-            if token in stop_ids:
-                return tokens, "stop"
-            state = self.fold(state, [token])
-        return tokens, "length"
+    @property
+    def end(self) -> int:
+        """One past the last position of the text."""
+        return self.start + len(self.tokens)
 
 
 @dataclass(eq=False)
 class FakePending:
-    """A launched step of `FakeRunner`."""
+    """A launched step of `FakeRunner`. `counts`: see `Scheduler.apply`."""
 
     plan: StepPlan
-    _tokens: Int[np.ndarray, " R"]
+    _tokens: Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]
+    counts: Int[np.ndarray, " R"] | None = None
     finished: bool = False
 
     def finish(self, masks: tuple[RowMask, ...]) -> None:
@@ -85,7 +58,7 @@ class FakePending:
         assert {mask.row_id for mask in masks} <= set(self.plan.late)
         self.finished = True
 
-    def tokens(self) -> Int[np.ndarray, " R"]:
+    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
         """Return the tokens of the plan's rows; those of rows that sample none are arbitrary."""
         assert self.finished or not self.plan.late, "only half of the step was launched"
         return self._tokens
@@ -104,9 +77,21 @@ class FakeRunner:
     samples must come from tokens that see exact KV only: the law of revival, for any start that a scheduler chooses.
 
     KV that is not finite spreads: a token that sees such KV writes such KV, and its row's step is NOT_FINITE.
+
+    The device chooses how many tokens of a row that runs drafts are right (`advance`, at least one of so many). Behind
+    them it writes KV of no text, which is not finite either: nobody may read it.
     """
 
-    def __init__(self, layout: KVLayout, limits: Limits, model: TextModel, row_of: Callable[[int], Row]) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        limits: Limits,
+        model: TextModel,
+        row_of: Callable[[int], Row],
+        advance: Callable[[int], int] | None = None,
+    ) -> None:
+        self.speculates, self.advance = advance is not None, advance or (lambda most: most)
+        self.wrong = 0  # drafts so far
         self.layout = layout
         self.limits = limits
         self.model = model
@@ -152,24 +137,37 @@ class FakeRunner:
         rows = inputs.rows[inputs.column("row_id") < self.limits.max_rows]
         ends = np.cumsum(rows[:, 2])
         assert ends[-1] == plan.num_tokens, "rows and tokens disagree"
-        finite = []
-        for (slot, start, count, full_write_from, local_visible_from, *_), end in zip(
-            rows.tolist(), ends.tolist(), strict=True
+        runs, finite = [], []
+        for record, end in zip(rows.tolist(), ends.tolist(), strict=True):
+            slot, start, count, full_write_from, local_visible_from, _, limit, *_ = record
+            run = self._resolve(slot, start, limit, inputs.tokens[end - count : end])
+            own = self._write(slot, run.start, full_write_from, local_visible_from, run.tokens)
+            finite.append(not self._spread(slot, run.start, own, full_write_from, local_visible_from))
+            self._write_wrong(slot, range(run.end, run.end + run.wrong), full_write_from)
+            own_row = self._row_of(slot)
+            least = own_row.launched
+            assert least <= self._length[slot] <= least + own_row.ahead, "the length is not where it may be"
+            runs.append(run)
+        said = []
+        for (slot, _, _, _, local_visible_from, samples, *_), run, good in zip(
+            rows.tolist(), runs, finite, strict=True
         ):
-            own = self._write(slot, start, full_write_from, local_visible_from, inputs.tokens[end - count : end])
-            finite.append(not self._spread(slot, start, own, full_write_from, local_visible_from))
-        for slot, start, count, _, local_visible_from, samples, *_ in rows.tolist():
-            self._read(slot, start, start + count, local_visible_from)
-            exact = self._inexact_from(slot, start + count - 1, start + count, local_visible_from) is None
-            assert exact or not samples, "a token is sampled from local KV that is not exact"
-        tokens = np.where(finite, 0, NOT_FINITE).astype(np.int32)
-        for index, (slot, _, _, _, _, samples, *_) in enumerate(rows.tolist()):
-            if samples and finite[index]:
-                tokens[index] = self.model.next_token(self._text[slot])
-            if samples:
-                self._last_token[slot] = max(int(tokens[index]), 0)
+            if len(run.tokens):
+                self._read(slot, run.start, run.end, local_visible_from)
+                exact = self._inexact_from(slot, run.end - 1, run.end, local_visible_from) is None
+                assert exact or not samples, "a token is sampled from local KV that is not exact"
+                new = [*run.drafts, self.model.next_token(self._text[slot])] if samples and good else [0]
+                said.append(new if good else [NOT_FINITE])
+                self._last_token[slot] = max(said[-1][-1], 0) if samples else POISON
+            else:
+                said.append([])
         self.launches += 1
-        return FakePending(plan, tokens)
+        if not self.speculates:
+            return FakePending(plan, np.array(said, np.int32)[:, 0])
+        tokens = np.zeros((len(said), max(map(len, said), default=1) or 1), np.int32)
+        for index, new in enumerate(said):
+            tokens[index, : len(new)] = new
+        return FakePending(plan, tokens, np.array([len(new) for new in said]))
 
     def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
         """Carry out moves of slots, in order."""
@@ -237,18 +235,48 @@ class FakeRunner:
             self._marks[slot, position] = text >> 1
         self._text[slot] = text
 
+    def _resolve(self, slot: int, start: int, limit: int, tokens: Int[np.ndarray, " n"]) -> Run:
+        """Return what a row runs: from where the device is if the host does not know, and with drafts of its own."""
+        row = self._row_of(slot)
+        if start == FROM_DEVICE:
+            assert row is self._rows[slot], "a row begins at a length that the device does not have"
+            start = self._length[slot]
+            tokens = tokens[: max(0, limit - 1 - start)]
+        elif start == 0 or start != self._length[slot] or row is not self._rows[slot]:
+            self._begin(slot, start, row)
+        run = tokens.tolist()
+        if run[:1] == [FROM_DEVICE]:
+            run[0] = int(self._last_token[slot])
+        right, drafts = run, run[1:]
+        if FROM_DEVICE in drafts:
+            assert set(drafts) == {FROM_DEVICE}, "a draft lies before a token of the text"
+            text = self.model.fold(self._text[slot], run[:1])
+            right = [*run[:1], *self.model.finite(text, self.advance(len(run)) - 1)]
+        wrong = len(run) - len(right)
+        self.wrong += wrong
+        return Run(start, right, right[1:] if FROM_DEVICE in drafts else [], wrong)
+
+    def _write_wrong(self, slot: int, positions: range, full_write_from: int) -> None:
+        """Write the KV of drafts that were wrong."""
+        assert not len(positions) or positions.start >= full_write_from
+        m, page = self.layout.pages_per_block, self.limits.page_size
+        for position in positions:
+            at, offset = divmod(position, page)
+            self._any_nan = True
+            if self.layout.local is not None:
+                slots = self._local_table[slot, at] * m + np.arange(m)
+                self._local[slots, offset], self._full[slots] = WRONG, POISON
+                self._level[slots, offset], self._local_nan[slots, offset] = 0, True
+            if self.layout.full is not None:
+                page_id = self._full_table[slot, at]
+                self._full[page_id, offset], self._local[page_id] = WRONG, POISON
+                self._full_nan[page_id, offset] = True
+
     def _write(
-        self, slot: int, start: int, full_write_from: int, local_visible_from: int, tokens: Int[np.ndarray, " n"]
+        self, slot: int, start: int, full_write_from: int, local_visible_from: int, tokens: Sequence[int]
     ) -> list[bool]:
         """Write the KV of a row's tokens; return of each whether its own history gives KV that is not finite."""
-        row = self._row_of(slot)
-        if start == 0 or start != self._length[slot] or row is not self._rows[slot]:
-            self._begin(slot, start, row)
-        run = tokens.astype(np.int64)
-        if run[0] == FROM_DEVICE:
-            assert len(run) == 1, "only one token can come from the device"
-            run[0] = self._last_token[slot]
-        self._last_token[slot] = POISON
+        run = np.array(tokens, np.int64)
         assert np.all(run >= 0), "a token is not known"
         failed = []
         for position, token in enumerate(run.tolist(), start=start):
@@ -263,7 +291,7 @@ class FakeRunner:
             self._local[slots, offsets[:, None]] = self._marks[slot, start:end, None]
             self._full[slots] = POISON
             self._set_levels(slot, start, end, local_visible_from)
-        if self.layout.full is not None and end > full_write_from:
+        if self.layout.full is not None and end > max(start, full_write_from):
             first = max(start, full_write_from)
             pages, offsets = np.divmod(np.arange(first, end), self.limits.page_size)
             slots = self._full_table[slot, pages]
@@ -301,12 +329,14 @@ class FakeRunner:
     def check_cached(self, cache: CacheManager) -> None:
         """Assert that all KV in the prefix tree is finite, with the moves that wait for the next plan undone."""
         m, p = self.layout.pages_per_block, self.limits.page_size
+        alone = self.layout.reach is not None and self.layout.reach.size == 1  # no query sees local KV but its own
         for node in cache.prefix.tree.nodes():
             pages = zip(origins(cache.moves, node.full).tolist(), node.local.tolist(), strict=True)
             for index, (full, local) in enumerate(pages):
                 filled = min(p, node.end - (node.start // p + index) * p)
                 assert not (full and self._full_nan[full, :filled].any()), "full KV in the cache is not finite"
-                assert not (local and self._local_nan[local * m, :filled].any()), "local KV in the cache is not finite"
+                if local and not alone:
+                    assert not self._local_nan[local * m, :filled].any(), "local KV in the cache is not finite"
 
     def _levels(self, slot: int, first: int, end: int) -> Int[np.ndarray, " n"]:
         pages, offsets = np.divmod(np.arange(first, end), self.limits.page_size)
@@ -353,11 +383,18 @@ class FakeRunner:
 
 
 class Loop:
-    """The loop of `Engine.step` without an engine: one step in flight."""
+    """The loop of `Engine.step` without an engine: one step in flight. `advance`: see `FakeRunner`."""
 
-    def __init__(self, layout: KVLayout, limits: Limits, model: TextModel) -> None:
-        self.scheduler = Scheduler(layout, limits)
-        self.runner = FakeRunner(layout, limits, model, self._row_of)
+    def __init__(
+        self,
+        layout: KVLayout,
+        limits: Limits,
+        model: TextModel,
+        speculative: int = 0,
+        advance: Callable[[int], int] | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(layout, limits, speculative)
+        self.runner = FakeRunner(layout, limits, model, self._row_of, advance)
         self.pending: FakePending | None = None
         self.before_launch: Callable[[StepPlan], None] | None = None
 
@@ -382,9 +419,11 @@ class Loop:
 
     def apply(self, before: FakePending | None) -> list[TokenEvent]:
         """Do the second half: apply the step that was pending before `launch`, and finish the one that is now."""
-        events = list(self.scheduler.apply(before.plan, before.tokens())) if before is not None else []
+        events = StepEvents()
+        if before is not None:
+            events = self.scheduler.apply(before.plan, before.tokens(), counts=before.counts)
         self.finish()
-        return events
+        return list(events)
 
     def finish(self) -> None:
         """Set the late masks of the step in flight, if there are any."""
