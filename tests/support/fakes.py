@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import zip_longest
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
@@ -17,29 +16,10 @@ from jswa.plan import FROM_DEVICE, NOT_FINITE, RowMask, StepEvents, StepPlan, Ta
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row
 from jswa.storage.snapshot import origins
-from tests.support.text.model import TextModel
+from tests.support.text.model import Run, TextModel, first_seen
 
 POISON = -1  # a mark of KV memory that no row may read
 WRONG = -2  # the mark of a draft that was wrong
-
-
-def first_seen(reach: Reach, position: int) -> int:
-    """Return the oldest key of a query: the last `size` keys with its own, or those of its chunk. Not the engine's."""
-    return position - position % reach.size if reach.chunked else max(0, position + 1 - reach.size)
-
-
-class Run(NamedTuple):
-    """What a row runs in a step: tokens of its text, of which so many drafts, and `wrong` drafts behind them."""
-
-    start: int
-    tokens: list[int]
-    drafts: list[int]
-    wrong: int
-
-    @property
-    def end(self) -> int:
-        """One past the last position of the text."""
-        return self.start + len(self.tokens)
 
 
 @dataclass(eq=False)
@@ -145,29 +125,26 @@ class FakeRunner:
             finite.append(not self._spread(slot, run.start, own, full_write_from, local_visible_from))
             self._write_wrong(slot, range(run.end, run.end + run.wrong), full_write_from)
             own_row = self._row_of(slot)
-            least = own_row.launched
-            assert least <= self._length[slot] <= least + own_row.ahead, "the length is not where it may be"
+            assert 0 <= self._length[slot] - own_row.launched <= own_row.ahead, "the length is not where it may be"
             runs.append(run)
-        said = []
-        for (slot, _, _, _, local_visible_from, samples, *_), run, good in zip(
-            rows.tolist(), runs, finite, strict=True
-        ):
-            if len(run.tokens):
-                self._read(slot, run.start, run.end, local_visible_from)
-                exact = self._inexact_from(slot, run.end - 1, run.end, local_visible_from) is None
-                assert exact or not samples, "a token is sampled from local KV that is not exact"
-                new = [*run.drafts, self.model.next_token(self._text[slot])] if samples and good else [0]
-                said.append(new if good else [NOT_FINITE])
-                self._last_token[slot] = max(said[-1][-1], 0) if samples else POISON
-            else:
-                said.append([])
+        said = [self._say(*row) for row in zip(rows.tolist(), runs, finite, strict=True)]
         self.launches += 1
-        if not self.speculates:
-            return FakePending(plan, np.array(said, np.int32)[:, 0])
-        tokens = np.zeros((len(said), max(map(len, said), default=1) or 1), np.int32)
-        for index, new in enumerate(said):
-            tokens[index, : len(new)] = new
-        return FakePending(plan, tokens, np.array([len(new) for new in said]))
+        tokens = np.array(list(zip_longest(*(new or [0] for new in said), fillvalue=0)), np.int32).T
+        counts = np.array([len(new) for new in said])
+        return FakePending(plan, tokens, counts) if self.speculates else FakePending(plan, tokens[:, 0])
+
+    def _say(self, record: list[int], run: Run, finite: bool) -> list[int]:
+        """Return the tokens of a row, of which the last is sampled; of a row that samples none it is arbitrary."""
+        slot, _, _, _, local_visible_from, samples, *_ = record
+        if not run.tokens:
+            return []
+        self._read(slot, run.start, run.end, local_visible_from)
+        exact = self._inexact_from(slot, run.end - 1, run.end, local_visible_from) is None
+        assert exact or not samples, "a token is sampled from local KV that is not exact"
+        new = [*run.drafts, self.model.next_token(self._text[slot]) if samples else 0] if finite else [NOT_FINITE]
+        if samples:
+            self._last_token[slot] = max(new[-1], 0)
+        return new
 
     def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
         """Carry out moves of slots, in order."""
@@ -187,7 +164,7 @@ class FakeRunner:
         return 3
 
     def prepare_copies(self) -> None:
-        """Nothing is compiled here."""
+        """Compile nothing."""
 
     def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, "n p"]]:
         """Return the contents of slots."""
@@ -247,14 +224,9 @@ class FakeRunner:
         run = tokens.tolist()
         if run[:1] == [FROM_DEVICE]:
             run[0] = int(self._last_token[slot])
-        right, drafts = run, run[1:]
-        if FROM_DEVICE in drafts:
-            assert set(drafts) == {FROM_DEVICE}, "a draft lies before a token of the text"
-            text = self.model.fold(self._text[slot], run[:1])
-            right = [*run[:1], *self.model.finite(text, self.advance(len(run)) - 1)]
-        wrong = len(run) - len(right)
-        self.wrong += wrong
-        return Run(start, right, right[1:] if FROM_DEVICE in drafts else [], wrong)
+        found = self.model.run(self._text[slot], start, run, self.advance)
+        self.wrong += found.wrong
+        return found
 
     def _write_wrong(self, slot: int, positions: range, full_write_from: int) -> None:
         """Write the KV of drafts that were wrong."""

@@ -1,10 +1,31 @@
-"""A language model without weights."""
+"""A language model without weights, and the keys that a query of it sees."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from jswa.plan import NOT_FINITE
+from jswa.architecture import Reach
+from jswa.plan import FROM_DEVICE, NOT_FINITE
 from jswa.types import FinishReason
+
+
+def first_seen(reach: Reach, position: int) -> int:
+    """Return the oldest key of a query: the last `size` keys with its own, or those of its chunk. Not the engine's."""
+    return position - position % reach.size if reach.chunked else max(0, position + 1 - reach.size)
+
+
+class Run(NamedTuple):
+    """What a row runs in a step: tokens of its text, of which so many drafts, and `wrong` drafts behind them."""
+
+    start: int
+    tokens: list[int]
+    drafts: list[int]
+    wrong: int
+
+    @property
+    def end(self) -> int:
+        """One past the last position of the text."""
+        return self.start + len(self.tokens)
 
 
 @dataclass
@@ -32,15 +53,21 @@ class TextModel:
             return NOT_FINITE
         return (state >> 33) % self.vocab
 
-    def finite(self, state: int, most: int) -> list[int]:
-        """Return up to `most` tokens that follow a history, before the first whose own history fails."""
-        tokens: list[int] = []
-        while len(tokens) < most and (token := self.next_token(state)) != NOT_FINITE:
+    def run(self, state: int, start: int, tokens: list[int], advance: Callable[[int], int]) -> Run:
+        """Return what a row runs behind a history: its tokens, and of drafts (FROM_DEVICE) as many as `advance` says.
+
+        The first token whose history fails is no draft that is right: the step after it begins there.
+        """
+        if FROM_DEVICE not in tokens[1:]:
+            return Run(start, tokens, [], 0)
+        assert set(tokens[1:]) == {FROM_DEVICE}, "a draft lies before a token of the text"
+        most, drafts, state = advance(len(tokens)) - 1, list[int](), self.fold(state, tokens[:1])
+        while len(drafts) < most and (token := self.next_token(state)) != NOT_FINITE:
             state = self.fold(state, [token])
             if self.next_token(state) == NOT_FINITE:
                 break
-            tokens.append(token)
-        return tokens
+            drafts.append(token)
+        return Run(start, [*tokens[:1], *drafts], drafts, len(tokens) - 1 - len(drafts))
 
     def generate(self, prompt: Sequence[int], stop_ids: Collection[int], length: int) -> tuple[list[int], FinishReason]:
         """Return the tokens of a request that runs alone, `length` tokens with its prompt at most, and why it ends."""
