@@ -88,7 +88,7 @@ nightly-property: .venv/installed
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py
 
 nightly-optimised: .venv/installed
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) tests/e2e/model tests/unit/model
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) tests/e2e/model tests/e2e/sampling tests/unit/model
 
 nightly-types: .venv/installed
 	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) tests/unit tests/property

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from jswa.types import CompletionOutput as CompletionOutput
     from jswa.types import RequestOutput as RequestOutput
     from jswa.types import SamplingParams as SamplingParams
+    from jswa.types import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "jswa.async_llm": ("AsyncLLM",),
@@ -70,7 +71,7 @@ _HOMES = {
         "UnsupportedModel",
     ),
     "jswa.llm": ("LLM", "generate"),
-    "jswa.types": ("CompletionOutput", "RequestOutput", "SamplingParams"),
+    "jswa.types": ("CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -18,11 +18,13 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
-from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError
+from jswa.errors import EngineError, InvalidPrompt, InvalidSampling, InvalidToken, JswaError
+from jswa.grammar.compiler import Grammars
+from jswa.grammar.llg import Grammar
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
-from jswa.plan import Feature, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import Feature, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TextGrammar, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.scheduler import Scheduler
@@ -96,6 +98,9 @@ class Engine:
         adapters: the LoRA adapters among the runner's parameters, and the room for others.
         lora_reader: reads further adapters; None: the runner has no room for any.
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
+
+    Attributes:
+        grammars: those of structured outputs; None: requests with structured outputs are refused.
     """
 
     def __init__(
@@ -126,6 +131,7 @@ class Engine:
         self._numbers = itertools.count(1)  # several threads may call `request`
         self._switches = switches or Switches()
         self.trace = trace
+        self.grammars: Grammars | None = None
         self._log = StepLog()
         # Called with each plan before its launch while the prefix cache is saved or loaded. `copying` allows one such
         # copy at a time.
@@ -175,8 +181,10 @@ class Engine:
             ends = () if params.ignore_eos else self.model.eos_token_ids
             stop_ids = frozenset(params.stop_token_ids) | frozenset(ends)
             constraint = make_constraint(params, self.model.vocab_size, len(ids), stop_ids, bad_words)
+            grammar: TextGrammar | None = self._grammar(params)
         else:
             stop_ids, constraint, number, root = like.stop_ids, like.constraint, like.adapter, like.cache_salt
+            grammar = like.grammar
             if constraint is not None:
                 constraint = constraint._replace(min_length=len(ids) + params.min_tokens)
         longest = self.limits.max_model_len
@@ -189,11 +197,21 @@ class Engine:
             max_length=longest if params.max_tokens is None else min(longest, len(ids) + params.max_tokens),
             priority=priority,
             constraint=constraint,
+            grammar=grammar,
             cache_salt=root,
             adapter=number,
             tenant=tenant,
             weight=weight,
         )
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        """Return the compiled grammar of a request's structured outputs. Raises InvalidSampling."""
+        if params.structured_outputs is None:
+            return None
+        if self.grammars is None:
+            limit = "needs an engine with a tokenizer"
+            raise InvalidSampling("structured_outputs", params.structured_outputs.form, limit)
+        return self.grammars.compile(params.structured_outputs)
 
     def _checked(self, prompt: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
         """Return a copy of a prompt as int32. Raises InvalidPrompt or InvalidToken."""
@@ -284,18 +302,22 @@ class Engine:
             before, self._pending = launched, None
         events = self._apply(before)
         if plan is not None and plan.late and launched is not None:
-            self._finish(plan, launched)
+            events = replace(events, others=(*events.others, *self._finish(plan, launched)))
         if self._switches.check:
             self.check()
         return events
 
-    def _finish(self, plan: StepPlan, launched: PendingStep) -> None:
-        """Launch the second half of a step: the tokens on which its masks depend are known by now."""
+    def _finish(self, plan: StepPlan, launched: PendingStep) -> tuple[TokenEvent, ...]:
+        """Launch the second half of a step: the tokens on which its masks depend are known by now.
+
+        Returns the tokens that grammars force.
+        """
         begin = time.perf_counter()
-        self._late_masks = self._scheduler.late_masks(plan)
+        self._late_masks, events = self._scheduler.late_masks(plan)
         filled = time.perf_counter()
         launched.finish(self._late_masks)
-        self._log.finished(begin, filled, time.perf_counter())
+        self._log.finished(len(events), begin, filled, time.perf_counter())
+        return events
 
     def _apply(self, step: PendingStep | None) -> StepEvents:
         if step is None:

@@ -21,6 +21,7 @@ from jswa.errors import EngineError, InvalidPrompt
 from jswa.frontend.batch import Batch
 from jswa.frontend.fair_lock import FairLock
 from jswa.frontend.outputs import CallOptions, Receiver, distribute
+from jswa.grammar.compiler import Grammars
 from jswa.plan import Request
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
@@ -68,6 +69,7 @@ class LLM:
         self.default_sampling = default_sampling(folder)
         engine = build_engine(folder, config)
         engine.model = _with_end_token(engine.model, self.tokenizer)
+        engine.grammars = Grammars(self.tokenizer, engine.model.vocab_size, engine.model.eos_token_ids)
         self._start(engine)
 
     def _start(self, engine: Engine) -> None:

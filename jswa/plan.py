@@ -6,7 +6,7 @@ come back, and the caller gets a `TokenEvent` for each token.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -56,6 +56,12 @@ class Mask(NamedTuple):
         return found
 
 
+class AllWords(NamedTuple):
+    """All words of a mask, in order."""
+
+    bits: Int[np.ndarray, " words"]
+
+
 NO_WORDS = Words(np.zeros(0, np.int32), np.zeros(0, np.int32))
 EVERY_TOKEN = Mask(-1, *NO_WORDS)
 
@@ -78,6 +84,14 @@ class Constraint(NamedTuple):
     bad_words: tuple[tuple[int, ...], ...]
 
 
+class TextGrammar(Protocol):
+    """A compiled grammar, `jswa.grammar.llg.Grammar`; it is shared by requests."""
+
+    def matcher(self) -> Any:
+        """Return a `Matcher` at the beginning of a text."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """A validated prompt with its sampling parameters.
@@ -88,6 +102,7 @@ class Request:
         max_length: limit of prompt and generated tokens together.
         priority: lower runs first.
         constraint: None if the logits are used unchanged.
+        grammar: what the text is held to; then `constraint` is not None.
         cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
         adapter: number of the LoRA adapter; 0: none.
         tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
@@ -102,6 +117,7 @@ class Request:
     max_length: int
     priority: int = 0
     constraint: Constraint | None = None
+    grammar: TextGrammar | None = None
     cache_salt: str = ""
     adapter: int = 0
     tenant: str = ""
@@ -151,7 +167,8 @@ class TokenEvent(NamedTuple):
 
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
-    `error` says why there is no token if `finish_reason` is "error".
+    `error` says why there is no token if `finish_reason` is "error". `completes`: the request's grammar allows nothing
+    more behind this token, so the text ends with it.
     """
 
     request_id: str
@@ -163,13 +180,20 @@ class TokenEvent(NamedTuple):
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
+    completes: bool = False
+
+    @property
+    def is_stop_token(self) -> bool:
+        """Whether the token ends the text and is no part of it."""
+        return self.token is not None and self.finish_reason == "stop" and not self.completes
 
 
 @dataclass(frozen=True, eq=False)
 class StepEvents:
     """The results of one step. A token of a request that goes on is an entry of two arrays; all else is a `TokenEvent`.
 
-    A request has at most one token or event in a step. Iteration yields all of them as events.
+    A request has at most one token or event in a step, but for the tokens that its grammar forces. Iteration yields
+    all of them as events.
 
     Attributes:
         request_ids, tokens: the requests that got a token and nothing else, and that token.
@@ -236,7 +260,7 @@ class RowMask(NamedTuple):
     """Words of a row's mask that change before this step."""
 
     row_id: int
-    words: Words
+    words: Words | AllWords
 
 
 def bits_of(ids: Int[np.ndarray, " N"], vocab_size: int) -> Int[np.ndarray, " words"]:

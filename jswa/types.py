@@ -15,6 +15,57 @@ MissReason = Literal[
 
 MAX_LOGPROBS = 20  # most likely tokens with log probabilities, at most
 MAX_LOGIT_BIAS = 1_024  # entries of a logit_bias, at most
+FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")  # of StructuredOutputsParams
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """A form that the whole generated text has, with vLLM's names. Exactly one of the first six is given.
+
+    Attributes:
+        json: a JSON Schema, as an object or as JSON text.
+        json_object: True: any JSON object.
+        regex: a regular expression in the syntax of Rust's crate `regex`, which the whole text matches.
+        choice: the texts to choose from.
+        grammar: a context-free grammar in llguidance's variant of Lark, or in GBNF.
+        structural_tag: free text with regions that have a schema each: vLLM's object with `structures` (each has
+            `begin`, `schema`, `end`) and `triggers`, as an object or as JSON text.
+        disable_any_whitespace: JSON has no white space between its parts; by default a space may follow "," and ":".
+        whitespace_pattern: regular expression of the white space that JSON may have between its parts.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        forms = [name for name in FORMS if getattr(self, name) is not None]
+        limit = f"exactly one of {', '.join(FORMS)}"
+        _check("structured_outputs", ", ".join(forms) or "nothing", len(forms) == 1, limit)
+        _check("structured_outputs.json_object", self.json_object, self.json_object in (None, True), "None or True")
+        for name in ("json", "structural_tag"):
+            value = getattr(self, name)
+            accepted = value is None or isinstance(value, str | Mapping)
+            _check(f"structured_outputs.{name}", value, accepted, "an object, or a string of JSON")
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            _check(f"structured_outputs.{name}", value, value is None or _is_text(value), "a string that is not empty")
+        choice = self.choice is None or (len(self.choice) > 0 and _all(self.choice, _is_text))
+        _check("structured_outputs.choice", self.choice, choice, "a list of strings, none of them empty")
+        blank = self.disable_any_whitespace
+        _check("structured_outputs.disable_any_whitespace", blank, isinstance(blank, bool), "True or False")
+        both = blank and self.whitespace_pattern is not None
+        _check("structured_outputs.whitespace_pattern", self.whitespace_pattern, not both, "None without white space")
+
+    @property
+    def form(self) -> str:
+        """The name of the attribute that is given, one of FORMS."""
+        return next(name for name in FORMS if getattr(self, name) is not None)
 
 
 @dataclass(frozen=True)
@@ -44,6 +95,7 @@ class SamplingParams:
         prompt_logprobs: return the same for the tokens of the prompt.
         ignore_eos: continue after the model's end tokens.
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: the form that the text has. The text ends where the form allows nothing more.
     """
 
     temperature: float = 1.0
@@ -67,6 +119,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _REAL_RANGES:
@@ -110,6 +163,9 @@ class SamplingParams:
         _check("logit_bias", f"{entries} entries", entries <= MAX_LOGIT_BIAS, f"at most {MAX_LOGIT_BIAS} entries")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
+        form = self.structured_outputs
+        known = form is None or isinstance(form, StructuredOutputsParams)
+        _check("structured_outputs", form, known, "None or a StructuredOutputsParams")
 
     @property
     def wants_logprobs(self) -> bool:
@@ -119,7 +175,7 @@ class SamplingParams:
     @property
     def masks_follow_text(self) -> bool:
         """Whether the tokens that may be generated depend on those before them."""
-        return bool(self.bad_words)
+        return bool(self.bad_words) or self.structured_outputs is not None
 
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -255,6 +311,10 @@ _WHOLE_RANGES = (
 
 def _all(values: object, ok: Callable[[Any], bool]) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str | bytes) and all(ok(value) for value in values)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _are_ids(values: object) -> bool:

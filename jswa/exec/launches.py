@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from jswa.exec.pack import PackSpec, pack
-from jswa.exec.programs.extras import bit_lines, extras_batches
+from jswa.exec.programs.extras import bit_lines, extras_batches, mask_batches
 from jswa.exec.programs.pages import move_batches, row_batches
-from jswa.plan import ExtrasEntry, RowMask, StepPlan
+from jswa.plan import ExtrasEntry, RowMask, StepPlan, Words
 
 # MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
-COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, SET_ADAPTER, PREPARE, STEP = range(8)
+COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, SET_MASKS, SET_ADAPTER, PREPARE, STEP = range(9)
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
@@ -50,12 +50,13 @@ def extras_launches(
     entries: Sequence[ExtrasEntry], masks: Sequence[RowMask], max_rows: int, vocab: int
 ) -> Iterator[Launch]:
     """Yield the launches that set rows of the extras tables: mostly one for all rows that begin in a step."""
-    if not entries and not masks:
-        return
     for line in bit_lines(entries, vocab):
         yield Launch(SET_BITS, (line,))
-    for batch in extras_batches(entries, masks, max_rows):
-        yield Launch(SET_EXTRAS, (batch,))
+    if entries or any(isinstance(mask.words, Words) for mask in masks):
+        for batch in extras_batches(entries, masks, max_rows):
+            yield Launch(SET_EXTRAS, (batch,))
+    for masks_of_rows in mask_batches(masks, max_rows):
+        yield Launch(SET_MASKS, (masks_of_rows,))
 
 
 def encode(launches: Iterable[Launch]) -> bytes:

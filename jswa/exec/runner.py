@@ -26,6 +26,7 @@ from jswa.exec.launches import (
     MOVE_PAGES,
     PREPARE,
     SET_ADAPTER,
+    SET_MASKS,
     SET_ROWS,
     STEP,
     Launch,
@@ -44,6 +45,7 @@ from jswa.exec.side_programs import (
     compile_copy_pages,
     compile_extras,
     compile_rename_pages,
+    compile_set_masks,
     compile_set_rows,
     idle_launches,
 )
@@ -152,6 +154,7 @@ class Runner:
             self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes, store).result()
             self._set_rows = pool.submit(compile_set_rows, self._shapes, store).result()
             self._extras = pool.submit(compile_extras, self._shapes["extras"], store).result()
+            self._set_masks = pool.submit(compile_set_masks, self._shapes["extras"], store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
         self._head = head_names(model, params)
@@ -345,6 +348,9 @@ class Runner:
                     tables = self.state["full_table"], self.state["local_table"]
                     full, local = self._set_rows[len(placed[0])](tables, *placed)
                     self.state = {**self.state, "full_table": full, "local_table": local}
+                elif program == SET_MASKS:
+                    extras = self._set_masks[len(placed[0])](self.state["extras"], *placed)
+                    self.state = {**self.state, "extras": extras}
                 elif program in self._extras:
                     self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
                 else:

@@ -9,9 +9,9 @@ import numpy as np
 
 from jswa.cache.layout import KVLayout
 from jswa.exec.compile.store import ProgramStore, compiled, named
-from jswa.exec.launches import COPY_PAGES, MOVE_PAGES, SET_BITS, SET_EXTRAS, SET_ROWS, Launch
+from jswa.exec.launches import COPY_PAGES, MOVE_PAGES, SET_BITS, SET_EXTRAS, SET_MASKS, SET_ROWS, Launch
 from jswa.exec.mesh import mesh_of, on_mesh, specs_of
-from jswa.exec.programs.extras import Extras, extras_batches, set_bits, set_extras
+from jswa.exec.programs.extras import MASKS, Extras, extras_batches, set_bits, set_extras, set_masks
 from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
 from jswa.exec.programs.state import DeviceState
 
@@ -51,6 +51,12 @@ def compile_extras(extras: Extras, store: ProgramStore | None = None) -> dict[in
     return {SET_EXTRAS: _compile(store, set_extras, extras, batch), SET_BITS: _compile(store, set_bits, extras, line)}
 
 
+def compile_set_masks(extras: Extras, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
+    """Compile `set_masks` ahead of time, for each number of masks that a batch may have. The tables are donated."""
+    width = 1 + extras["mask"].shape[1]
+    return {size: _compile(store, set_masks, extras, np.zeros((size, width), np.int32)) for size in MASKS}
+
+
 def _compile(
     store: ProgramStore | None, function: Callable[..., Any], state: Any, *arguments: Any
 ) -> jax.stages.Compiled:
@@ -73,6 +79,11 @@ def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[Launch]:
         yield Launch(SET_ROWS, (rows,))
     (batch,) = extras_batches((), (), max_rows)
     yield Launch(SET_EXTRAS, (batch,))
-    line = np.zeros(2 + state["extras"]["mask"].shape[1], np.int32)
+    words = state["extras"]["mask"].shape[1]
+    line = np.zeros(2 + words, np.int32)
     line[0] = max_rows
     yield Launch(SET_BITS, (line,))
+    for size in MASKS:
+        masks = np.zeros((size, 1 + words), np.int32)
+        masks[:, 0] = max_rows
+        yield Launch(SET_MASKS, (masks,))

@@ -174,7 +174,7 @@ class PromptTexts:
         if reason is None:
             return None
         if text.assembler is None and self._tokenizer is not None:
-            shown = tokens[:-1] if reason == "stop" else tokens  # the text ends before a stop token
+            shown = tokens[:-1] if event.is_stop_token else tokens
             skip = self._params.skip_special_tokens
             text.pieces.append(decode_behind(self._tokenizer, text.request.prompt, shown, skip_special_tokens=skip))
         return CompletionOutput(text.index, "".join(text.pieces), tokens, finish_reason=reason, stop_reason=stop_reason)

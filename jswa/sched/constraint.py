@@ -8,8 +8,20 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import InvalidSampling, NothingAllowed
-from jswa.plan import EVERY_TOKEN, NO_WORDS, Constraint, ExtrasEntry, Mask, Request, RowMask, Words, bits_of, words_of
-from jswa.sched.rows import Rows
+from jswa.grammar.llg import fill_all
+from jswa.plan import (
+    EVERY_TOKEN,
+    NO_WORDS,
+    AllWords,
+    Constraint,
+    ExtrasEntry,
+    Mask,
+    RowMask,
+    Words,
+    bits_of,
+    words_of,
+)
+from jswa.sched.rows import Rows, TokenCounts
 from jswa.sched.sequence import Sequence
 from jswa.types import SamplingParams
 
@@ -30,6 +42,7 @@ def make_constraint(
     bad_words = tuple(word for word in bad_words if max(word) < vocab_size)
     penalized = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     limited = params.logit_bias or params.allowed_token_ids is not None or params.min_tokens or bad_words
+    limited = limited or params.structured_outputs is not None
     if not penalized and not limited:
         return None
     allowed = _allowed(params, vocab_size, {word[0] for word in bad_words if len(word) == 1})
@@ -71,13 +84,16 @@ def mask_words(constraint: Constraint, banned: frozenset[int], *, early: bool) -
     return Words(at, bits)
 
 
-def nothing_allowed(request: Request, length: int) -> NothingAllowed:
-    """Return the error of a request whose constraint forbids every token behind a text of `length` tokens."""
+def nothing_allowed(sequence: Sequence) -> NothingAllowed:
+    """Return the error of a request whose constraint forbids every token behind its text."""
+    request, length = sequence.request, sequence.num_known
     params, constraint = request.params, request.constraint
+    failed = None if sequence.matcher is None else sequence.matcher.error
     early = constraint is not None and length < constraint.min_length
     named = {
         "allowed_token_ids": params.allowed_token_ids is not None,
         "bad_words": bool(params.bad_words),
+        "structured_outputs" + (f" ({failed})" if failed else ""): params.structured_outputs is not None,
         f"min_tokens = {params.min_tokens} (no stop token before)": early,
     }
     at = length - len(request.prompt)
@@ -135,13 +151,11 @@ class _Held(NamedTuple):
         early: whether it lacks stop tokens.
         banned: the ends of bad words that it lacks.
         words: the words of it that hence differ from `Constraint.allowed`.
-        last: the tokens before the ends of bad words: behind any other token, no bad word ends.
     """
 
     early: bool
     banned: frozenset[int]
     words: Words
-    last: frozenset[int]
 
 
 class Masks:
@@ -154,8 +168,12 @@ class Masks:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._held: dict[int, _Held] = {}  # by row id
+        self._bits: dict[int, Int[np.ndarray, " words"]] = {}  # all words, of rows that are held to a grammar
         # Whether a row's mask changes at some length, and whether it depends on the text besides.
         self._changes, self._follows_text = np.zeros((2, rows.max_rows), bool)
+        self._has_grammar = np.zeros(rows.max_rows, bool)
+        self._lacks = np.zeros(rows.max_rows, bool)  # whether the device's mask lacks tokens that may be allowed later
+        self._last = TokenCounts()  # the tokens before the ends of bad words: behind any other token, none ends
 
     def __len__(self) -> int:
         return len(self._held)
@@ -166,52 +184,109 @@ class Masks:
         params, constraint = request.params, request.constraint
         if constraint is None:
             return None
-        if sequence.num_known < constraint.min_length or constraint.bad_words:
-            last = frozenset(word[-2] for word in constraint.bad_words)
-            self._held[row_id] = _Held(False, frozenset(), NO_WORDS, last)
-            self._changes[row_id], self._follows_text[row_id] = True, bool(last)
+        if sequence.num_known < constraint.min_length or constraint.bad_words or request.grammar is not None:
+            self._held[row_id] = _Held(early=False, banned=frozenset(), words=NO_WORDS)
+            self._changes[row_id] = True
+            self._follows_text[row_id] = bool(constraint.bad_words) or request.grammar is not None
+            self._has_grammar[row_id] = self._lacks[row_id] = request.grammar is not None
+            self._last.count((word[-2] for word in constraint.bad_words), 1)
         counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
         counted = sequence.launched if counts or params.repetition_penalty != 1.0 else 0
         generated = sequence.tokens[len(request.prompt) : counted].copy()
         return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
 
-    def release(self, row_id: int) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Forget the mask of a row that ends."""
-        self._held.pop(row_id, None)
-        self._changes[row_id] = self._follows_text[row_id] = False
+        constraint, row_id = sequence.request.constraint, sequence.row_id
+        if constraint is not None and self._held.pop(row_id, None) is not None:
+            self._changes[row_id] = self._follows_text[row_id] = self._lacks[row_id] = False
+            self._has_grammar[row_id] = False
+            self._last.count((word[-2] for word in constraint.bad_words), -1)
+            self._bits.pop(row_id, None)
 
     def changes(
         self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]
     ) -> tuple[tuple[RowMask, ...], tuple[int, ...]]:
         """Return the masks that change before a step that runs these rows up to these positions.
 
-        The second result has the rows whose mask depends on a token that is not known yet: see `late`.
+        The second result has the rows whose mask depends on a token that is not known yet, and all rows that are held
+        to a grammar, whose masks take a while: see `late`.
 
         `sequences`: the running ones by row id.
         """
         known = self._rows.known[row_ids]
         samples = self._changes[row_ids] & (ends >= known)
-        late = self._follows_text[row_ids] & (ends > known)
-        now = (samples & ~late).nonzero()[0]
-        changed = [self._mask(sequences[row_ids[i]], int(ends[i])) for i in now]
-        return tuple(mask for mask in changed if mask is not None), tuple(row_ids[late].tolist())
+        late = self._follows_text[row_ids] & samples & ((ends > known) | self._has_grammar[row_ids])
+        now = samples & ~late
+        return self._masks(sequences, row_ids[now], ends[now]), tuple(row_ids[late].tolist())
 
-    def late(self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"]) -> tuple[RowMask, ...]:
-        """Return the masks of running rows that change for the token behind the known ones."""
-        changed = []
-        for row_id, last in zip(row_ids.tolist(), self._rows.last_tokens(row_ids).tolist(), strict=True):
-            held = self._held.get(row_id)
-            if held is not None and (last in held.last or held.banned or held.early):
-                changed.append(self._mask(sequences[row_id], int(self._rows.known[row_id])))
-        return tuple(mask for mask in changed if mask is not None)
+    def late(
+        self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"]
+    ) -> tuple[tuple[RowMask, ...], list[Sequence]]:
+        """Return the masks of running rows that change for the token behind the known ones.
+
+        The second result has the rows whose grammar allows a single token there.
+        """
+        may_change = self._lacks[row_ids] | self._last.among(self._rows.last_tokens(row_ids))
+        running = row_ids[may_change & self._changes[row_ids]]
+        of_grammar = self._has_grammar[running]
+        changed = self._masks(sequences, running[~of_grammar], self._rows.known[running[~of_grammar]])
+        masks, forced = self._grammar_masks(
+            [s for i in running[of_grammar].tolist() if (s := sequences[i]) is not None]
+        )
+        return (*changed, *masks), forced
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert that only running rows with a constraint have a mask that may change."""
         rows = {s.row_id for s in running if s.request.constraint is not None}
         assert set(self._held) <= rows, "the mask of a row that does not run may change"
-        assert set(np.flatnonzero(self._changes).tolist()) == set(self._held)
-        assert not (self._follows_text & ~self._changes).any()
+        assert set(np.flatnonzero(self._changes).tolist()) == set(self._held) >= set(self._bits)
+        assert not ((self._follows_text | self._lacks) & ~self._changes).any()
+        assert len(rows) or not len(self._last), "bad words of no row"
+
+    def _masks(
+        self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " n"], positions: Int[np.ndarray, " n"]
+    ) -> tuple[RowMask, ...]:
+        """Return the masks that change for sampling the tokens of rows at these positions."""
+        pairs = zip(row_ids.tolist(), positions.tolist(), strict=True)
+        changed = [self._mask(sequences[row_id], position) for row_id, position in pairs]
+        return tuple(mask for mask in changed if mask is not None)
+
+    def _grammar_masks(self, sequences: list[Sequence]) -> tuple[list[RowMask], list[Sequence]]:
+        """Return the masks that change of rows that are held to a grammar, and the rows that may get a single token.
+
+        All are filled together, in threads.
+        """
+        matchers = [sequence.matcher for sequence in sequences if sequence.matcher is not None]
+        if not matchers:
+            return [], []
+        words = -(-matchers[0].grammar.vocabulary.size // 32)
+        filled, changed, forced = np.empty((len(matchers), words), np.int32), [], []
+        fill_all(matchers, filled, range(len(matchers)))
+        for sequence, bits in zip(sequences, filled, strict=True):
+            self._forbid(sequence, sequence.num_known, bits)
+            if not np.array_equal(self._bits.get(sequence.row_id, NO_WORDS.bits), bits):
+                self._bits[sequence.row_id] = bits = bits.copy()
+                changed.append(RowMask(sequence.row_id, AllWords(bits)))
+            if np.count_nonzero(bits) == 1 and _count(bits) == 1:
+                forced.append(sequence)
+        return changed, forced
+
+    def _forbid(self, sequence: Sequence, position: int, bits: Int[np.ndarray, " words"]) -> None:
+        """Clear what the other constraints of a row that is held to a grammar forbid at `position`."""
+        constraint = sequence.request.constraint
+        assert constraint is not None
+        early = position < constraint.min_length
+        if constraint.allowed is EVERY_TOKEN and not early and not constraint.bad_words:
+            return
+        banned = banned_at(constraint, sequence.tokens[len(sequence.request.prompt) : position])
+        allowed, words = (
+            constraint.allowed.words(np.arange(len(bits))),
+            mask_words(constraint, banned, early=early),
+        )
+        allowed[words.at] = words.bits
+        bits &= allowed
 
     def _mask(self, sequence: Sequence | None, position: int) -> RowMask | None:
         """Return how the mask changes for sampling the token at `position`, if it does."""
@@ -223,9 +298,9 @@ class Masks:
         if early == held.early and banned == held.banned:
             return None
         words = mask_words(constraint, banned, early=early)
-        self._held[row_id] = held._replace(early=early, banned=banned, words=words)
-        if not early and not held.last:
-            self.release(row_id)
+        self._held[row_id], self._lacks[row_id] = _Held(early, banned, words), early or bool(banned)
+        if not early and not constraint.bad_words:
+            self.release(sequence)
         return RowMask(row_id, _undone(held.words, words, constraint.allowed))
 
 

@@ -3,6 +3,7 @@
 import bisect
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
+from itertools import takewhile
 from types import MappingProxyType
 
 import numpy as np
@@ -114,6 +115,14 @@ class Requests:
         if token in sequence.request.stop_ids:
             asked = token in sequence.request.params.stop_token_ids
             return self.finish(sequence, token, "stop", token if asked else None)
+        if sequence.matcher is not None:
+            if not sequence.matcher.accept([token]):
+                why = GenerationError(
+                    f"structured_outputs: {sequence.matcher.error or 'a token that it does not allow'}"
+                )
+                return self.finish(sequence, None, "error", error=why)
+            if sequence.matcher.finished:
+                return self.finish(sequence, token, "stop")._replace(completes=True)
         if sequence.num_known == sequence.limit:
             return self.finish(sequence, token, "length")
         return TokenEvent(sequence.request.request_id, token)
@@ -126,6 +135,21 @@ class Requests:
                 sequence.append(token)
                 events.append(self.accept(sequence, token))
         return events
+
+    def foretell(self, sequence: Sequence) -> list[TokenEvent]:
+        """Append the tokens that a row's grammar forces, and return their events; no step need sample them.
+
+        The step in flight samples the first of them, and the next step runs all. A single token is left to the step,
+        and so are those of a request that wants log probabilities.
+        """
+        request = sequence.request
+        if sequence.matcher is None or request.params.logprobs is not None:
+            return []
+        tokens = list(takewhile(lambda token: token not in request.stop_ids, sequence.matcher.forced()))
+        if len(tokens) < 2:
+            return []
+        sequence.foretold += 1
+        return self.extend(sequence, tokens)
 
     def finish(
         self,
@@ -163,7 +187,7 @@ class Requests:
             count_hit(self._cache, sequence)
             why = GenerationError("no next token: the logits are not finite")
             return self.finish(sequence, None, "error", error=why)
-        sequence.failed_to, sequence.discard = end, sequence.in_flight
+        sequence.failed_to, sequence.discard, sequence.foretold = end, sequence.in_flight, 0
         if sequence.num_known == len(sequence.request.prompt):
             sequence.prefix = None
         self._leave(sequence)
@@ -181,8 +205,9 @@ class Requests:
         """Apply a row that is not plain: it begins, publishes its prompt, has failed, or was preempted meanwhile."""
         events: list[TokenEvent | None] = []
         sampled = bool(plan.samples[row])
-        # What a row samples follows the tokens that are known.
-        end = sequence.num_known - 1 + len(tokens) if sampled else int(plan.starts[row] + plan.counts[row])
+        # What a row samples follows the tokens that are known, if it was not known before.
+        follows = sampled and not sequence.foretold
+        end = sequence.num_known - 1 + len(tokens) if follows else int(plan.starts[row] + plan.counts[row])
         if sequence.discard:
             sequence.discard -= 1
         elif tokens[:1] == [NOT_FINITE]:
@@ -191,8 +216,10 @@ class Requests:
             if sequence.rows is not None:
                 self.confirm(sequence, end)
             if sampled and tokens[:1] == [NOTHING_ALLOWED]:
-                why = nothing_allowed(sequence.request, sequence.num_known)
-                events.append(self.finish(sequence, None, "error", error=why))
+                events.append(self.finish(sequence, None, "error", error=nothing_allowed(sequence)))
+            elif sampled and sequence.foretold:
+                sequence.foretold -= 1
+                assert tokens == [sequence.tokens[end]], "a grammar has forced another token"
             elif sampled:
                 events += self.extend(sequence, tokens)
         if sequence.status is Status.PREEMPTED and not sequence.returning:
@@ -309,7 +336,7 @@ class Requests:
         finite = sequence.tokens[: sequence.finite_to]
         self._cache.close(sequence.lease, finite, turn=(len(sequence.request.prompt),))
         self.writers.discard(sequence)
-        self.masks.release(row_id)
+        self.masks.release(sequence)
         self._running.remove(sequence)
         self.by_row[row_id] = None
         sequence.leave()
@@ -326,6 +353,6 @@ def needs_one(sequence: Sequence) -> bool:
 def _is_plain(sequence: Sequence) -> bool:
     request, lease = sequence.request, lease_of(sequence)
     reported = sequence.hit_counted and sequence.first_scheduled_time is None and not sequence.failed_to
-    wants_more = request.params.wants_logprobs
+    wants_more = request.params.wants_logprobs or sequence.matcher is not None
     launched = sequence.launched >= sequence.begun_at
     return reported and launched and not wants_more and not lease.window_ends

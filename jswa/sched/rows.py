@@ -15,6 +15,7 @@ Pages are taken for its end, windows slide at its start. Without drafts ahead is
 """
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,8 @@ from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
 
+_FEW = 8  # ids up to which one comparison each is faster than a search
 RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
-_FEW_STOPS = 8  # stop ids up to which one comparison each is faster than a search
 _RECORD = np.dtype([("first", "i4", len(COLUMNS) - len(SAMPLING)), ("sampling", SAMPLING_ROW)])
 _START, _COUNT, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _SAMPLES, _LIMIT = range(1, 7)  # in `COLUMNS`
 
@@ -45,6 +46,36 @@ class Flight(NamedTuple):
     generations: Int[np.ndarray, " R"]
     counts: Int[np.ndarray, " R"]
     departures: int
+
+
+class TokenCounts:
+    """Token ids that matter to some running rows, counted by row."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._ids = np.zeros(0, np.int32)  # those that matter to any
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def count(self, tokens: Iterable[int], rows: int) -> None:
+        """Count a row more for each of these tokens (`rows` = 1), or one less (-1)."""
+        before = len(self._counts)
+        for token in tokens:
+            self._counts[token] += rows
+            if not self._counts[token]:
+                del self._counts[token]
+        if len(self._counts) != before:
+            self._ids = np.array(list(self._counts), np.int32)
+
+    def among(self, tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
+        """Return which of the tokens matter to some row."""
+        if len(self._ids) > _FEW:
+            return np.isin(tokens, self._ids)
+        found = np.zeros(len(tokens), bool)
+        for token in self._ids.tolist():
+            found |= tokens == token
+        return found
 
 
 class Rows:
@@ -69,6 +100,7 @@ class Rows:
         prompt_logprobs_to: the length up to which it wants those of its prompt.
         logprob_rows: the number of rows that want either.
         names, tenants: request id and tenant, as objects.
+        stops: the tokens that end rows.
         adapters: index of the LoRA adapter; 0: none.
     """
 
@@ -83,8 +115,7 @@ class Rows:
         self.plain, self.wants_logprobs = np.zeros((2, max_rows), bool)
         self.names, self.tenants = np.full((2, max_rows), None, object)
         self.adapters = np.zeros(max_rows, np.int32)
-        self._stops: Counter[int] = Counter()  # rows that each token ends
-        self._stop_ids = np.zeros(0, np.int32)
+        self.stops = TokenCounts()
         # The records of a plan, for rows that run one token and sample the next.
         self._records = np.zeros((max_rows, len(COLUMNS)), np.int32)
         self._records[:, 0], self._records[:, _COUNT], self._records[:, _SAMPLES] = np.arange(max_rows), 1, 1
@@ -120,7 +151,7 @@ class Rows:
             self.max_rows if request.constraint is None else row,
             len(request.prompt),
         )
-        self._count_stops(request.stop_ids, 1)
+        self.stops.count(request.stop_ids, 1)
 
     def release(self, row: int, request: Request) -> None:
         """Clear the entries of a row id that a request leaves; the sequence has copied the tokens (`recent`)."""
@@ -132,7 +163,7 @@ class Rows:
         self.generation[row] += 1
         self.departures += 1
         self.logprob_rows -= request.params.wants_logprobs
-        self._count_stops(request.stop_ids, -1)
+        self.stops.count(request.stop_ids, -1)
 
     def records(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, "R C"]:
         """Return the plan's records of rows that run one token and sample the next, columns `COLUMNS`."""
@@ -167,15 +198,6 @@ class Rows:
         known += 1
         self.known[row_ids] = known
         return known
-
-    def may_stop(self, tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
-        """Return which tokens are stop ids of some row."""
-        if len(self._stop_ids) > _FEW_STOPS:
-            return np.isin(tokens, self._stop_ids)
-        found = np.zeros(len(tokens), bool)
-        for token in self._stop_ids.tolist():
-            found |= tokens == token
-        return found
 
     def ready(self) -> Bool[np.ndarray, " max_rows"]:
         """Return which rows can run: their last token is not launched."""
@@ -239,17 +261,7 @@ class Rows:
             assert not array[~used].any(), "an unused row id has a value"
         wants = self.wants_logprobs | (self.prompt_logprobs_to > 0)
         assert np.count_nonzero(wants) <= self.logprob_rows <= len(running)
-        assert len(running) or not len(self._stop_ids), "stop ids of no row"
-
-    def _count_stops(self, stop_ids: frozenset[int], rows: int) -> None:
-        """Count the rows that each token ends; `rows` more or less."""
-        before = len(self._stops)
-        for token in stop_ids:
-            self._stops[token] += rows
-            if not self._stops[token]:
-                del self._stops[token]
-        if len(self._stops) != before:
-            self._stop_ids = np.array(list(self._stops), np.int32)
+        assert len(running) or not len(self.stops), "stop ids of no row"
 
 
 class Claims:

@@ -112,13 +112,15 @@ class Scheduler:
         self._in_flight.append(plan)
         return plan
 
-    def late_masks(self, plan: StepPlan) -> tuple[RowMask, ...]:
+    def late_masks(self, plan: StepPlan) -> tuple[tuple[RowMask, ...], tuple[TokenEvent, ...]]:
         """Return the masks that change in a step in flight, whose plan left them out. All its tokens are known by now.
 
-        Rows that have ended meanwhile need none: their tokens are ignored.
+        Rows that have ended meanwhile need none: their tokens are ignored. The second result has the tokens that
+        grammars force, which are known without a step: the first of a row is the one that this step will sample.
         """
         requests, row_ids = self._requests, np.array(plan.late, np.int64)
-        return requests.masks.late(requests.by_row, row_ids)
+        masks, forced = requests.masks.late(requests.by_row, row_ids)
+        return masks, tuple(event for sequence in forced for event in requests.foretell(sequence))
 
     def apply(
         self,
@@ -167,7 +169,7 @@ class Scheduler:
         rows = self.rows
         known, names = rows.append(row_ids, tokens), rows.names.take(row_ids)
         ended = known == rows.limit.take(row_ids)
-        ended |= rows.may_stop(tokens)
+        ended |= rows.stops.among(tokens)
         ended |= known & (RECENT - 1) == 0
         if np.count_nonzero(ended):
             for i in ended.nonzero()[0].tolist():

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.lease import Lease
+from jswa.grammar.llg import Matcher
 from jswa.plan import PromptLogprobs, Request
 from jswa.sched.rows import RECENT, Rows
 from jswa.types import PrefixHit
@@ -40,6 +41,8 @@ class Sequence:
             the cache since then; 0: it may use the cache.
         passed_by: tokens of the others' prompts that began while this sequence waited for memory.
         blocked: `Requests.state` when the sequence last found no room.
+        matcher: follows the text in the request's grammar, if it has one; it has accepted all generated tokens.
+        foretold: steps in flight whose token is known already, since the grammar forces it.
         hit_counted: whether the cache's counters have its hit.
         first_scheduled_time, prefix: reported with the first token.
     """
@@ -60,12 +63,14 @@ class Sequence:
     failed_to: int = 0
     passed_by: int = 0
     blocked: tuple[int, int, int] | None = None
+    foretold: int = 0
     hit_counted: bool = False
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)
 
     def __post_init__(self) -> None:
+        self.matcher: Matcher | None = None if self.request.grammar is None else self.request.grammar.matcher()
         self._text = self.request.prompt
         self._length = len(self._text)
         self._finite_to = 0
@@ -149,6 +154,10 @@ class Sequence:
         assert self.launched <= self.num_known + self.in_flight
         assert 0 <= self.ahead <= self.in_flight * (0 if self.rows is None else self.rows.speculative[self.row_id])
         assert self.num_known - self._length < RECENT, "tokens are lost before they are copied"
+        if self.matcher is not None:
+            generated = self.num_known - len(self.request.prompt)
+            assert self.matcher.accepted == generated, "a token that the grammar has not accepted"
+        assert 0 <= self.foretold <= self.in_flight
 
     def _extend(self, tokens: Int[np.ndarray, " n"]) -> None:
         end = self._length + len(tokens)

@@ -17,7 +17,7 @@ class StepStats:
 
     Attributes:
         tokens: tokens that the steps have run, of prompts and generated text.
-        generated: tokens that came back, including those of rows that had already ended.
+        generated: tokens that came back, including those of rows that had already ended, and forced tokens.
         plan, launch, apply: host time before, at and after the launch of a step.
         wait: host time spent waiting for the device.
         compiled_in_steps: programs compiled while requests waited; 0 in a healthy engine.
@@ -48,8 +48,9 @@ class StepLog:
         self._plan += planned - begin
         self._launch += end - planned
 
-    def finished(self, begin: float, filled: float, end: float) -> None:
-        """Count the masks and the launch of the second half of a step; times of `time.perf_counter`."""
+    def finished(self, forced: int, begin: float, filled: float, end: float) -> None:
+        """Count forced tokens, the masks and the launch of the second half of a step; times of `time.perf_counter`."""
+        self._generated += forced
         self._plan += filled - begin
         self._launch += end - filled
 

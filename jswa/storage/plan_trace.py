@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError
-from jswa.plan import COLUMNS, ExtrasEntry, Mask, RowMask, StepPlan, TableRow, Words
+from jswa.plan import COLUMNS, AllWords, ExtrasEntry, Mask, RowMask, StepPlan, TableRow, Words
 
 
 def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         for entry in fields["extras"]
     )
     masks = tuple(
-        RowMask(entry["row_id"], Words(*(np.array(entry["words"][name], np.int32) for name in Words._fields)))
+        RowMask(entry["row_id"], (Words if "at" in entry["words"] else AllWords)(**_arrays(entry["words"])))
         for entry in fields["masks"]
     )
     rows = tuple(
@@ -72,6 +72,10 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     )
     late = tuple(fields["late"])
     return StepPlan(**arrays, table_rows=rows, extras=extras, masks=masks, late=late, logprobs=fields["logprobs"])
+
+
+def _arrays(fields: dict[str, Any]) -> dict[str, Int[np.ndarray, " n"]]:
+    return {name: np.array(value, np.int32) for name, value in fields.items()}
 
 
 def _mask(fields: dict[str, Any]) -> Mask:

@@ -72,7 +72,7 @@ class Assembler:
             return ""
         text, delimiter = "", ""
         if event.token is not None:
-            if event.finish_reason != "stop":
+            if not event.is_stop_token:
                 text, delimiter = self._token(event.token)
             else:
                 delimiter = self._delimiters.get(event.token, "")

@@ -71,13 +71,11 @@ class FakeRunner:
         advance: Callable[[int], int] | None = None,
     ) -> None:
         self.speculates, self.advance = advance is not None, advance or (lambda most: most)
-        self.wrong = 0  # drafts so far
+        self.wrong = 0  # drafts that were wrong so far
         self.layout = layout
         self.limits = limits
         self.model = model
-        self.launches = 0
-        self.moves = 0
-        self.copies = 0
+        self.launches = self.moves = self.copies = 0
         self._row_of = row_of  # by slot
         self._rows: list[Row | None] = [None] * limits.max_rows
         self._buckets = bucket_table(limits, on_gpu=False)
@@ -124,8 +122,8 @@ class FakeRunner:
             own = self._write(slot, run.start, full_write_from, local_visible_from, run.tokens)
             finite.append(not self._spread(slot, run.start, own, full_write_from, local_visible_from))
             self._write_wrong(slot, range(run.end, run.end + run.wrong), full_write_from)
-            own_row = self._row_of(slot)
-            assert 0 <= self._length[slot] - own_row.launched <= own_row.ahead, "the length is not where it may be"
+            of = self._row_of(slot)
+            assert 0 <= self._length[slot] - of.launched <= of.ahead, "the length is not where it may be"
             runs.append(run)
         said = [self._say(*row) for row in zip(rows.tolist(), runs, finite, strict=True)]
         self.launches += 1
@@ -137,7 +135,7 @@ class FakeRunner:
         """Return the tokens of a row, of which the last is sampled; of a row that samples none it is arbitrary."""
         slot, _, _, _, local_visible_from, samples, *_ = record
         if not run.tokens:
-            return []
+            return []  # the row has reached its limit
         self._read(slot, run.start, run.end, local_visible_from)
         exact = self._inexact_from(slot, run.end - 1, run.end, local_visible_from) is None
         assert exact or not samples, "a token is sampled from local KV that is not exact"
@@ -230,19 +228,17 @@ class FakeRunner:
 
     def _write_wrong(self, slot: int, positions: range, full_write_from: int) -> None:
         """Write the KV of drafts that were wrong."""
-        assert not len(positions) or positions.start >= full_write_from
         m, page = self.layout.pages_per_block, self.limits.page_size
         for position in positions:
+            assert position >= full_write_from, "a row runs drafts before it has run its prompt"
             at, offset = divmod(position, page)
             self._any_nan = True
             if self.layout.local is not None:
                 slots = self._local_table[slot, at] * m + np.arange(m)
-                self._local[slots, offset], self._full[slots] = WRONG, POISON
-                self._level[slots, offset], self._local_nan[slots, offset] = 0, True
+                self._local[slots, offset], self._local_nan[slots, offset], self._full[slots] = WRONG, True, POISON
             if self.layout.full is not None:
-                page_id = self._full_table[slot, at]
-                self._full[page_id, offset], self._local[page_id] = WRONG, POISON
-                self._full_nan[page_id, offset] = True
+                own = self._full_table[slot, at]
+                self._full[own, offset], self._full_nan[own, offset], self._local[own] = WRONG, True, POISON
 
     def _write(
         self, slot: int, start: int, full_write_from: int, local_visible_from: int, tokens: Sequence[int]
@@ -400,4 +396,5 @@ class Loop:
     def finish(self) -> None:
         """Set the late masks of the step in flight, if there are any."""
         if self.pending is not None and self.pending.plan.late:
-            self.pending.finish(self.scheduler.late_masks(self.pending.plan))
+            masks, _ = self.scheduler.late_masks(self.pending.plan)
+            self.pending.finish(masks)

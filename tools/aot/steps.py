@@ -12,10 +12,10 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.compile.steps import jit_step
+from jswa.exec.compile.steps import jit_step, step_arguments
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
-from jswa.exec.programs.step import StepConfig
+from jswa.exec.programs.step import Part, StepConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
@@ -43,6 +43,7 @@ class StepSpec:
         rows: of the step.
         quantization: of the weights; see `jswa.model.weights.formats`. mxfp4: experts as the Hopper kernel reads them.
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
+        part: the whole step, or one of its halves.
     """
 
     model: str
@@ -52,6 +53,7 @@ class StepSpec:
     rows: int = ROWS
     quantization: QuantizationMode = "none"
     adapters: int = 0
+    part: Part = "step"
 
     @property
     def name(self) -> str:
@@ -59,7 +61,8 @@ class StepSpec:
         rows = f"{self.rows} rows"
         kind = f"prefill {self.tokens}" + f" of {rows}" * (self.rows != ROWS) if self.tokens else rows
         held = "" if self.quantization == "none" else f", {self.quantization}"
-        return f"{self.model}, {self.layers} layers, {kind}{held}" + (f", LoRA {self.adapters}" * bool(self.adapters))
+        more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
+        return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
 
 # As deep as the model, or as fits on one GPU in bfloat16 beside the KV.
@@ -76,7 +79,8 @@ _ADAPTED = [replace(_MISTRAL, adapters=64, tokens=tokens) for tokens in (0, 2048
 _PREFILL = [replace(spec, tokens=2048) for spec in _MODELS]
 _GPT_OSS = replace(_MODELS[1], quantization="mxfp4")
 _FOUR_BITS = (_GPT_OSS, replace(_GPT_OSS, rows=256), replace(_GPT_OSS, rows=256, tokens=2048))
-STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *_PREFILL, *_EIGHT_BITS, *_FOUR_BITS, *_ADAPTED)
+_HALVES = [replace(_MODELS[n], part=part) for n in (0, 1) for part in ("forward", "finish")]
+STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *_PREFILL, *_EIGHT_BITS, *_FOUR_BITS, *_ADAPTED, *_HALVES)
 SAMPLE_STEPS = (replace(_MODELS[1], layers=6), replace(_MODELS[2], layers=4, tokens=2048))
 
 
@@ -130,7 +134,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
     model = replace(model, layers=model.layers[: spec.layers])
     layout = KVLayout.of(model, PAGE)
     bucket = Bucket(spec.tokens, spec.rows, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
-    config, state = _step_config(model, layout, bucket, adapters=spec.adapters > 0)
+    config, state = _step_config(model, layout, bucket, adapters=spec.adapters > 0, part=spec.part)
     shapes = param_shapes(model, BFLOAT16)
     if spec.quantization == "mxfp4":
         held = param_shapes(model, BFLOAT16, "mxfp4_tiles")
@@ -139,18 +143,22 @@ def facts_of(spec: StepSpec) -> StepFacts:
     adapters = jax.eval_shape(lambda params: _adapters(params, spec.adapters), shapes)
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
     params = device.on_h200({**held, **adapters})
-    packed = device.on_h200(jax.eval_shape(lambda: jnp.zeros(config.pack.size, jnp.int32)))
+    arguments = step_arguments(config, params, state)
+    arguments = *arguments[:2], device.on_h200(jax.eval_shape(lambda: arguments[2]))
     begin = time.perf_counter()
     with device.captured() as kernels:
-        compiled = jit_step(config, params, state).lower(params, state, packed).compile()
+        compiled = jit_step(config, params, state).lower(*arguments).compile()
     seconds = time.perf_counter() - begin
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
     assert memory is not None
-    found, outermost = launches(text), top_level(device.thunks("jit_step"))
+    name = {"step": "jit_step", "forward": "jit_forward_half", "finish": "jit_finish_half"}[spec.part]
+    found, outermost = launches(text), top_level(device.thunks(name))
     faults = [fault for facts in kernels for fault in facts.faults()]
-    if memory.alias_size_in_bytes != state_bytes(state):
-        faults.append(f"{memory.alias_size_in_bytes} of {state_bytes(state)} bytes of state are updated in place")
+    if memory.alias_size_in_bytes != state_bytes(arguments[1]):
+        faults.append(
+            f"{memory.alias_size_in_bytes} of {state_bytes(arguments[1])} bytes of state are updated in place"
+        )
     faults += [f"copies {size} bytes" for size in copies(text) if size >= _lane_bytes(state)]
     if bucket.decode and outermost != ["kCommandBuffer"]:
         faults.append(f"not one command buffer but {', '.join(outermost)}")
@@ -191,12 +199,12 @@ def _bytes(params: dict[str, jax.ShapeDtypeStruct]) -> int:
 
 
 def _step_config(
-    model: ModelConfig, layout: KVLayout, bucket: Bucket, *, adapters: bool
+    model: ModelConfig, layout: KVLayout, bucket: Bucket, *, adapters: bool, part: Part
 ) -> tuple[StepConfig, DeviceState]:
     num_blocks = KV_BYTES // layout.block_bytes(2)
     limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=adapters)
-    config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic", device.SMS))
+    config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic", device.SMS), part=part)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
 

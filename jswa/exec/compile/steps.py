@@ -227,7 +227,7 @@ def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) 
     that sampling writes, and a `Half`.
     """
     mesh, function = mesh_of(next(iter(params.values()))), _FUNCTIONS[config.part]
-    arguments = _arguments(config, params, state)
+    arguments = step_arguments(config, params, state)
     outputs = (specs_of(arguments[1]), *[REPLICATED] * (2 if config.part == "forward" else 1))
     run = on_mesh(partial(function, config=config), mesh, arguments, outputs)
     return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
@@ -243,7 +243,7 @@ def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray,
     return Half(jnp.asarray(rows), hidden, jnp.ones(len(rows), bool))
 
 
-def _arguments(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> tuple[Any, Any, Any]:
+def step_arguments(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> tuple[Any, Any, Any]:
     """Return the arguments of a program, or their shapes."""
     given = step_input(config, params)
     if config.part != "finish":
@@ -256,7 +256,7 @@ def compile_step(
 ) -> jax.stages.Compiled:
     """Compile one bucket's program ahead of time, from arrays or shapes, or load it. The state is donated."""
     precision = "highest" if run_dtype(params) == jnp.float32 else "default"
-    arguments = _arguments(config, params, state)
+    arguments = step_arguments(config, params, state)
     with jax.default_matmul_precision(precision), _unsupported(config.backends):
         function = jit_step(config, params, state)
         return compiled(store, f"{config.part} {precision} {config}", function, arguments, str(_OPTIONS))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jswa.plan import ExtrasEntry, RowMask, bits_of
+from jswa.plan import AllWords, ExtrasEntry, RowMask, Words, bits_of
 from jswa.types import MAX_LOGIT_BIAS
 
 IN_PROMPT = 1 << 15
@@ -23,6 +23,7 @@ MOST = IN_PROMPT - 1  # the largest count
 _PIECE = 2**13  # tokens that are counted together
 BEGINS = 8  # rows that a launch of `set_extras` begins, at most
 ITEMS = 1_024  # of a launch
+MASKS = (1, 4, 16, 64)  # whole masks of a launch
 PROMPT, MASK = range(2)  # kinds of lines of `set_bits`
 _SEEN, _SKIPPED, _WORD, _CHANGED, _BIAS = range(5)  # kinds of items; `_CHANGED` comes after `_WORD`
 _KIND, _SLOT = 8, 8 * MAX_LOGIT_BIAS  # an item's first word is row id x _SLOT + slot x _KIND + kind
@@ -93,6 +94,11 @@ def set_bits(extras: Extras, line: Int[Array, " size"]) -> Extras:
     }
 
 
+def set_masks(extras: Extras, batch: Int[Array, "n size"]) -> Extras:
+    """Set whole masks: a line of a batch (`mask_batches`) has row id and words. The tables are donated."""
+    return {**extras, "mask": extras["mask"].at[batch[:, 0]].set(batch[:, 1:], mode="drop")}
+
+
 def count_tokens(
     extras: Extras, tokens: Int[Array, " T"], row_ids: Int[Array, " T"], generated: Bool[Array, " T"]
 ) -> Extras:
@@ -125,18 +131,36 @@ def bit_lines(entries: Sequence[ExtrasEntry], vocab: int) -> Iterator[Int[np.nda
 def extras_batches(
     entries: Sequence[ExtrasEntry], masks: Sequence[RowMask], max_rows: int
 ) -> Iterator[Int[np.ndarray, " size"]]:
-    """Yield the arguments of `set_extras` for rows that begin, and for masks that change."""
+    """Yield the arguments of `set_extras` for rows that begin, and for words of masks that change."""
     for start in range(0, max(1, len(entries)), BEGINS):
         group = entries[start : start + BEGINS]
         items = [item for entry in group for item in _items(entry)]
         if start + BEGINS >= len(entries):
-            items += [(mask.row_id * _SLOT + _CHANGED, mask.words.at, mask.words.bits) for mask in masks]
+            items += [
+                (mask.row_id * _SLOT + _CHANGED, mask.words.at, mask.words.bits)
+                for mask in masks
+                if isinstance(mask.words, Words)
+            ]
         begins = np.full((4, BEGINS), max_rows, np.int32)
         for column, entry in enumerate(group):
             seen = entry.row_id if len(entry.prompt) <= ITEMS else max_rows
             mask = entry.row_id if entry.allowed.at is not None else max_rows
             begins[:, column] = entry.row_id, seen, mask, entry.allowed.fill
         yield from _batches(begins, items, max_rows)
+
+
+def mask_batches(masks: Sequence[RowMask], max_rows: int) -> Iterator[Int[np.ndarray, "n size"]]:
+    """Yield the arguments of `set_masks` for whole masks that change, padded with rows that do not exist."""
+    whole = [(mask.row_id, mask.words.bits) for mask in masks if isinstance(mask.words, AllWords)]
+    for start in range(0, len(whole), MASKS[-1]):
+        some = whole[start : start + MASKS[-1]]
+        lines = next(count for count in MASKS if count >= len(some))
+        out = np.empty((lines, 1 + len(some[0][1])), np.int32)
+        out[len(some) :] = 0
+        out[len(some) :, 0] = max_rows
+        for line, (row_id, bits) in zip(out, some, strict=False):
+            line[0], line[1:] = row_id, bits
+        yield out
 
 
 _Items = tuple[int | Int[np.ndarray, " _"], Int[np.ndarray, " _"], int | Int[np.ndarray, " _"]]

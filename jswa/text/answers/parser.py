@@ -128,6 +128,11 @@ class AnswerParser:
         """Whether the model is reasoning: the last text was, and its end has not come."""
         return self._field is not None and self._field.name in REASONING
 
+    @property
+    def has_reasoned(self) -> bool:
+        """Whether reasoning has begun."""
+        return not self._opened.isdisjoint(REASONING)
+
     def feed(self, text: str) -> list[AnswerEvent]:
         """Return the events of new text."""
         events, self._first = self._first, []

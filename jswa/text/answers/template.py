@@ -23,9 +23,11 @@ from jswa.text.assembler import MARK
 from jswa.text.special_tokens import CONFIG, read_optional
 from jswa.text.tokenizer import Tokenizer
 
+from .writes import REASONING as REASONING
+from .writes import Writes, read_writes
+
 SHIPPED = Path(__file__).parents[2] / "assets" / "response_templates"
 NONE = "none"  # the name that turns parsing off
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a field for reasoning
 CALLS = "tool_calls"
 _MOST_BYTES = 2**16  # of a template
 
@@ -66,6 +68,7 @@ class AnswerTemplate:
         with_calls, without_calls: transformers' compiled templates, for answers in which tool calls are read and for
             others.
         fields: the template's fields by name.
+        writes: how answers are written.
     """
 
     delimiters: Mapping[int, str]
@@ -75,6 +78,7 @@ class AnswerTemplate:
     fields: Mapping[str, Field]
     anchor: re.Pattern[str]
     unmarked: re.Pattern[str]
+    writes: Writes
 
     def prefix(self, prompt: str) -> str:
         """Return the part of a rendered prompt that belongs to the answer, with its delimiters marked."""
@@ -134,7 +138,8 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
 
     if not isinstance(spec, Mapping):
         raise TypeError(f"must be an object, not {type(spec).__name__}")
-    spec = {key: value for key, value in spec.items() if key not in ("order", "chat_template_has")}
+    writes = read_writes(spec)
+    spec = {key: value for key, value in spec.items() if key not in ("order", "chat_template_has", "writes")}
     added = tokenizer.backend.get_added_tokens_decoder()
     written = "\n".join(_strings(spec))
     tokens = {
@@ -162,6 +167,7 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
         fields=fields,
         anchor=plain.start_anchor_re,
         unmarked=_alternatives(tokens.values()),
+        writes=writes,
     )
 
 

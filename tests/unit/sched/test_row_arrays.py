@@ -88,12 +88,12 @@ def test_stop_ids_are_those_of_the_rows_that_run(several: tuple[int, ...]) -> No
     for sequence in (one, two, many):
         begin(rows, sequence)
     tokens = np.array([5, 6, 7], np.int32)
-    assert rows.may_stop(tokens).tolist() == [True, False, True]
+    assert rows.stops.among(tokens).tolist() == [True, False, True]
     one.leave()
-    assert rows.may_stop(tokens).tolist() == [False, False, True]
+    assert rows.stops.among(tokens).tolist() == [False, False, True]
     two.leave()
     many.leave()
-    assert rows.may_stop(tokens).tolist() == [False, False, False]
+    assert rows.stops.among(tokens).tolist() == [False, False, False]
     rows.check(np.zeros(0, np.int64))
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from jswa.cache.lease import Lease, LeaseTable
 from jswa.config import Limits
-from jswa.plan import COLUMNS, ExtrasEntry, Request, RowMask, StepPlan
+from jswa.plan import COLUMNS, ExtrasEntry, Request, RowMask, StepPlan, Words
 from jswa.sched.constraint import Masks, make_constraint
 from jswa.sched.rows import Rows
 from jswa.sched.scheduler import Scheduler
@@ -72,6 +72,7 @@ def bits_of_row(entry: ExtrasEntry | None) -> Int[np.ndarray, " 2"]:
 def changed(bits: Int[np.ndarray, " 2"], mask: RowMask | None) -> set[int]:
     """Change the mask of a row on the device; return the tokens that it allows."""
     if mask is not None:
+        assert isinstance(mask.words, Words)
         bits[mask.words.at] = mask.words.bits
     words = bits.tolist()
     return {token for token in range(VOCAB) if words[token // 32] >> (token % 32) & 1}
@@ -180,7 +181,7 @@ def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     masks.admit(sequence)
     for token in (31, 32):
         sequence.append(token)
-    masks.release(sequence.row_id)
+    masks.release(sequence)
     bits = bits_of_row(masks.admit(sequence))
     assert mask_at(masks, sequence, 3) is None
     assert changed(bits, mask_at(masks, sequence, 4)) == set(range(VOCAB)) - {31}
@@ -201,7 +202,7 @@ class Steps:
         if before is not None:
             self.scheduler.apply(before, np.full(before.num_rows, 9, np.int32))
         self.scheduler.check()
-        self.late = () if self.pending is None else self.scheduler.late_masks(self.pending)
+        self.late = () if self.pending is None else self.scheduler.late_masks(self.pending)[0]
         return self.pending
 
     def status(self, name: str) -> Status | None:

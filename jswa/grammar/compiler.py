@@ -1,0 +1,157 @@
+"""Compiles what a request asks for into a grammar, and keeps the compiled ones of an engine."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+
+from jswa.errors import ConfigError, InvalidSampling
+from jswa.grammar.llg import (
+    MISSING,
+    Grammar,
+    GrammarError,
+    ParserLimits,
+    Vocabulary,
+    compile_text,
+    explain,
+    is_installed,
+    lark_of,
+)
+from jswa.grammar.schema import SchemaError, check_schema, locate, read_json
+from jswa.grammar.texts import grammar_text, json_options, schema_grammar
+from jswa.grammar.vocabulary import describe
+from jswa.text.tokenizer import Tokenizer
+from jswa.types import StructuredOutputsParams
+
+MOST_GRAMMARS = 256
+MOST_BYTES = 2**24  # of the texts of the grammars that are kept
+
+
+def compile_grammar(
+    spec: StructuredOutputsParams, vocabulary: Vocabulary, limits: ParserLimits | None = None
+) -> Grammar:
+    """Return the grammar of a specification. Raises InvalidSampling, which names the place in a schema."""
+    return _compile(spec, _text(spec, vocabulary), vocabulary, limits or ParserLimits())
+
+
+class Grammars:
+    """The grammars of one engine. Any thread may use it.
+
+    The vocabulary is made when the first grammar is asked for, or by `warm_up`.
+
+    Args:
+        tokenizer: the model's; None: no grammar can be compiled.
+        vocab_size: number of the model's ids.
+        end_ids: tokens that end a text.
+        delimiters: tokens that delimit the parts of an answer, and are no part of any text.
+        most_grammars, most_bytes: the compiled grammars that are kept, and the bytes of their texts.
+
+    Attributes:
+        seconds: time that compiling has taken so far.
+        compiled, found: grammars that were compiled, and those that were there already.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        end_ids: Iterable[int],
+        delimiters: Collection[int] = (),
+        *,
+        limits: ParserLimits | None = None,
+        most_grammars: int = MOST_GRAMMARS,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = tuple(end_ids)
+        self._delimiters = frozenset(delimiters)
+        self._limits = limits or ParserLimits()
+        self._most = most_grammars, most_bytes
+        self._vocabulary: Vocabulary | None = None
+        self._making = threading.Lock()
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self.seconds = 0.0
+        self.compiled = self.found = 0
+
+    def warm_up(self) -> None:
+        """Make the vocabulary. It holds Python's lock for a second or two if there are 262,144 tokens.
+
+        Raises ConfigError if llguidance is missing, or cannot read the tokenizer, or there is no tokenizer.
+        """
+        with self._making:
+            if self._vocabulary is None:
+                if not is_installed():
+                    raise ConfigError("structured_outputs", "on", MISSING)
+                if self._tokenizer is None:
+                    raise ConfigError("structured_outputs", "on", "needs a tokenizer.json, which the checkpoint lacks")
+                described = describe(self._tokenizer, self._vocab_size, self._end_ids, self._delimiters)
+                self._vocabulary = Vocabulary(described, self._vocab_size)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary. Raises InvalidSampling if there can be none."""
+        try:
+            self.warm_up()
+        except ConfigError as error:
+            raise InvalidSampling("structured_outputs", error.value, error.limit) from error
+        assert self._vocabulary is not None
+        return self._vocabulary
+
+    def compile(self, spec: StructuredOutputsParams) -> Grammar:
+        """Return the grammar of a specification, compiled now or before. Raises InvalidSampling."""
+        begin = time.perf_counter()
+        vocabulary = self.vocabulary
+        text = _text(spec, vocabulary)
+        with self._lock:
+            known = self._kept.get(text)
+            if known is not None:
+                self._kept.move_to_end(text)
+                self.found += 1
+                return known
+        try:
+            made = _compile(spec, text, vocabulary, self._limits)
+        finally:
+            with self._lock:
+                self.seconds += time.perf_counter() - begin
+                self.compiled += 1
+        self._keep(text, made)
+        return made
+
+    def _keep(self, text: str, grammar: Grammar) -> None:
+        with self._lock:
+            if text not in self._kept:
+                self._bytes += len(text)
+            self._kept[text] = grammar
+            while len(self._kept) > self._most[0] or self._bytes > self._most[1]:
+                self._bytes -= len(self._kept.popitem(last=False)[0])
+
+    def __len__(self) -> int:
+        """Return the number of grammars that are kept."""
+        return len(self._kept)
+
+
+def _text(spec: StructuredOutputsParams, vocabulary: Vocabulary) -> str:
+    try:
+        text = grammar_text(spec, vocabulary.special)
+        return text if spec.grammar is None else lark_of(text)
+    except (SchemaError, GrammarError) as error:
+        raise _refused(spec, str(error)) from error
+
+
+def _compile(spec: StructuredOutputsParams, text: str, vocabulary: Vocabulary, limits: ParserLimits) -> Grammar:
+    try:
+        return compile_text(vocabulary, text, limits)
+    except GrammarError as error:
+        if spec.json is None:
+            raise _refused(spec, str(error)) from error
+        spaces = json_options(spec)
+        schema = check_schema(read_json(spec.json))
+        found = locate(schema, str(error), lambda part: explain(schema_grammar(part, spaces), limits))
+        raise _refused(spec, str(found)) from error
+
+
+def _refused(spec: StructuredOutputsParams, reason: str) -> InvalidSampling:
+    return InvalidSampling(f"structured_outputs.{spec.form}", getattr(spec, spec.form), reason)

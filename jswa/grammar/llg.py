@@ -1,0 +1,310 @@
+"""Grammars and matchers by llguidance; no other module imports it.
+
+A `Grammar` is compiled once and shared. A `Matcher` follows one text: it takes tokens and gives the mask of those that
+may follow. Masks are filled outside of Python's lock, those of many matchers in several threads.
+
+Copies of one matcher of llguidance share the automaton of their lexer behind a lock, and an automaton that is too large
+or broken fails for all of them. So a grammar has several, its lanes, and a matcher whose automaton fails goes on with
+one of its own.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.errors import ConfigError
+from jswa.grammar.vocabulary import Description
+
+MISSING = "needs the package llguidance, which is not installed (pip install llguidance)"
+_THREADS = max(1, min(8, os.cpu_count() or 1))  # that fill masks
+_STACK = 2**28  # bytes of stack of a thread that compiles: rules that name each other are read by recursion
+_QUICK = 0.02  # seconds within which a grammar compiles that gets several lanes
+_FEW = 8  # matchers that share a lane before the next one is used
+_stack_lock = threading.Lock()
+
+
+class GrammarError(Exception):
+    """A grammar cannot be compiled, or allows no text."""
+
+
+class ParserLimits(NamedTuple):
+    """Limits of llguidance, with its names: of a row of its parser, of one mask, of an automaton, of a grammar."""
+
+    max_items_in_row: int = 2_000
+    initial_lexer_fuel: int = 1_000_000
+    step_lexer_fuel: int = 100_000
+    step_max_items: int = 50_000
+    max_lexer_states: int = 50_000
+    max_grammar_size: int = 50_000
+
+
+def is_installed() -> bool:
+    """Whether the package llguidance is there."""
+    return find_spec("llguidance") is not None
+
+
+class Vocabulary:
+    """The tokens of one tokenizer, made once: it takes a second or two for 262,144 tokens.
+
+    Attributes:
+        size: number of the model's ids.
+        end_ids: tokens that end a text.
+        special: ids of the special tokens by their text.
+    """
+
+    def __init__(self, described: Description, vocab_size: int) -> None:
+        """Read a description. Raises ConfigError if llguidance is missing or cannot read it."""
+        if not is_installed():
+            raise ConfigError("structured_outputs", "on", MISSING)
+        import llguidance
+
+        try:
+            self.inner: Any = llguidance.LLTokenizer(
+                described.text, n_vocab=described.size, eos_token=list(described.end_ids)
+            )
+        except BaseException as error:
+            if not _from_library(error):
+                raise
+            reason = f"llguidance cannot read the model's tokenizer: {_first_line(str(error))}"
+            raise ConfigError("structured_outputs", "on", reason) from error
+        self.size = vocab_size
+        self.end_ids = described.end_ids
+        self.special = described.special
+        self.words = -(-described.size // 32)  # of llguidance's masks
+
+
+class Grammar:
+    """A compiled grammar for one vocabulary; `compile_text` makes it. It may be shared by threads."""
+
+    def __init__(self, vocabulary: Vocabulary, text: str, limits: ParserLimits, lanes: list[Any]) -> None:
+        self.vocabulary = vocabulary
+        self.text = text
+        self._limits = limits
+        self._lanes = lanes
+        self._made = 0
+
+    def matcher(self) -> "Matcher":
+        """Return a matcher at the beginning of a text."""
+        lane = self._made // _FEW % len(self._lanes)
+        self._made += 1
+        return Matcher(self, self._lanes[lane].deep_copy(), lane)
+
+    def renewed(self, lane: int) -> Any:
+        """Compile a lane anew for later matchers, and return another one that belongs to the caller."""
+        self._lanes[lane] = _compiled(self.vocabulary, self.text, self._limits)
+        return _compiled(self.vocabulary, self.text, self._limits)
+
+
+class Matcher:
+    """Follows one text. One thread at a time may use it. `lane`: matchers of other lanes share no lock with it."""
+
+    def __init__(self, grammar: Grammar, inner: Any, lane: int) -> None:
+        self.grammar = grammar
+        self.lane = lane
+        self.inner = inner
+        self._tokens: list[int] = []
+        self._alone = False  # whether its automaton belongs to it alone
+
+    @property
+    def error(self) -> str | None:
+        """Why the matcher can go no further; None if it can. Its masks then allow nothing."""
+        return _first_line(self.inner.get_error()) if self.inner.is_error() else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing but an end token may follow."""
+        return bool(self.inner.is_stopped() and not self.inner.is_error())
+
+    @property
+    def accepted(self) -> int:
+        """Number of accepted tokens, end tokens included."""
+        return len(self._tokens)
+
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """Take the next tokens of the text. Return False, and fail for ever, if one of them may not follow.
+
+        End tokens may follow a finished text, any number of them.
+        """
+        for token in tokens:
+            if not self.inner.consume_token(token) and not (self._revive() and self.inner.consume_token(token)):
+                return False
+            self._tokens.append(token)
+        return True
+
+    def fill(self, out: Int[np.ndarray, " W"]) -> None:
+        """Write the mask of the tokens that may follow: token t in bit t % 32 of word t // 32, W = ⌈V/32⌉ words.
+
+        Where a token is forced it is the only one. A matcher that has failed allows nothing.
+        """
+        fill_all([self], out[None], [0])
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must follow, as the tokenizer itself would write them; often none."""
+        found: list[int] = self.inner.compute_ff_tokens()
+        return self.inner.compute_ff_tokens() if self.inner.is_error() and self._revive() else found
+
+    def copy(self) -> "Matcher":
+        """Return an independent matcher at the same place of the text."""
+        found = Matcher(self.grammar, self.inner.deep_copy(), self.lane)
+        found._tokens = self._tokens.copy()
+        return found
+
+    def refill(self, out: Int[np.ndarray, " W"]) -> None:
+        """Write the mask once more after an error, which another matcher of the lane may have caused."""
+        out[:] = 0
+        if self._revive():
+            self.inner.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+            if self.inner.is_error():
+                out[:] = 0
+
+    def _revive(self) -> bool:
+        """Go on with an automaton of its own, once; return whether that helped."""
+        if self._alone:
+            return False
+        self._alone = True
+        failed, self.inner = self.inner, self.grammar.renewed(self.lane)
+        if not all(map(self.inner.consume_token, self._tokens)):
+            self.inner = failed
+            return False
+        return True
+
+
+def compile_text(vocabulary: Vocabulary, text: str, limits: ParserLimits) -> Grammar:
+    """Compile a grammar: Lark, or llguidance's JSON. Other threads can run meanwhile.
+
+    Raises GrammarError if it is not valid, exceeds a limit or allows no text.
+    """
+    lanes: list[Any] = []
+
+    def work() -> None:
+        begin = time.thread_time()
+        lanes.append(_compiled(vocabulary, text, limits))
+        taken = time.thread_time() - begin
+        lanes[0].compute_bitmask()  # fails if no text begins
+        if not lanes[0].is_error() and taken < _QUICK:
+            lanes.extend(_compiled(vocabulary, text, limits) for _ in range(_THREADS - 1))
+
+    _with_deep_stack(work)
+    for lane in lanes:
+        if lane.is_error():
+            raise GrammarError(_reason(lane.get_error()))
+    return Grammar(vocabulary, text, limits, lanes)
+
+
+def lark_of(text: str) -> str:
+    """Return a grammar in Lark that may be written in GBNF (`root ::= …`). Raises GrammarError."""
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(text))
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"cannot be read as GBNF: {_first_line(str(error))}") from error
+
+
+def explain(text: str, limits: ParserLimits) -> str | None:
+    """Return why a grammar is not valid, without a vocabulary; None if it is."""
+    import llguidance
+
+    found: list[str] = []
+    _with_deep_stack(lambda: found.append(llguidance.LLMatcher.validate_grammar(text, limits=_limits(limits))))
+    return _reason(found[0]) if found and found[0] else None
+
+
+def fill_all(
+    matchers: Sequence[Matcher], out: Int[np.ndarray, "R W"], rows: Sequence[int], *, threads: int = _THREADS
+) -> None:
+    """Write the masks of matchers to the given rows of an array, as `Matcher.fill` does, in several threads.
+
+    Args:
+        out: C-contiguous; other rows stay as they are.
+        rows: the row of each matcher, each once.
+    """
+    if not matchers:
+        return
+    assert out.flags.c_contiguous
+    assert out.dtype == np.int32
+    assert len(set(rows)) == len(rows) == len(matchers)
+    words = matchers[0].grammar.vocabulary.words
+    target = out if out.shape[1] == words else np.empty((len(out), words), np.int32)
+    # A thread takes neighbours: those of one lane would wait for each other.
+    order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
+    _executor(threads).unsafe_compute_mask_ptr(
+        [(matchers[i].inner, rows[i]) for i in order], target.ctypes.data, words * 4, len(target)
+    )
+    for matcher, row in zip(matchers, rows, strict=True):
+        if matcher.inner.is_error():
+            matcher.refill(target[row])
+        if target is not out:
+            out[row] = target[row, : out.shape[1]]
+
+
+@lru_cache
+def _executor(threads: int) -> Any:
+    import llguidance
+
+    return llguidance.LLExecutor(threads)
+
+
+def _compiled(vocabulary: Vocabulary, text: str, limits: ParserLimits) -> Any:
+    import llguidance
+
+    return llguidance.LLMatcher(vocabulary.inner, text, log_level=0, limits=_limits(limits))
+
+
+def _limits(limits: ParserLimits) -> Any:
+    import llguidance
+
+    return llguidance.LLParserLimits(**limits._asdict(), verbose_errors=False)
+
+
+def _with_deep_stack(work: Callable[[], None]) -> None:
+    """Run `work` in a thread whose stack does not overflow. Raises what it raises."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="jswa-grammar", daemon=True)
+    with _stack_lock:
+        before = threading.stack_size(_STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if failed:
+        if not _from_library(failed[0]):
+            raise failed[0]
+        raise GrammarError(_reason(str(failed[0]))) from failed[0]
+
+
+def _from_library(error: BaseException) -> bool:
+    """Whether llguidance may have raised the error: a ValueError, or a Rust panic, which is only a BaseException."""
+    return isinstance(error, ValueError) or type(error).__name__ == "PanicException"
+
+
+def _reason(message: str) -> str:
+    """Return an error of llguidance as the reason of a refusal."""
+    line = _first_line(message)
+    if line.startswith("panic: assertion failed: grammar.symbols"):
+        return "it has too many rules"
+    return "it allows no text" if line.startswith("NoExtension") else line
+
+
+def _first_line(message: str) -> str:
+    """Return the line of an error that says what is wrong: regular expressions are shown before it."""
+    lines = message.strip().splitlines() or [""]
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (f"regular expression: {said[0]}" if said else lines[0])[:300]

@@ -1,0 +1,159 @@
+"""The text of a grammar for llguidance, from what a request asks for."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jswa.grammar.schema import MAX_BYTES, Schema, SchemaError, check_schema, read_json
+from jswa.types import StructuredOutputsParams
+
+# One space may follow "," and ":": weak models fill a place where any white space may be with hundreds of blanks.
+SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+COMPACT = {"whitespace_flexible": False}
+MAX_LINES = 2_000  # of a grammar in Lark: an error in a chain of rules is told once more by each of them
+ANY_TEXT = r"/(?s:.*)/"
+
+
+def grammar_text(spec: StructuredOutputsParams, special: Mapping[str, int]) -> str:
+    """Return the grammar of a specification, in Lark or in llguidance's JSON.
+
+    Args:
+        special: ids of the vocabulary's special tokens by their text.
+
+    Raises SchemaError, whose pointer leads into a schema or a structural tag.
+    """
+    spaces = json_options(spec)
+    if spec.json is not None:
+        return schema_grammar(check_schema(read_json(spec.json)), spaces)
+    if spec.json_object:
+        return schema_grammar({"type": "object"}, spaces)
+    if spec.structural_tag is not None:
+        return _tags(read_json(spec.structural_tag), special, spaces)
+    if spec.choice is not None:
+        _check_size("".join(spec.choice))
+        return _regex_grammar("|".join(map(escaped, spec.choice)))
+    text = spec.regex if spec.regex is not None else spec.grammar
+    assert text is not None
+    _check_size(text)
+    if text.count("\n") >= MAX_LINES:
+        raise SchemaError("", f"has more than {MAX_LINES} lines")
+    return text if spec.grammar is not None else _regex_grammar(text)
+
+
+def grammar_behind(begin: str, spec: StructuredOutputsParams, end: str, lines: Sequence[str]) -> str:
+    """Return the grammar of a text that has a form behind and before other parts. Raises SchemaError.
+
+    Args:
+        begin, end: the other parts, as of a rule in Lark.
+        lines: the rules that they name.
+    """
+    spaces = json_options(spec)
+    if spec.json is not None or spec.json_object:
+        schema = {"type": "object"} if spec.json is None else check_schema(read_json(spec.json))
+        return "\n".join([f"start: {begin} {schema_rule(schema, spaces)} {end}", *lines])
+    text = grammar_text(spec, {})
+    if spec.form in ("regex", "choice"):
+        return "\n".join([f"start: {begin} {text.removeprefix('start: ')} {end}", *lines])
+    whole = "\n".join([f"start: {begin} @form {end}", *lines])
+    return json.dumps({"grammars": [{"lark_grammar": whole}, {"name": "form", "lark_grammar": text}]})
+
+
+def json_options(spec: StructuredOutputsParams) -> Mapping[str, Any]:
+    """Return llguidance's options for the white space of JSON."""
+    if spec.whitespace_pattern is not None:
+        _check_size(spec.whitespace_pattern)
+        return {"whitespace_pattern": spec.whitespace_pattern}
+    return COMPACT if spec.disable_any_whitespace else SPACED
+
+
+def schema_grammar(schema: Schema, spaces: Mapping[str, Any]) -> str:
+    """Return the grammar of a schema in llguidance's JSON."""
+    return json.dumps({"grammars": [{"json_schema": _with_options(schema, spaces)}]})
+
+
+def schema_rule(schema: Schema, spaces: Mapping[str, Any] = SPACED) -> str:
+    """Return a schema as part of a rule in Lark."""
+    return f"%json {json.dumps(_with_options(schema, spaces))}"
+
+
+def literal(text: str, special: Mapping[str, int]) -> str:
+    """Return a text as part of a rule in Lark, its special tokens as tokens; the empty text has the empty rule."""
+    if not special:
+        return json.dumps(text, ensure_ascii=False)
+    pattern = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
+    parts = [part for part in re.split(f"({pattern})", text) if part]
+    return " ".join(f"<[{special[p]}]>" if p in special else json.dumps(p, ensure_ascii=False) for p in parts) or '""'
+
+
+def escaped(text: str) -> str:
+    """Return a regular expression, in the syntax of Rust's crate, that matches a text and nothing else."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _check_size(text: str) -> None:
+    if len(text.encode(errors="surrogatepass")) > MAX_BYTES:
+        raise SchemaError("", f"has more than {MAX_BYTES} bytes")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SchemaError("", "is no valid Unicode") from error
+
+
+def _with_options(schema: Schema, spaces: Mapping[str, Any]) -> Schema:
+    """Return a schema with llguidance's options, in place of any that it has itself."""
+    if schema is False:
+        raise SchemaError("", "allows no value")
+    return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": spaces}
+
+
+def _regex_grammar(pattern: str) -> str:
+    return f"start: /{_in_slashes(pattern)}/"
+
+
+def _in_slashes(pattern: str) -> str:
+    """Return a regular expression as it stands between slashes, on one line."""
+    blanks = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
+    return re.sub(r"\\?([/\n\r])|\\.", lambda found: blanks.get(found[1], found[0]), pattern, flags=re.DOTALL)
+
+
+def _tags(value: Any, special: Mapping[str, int], spaces: Mapping[str, Any]) -> str:
+    """Return the grammar of free text in which each trigger begins one of the tags that start with it."""
+    if not isinstance(value, dict) or not {"structures", "triggers"} <= value.keys():
+        raise SchemaError("", "must have `structures` and `triggers`; other forms of structural tags are not known")
+    structures, triggers = value["structures"], value["triggers"]
+    if not isinstance(triggers, list) or not triggers or not all(isinstance(t, str) and t for t in triggers):
+        raise SchemaError("/triggers", "must be a list of strings, none of them empty")
+    if not isinstance(structures, list) or not structures:
+        raise SchemaError("/structures", "must be a list of objects")
+    rules: dict[str, list[str]] = {trigger: [] for trigger in triggers}
+    for i, one in enumerate(structures):
+        at = f"/structures/{i}"
+        trigger, rule = _tag(one, at, triggers, special, spaces)
+        rules[trigger].append(rule)
+    lines = ["start: tag* TEXT", f"TEXT: {ANY_TEXT}"]
+    used = [trigger for trigger in triggers if rules[trigger]]
+    lines.append("tag: " + " | ".join(f"tag_{i}" for i in range(len(used))))
+    for i, trigger in enumerate(used):
+        begin = f"TEXT <[{special[trigger]}]>" if trigger in special else f"begin_{i}"
+        lines.append(f"tag_{i}: {begin} ({' | '.join(rules[trigger])})")
+        if trigger not in special:
+            lines.append(f"begin_{i}[lazy]: /(?s:.*){escaped(trigger)}/")
+    return "\n".join(lines)
+
+
+def _tag(
+    one: Any, at: str, triggers: list[str], special: Mapping[str, int], spaces: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return the trigger of a tag, and the rule of what follows it."""
+    if not isinstance(one, dict) or not all(isinstance(one.get(key), str) for key in ("begin", "end")):
+        raise SchemaError(at, "must have strings `begin` and `end`, and a `schema`")
+    trigger = next((t for t in sorted(triggers, key=len, reverse=True) if one["begin"].startswith(t)), None)
+    if trigger is None:
+        raise SchemaError(f"{at}/begin", "must begin with one of the triggers")
+    try:
+        rule = schema_rule(check_schema(one.get("schema", True)), spaces)
+    except SchemaError as error:
+        raise SchemaError(f"{at}/schema{error.pointer}", error.reason) from error
+    begin, end = (literal(part, special) if part else "" for part in (one["begin"][len(trigger) :], one["end"]))
+    return trigger, f"{begin} {rule} {end}".strip()

@@ -1,0 +1,223 @@
+"""Matchers: masks, accepted tokens, forced tokens and copies, over the tokenizer of the model in the box."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jswa.errors import InvalidSampling
+from jswa.grammar.compiler import Grammars
+from jswa.grammar.llg import Grammar, Matcher, ParserLimits, fill_all
+from jswa.text.tokenizer import Tokenizer
+from jswa.types import StructuredOutputsParams
+
+TINY = Path(__file__).parents[3] / "jswa/assets/tiny"
+ENDS = (2, 6)  # of `tiny`
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    found = Tokenizer.load(TINY)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, tokenizer.vocab_size, ENDS)
+
+
+def compiled(grammars: Grammars, **spec: object) -> Grammar:
+    return grammars.compile(StructuredOutputsParams(**spec))  # type: ignore[arg-type]
+
+
+def allowed(matcher: Matcher) -> list[int]:
+    out = np.zeros(matcher.grammar.vocabulary.words, np.int32)
+    matcher.fill(out)
+    return np.flatnonzero(np.unpackbits(out.view(np.uint8), bitorder="little")).tolist()
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+
+
+def test_a_text_is_followed_to_its_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    matcher = compiled(grammars, json=PERSON).matcher()
+    ids = ids_of(tokenizer, '{"name": "Ann", "age": 7}')
+    for token in ids:
+        assert not matcher.finished
+        assert token in allowed(matcher)
+        assert matcher.accept([token])
+    assert matcher.finished
+    assert matcher.accepted == len(ids)
+    assert allowed(matcher) == list(ENDS)
+    assert matcher.forced() == []
+    assert matcher.accept([ENDS[0], ENDS[1]])
+    assert matcher.finished
+
+
+def test_a_token_that_may_not_follow_is_refused(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    matcher = compiled(grammars, json=PERSON).matcher()
+    assert not matcher.accept(ids_of(tokenizer, "hello"))
+    assert matcher.error is not None
+    assert not matcher.finished
+    assert allowed(matcher) == []
+
+
+def test_an_end_token_is_refused_before_the_end(grammars: Grammars) -> None:
+    assert not compiled(grammars, json=PERSON).matcher().accept([ENDS[0]])
+
+
+def test_forced_tokens_are_those_of_the_tokenizer(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    matcher = compiled(grammars, json=PERSON, disable_any_whitespace=True).matcher()
+    forced = matcher.forced()
+    text = tokenizer.decode(forced)
+    assert '{"name":"'.startswith(text)
+    assert len(text) >= len('{"name')
+    assert forced == ids_of(tokenizer, text)
+    assert allowed(matcher) == forced[:1]
+    assert matcher.accept(forced)
+
+
+def test_the_mask_is_what_may_follow(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    matcher = compiled(grammars, regex="(yes|no|maybe)[0-9]+").matcher()
+    for text in ("", "may", "maybe", "maybe1"):
+        here = matcher.copy()
+        assert here.accept(ids_of(tokenizer, text))
+        mask = set(allowed(here))
+        others = set(range(0, tokenizer.vocab_size, 11))  # of the refused ones, some: to refuse one takes long
+        assert {token for token in mask | others if here.copy().accept([token])} == mask
+
+
+def test_a_copy_is_independent(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    first = compiled(grammars, choice=["abc", "abd"]).matcher()
+    assert first.accept(ids_of(tokenizer, "a"))
+    second = first.copy()
+    assert first.accept(ids_of(tokenizer, "bc"))
+    assert first.finished
+    assert second.accepted == 1
+    assert not second.finished
+    assert second.accept(ids_of(tokenizer, "bd"))
+    assert second.finished
+
+
+def test_matchers_of_a_grammar_share_no_place(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    grammar = compiled(grammars, json=PERSON)
+    first, second = grammar.matcher(), grammar.matcher()
+    assert first.accept(ids_of(tokenizer, '{"name'))
+    assert second.accepted == 0
+    assert allowed(second) == allowed(grammar.matcher())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_masks_are_filled_at_once(grammars: Grammars, tokenizer: Tokenizer, threads: int) -> None:
+    several = [
+        compiled(grammars, json=PERSON),
+        compiled(grammars, regex="[a-z]+"),
+        compiled(grammars, choice=["one", "two"]),
+        compiled(grammars, json_object=True),
+    ]
+    matchers = [several[i % len(several)].matcher() for i in range(40)]
+    out = np.full((50, grammars.vocabulary.words), 77, np.int32)
+    rows = list(range(49, 9, -1))
+    fill_all(matchers, out, rows, threads=threads)
+    assert (out[:10] == 77).all()
+    for matcher, row in zip(matchers, rows, strict=True):
+        alone = np.zeros(out.shape[1], np.int32)
+        matcher.fill(alone)
+        assert (out[row] == alone).all()
+    fill_all([], out, [])
+
+
+def test_a_failed_matcher_does_not_disturb_others(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    grammar = compiled(grammars, json=PERSON)
+    good, bad = grammar.matcher(), grammar.matcher()
+    before = allowed(good)
+    assert not bad.accept([ENDS[0]])
+    out = np.full((2, grammars.vocabulary.words), -1, np.int32)
+    fill_all([good, bad], out, [0, 1])
+    assert out[0].any()
+    assert not out[1].any()
+    assert allowed(good) == before
+
+
+def test_a_matcher_whose_automaton_is_full_goes_on_with_its_own(tokenizer: Tokenizer) -> None:
+    few = ParserLimits(max_lexer_states=300)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, ENDS, limits=few)
+    words = [f"{a}{b}{c}" for a in "abcdefgh" for b in "abcdefgh" for c in "abc"]
+    grammar = compiled(grammars, choice=words)
+    for word in words:  # together they need more states than one automaton has
+        matcher = grammar.matcher()
+        for token in ids_of(tokenizer, word):
+            assert token in allowed(matcher), matcher.error
+            assert matcher.accept([token])
+        assert allowed(matcher) == list(ENDS)
+
+
+def test_a_vocabulary_may_be_smaller_than_the_models(tokenizer: Tokenizer) -> None:
+    larger = tokenizer.vocab_size + 70
+    matcher = compiled(Grammars(tokenizer, larger, ENDS), regex="(?s:.*)").matcher()
+    assert matcher.grammar.vocabulary.words == -(-larger // 32)
+    mask = allowed(matcher)
+    assert max(mask) < tokenizer.vocab_size
+    assert set(ENDS) <= set(mask)
+    assert not matcher.accept([larger - 1])
+
+
+def test_a_vocabulary_may_be_larger_than_the_models(tokenizer: Tokenizer) -> None:
+    smaller = tokenizer.vocab_size - 40
+    matcher = compiled(Grammars(tokenizer, smaller, ENDS), regex="(?s:.*)").matcher()
+    out = np.zeros((1, -(-smaller // 32)), np.int32)
+    fill_all([matcher], out, [0])
+    assert out.any()
+
+
+def test_a_model_without_end_tokens_finishes(tokenizer: Tokenizer) -> None:
+    matcher = compiled(Grammars(tokenizer, tokenizer.vocab_size, ()), choice=["ab"]).matcher()
+    assert matcher.accept(ids_of(tokenizer, "ab"))
+    assert matcher.finished
+    out = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.int32)
+    fill_all([matcher], out, [0])
+    assert not out.any()
+
+
+def test_special_tokens_are_no_text(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    mask = allowed(compiled(grammars, regex="(?s:.*)").matcher())
+    special = set(grammars.vocabulary.special.values())
+    assert special & set(mask) == set(ENDS)
+    matcher = compiled(grammars, grammar='start: "a" <|call|> "b"').matcher()
+    call = grammars.vocabulary.special["<|call|>"]
+    assert matcher.forced() == [*ids_of(tokenizer, "a"), call, *ids_of(tokenizer, "b")]
+    assert not compiled(grammars, choice=["<|call|>"]).matcher().accept([call])
+
+
+def test_grammars_are_kept(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, ENDS, most_grammars=2, most_bytes=1_000)
+    first = compiled(grammars, choice=["a"])
+    assert compiled(grammars, choice=["a"]) is first
+    assert (grammars.compiled, grammars.found, len(grammars)) == (1, 1, 1)
+    compiled(grammars, choice=["b"])
+    assert compiled(grammars, choice=["a"]) is first
+    compiled(grammars, choice=["c"])  # b was used longest ago
+    assert compiled(grammars, choice=["a"]) is first
+    assert len(grammars) == 2
+    compiled(grammars, regex="x" * 2_000)
+    assert len(grammars) == 0
+    assert grammars.seconds > 0
+
+
+def test_without_a_tokenizer_nothing_can_be_compiled() -> None:
+    with pytest.raises(InvalidSampling, match=r"tokenizer\.json"):
+        compiled(Grammars(None, 100, ()), json_object=True)
+
+
+def test_without_llguidance_the_error_says_so(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jswa.grammar.compiler.is_installed", lambda: False)
+    with pytest.raises(InvalidSampling, match="pip install llguidance"):
+        compiled(Grammars(tokenizer, 100, ()), json_object=True)
