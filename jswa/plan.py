@@ -57,7 +57,7 @@ class Mask(NamedTuple):
 
 
 class AllWords(NamedTuple):
-    """All words of a mask, in order."""
+    """All words of a mask, in order; the array is valid until masks are filled again."""
 
     bits: Int[np.ndarray, " words"]
 
@@ -167,8 +167,7 @@ class TokenEvent(NamedTuple):
 
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
-    `error` says why there is no token if `finish_reason` is "error". `completes`: the request's grammar allows nothing
-    more behind this token, so the text ends with it.
+    `error` says why there is no token if `finish_reason` is "error".
     """
 
     request_id: str
@@ -180,20 +179,19 @@ class TokenEvent(NamedTuple):
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
-    completes: bool = False
 
     @property
     def is_stop_token(self) -> bool:
         """Whether the token ends the text and is no part of it."""
-        return self.token is not None and self.finish_reason == "stop" and not self.completes
+        return self.token is not None and self.finish_reason == "stop"
 
 
 @dataclass(frozen=True, eq=False)
 class StepEvents:
     """The results of one step. A token of a request that goes on is an entry of two arrays; all else is a `TokenEvent`.
 
-    A request has at most one token or event in a step, but for the tokens that its grammar forces. Iteration yields
-    all of them as events.
+    A request has at most one token or event in a step, unless it is held to a grammar: then the tokens that the grammar
+    forces and the end of the text may follow in `others`. Iteration yields all as events, in their order.
 
     Attributes:
         request_ids, tokens: the requests that got a token and nothing else, and that token.
@@ -208,9 +206,9 @@ class StepEvents:
         return len(self.tokens) + len(self.others)
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        yield from self.others
         for request_id, token in zip(self.request_ids.tolist(), self.tokens.tolist(), strict=True):
             yield TokenEvent(request_id, token)
+        yield from self.others
 
 
 class LogprobTable(NamedTuple):

@@ -5,7 +5,7 @@ import gc
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jswa.config import EngineConfig
@@ -75,6 +75,10 @@ def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tu
         while True:
             if server.warm_logprobs:
                 llm.engine.prepare(SamplingParams(logprobs=0, prompt_logprobs=0))
+            if llm.engine.grammars is not None:
+                llm.engine.grammars.delimit(() if answers is None else answers.delimiters)
+                with suppress(ConfigError):  # who asks for a grammar is told why there is none
+                    llm.engine.grammars.warm_up()
             yield llm.engine
             llm.close()
             gc.collect()  # free the old engine's arrays before the new engine allocates its own

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import Limits
 from jswa.errors import JswaError
+from jswa.grammar.compiler import Grammars
 from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
@@ -56,6 +57,11 @@ class EngineLike(Protocol):
     @property
     def adapters(self) -> Mapping[str, str]:
         """Digests of the loaded LoRA adapters, by name. Any thread may read it."""
+        ...
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """What compiles structured outputs; None: they are refused. Any thread may use it."""
         ...
 
     @property

@@ -41,14 +41,14 @@ class Receiver(NamedTuple):
 
 def distribute(events: StepEvents, receivers: Mapping[str, Receiver]) -> None:
     """Pass the events of a step to the receivers of their requests; requests without one were aborted."""
-    for event in events.others:
-        receiver = receivers.get(event.request_id)
-        if receiver is not None:
-            receiver.event(event)
     for request_id, token in zip(events.request_ids.tolist(), events.tokens.tolist(), strict=True):
         receiver = receivers.get(request_id)
         if receiver is not None:
             receiver.token(token)
+    for event in events.others:
+        receiver = receivers.get(event.request_id)
+        if receiver is not None:
+            receiver.event(event)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from jswa.errors import ConfigError, InvalidSampling
 from jswa.grammar.llg import (
@@ -15,10 +16,9 @@ from jswa.grammar.llg import (
     compile_text,
     explain,
     is_installed,
-    lark_of,
 )
 from jswa.grammar.schema import SchemaError, check_schema, locate, read_json
-from jswa.grammar.texts import grammar_text, json_options, schema_grammar
+from jswa.grammar.texts import SPACED, grammar_text, json_options, schema_grammar
 from jswa.grammar.vocabulary import describe
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
@@ -76,6 +76,15 @@ class Grammars:
         self.seconds = 0.0
         self.compiled = self.found = 0
 
+    def delimit(self, delimiters: Collection[int]) -> None:
+        """Take these tokens for delimiters as well. Grammars that were compiled before keep their vocabulary."""
+        with self._making, self._lock:
+            if not self._delimiters.issuperset(delimiters):
+                self._delimiters |= frozenset(delimiters)
+                self._vocabulary = None
+                self._kept.clear()
+                self._bytes = 0
+
     def warm_up(self) -> None:
         """Make the vocabulary. It holds Python's lock for a second or two if there are 262,144 tokens.
 
@@ -120,8 +129,21 @@ class Grammars:
         self._keep(text, made)
         return made
 
+    def fault(self, schema: Any) -> SchemaError | None:
+        """Return why a schema cannot be compiled, and its place; None if it can."""
+        try:
+            checked = check_schema(read_json(schema))
+            reason = explain(schema_grammar(checked, SPACED), self._limits)
+        except SchemaError as error:
+            return error
+        if reason is None:
+            return None
+        return locate(checked, reason, lambda part: explain(schema_grammar(part, SPACED), self._limits))
+
     def _keep(self, text: str, grammar: Grammar) -> None:
         with self._lock:
+            if grammar.vocabulary is not self._vocabulary:
+                return  # `delimit` was called meanwhile
             if text not in self._kept:
                 self._bytes += len(text)
             self._kept[text] = grammar
@@ -135,9 +157,8 @@ class Grammars:
 
 def _text(spec: StructuredOutputsParams, vocabulary: Vocabulary) -> str:
     try:
-        text = grammar_text(spec, vocabulary.special)
-        return text if spec.grammar is None else lark_of(text)
-    except (SchemaError, GrammarError) as error:
+        return grammar_text(spec, vocabulary.special)
+    except SchemaError as error:
         raise _refused(spec, str(error)) from error
 
 

@@ -66,6 +66,22 @@ def strict_calls(family: Family, tools: Sequence[Mapping[str, Any]], reasoning: 
     return "\n".join([f"start: {thoughts} {rest}", *lines])
 
 
+def content_or_calls(
+    family: Family,
+    spec: StructuredOutputsParams,
+    tools: Sequence[Mapping[str, Any]],
+    reasoning: Reasoning,
+    *,
+    parallel: bool,
+) -> str:
+    """Return the grammar of answers that have content of a form, or else calls. Raises as `forced_calls`."""
+    lines = _calls(family, tools, parallel=parallel)
+    content = family.writes.content
+    thoughts = _thoughts(family, reasoning, lines)
+    begin, end = _text(family, content.begin), _text(family, content.end, last=True)
+    return grammar_behind(f"{thoughts} (calls | {begin}", spec, f"{end})", lines)
+
+
 def shaped_content(family: Family | None, spec: StructuredOutputsParams, reasoning: Reasoning) -> str:
     """Return the grammar of answers whose content has a form, behind any reasoning. Raises SchemaError.
 

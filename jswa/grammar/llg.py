@@ -9,6 +9,7 @@ one of its own.
 """
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from jswa.errors import ConfigError
 from jswa.grammar.vocabulary import Description
 
 MISSING = "needs the package llguidance, which is not installed (pip install llguidance)"
-_THREADS = max(1, min(8, os.cpu_count() or 1))  # that fill masks
+THREADS = max(1, min(8, os.cpu_count() or 1))  # that fill masks
 _STACK = 2**28  # bytes of stack of a thread that compiles: rules that name each other are read by recursion
 _QUICK = 0.02  # seconds within which a grammar compiles that gets several lanes
 _FEW = 8  # matchers that share a lane before the next one is used
@@ -189,7 +190,7 @@ def compile_text(vocabulary: Vocabulary, text: str, limits: ParserLimits) -> Gra
         taken = time.thread_time() - begin
         lanes[0].compute_bitmask()  # fails if no text begins
         if not lanes[0].is_error() and taken < _QUICK:
-            lanes.extend(_compiled(vocabulary, text, limits) for _ in range(_THREADS - 1))
+            lanes.extend(_compiled(vocabulary, text, limits) for _ in range(THREADS - 1))
 
     _with_deep_stack(work)
     for lane in lanes:
@@ -200,7 +201,7 @@ def compile_text(vocabulary: Vocabulary, text: str, limits: ParserLimits) -> Gra
 
 def lark_of(text: str) -> str:
     """Return a grammar in Lark that may be written in GBNF (`root ::= …`). Raises GrammarError."""
-    if "::=" not in text:
+    if not re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE):
         return text
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -220,7 +221,7 @@ def explain(text: str, limits: ParserLimits) -> str | None:
 
 
 def fill_all(
-    matchers: Sequence[Matcher], out: Int[np.ndarray, "R W"], rows: Sequence[int], *, threads: int = _THREADS
+    matchers: Sequence[Matcher], out: Int[np.ndarray, "R W"], rows: Sequence[int], *, threads: int = THREADS
 ) -> None:
     """Write the masks of matchers to the given rows of an array, as `Matcher.fill` does, in several threads.
 

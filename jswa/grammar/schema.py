@@ -7,7 +7,10 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
+
+from jswa.grammar.bounds import SchemaError as SchemaError
+from jswa.grammar.bounds import make_exact
 
 MAX_BYTES = 2**18  # of a schema or another grammar
 MAX_DEPTH = 100  # of brackets inside brackets; llguidance reads 128
@@ -25,15 +28,6 @@ _MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "defini
 _SKIPPED = ("$defs", "definitions")  # not part of a value until a reference names them
 
 Schema = Mapping[str, Any] | bool
-
-
-class SchemaError(Exception):
-    """A schema is refused: `pointer` is the place, `reason` says why."""
-
-    def __init__(self, pointer: str, reason: str) -> None:
-        super().__init__(f"{f'at {pointer}: ' if pointer else ''}{reason}")
-        self.pointer = pointer
-        self.reason = reason
 
 
 def read_json(value: str | Mapping[str, Any], most: int = MAX_BYTES) -> Any:
@@ -55,10 +49,12 @@ def read_json(value: str | Mapping[str, Any], most: int = MAX_BYTES) -> Any:
 
 
 def check_schema(schema: Any) -> Schema:
-    """Return a schema in which what can have no end is forbidden. Raises SchemaError.
+    """Return a schema without what llguidance gets wrong, and in which what can have no end is forbidden.
 
     Args:
-        schema: plain values, as `read_json` returns them.
+        schema: plain values, as `read_json` returns them; they are changed.
+
+    Raises SchemaError.
     """
     if not isinstance(schema, dict | bool):
         raise SchemaError("", "must be an object, true or false")
@@ -67,13 +63,16 @@ def check_schema(schema: Any) -> Schema:
     if len(joined) > MAX_PATTERNS:
         raise SchemaError(f"{joined[MAX_PATTERNS]}/pattern", f"is one of more than {MAX_PATTERNS} patterns in an allOf")
     endless = _endless(nodes)
-    if not endless:
-        return schema
     if "" in endless:
         raise SchemaError(_place(nodes, endless), "refers to itself without an end: no finite value has this form")
-    found: Schema = json.loads(json.dumps(schema))
+    for at, node in nodes.items():
+        if isinstance(node, dict):
+            make_exact(node, at)
+            if isinstance(node.get("$ref"), str):
+                node["$ref"] = _reference(_target(node["$ref"]))
     for pointer in endless:
-        _forbid(found, pointer)
+        _forbid(schema, pointer)
+    found: Schema = schema
     return found
 
 
@@ -93,7 +92,7 @@ def locate(schema: Schema, reason: str, explain: Callable[[Schema], str | None])
                 continue
             seen.add(pointer)
             left -= 1
-            inner = explain({"$defs": {"root": root}, "$ref": f"#/$defs/root{pointer}"})
+            inner = explain({"$defs": {"root": root}, "$ref": _reference(f"/$defs/root{pointer}")})
             if inner is not None:
                 at, reason = pointer, inner
                 break
@@ -156,6 +155,11 @@ def _parts(schema: Schema, at: str) -> Iterator[str]:
         yield _target(schema["$ref"])
 
 
+def _reference(pointer: str) -> str:
+    """Return the reference to a pointer, as a part of a URI."""
+    return "#" + quote(pointer, safe="/~$")
+
+
 def _target(reference: str) -> str:
     """Return the pointer in a local reference."""
     return unquote(reference[1:])
@@ -172,7 +176,7 @@ def _reachable(schema: Schema) -> dict[str, Schema]:
         nodes[at] = node
         if len(nodes) > MAX_SCHEMAS:
             raise SchemaError(at, f"is one of more than {MAX_SCHEMAS} schemas")
-        left.extend(_children(node, at))
+        left.extend(reversed(list(_children(node, at))))
         if isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
             reference = node["$ref"]
             if not (reference == "#" or reference.startswith("#/")):

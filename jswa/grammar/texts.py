@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jswa.grammar.llg import GrammarError, lark_of
 from jswa.grammar.schema import MAX_BYTES, Schema, SchemaError, check_schema, read_json
 from jswa.types import StructuredOutputsParams
 
@@ -38,7 +39,12 @@ def grammar_text(spec: StructuredOutputsParams, special: Mapping[str, int]) -> s
     _check_size(text)
     if text.count("\n") >= MAX_LINES:
         raise SchemaError("", f"has more than {MAX_LINES} lines")
-    return text if spec.grammar is not None else _regex_grammar(text)
+    if spec.grammar is None:
+        return _regex_grammar(text)
+    try:
+        return lark_of(text)
+    except GrammarError as error:
+        raise SchemaError("", str(error)) from error
 
 
 def grammar_behind(begin: str, spec: StructuredOutputsParams, end: str, lines: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jswa.grammar.schema import Schema, SchemaError, escape, resolved
+from jswa.grammar.tags import tag
 from jswa.grammar.texts import literal, schema_rule
 from jswa.text.answers.writes import CallText
 
@@ -155,41 +156,25 @@ class Rules:
             first = self._new(first)
         return first
 
-    def _new(self, rule: str) -> str:
-        return self._named((len(self._roots), f"new {len(self._names)}"), lambda: rule)
+    def _new(self, rule: str, *, options: str = "") -> str:
+        self._names[len(self._roots), f"new {len(self._names)}"] = name = f"v{len(self._names)}"
+        self.lines.append(f"{name}{options}: {rule}")
+        return name
 
     def _pair(self, name: str, at: str, schema: Schema, *, top: bool) -> str:
         form = self._form.values
         if form == "xml" and top:
-            return self._tag(name, at, schema)
+            rule, text = tag(name, schema, self._roots[-1], at)
+            if text is None:
+                return rule
+            ended = self._new(text, options='[suffix="</parameter>"]')
+            return f"{rule} {ended} {json.dumps(chr(10))}"
         value = self._rule(at, schema)
         if form == "bare" or (form == "python" and top):
             if not name.isidentifier():
                 raise SchemaError(at, "has a name that cannot be written in the model's form of calls")
             return f"{literal(name + (':' if form == 'bare' else '='), self._special)} {value}"
         return f"{literal(f'{json.dumps(name, ensure_ascii=False)}: ', self._special)} {value}"
-
-    def _tag(self, name: str, at: str, schema: Schema) -> str:
-        """Return the rule of an argument between tags: a string as it is, anything else in JSON."""
-        if any(character in "<>\n" for character in name):
-            raise SchemaError(at, "has a name that cannot be written in the model's form of calls")
-        while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
-            schema = resolved(self._roots[-1], at, schema["$ref"])
-        begin, end = f"<parameter={name}>\n", "\n</parameter>\n"
-        if isinstance(schema, Mapping) and schema.get("type") == "string":
-            if "enum" in schema or "const" in schema:
-                values = schema["enum"] if "enum" in schema else [schema["const"]]
-                inner = " | ".join(literal(f"{value}{end}", self._special) for value in values)
-                return f"{literal(begin, self._special)} ({inner})"
-            _check_keys(schema, at, _TEXT)
-            name = f"t{len(self._names)}"
-            self._names[len(self._roots), f"new {name}"] = name
-            self.lines.append(f'{name}[suffix="</parameter>"]: /\\n{_stripped(schema)}\\n?/')
-            return f'{literal(begin[:-1], self._special)} {name} "\\n"'
-        root = self._roots[-1]
-        defined = {key: root[key] for key in ("$defs", "definitions") if isinstance(root, Mapping) and key in root}
-        inner = schema_rule({**(schema if isinstance(schema, Mapping) else {}), **defined})
-        return f"{literal(begin, self._special)} {inner} {literal(end, self._special)}"
 
     def _constant(self, value: Any) -> str:
         """Return the rule of one value."""
@@ -237,17 +222,6 @@ class Rules:
             key = f"{schema_rule({'type': 'string'})} {json.dumps(': ')}"
         self._any()
         return f"({key} any ({self._comma} {key} any)*)?"
-
-
-def _stripped(schema: Mapping[str, Any]) -> str:
-    """Return a regular expression of the strings of a schema that begin and end with no white space."""
-    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
-    if (least, most) == (0, None):
-        return "(?s:.*)"
-    if most is not None and most < 2:
-        return "" if most < 1 else "\\S" if least else "\\S?"
-    longer = f"\\S(?s:.{{{max(0, least - 2)},{'' if most is None else int(most) - 2}}})\\S"
-    return f"(\\S|{longer})" if least == 1 else f"({longer})" if least else f"(\\S|{longer})?"
 
 
 def _check_keys(schema: Mapping[str, Any], at: str, known: set[str]) -> None:

@@ -168,8 +168,9 @@ class Masks:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._held: dict[int, _Held] = {}  # by row id
-        self._bits: dict[int, Int[np.ndarray, " words"]] = {}  # all words, of rows that are held to a grammar
+        self._bits: dict[int, bytes] = {}  # all words, of rows that are held to a grammar
         # Whether a row's mask changes at some length, and whether it depends on the text besides.
+        self._filled = np.zeros((0, 0), np.int32)  # room for the masks of a step, which are used before the next one
         self._changes, self._follows_text = np.zeros((2, rows.max_rows), bool)
         self._has_grammar = np.zeros(rows.max_rows, bool)
         self._lacks = np.zeros(rows.max_rows, bool)  # whether the device's mask lacks tokens that may be allowed later
@@ -221,6 +222,11 @@ class Masks:
         now = samples & ~late
         return self._masks(sequences, row_ids[now], ends[now]), tuple(row_ids[late].tolist())
 
+    def of_grammars(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, " n"]:
+        """Return the rows among these that are held to a grammar."""
+        found: Int[np.ndarray, " n"] = row_ids[self._has_grammar[row_ids]]
+        return found
+
     def late(
         self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"]
     ) -> tuple[tuple[RowMask, ...], list[Sequence]]:
@@ -261,13 +267,15 @@ class Masks:
         matchers = [sequence.matcher for sequence in sequences if sequence.matcher is not None]
         if not matchers:
             return [], []
-        words = -(-matchers[0].grammar.vocabulary.size // 32)
-        filled, changed, forced = np.empty((len(matchers), words), np.int32), [], []
+        width = -(-matchers[0].grammar.vocabulary.size // 32)
+        if self._filled.shape[1] != width or len(self._filled) < len(matchers):
+            self._filled = np.empty((len(matchers), width), np.int32)
+        filled, changed, forced = self._filled[: len(matchers)], [], []
         fill_all(matchers, filled, range(len(matchers)))
         for sequence, bits in zip(sequences, filled, strict=True):
             self._forbid(sequence, sequence.num_known, bits)
-            if not np.array_equal(self._bits.get(sequence.row_id, NO_WORDS.bits), bits):
-                self._bits[sequence.row_id] = bits = bits.copy()
+            if self._bits.get(sequence.row_id) != (words := bits.tobytes()):
+                self._bits[sequence.row_id] = words
                 changed.append(RowMask(sequence.row_id, AllWords(bits)))
             if np.count_nonzero(bits) == 1 and _count(bits) == 1:
                 forced.append(sequence)

@@ -115,14 +115,6 @@ class Requests:
         if token in sequence.request.stop_ids:
             asked = token in sequence.request.params.stop_token_ids
             return self.finish(sequence, token, "stop", token if asked else None)
-        if sequence.matcher is not None:
-            if not sequence.matcher.accept([token]):
-                why = GenerationError(
-                    f"structured_outputs: {sequence.matcher.error or 'a token that it does not allow'}"
-                )
-                return self.finish(sequence, None, "error", error=why)
-            if sequence.matcher.finished:
-                return self.finish(sequence, token, "stop")._replace(completes=True)
         if sequence.num_known == sequence.limit:
             return self.finish(sequence, token, "length")
         return TokenEvent(sequence.request.request_id, token)
@@ -136,6 +128,23 @@ class Requests:
                 events.append(self.accept(sequence, token))
         return events
 
+    def follow_grammars(self, row_ids: Int[np.ndarray, " n"]) -> list[TokenEvent]:
+        """Let the matchers of rows accept the known tokens; end the texts that are complete."""
+        events = []
+        last, known = self.rows.last_tokens(row_ids).tolist(), self.rows.known[row_ids].tolist()
+        for row_id, token, length in zip(row_ids.tolist(), last, known, strict=True):
+            sequence = self.by_row[row_id]
+            if sequence is None or sequence.matcher is None:
+                continue
+            matcher, begin = sequence.matcher, len(sequence.request.prompt)
+            news = length - begin - matcher.accepted
+            if not matcher.accept([token] if news == 1 else sequence.tokens[length - news :].tolist()):
+                why = GenerationError(f"structured_outputs: {matcher.error or 'forbids a token of the text'}")
+                events.append(self.finish(sequence, None, "error", error=why))
+            elif matcher.finished:
+                events.append(self.finish(sequence, None, "stop"))
+        return events
+
     def foretell(self, sequence: Sequence) -> list[TokenEvent]:
         """Append the tokens that a row's grammar forces, and return their events; no step need sample them.
 
@@ -146,10 +155,16 @@ class Requests:
         if sequence.matcher is None or request.params.logprobs is not None:
             return []
         tokens = list(takewhile(lambda token: token not in request.stop_ids, sequence.matcher.forced()))
+        tokens = tokens[: sequence.limit - sequence.num_known]
         if len(tokens) < 2:
             return []
         sequence.foretold += 1
-        return self.extend(sequence, tokens)
+        self.rows.plain[sequence.row_id] = False
+        sequence.extend(np.array(tokens, np.int32))
+        *events, last = [TokenEvent(request.request_id, token) for token in tokens]
+        if sequence.num_known == sequence.limit:
+            return [*events, self.accept(sequence, tokens[-1])]
+        return [*events, last, *self.follow_grammars(np.array([sequence.row_id]))]
 
     def finish(
         self,
@@ -353,6 +368,6 @@ def needs_one(sequence: Sequence) -> bool:
 def _is_plain(sequence: Sequence) -> bool:
     request, lease = sequence.request, lease_of(sequence)
     reported = sequence.hit_counted and sequence.first_scheduled_time is None and not sequence.failed_to
-    wants_more = request.params.wants_logprobs or sequence.matcher is not None
+    wants_more = request.params.wants_logprobs or sequence.foretold
     launched = sequence.launched >= sequence.begun_at
     return reported and launched and not wants_more and not lease.window_ends

@@ -115,12 +115,14 @@ class Scheduler:
     def late_masks(self, plan: StepPlan) -> tuple[tuple[RowMask, ...], tuple[TokenEvent, ...]]:
         """Return the masks that change in a step in flight, whose plan left them out. All its tokens are known by now.
 
-        Rows that have ended meanwhile need none: their tokens are ignored. The second result has the tokens that
-        grammars force, which are known without a step: the first of a row is the one that this step will sample.
+        Rows that have ended meanwhile need none: their tokens are ignored. The second result has the ends of the texts
+        that their grammars complete, and the tokens that grammars force, which are known without a step: the first of
+        a row is the one that this step will sample.
         """
         requests, row_ids = self._requests, np.array(plan.late, np.int64)
+        events = requests.follow_grammars(requests.masks.of_grammars(row_ids))
         masks, forced = requests.masks.late(requests.by_row, row_ids)
-        return masks, tuple(event for sequence in forced for event in requests.foretell(sequence))
+        return masks, (*events, *(event for sequence in forced for event in requests.foretell(sequence)))
 
     def apply(
         self,

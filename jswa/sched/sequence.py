@@ -41,7 +41,8 @@ class Sequence:
             the cache since then; 0: it may use the cache.
         passed_by: tokens of the others' prompts that began while this sequence waited for memory.
         blocked: `Requests.state` when the sequence last found no room.
-        matcher: follows the text in the request's grammar, if it has one; it has accepted all generated tokens.
+        matcher: follows the text in the request's grammar, if it has one. Before the mask of a next token is filled, it
+            has accepted all generated tokens.
         foretold: steps in flight whose token is known already, since the grammar forces it.
         hit_counted: whether the cache's counters have its hit.
         first_scheduled_time, prefix: reported with the first token.
@@ -156,7 +157,7 @@ class Sequence:
         assert self.num_known - self._length < RECENT, "tokens are lost before they are copied"
         if self.matcher is not None:
             generated = self.num_known - len(self.request.prompt)
-            assert self.matcher.accepted == generated, "a token that the grammar has not accepted"
+            assert self.matcher.accepted <= generated, "the grammar has accepted a token that the text lacks"
         assert 0 <= self.foretold <= self.in_flight
 
     def _extend(self, tokens: Int[np.ndarray, " n"]) -> None:

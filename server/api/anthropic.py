@@ -22,6 +22,7 @@ from ..text.messages import chat_prompt, chat_request
 from .chat import finish_reason, start_chat
 from .foreign import unknown
 from .schemas import Body
+from .structured import form_of_format
 
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _HARMLESS = frozenset(
@@ -110,14 +111,13 @@ async def count_tokens(body: CountRequest, request: Request) -> Response:
 
 def _chat(body: CountRequest) -> dict[str, Any]:
     """Return the fields of the chat that the request asks for. Raises ApiError."""
-    choice = (body.tool_choice or {}).get("type", "auto")
-    if choice not in ("auto", "none"):
-        raise unsupported("tool_choice.type", 'only "auto" and "none" are supported')
+    choice = _choice(body.tool_choice or {})
     effort = (body.output_config or {}).get("effort")
     if effort is not None and not isinstance(effort, str):
         raise invalid("output_config.effort", "must be a string")
-    if (body.output_config or {}).get("format") is not None:
-        raise unsupported("output_config.format", "constrained output is not supported")
+    form = (body.output_config or {}).get("format")
+    if form is not None:
+        form_of_format(form, "output_config.format")
     if body.mcp_servers:
         raise unsupported("mcp_servers", "are not supported: the server runs no tools")
     thinking = (body.thinking or {}).get("type")
@@ -131,8 +131,18 @@ def _chat(body: CountRequest) -> dict[str, Any]:
         "continue_final_message": goes_on, "add_generation_prompt": not goes_on,
         "tool_choice": choice, "chat_template_kwargs": variables,
         "parallel_tool_calls": not (body.tool_choice or {}).get("disable_parallel_tool_use"),
-        "reasoning_effort": "none" if thinking == "disabled" else effort,
+        "reasoning_effort": "none" if thinking == "disabled" else effort, "response_format": form,
     }  # fmt: skip
+
+
+def _choice(asked: dict[str, Any]) -> Any:
+    """Return `tool_choice` as a chat has it. Raises ApiError."""
+    kind = asked.get("type", "auto")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": asked.get("name")}}
+    if kind not in ("auto", "none", "any"):
+        raise invalid("tool_choice.type", 'must be "auto", "none", "any" or "tool"')
+    return "required" if kind == "any" else kind
 
 
 def _usage(job: Job) -> dict[str, Any]:

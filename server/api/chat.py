@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError
 from ..http.pieces import JsonList, folded, listed, with_fields
 from ..http.sse import DONE, event, unless_gone
+from ..text.forms import answer_form
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import answering, chat_prompt
 from ..text.prompts import check_length, truncated
@@ -27,6 +28,7 @@ from .completions import usage, usage_of
 from .foreign import refuse_foreign
 from .params import refuse_unsupported, sampling_params
 from .schemas import ChatRequest
+from .structured import form_of
 
 _REASONING = ("reasoning_content", "reasoning")  # both names of the field that clients read
 _WIDTH = 8  # work for a position of log probabilities, compared with a token
@@ -99,6 +101,7 @@ async def start_chat(service: Service, body: ChatRequest, request: Request, name
     """Queue a chat and return its job, whose deltas have answer events; the caller must end it. Raises ApiError."""
     refuse_unsupported(body)
     service.count_unknown(refuse_foreign(body))
+    form = form_of(body)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = await sampling_params(
         body,
@@ -107,12 +110,14 @@ async def start_chat(service: Service, body: ChatRequest, request: Request, name
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    prompt = truncated(
-        await chat_prompt(service, body, key_of(request)), body.truncate_prompt_tokens, service.max_model_len
-    )
+    key = key_of(request)
+    prompt = truncated(await chat_prompt(service, body, key), body.truncate_prompt_tokens, service.max_model_len)
     # The engine cuts max_tokens to the room that the context has left, since many clients send a fixed number.
     check_length(prompt, 1, service.max_model_len)
-    return await service.start(request, body, [prompt], params, name, answering(service, body))
+    reading = answering(service, body)
+    spec = await answer_form(service, body, form, reading, prompt, key)
+    params = params if spec is None else replace(params, structured_outputs=spec)
+    return await service.start(request, body, [prompt], params, name, reading)
 
 
 def finish_reason(delta: Delta) -> str | None:

@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jswa.plan import ChoiceLogprobs, PromptLogprobs
-from jswa.types import SamplingParams
+from jswa.types import SamplingParams, StructuredOutputsParams
 
 from ..core.off_loop import Run, gathered
 from ..core.request import Delta, Job
-from ..core.service import Service, service_of
+from ..core.service import Service, key_of, service_of
 from ..http.errors import ApiError, unsupported
 from ..http.pieces import JsonList, chunks, listed, with_fields
 from ..http.sse import DONE, event, unless_gone
@@ -25,6 +25,7 @@ from ..text.prompts import Prompt, check_length, encode, split_off_loop, truncat
 from .foreign import refuse_foreign
 from .params import check_texts, refuse_unsupported, sampling_params
 from .schemas import CompletionRequest, Generation
+from .structured import form_of
 
 Entries = Collection[ChoiceLogprobs] | PromptLogprobs  # log probabilities of a prompt
 _WIDTH = 8  # work for a position of log probabilities, compared with a token
@@ -102,7 +103,9 @@ async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
     """Queue the prompts. Return the job, and the echo of each text. Raises ApiError."""
     service, body = reply.service, reply.body
     prompts = await _prompts(service, body, service.run_for(request))
-    params = await _params(service, body, prompts)
+    form = form_of(body)
+    spec = None if form is None else await service.compiled(form.compiled, key_of(request), form.field)
+    params = await _params(service, body, prompts, spec)
     echoes = [Echo()] * len(prompts)
     if body.echo:
         shown = (
@@ -148,7 +151,9 @@ async def _prompts(service: Service, body: CompletionRequest, run: Run) -> list[
     return prompts
 
 
-async def _params(service: Service, body: CompletionRequest, prompts: list[Prompt]) -> SamplingParams:
+async def _params(
+    service: Service, body: CompletionRequest, prompts: list[Prompt], form: StructuredOutputsParams | None
+) -> SamplingParams:
     default = max(min(_DEFAULT_TOKENS, *(service.max_model_len - len(prompt.ids) for prompt in prompts)), 1)
     echoed = body.logprobs if body.echo else None
     wanted = [value for value in (body.prompt_logprobs, echoed) if value is not None]
@@ -158,6 +163,7 @@ async def _params(service: Service, body: CompletionRequest, prompts: list[Promp
         max_tokens=default if body.max_tokens is None else max(body.max_tokens, 1),
         logprobs=body.logprobs,
         prompt_logprobs=max(wanted, default=None),
+        form=form,
     )
 
 

@@ -18,16 +18,11 @@ _NO_SCHEMA: tuple[Any, ...] = (None, False, "")  # values that turn a schema off
 # The reason for a refusal, the names of the fields, and the values with which they do not change the answer.
 _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     (
-        "constrained output is not supported",
-        """guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern grammar
-        grammar_lazy grammar_triggers grammar_string regex ebnf structural_tag json_mode""",
+        "is not supported: use structured_outputs",
+        "grammar grammar_lazy grammar_triggers grammar_string regex ebnf structural_tag json_mode",
         _OFF,
     ),
-    (
-        "constrained output is not supported",
-        "guided_json json_schema response_schema format",
-        _NO_SCHEMA,
-    ),
+    ("is not supported: use response_format", "json_schema response_schema format", _NO_SCHEMA),
     (
         "is a variable of the template: set it in chat_template_kwargs",
         "enable_thinking thinking think thinking_mode prompt_mode",
@@ -109,8 +104,10 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 )
 _WHY = {name: (why, neutral) for why, names, neutral in _REFUSED for name in names.split()}
 
-# Fields that do not change the answer: they name the user or the purpose, or ask for storage or speed.
+# Fields that `structured` reads, and fields that do not change the answer: they name the user or the purpose, or ask
+# for storage or speed.
 _HARMLESS = """
+    guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern guided_decoding_backend
     user safety_identifier metadata store service_tier prompt_cache_key prompt_cache_retention prompt_cache_options
     prediction parallel_tool_calls stream_interval session_id cache_prompt id_slot slot_id n_cache_reuse keep_alive
     n_keep n_discard timings_per_token return_progress verbose sse_ping_interval backend_sampling length_penalty

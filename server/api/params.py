@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jswa.errors import InvalidSampling
-from jswa.types import SamplingParams
+from jswa.types import SamplingParams, StructuredOutputsParams
 
 from ..core.off_loop import made
 from ..http import limits
@@ -28,9 +28,15 @@ async def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    form: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
-    """Return a request's sampling parameters, with the checkpoint's defaults for absent fields. Raises ApiError."""
-    own = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    """Return a request's sampling parameters, with the checkpoint's defaults for absent fields. Raises ApiError.
+
+    Args:
+        form: the form of the texts.
+    """
+    own: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    own["structured_outputs"] = form
 
     def work() -> SamplingParams:
         given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
@@ -55,11 +61,6 @@ def refuse_unsupported(body: Generation) -> None:
         raise unsupported("best_of", "is supported only if it equals n")
     if body.use_beam_search:
         raise unsupported("use_beam_search", "beam search is not supported")
-    if body.structured_outputs is not None:
-        raise unsupported("structured_outputs", "constrained output is not supported")
-    kind = body.response_format.get("type") if isinstance(body.response_format, dict) else body.response_format
-    if kind not in (None, "text"):
-        raise unsupported("response_format", 'only {"type": "text"} is supported')
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "needs stream = true")
     if body.stream and body.prompt_logprobs is not None:

@@ -33,6 +33,7 @@ from ..text.messages import chat_request
 from .chat import start_chat
 from .foreign import unknown
 from .schemas import Body, Id
+from .structured import form_of_format
 
 Store = Callable[[AnswerText], None]  # keeps an answer for previous_response_id
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -91,7 +92,8 @@ class Reply:
             "max_output_tokens": body.max_output_tokens, "model": self.model, "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id, "reasoning": body.reasoning or {},
-            "store": body.store is not False, "temperature": body.temperature, "text": {"format": {"type": "text"}},
+            "store": body.store is not False, "temperature": body.temperature,
+            "text": {"format": {"type": "text"}, **(body.text or {})},
             "tool_choice": body.tool_choice or "auto", "tools": own_tools(body.tools or ()), "top_p": body.top_p,
             "truncation": "disabled", "metadata": body.metadata or {},
             "usage": _usage(job) if status in ("completed", "incomplete") else None, **more,
@@ -143,9 +145,9 @@ def _messages(service: Service, body: ResponsesRequest, key: str | None) -> list
 
 def _chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the fields of the chat that the request asks for."""
-    kind = (body.text or {}).get("format") or {"type": "text"}
-    if not isinstance(kind, dict) or kind.get("type") != "text":
-        raise unsupported("text.format", 'only {"type": "text"} is supported')
+    form = (body.text or {}).get("format")
+    if form is not None:
+        form_of_format(form, "text.format")
     if (body.text or {}).get("verbosity") not in (None, "medium"):
         raise unsupported("text.verbosity", 'only "medium" is supported')
     effort = (body.reasoning or {}).get("effort")
@@ -155,7 +157,7 @@ def _chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, A
         "model": body.model, "messages": messages, "tools": tools_of(body.tools or ()),
         "tool_choice": body.tool_choice, "parallel_tool_calls": body.parallel_tool_calls,
         "max_completion_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p,
-        "reasoning_effort": effort, "stream": body.stream,
+        "reasoning_effort": effort, "stream": body.stream, "response_format": form,
     }  # fmt: skip
 
 

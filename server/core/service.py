@@ -17,22 +17,23 @@ from starlette.responses import Response
 from jswa.cache.prefix.stats import CacheStats
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread
+from jswa.grammar.compiler import Grammars
 from jswa.text.answers.parser import Answering
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import SamplingParams
+from jswa.types import SamplingParams, StructuredOutputsParams
 
 from ..api.params import check_generated_logprobs, check_prompt_logprobs, check_token_lists
 from ..api.schemas import Generation
-from ..http.errors import ApiError, engine_errors, invalid
+from ..http.errors import ApiError, engine_errors, invalid, unsupported
 from ..http.sse import EventStream, JsonResponse, unless_gone
 from ..options import ServeConfig
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
 from ..text.templates import Renderer
-from .fairness import Admission, Budget, Helpers, weights_of
+from .fairness import Admission, Budget, Helpers, Key, weights_of
 from .metrics import Metrics, Shared, Snapshot
 from .off_loop import SMALL, Run, gathered, made
 from .request import Job, Order, build
@@ -129,6 +130,30 @@ class Service:
     def ready(self) -> bool:
         """Whether the server accepts new requests."""
         return self.engine_thread.state == "up" and not self.draining
+
+    async def compiled(
+        self, work: Callable[[Grammars], StructuredOutputsParams | None], key: Key, field: str
+    ) -> StructuredOutputsParams | None:
+        """Return what `work` makes of the engine's grammars, in a helper thread. Raises ApiError.
+
+        What it returns is compiled, and the engine finds it without further work.
+
+        Args:
+            field: what in the request needs a grammar.
+        """
+        grammars = self.engine_thread.engine.grammars
+        if grammars is None:
+            raise unsupported(field, "is not supported by this model: it has no tokenizer")
+        delimiters = () if self.answer_template is None else self.answer_template.delimiters
+
+        def compile_it() -> StructuredOutputsParams | None:
+            grammars.delimit(delimiters)
+            with engine_errors():
+                spec = work(grammars)
+                return None if spec is None else StructuredOutputsParams(grammar=grammars.compile(spec).text)
+
+        with engine_errors():
+            return await self.helpers.run(key, compile_it)
 
     async def start_up(self) -> None:
         """Start the engine's thread and the renderer, on the running event loop."""

@@ -40,6 +40,7 @@ def tools_of(tools: Sequence[Any]) -> list[dict[str, Any]]:
             "name": tool.get("name"),
             "description": tool.get("description"),
             "parameters": tool.get("input_schema"),
+            "strict": tool.get("strict"),
         }
         found.append(
             {"type": "function", "function": {key: value for key, value in about.items() if value is not None}}

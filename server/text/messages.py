@@ -25,7 +25,6 @@ _NOT_VARIABLES = (
     "continue_final_message", "return_assistant_tokens_mask",
 )  # fmt: skip
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("tool_choice", (None, "none", "auto"), 'only "auto" and "none" are supported'),
     ("functions", (None, []), "are not supported"),
     ("function_call", (None, "none", "auto"), 'only "none" is supported'),
     ("modalities", (None, [], ["text"]), 'only ["text"] is supported'),

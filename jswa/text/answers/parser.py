@@ -115,7 +115,7 @@ class AnswerParser:
         if compiled is None:
             return
         self._reads_calls = bool(tools)
-        self._parser = ResponseParser(compiled, prefix="", tools=[dict(tool) for tool in tools])
+        self._parser = ResponseParser(compiled, prefix="", tools=[_typed(tool) for tool in tools])
         # Text that the chat template has written belongs to the prompt, except for the name of a call that goes on.
         before = list(self._read(prefix))
         names = {event.call: event for event in before if event.kind == "call"}
@@ -254,6 +254,30 @@ def _without(events: list[dict[str, Any]], before: str) -> list[dict[str, Any]]:
         if event["type"] == "region_close":
             break
     return events
+
+
+def _typed(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool whose arguments have schemas of their own: transformers follows no references to their types."""
+    function = tool.get("function") or {}
+    parameters = function.get("parameters") or {}
+    arguments = parameters.get("properties")
+    if not isinstance(arguments, dict):
+        return dict(tool)
+    typed = {name: _followed(schema, parameters) for name, schema in arguments.items()}
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": typed}}}
+
+
+def _followed(schema: Any, root: Any) -> Any:
+    """Return the schema that a reference leads to, or one that is no reference; of a circle, a part of it."""
+    for _ in range(8):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not (isinstance(reference, str) and reference.startswith("#/")):
+            break
+        found = root
+        for key in reference[2:].split("/"):
+            found = found.get(key) if isinstance(found, dict) else None
+        schema = found
+    return schema
 
 
 _NOTHING = re.compile(r"(?!)")

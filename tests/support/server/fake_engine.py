@@ -19,6 +19,7 @@ from jswa.errors import (
     RequestError,
     UnknownAdapter,
 )
+from jswa.grammar.compiler import Grammars
 from jswa.plan import ChoiceLogprobs, Request, StepEvents, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
@@ -69,6 +70,7 @@ class FakeEngine:
         self.model = FakeModel()
         self.adapters = {name: f"digest of {name}" for name in adapters}
         self.limits = Limits(max_model_len, max_rows, max_rows, 16, num_blocks=64)
+        self.grammars: Grammars | None = None
         self.rule = rule
         self.steps = 0
         self.steps_left: int | None = None

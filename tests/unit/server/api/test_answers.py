@@ -154,7 +154,7 @@ def test_tools_that_the_model_cannot_have_are_refused() -> None:
 
 
 def test_a_forced_call_is_refused(client: Client) -> None:
-    """It needs constrained output, which is not there."""
+    """Where the engine has no grammars."""
     assert client.refusal(PATH, ask(HARMONY, tool_choice="required"))["param"] == "tool_choice"
 
 

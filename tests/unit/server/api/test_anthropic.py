@@ -141,7 +141,7 @@ def test_arguments_that_are_no_object_are_kept() -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "messages[0].content[0].type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "tools[0].type"),
-        ({"tool_choice": {"type": "any"}}, 400, "tool_choice.type"),
+        ({"tool_choice": {"type": "each"}}, 400, "tool_choice.type"),
         ({"thinking": {"type": "deep"}}, 400, "thinking.type"),
         ({"max_tokens": None}, 400, "max_tokens"),
         ({"model": "other"}, 404, "does not exist"),

@@ -156,7 +156,12 @@ def test_rendering_does_not_block_the_event_loop(client: Client) -> None:
         ({"messages": user("a"), "tools": [{"type": "function"}]}, "tools[0].function.name"),
         ({"messages": user("a"), "tool_choice": "required"}, "tool_choice"),
         ({"messages": user("a"), "functions": [{}]}, "functions"),
-        ({"messages": user("a"), "response_format": {"type": "json_schema"}}, "response_format"),
+        ({"messages": user("a"), "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"messages": user("a"), "response_format": {"type": "yaml"}}, "response_format.type"),
+        (
+            {"messages": user("a"), "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "response_format",
+        ),
         ({"messages": user("a"), "modalities": ["audio"]}, "modalities"),
         ({"messages": user("a"), "chat_template": "{{ 1 }}"}, "chat_template"),
         ({"messages": user("a"), "chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),

@@ -15,7 +15,7 @@ BODIES: dict[str, dict[str, Any]] = {
 SCHEMA = {"type": "object"}
 REFUSED: dict[str, Any] = {
     "guided_json": SCHEMA, "guided_regex": "a+", "guided_choice": ["a", "b"], "guided_grammar": "root ::= a",
-    "guided_decoding_backend": "xgrammar", "structured_outputs": {"json": SCHEMA}, "grammar": "root ::= a",
+    "structured_outputs": {"json": SCHEMA}, "grammar": "root ::= a",
     "regex": "a+", "json_schema": SCHEMA, "ebnf": "root ::= a", "format": "json", "enable_thinking": False,
     "thinking": {"type": "disabled"}, "reasoning": {"effort": "high"}, "reasoning_format": "none",
     "thinking_token_budget": 100, "reasoning_budget_tokens": 0, "return_token_ids": True,
@@ -35,6 +35,7 @@ NEUTRAL: dict[str, Any] = {
     "response_format": {"type": "text"}, "use_beam_search": False, "structured_outputs": None,
 }  # fmt: skip
 HARMLESS: dict[str, Any] = {
+    "guided_decoding_backend": "xgrammar",
     "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k",
     "parallel_tool_calls": True, "cache_prompt": True, "keep_alive": "5m", "length_penalty": 1.0,
     "timings_per_token": True, "prediction": {"type": "content", "content": "a"},

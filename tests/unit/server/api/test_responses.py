@@ -140,7 +140,7 @@ def test_items_become_messages() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"background": True}, "background"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -1,0 +1,80 @@
+"""Bounds of numbers and of objects in a JSON Schema, as llguidance keeps them.
+
+A value is checked by programs that read numbers as floating point, in which 18.00000000000000000001 is 18.
+"""
+
+import math
+from typing import Any, TypeGuard
+
+_FINEST = 2**10  # the denominator of a multipleOf
+_STEP = 1e-9  # between an exclusive bound and the first number beyond it
+_INT64 = 2**63
+_LEAST = 1024 - _INT64  # llguidance negates bounds, which -2**63 does not survive
+
+
+class SchemaError(Exception):
+    """A schema is refused: `pointer` is the place, `reason` says why."""
+
+    def __init__(self, pointer: str, reason: str) -> None:
+        super().__init__(f"{f'at {pointer}: ' if pointer else ''}{reason}")
+        self.pointer = pointer
+        self.reason = reason
+
+
+def make_exact(node: dict[str, Any], at: str) -> None:
+    """Change the bounds of a schema into those that every checker sees kept. Raises SchemaError if there are none.
+
+    Args:
+        at: the pointer of the schema.
+    """
+    whole = node.get("type") == "integer"
+    for key, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        if _is_number(bound := node.get(key)):
+            nearest = _next_whole(bound, sign) if whole else _next(bound, sign)
+            other = node.get(inclusive)
+            node[inclusive] = nearest if not _is_number(other) else max(other * sign, nearest * sign) * sign
+            del node[key]
+    for key, sign in (("minimum", 1), ("maximum", -1)):
+        if whole and _is_number(bound := node.get(key)):
+            node[key] = _in_64_bits(bound, sign, f"{at}/{key}")
+    step = node.get("multipleOf")
+    if isinstance(step, float) and step.as_integer_ratio()[1] > _FINEST:
+        reason = f"{step} is no whole number or binary fraction: its multiples are not exact"
+        raise SchemaError(f"{at}/multipleOf", reason)
+    least, required = node.get("minProperties"), node.get("required")
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    if _is_number(least) and least > named + 1:
+        raise SchemaError(f"{at}/minProperties", "is more than the required properties and one: a key may come twice")
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _next_whole(bound: float, sign: int) -> int:
+    """Return the first whole number above (`sign` = 1) or below (-1) a bound."""
+    return math.floor(bound) + 1 if sign > 0 else math.ceil(bound) - 1
+
+
+def _next(bound: float, sign: int) -> float:
+    """Return a number a little above or below a bound, with few digits: llguidance reads 17 digits inexactly."""
+    try:
+        exact = float(bound)
+    except OverflowError:
+        return bound
+    relative = abs(exact) * 1e-6 if exact else _STEP
+    step = max(math.ulp(exact) * 8, min(_STEP, relative))
+    digits = -math.floor(math.log10(step))
+    return round(exact + sign * 10.0**-digits * (1 if 10.0**-digits >= step else 10), max(0, digits))
+
+
+def _in_64_bits(bound: float, sign: int, at: str) -> int:
+    """Return a bound of whole numbers as floating point has it, not beyond the given one. Raises SchemaError."""
+    if (sign > 0 and bound > _INT64 - 1) or (sign < 0 and bound < _LEAST):
+        raise SchemaError(at, "is beyond 64 bits")
+    value = math.ceil(bound) if sign > 0 else math.floor(bound)
+    value = max(_LEAST, min(_INT64 - 1, value))
+    if value == _INT64 - 1:
+        return value  # llguidance rounds it up to 2**63, and down again
+    rounded = float(value)
+    return int(math.nextafter(rounded, math.inf * sign) if (int(rounded) - value) * sign < 0 else rounded)
