@@ -89,8 +89,8 @@ def _compiled(
         text = _text(grammars, answering, form, choice, tools, reasoning)
         if text is None:
             return None
-        spec = StructuredOutputsParams(grammar=text)
-        grammars.compile(spec)
+        spec = StructuredOutputsParams(json_object=True) if form is None else form.spec
+        grammars.compile(spec, text)
     except ToolError as error:
         index = error.index if choice.tools is None else choice.tools[error.index][0]
         raise invalid(f"tools[{index}].function.parameters", str(error)) from error
@@ -98,7 +98,7 @@ def _compiled(
         raise invalid("tool_choice" if form is None else form.field, str(error)) from error
     except InvalidSampling as error:
         raise _named(grammars, form, choice, error) from error
-    return spec
+    return StructuredOutputsParams(grammar=text)
 
 
 def _text(

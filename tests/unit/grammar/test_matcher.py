@@ -191,7 +191,8 @@ def test_special_tokens_are_no_text(grammars: Grammars, tokenizer: Tokenizer) ->
     mask = allowed(compiled(grammars, regex="(?s:.*)").matcher())
     special = set(grammars.vocabulary.special.values())
     assert special & set(mask) == set(ENDS)
-    matcher = compiled(grammars, grammar='start: "a" <|call|> "b"').matcher()
+    text = 'start: "a" <|call|> "b"'
+    matcher = grammars.compile(StructuredOutputsParams(json_object=True), text).matcher()
     call = grammars.vocabulary.special["<|call|>"]
     assert matcher.forced() == [*ids_of(tokenizer, "a"), call, *ids_of(tokenizer, "b")]
     assert not compiled(grammars, choice=["<|call|>"]).matcher().accept([call])
@@ -207,10 +208,10 @@ def test_grammars_are_kept(tokenizer: Tokenizer) -> None:
     compiled(grammars, choice=["c"])  # b was used longest ago
     assert compiled(grammars, choice=["a"]) is first
     assert len(grammars) == 2
-    large = compiled(grammars, regex="x" * 20_000)
+    large = compiled(grammars, choice=["x" * 20_000])
     assert large.size > 2_000_000
     assert len(grammars) == 1
-    assert compiled(grammars, regex="x" * 20_000) is large
+    assert compiled(grammars, choice=["x" * 20_000]) is large
     assert grammars.seconds > 0
 
 
