@@ -98,6 +98,12 @@ def test_agents(venv: str, script: str, agent: str, tmp_path: Path) -> None:
     client(venv, "python", str(HERE / f"{script}.py"), agent, folder=tmp_path)
 
 
+@pytest.mark.parametrize(("venv", "script"), [("sdk", "sdk"), ("agents", "agents")])
+def test_answers_of_a_form(venv: str, script: str, url: str, tmp_path: Path) -> None:
+    """openai, langchain, instructor and pydantic-ai parse what `tiny` writes: schemas, and calls by force."""
+    client(venv, "python", str(HERE / "forms" / f"{script}.py"), url, folder=tmp_path)
+
+
 def test_compatcanary(agent: str, tmp_path: Path) -> None:
     """All probes pass but those of output that must have a form, which the server does not have."""
     if shutil.which("npx") is None:

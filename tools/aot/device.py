@@ -30,7 +30,8 @@ prefer_packaged()  # as an engine does
 jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]
 os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 os.environ.update(MOSAIC_GPU_DUMP_PTX="1", MOSAIC_GPU_DUMP_PTXAS="1")  # to stdout: see `captured`
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={_DUMPS.name} --xla_dump_hlo_module_re=step|half"
+_DUMP = f"--xla_dump_to={_DUMPS.name} --xla_dump_hlo_module_re=step|half"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DUMP}"
 
 
 @cache

@@ -1,6 +1,6 @@
 """What rows that are held to a grammar cost an engine whose step takes 5 ms, and the tokens that take no step.
 
-    python -m benchmarks.speed.structured [--held 0 64 128 256] [--vocab 200000] [--ranks FILE] [--json FILE]
+    python -m benchmarks.masks.structured [--held 0 64 128 256] [--vocab 200000] [--ranks FILE] [--json FILE]
 
 Scheduler, masks and matchers are the engine's; the device is a clock: the step before ends `step-ms` after its begin,
 and each row gets a random token that its mask allows. The forward takes 95 % of a step; sampling, which waits for the

@@ -1,6 +1,6 @@
 """What a step in two halves costs: decode steps of `tiny` as one program and in halves, in one engine, by turns.
 
-    python -m benchmarks.speed.split_step [--rows 8 64] [--masked 1 64] [--steps 96] [--repeats 7] [--json FILE]
+    python -m benchmarks.masks.split_step [--rows 8 64] [--masked 1 64] [--steps 96] [--repeats 7] [--json FILE]
 
 All rows run the same prompts. In the split rounds some of them have a bad word of two tokens, which their texts never
 begin, so the tokens are the same; each of their masks is looked at in every step. Prints the medians of the time per
