@@ -130,6 +130,8 @@ class Requests:
 
     def follow_grammars(self, row_ids: Int[np.ndarray, " n"]) -> list[TokenEvent]:
         """Let the matchers of rows accept the known tokens; end the texts that are complete."""
+        if not len(row_ids):
+            return []
         events = []
         last, known = self.rows.last_tokens(row_ids).tolist(), self.rows.known[row_ids].tolist()
         for row_id, token, length in zip(row_ids.tolist(), last, known, strict=True):
