@@ -10,7 +10,7 @@ from typing import Any
 from jswa.grammar.bounds import SchemaError
 
 MAX_PATTERN = 8_192  # characters of a regular expression
-MAX_REPEATS = 20_000  # characters that a regular expression asks for at least
+MAX_REPEATS = 4_096  # characters that a regular expression asks for at least
 MAX_LARK = 16_384  # characters of a grammar, without its schemas
 MAX_LINES = 2_000  # of a grammar: an error in a chain of rules is told once more by each of them
 _COUNT = re.compile(r"\{(\d+)(?:,\d*)?\}")

@@ -1,5 +1,6 @@
 """Matchers: masks, accepted tokens, forced tokens and copies, over the tokenizer of the model in the box."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,24 @@ def test_forced_tokens_are_those_of_the_tokenizer(grammars: Grammars, tokenizer:
     assert forced == ids_of(tokenizer, text)
     assert allowed(matcher) == forced[:1]
     assert matcher.accept(forced)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_masks_of_a_long_forced_text_are_filled_one_by_one(
+    grammars: Grammars, tokenizer: Tokenizer, compact: bool
+) -> None:
+    """To compute each would take time that grows with what is left."""
+    schema = {"properties": {"a": {"const": "abc " * 3_000}, "b": {"enum": [1, 2]}}, "required": ["a", "b"]}
+    grammar = compiled(grammars, json={**schema, "type": "object"}, disable_any_whitespace=compact)
+    matcher = grammar.matcher()
+    assert matcher.accept(ids_of(tokenizer, '{"a":"abc ab' if compact else '{"a": "abc ab'))
+    begin = time.thread_time()
+    for _ in range(1_000):
+        (token,) = allowed(matcher)
+        assert matcher.copy().accept([token])
+        assert matcher.accept([token])
+    assert time.thread_time() - begin < 3
+    assert matcher.forced()[:5] == matcher.copy().forced()[:5]
 
 
 def test_the_mask_is_what_may_follow(grammars: Grammars, tokenizer: Tokenizer) -> None:
