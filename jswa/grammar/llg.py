@@ -77,6 +77,8 @@ class Vocabulary:
                 raise
             reason = f"llguidance cannot read the model's tokenizer: {_first_line(str(error))}"
             raise ConfigError("structured_outputs", "on", reason) from error
+        if not all(map(self.inner.is_special_token, described.special.values())):
+            raise ConfigError("structured_outputs", "on", "llguidance numbers the special tokens in another way")
         self.size = vocab_size
         self.end_ids = described.end_ids
         self.special = described.special

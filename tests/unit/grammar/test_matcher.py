@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers
 
 from jswa.errors import InvalidSampling
 from jswa.grammar.compiler import Grammars
 from jswa.grammar.llg import Grammar, Matcher, ParserLimits, fill_all
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
+from tests.support.text.transcripts import tokenizer_of
 
 TINY = Path(__file__).parents[3] / "jswa/assets/tiny"
 ENDS = (2, 6)  # of `tiny`
@@ -243,3 +246,67 @@ def test_without_llguidance_the_error_says_so(tokenizer: Tokenizer, monkeypatch:
     monkeypatch.setattr("jswa.grammar.compiler.is_installed", lambda: False)
     with pytest.raises(InvalidSampling, match="pip install llguidance"):
         compiled(Grammars(tokenizer, 100, ()), json_object=True)
+
+
+def test_delimiters_are_no_text(tokenizer: Tokenizer) -> None:
+    """Added tokens that look like delimiters are text until they are said to be delimiters."""
+    with_tags = tokenizer_of(("<b>", "<tool_call>", "<|end|>"))
+    tag = with_tags.backend.token_to_id("<tool_call>")
+    assert tag is not None
+    end = with_tags.backend.token_to_id("<|end|>")
+    assert end is not None
+    grammars = Grammars(with_tags, with_tags.vocab_size, [end])
+    matcher = compiled(grammars, regex="(?s:.*)").matcher()
+    assert {tag, end} < set(allowed(matcher))
+    assert tag - 1 not in allowed(matcher)  # <b> is special
+    assert matcher.accept([tag])
+    assert matcher.accept([end])
+    assert compiled(grammars, choice=["<tool_call>"]).matcher().accept([tag])
+    grammars.delimit([tag])
+    assert tag not in allowed(compiled(grammars, regex="(?s:.*)").matcher())
+    assert grammars.vocabulary.special["<tool_call>"] == tag
+    grammars.delimit([tag])
+    assert len(grammars) == 1
+
+
+def test_a_fault_has_its_place(grammars: Grammars) -> None:
+    assert grammars.fault(PERSON) is None
+    for schema, place in (
+        ({"properties": {"a": {"$ref": "#/b"}}}, "/properties/a/$ref"),
+        ({"anyOf": [{}, {"not": {}}]}, "/anyOf/1"),
+    ):
+        found = grammars.fault(schema)
+        assert found is not None
+        assert found.pointer == place
+
+
+def sentencepiece_like() -> Tokenizer:
+    """A tokenizer like Gemma's: spaces are ▁, unknown characters are bytes, and white space has added tokens."""
+    pieces = [*'abcdefghijklmnopqrstuvwxyz{}":,[]0123456789', "▁", "▁a", '":', "na", "me", "name"]
+    merges = [("▁", "a"), ('"', ":"), ("n", "a"), ("m", "e"), ("na", "me")]
+    vocabulary = {"<eos>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
+    vocabulary |= {piece: 257 + number for number, piece in enumerate(pieces)}
+    for text in ("<h1>", "▁▁"):
+        vocabulary[text] = len(vocabulary)
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(["<eos>"])
+    backend.add_tokens(["<h1>", "▁▁"])
+    return Tokenizer(backend)
+
+
+def test_a_vocabulary_with_bytes_and_spaces() -> None:
+    tokenizer = sentencepiece_like()
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, [0])
+    matcher = compiled(grammars, json=PERSON).matcher()
+    text = '{"name": "é a  <h1>日", "age":7}'
+    ids = ids_of(tokenizer, text)
+    assert tokenizer.decode(ids) == text
+    assert {"<h1>", "▁▁", "<0xC3>"} <= {tokenizer.backend.id_to_token(token) for token in ids}
+    for token in ids:
+        assert token in allowed(matcher)
+        assert matcher.accept([token])
+    assert allowed(matcher) == [0]
+    forced = compiled(grammars, json=PERSON, disable_any_whitespace=True).matcher().forced()
+    assert tokenizer.decode(forced).startswith('{"name')
