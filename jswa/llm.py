@@ -277,6 +277,8 @@ class LLM:
             prompts.append({"prompt": text, "prompt_token_ids": ids})
         if self._answers is None:
             self._answers = (self.answer_template(),)
+            if self._answers[0] is not None and self.engine.grammars is not None:
+                self.engine.grammars.delimit(self._answers[0].delimiters)
         answering = Answering(self._answers[0], list(variables["tools"] or ()))
         options = CallOptions(0, cache_salt, lora, answering)
         batch = Batch(self, prompts, sampling_params, sampling, self.default_sampling, options)

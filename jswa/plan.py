@@ -15,7 +15,9 @@ from jswa.errors import GenerationError
 from jswa.types import FinishReason, PrefixHit, SamplingParams
 
 _FEW = 16  # largest number of ids for which a Python loop is faster than numpy
-FROM_DEVICE = -1  # in StepPlan.tokens: the token that the previous step sampled for this row
+# In StepPlan.tokens: the token that the device sampled last for this row, or a draft of the next ones. In
+# StepPlan.starts: the length of the row that the device has.
+FROM_DEVICE = -1
 # In the tokens of a step, of rows that sample a token and of those that do not:
 NOT_FINITE = -1  # KV or logits of the row's tokens held NaN or infinity
 NOTHING_ALLOWED = -2  # the row's constraint forbids every token
@@ -296,7 +298,7 @@ SAMPLING_ROW = np.dtype([
 ])  # fmt: skip
 SAMPLING = SAMPLING_ROW.names or ()  # as int32 columns, floats and keys by their bits
 # What a step sends of each row, as int32 columns too.
-COLUMNS = ("row_id", "start", "count", "full_write_from", "local_visible_from", "samples", *SAMPLING)
+COLUMNS = ("row_id", "start", "count", "full_write_from", "local_visible_from", "samples", "limit", *SAMPLING)
 Logprobs = Literal["none", "sampled", "prompt"]
 # What a plan may need of the step programs: log probabilities, or two halves between which masks are filled.
 Feature = Literal["none", "sampled", "prompt", "split"]
@@ -307,6 +309,9 @@ class StepPlan:
     """One step: the rows that run, and their positions. The device side gets nothing else.
 
     R rows, T tokens. A row runs positions [start, start + count); its tokens follow those of the row before.
+
+    A row that speculates runs the token that it sampled last and drafts of the next ones. Of a row whose start is
+    FROM_DEVICE, the positions from limit - 1 on do not run.
 
     Attributes:
         rows: a record for each row, columns `COLUMNS`; the properties below are views of the first six.
@@ -343,7 +348,7 @@ class StepPlan:
 
     @property
     def starts(self) -> Int[np.ndarray, " R"]:
-        """The first position that each row runs."""
+        """The first position that each row runs, or FROM_DEVICE."""
         return self.rows[:, 1]
 
     @property

@@ -1,6 +1,6 @@
 """Laws that tie leases, pool and prefix cache together, asserted by `CacheManager.check`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -11,22 +11,30 @@ from jswa.cache.prefix.cache import PrefixCache
 
 
 def check_leases(
-    layout: KVLayout, leases: Collection[Lease], waiting: Collection[Lease], launched: dict[Lease, int]
+    layout: KVLayout,
+    leases: Collection[Lease],
+    waiting: Collection[Lease],
+    launched: dict[Lease, int],
+    ahead: Mapping[Lease, tuple[int, int]],
 ) -> None:
     """Assert that each lease has exactly the pages of its launched length.
 
-    `waiting`: the leases with pages that have left the window and wait to be published.
+    Those of `ahead` have the window of their launched length, and pages up to the first number, at most to the second.
+
+    Args:
+        waiting: the leases with pages that have left the window and wait to be published.
+        ahead: leases whose rows may have run further.
     """
     assert set(launched) == set(leases), "leases are open that no sequence holds, or the reverse"
     for lease, length in launched.items():
-        pages = -(-length // layout.page_size)
-        assert lease.covered == pages * layout.page_size, "pages end before or after the launched length"
+        least, most = (-(-end // layout.page_size) for end in ahead.get(lease, (length, length)))
+        assert least <= lease.covered // layout.page_size <= most, "pages end before or after the launched length"
         assert (lease in waiting) == (lease.unpublished < lease.local.start)
         if layout.reach is not None:
             first = max(layout.reach.first_visible(length), lease.local_visible_from) // layout.page_size
             assert lease.local.start == first, "local pages are not exactly the window"
             assert lease.table.next_slide[lease.row] > length, "a page has left the window and is still held"
-            assert len(lease.local.held) <= layout.window_pages(length) + 1
+            assert len(lease.local.held) <= layout.window_pages(length) + 1 + most - -(-length // layout.page_size)
 
 
 def check_table(table: LeaseTable, leases: Collection[Lease]) -> None:

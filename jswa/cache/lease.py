@@ -16,7 +16,6 @@ from jswa.cache.pool import PagePool
 from jswa.cache.prefix.radix import Cursor
 
 NEVER = 2**62
-Entries = Int[np.ndarray, "n 3"]  # of page tables: row, page position, page id
 _NO_ENTRIES = np.zeros((0, 3), np.int32)
 
 
@@ -57,15 +56,18 @@ class LeaseTable:
         slots = np.maximum(pages, self.shared) if layout.full is not None else np.zeros_like(pages)
         return slots + layout.pages_per_block * (pages - self.first_local) if layout.local is not None else slots
 
-    def take_unsent(self) -> tuple[Entries, Entries]:
-        """Return the entries of full and of local pages that the device does not have; they count as sent."""
+    def take_unsent(self) -> tuple[Int[np.ndarray, "F 3"], Int[np.ndarray, "L 3"]]:
+        """Return the entries of full and of local pages that the device does not have; they count as sent.
+
+        An entry is of a page table: row, page position, page id.
+        """
         rows = (self.covered > self.sent).nonzero()[0]
         if not len(rows):
             return _NO_ENTRIES, _NO_ENTRIES
         page, sent, covered = self.layout.page_size, self.sent[rows], self.covered[rows]
         self.sent[rows] = covered
         row, at = _spans(rows, sent // page, (covered - sent) // page)
-        entries: Entries = np.empty((len(row), 3), np.int32)
+        entries: Int[np.ndarray, "n 3"] = np.empty((len(row), 3), np.int32)
         entries[:, 0], entries[:, 1], entries[:, 2] = row, at, self.local[row, at]
         if self.layout.full is None:
             return _NO_ENTRIES, entries

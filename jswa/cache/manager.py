@@ -9,7 +9,8 @@ first step of the page's next owner. For the same reason one plan may copy a pag
 order, before anything is written.
 """
 
-from collections.abc import Collection, Iterable, KeysView
+from collections.abc import Collection, Iterable, KeysView, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -270,12 +271,17 @@ class CacheManager:
         moves, self.moves = self.moves, []
         return moves
 
-    def check(self, launched: Iterable[tuple[Lease, int]]) -> None:
-        """Assert the laws of pool, cache and leases, given each open lease and its launched length."""
+    def check(
+        self, launched: Iterable[tuple[Lease, int]], ahead: Mapping[Lease, tuple[int, int]] = MappingProxyType({})
+    ) -> None:
+        """Assert the laws of pool, cache and leases, given each open lease and its launched length.
+
+        `ahead`: of leases whose rows may have run further, the end of that, and of what the pages may cover at most.
+        """
         self.pool.check()
         self.prefix.check()
         check_table(self.table, self._leases)
-        check_leases(self.layout, self._leases, self._windows.waiting, dict(launched))
+        check_leases(self.layout, self._leases, self._windows.waiting, dict(launched), ahead)
         check_owners(self.pool, self._leases)
         if self._sharing:
             check_cursors(self.layout, self.prefix, self._leases)

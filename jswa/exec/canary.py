@@ -197,7 +197,8 @@ def _content(
     for row, (start, count, end, held) in enumerate(zip(starts, counts, np.cumsum(pages), pages, strict=True)):
         table[row, :held] = ids[end - held : end]
         inputs.rows[row, [COLUMNS.index(name) for name in ("row_id", "start", "count")]] = row, start, count
-    state = {"full_table": jnp.asarray(table), "local_table": jnp.asarray(table)}
+    length = jnp.zeros(limits.max_rows, jnp.int32)
+    state = {"full_table": jnp.asarray(table), "local_table": jnp.asarray(table), "length": length}
     return state, jnp.asarray(packed), 1 + -(-sum(pages) // per_block)
 
 

@@ -24,14 +24,18 @@ from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
 
 MOST_GRAMMARS = 256
-MOST_BYTES = 2**24  # of the texts of the grammars that are kept
+MOST_BYTES = 2**27  # of the grammars that are kept, as `Grammar.size` estimates them
+
+
+# Of a grammar that a client writes, which may be ambiguous: a row of 500 items takes 0.1 s.
+_NARROW = {"max_items_in_row": 300, "step_max_items": 5_000}
 
 
 def compile_grammar(
     spec: StructuredOutputsParams, vocabulary: Vocabulary, limits: ParserLimits | None = None
 ) -> Grammar:
     """Return the grammar of a specification. Raises InvalidSampling, which names the place in a schema."""
-    return _compile(spec, _text(spec, vocabulary), vocabulary, limits or ParserLimits())
+    return _compile(spec, _text(spec, vocabulary), vocabulary, _narrow(spec, limits or ParserLimits()))
 
 
 class Grammars:
@@ -44,7 +48,7 @@ class Grammars:
         vocab_size: number of the model's ids.
         end_ids: tokens that end a text.
         delimiters: tokens that delimit the parts of an answer, and are no part of any text.
-        most_grammars, most_bytes: the compiled grammars that are kept, and the bytes of their texts.
+        most_grammars, most_bytes: the compiled grammars that are kept, and their bytes. The last one always is.
 
     Attributes:
         seconds: time that compiling has taken so far.
@@ -109,25 +113,39 @@ class Grammars:
         assert self._vocabulary is not None
         return self._vocabulary
 
-    def compile(self, spec: StructuredOutputsParams) -> Grammar:
-        """Return the grammar of a specification, compiled now or before. Raises InvalidSampling."""
+    def compile(self, spec: StructuredOutputsParams, answer: str | None = None) -> Grammar:
+        """Return the grammar of a specification, compiled now or before. Raises InvalidSampling.
+
+        Args:
+            answer: the text of the grammar of a whole answer, of which the specification is a part. Then a later call
+                with this text as the specification's `grammar` returns the same.
+        """
         begin = time.perf_counter()
         vocabulary = self.vocabulary
-        text = _text(spec, vocabulary)
-        with self._lock:
-            known = self._kept.get(text)
-            if known is not None:
-                self._kept.move_to_end(text)
-                self.found += 1
-                return known
+        text = spec.grammar if answer is None else answer
+        known = None if text is None else self._find(text)
+        if known is None and answer is None:
+            text = _text(spec, vocabulary)
+            known = self._find(text)
+        if known is not None:
+            return known
+        assert text is not None
         try:
-            made = _compile(spec, text, vocabulary, self._limits)
+            made = _compile(spec, text, vocabulary, _narrow(spec, self._limits))
         finally:
             with self._lock:
                 self.seconds += time.perf_counter() - begin
                 self.compiled += 1
         self._keep(text, made)
         return made
+
+    def _find(self, text: str) -> Grammar | None:
+        with self._lock:
+            known = self._kept.get(text)
+            if known is not None:
+                self._kept.move_to_end(text)
+                self.found += 1
+            return known
 
     def fault(self, schema: Any) -> SchemaError | None:
         """Return why a schema cannot be compiled, and its place; None if it can."""
@@ -144,15 +162,19 @@ class Grammars:
         with self._lock:
             if grammar.vocabulary is not self._vocabulary:
                 return  # `delimit` was called meanwhile
-            if text not in self._kept:
-                self._bytes += len(text)
+            before = self._kept.pop(text, None)
             self._kept[text] = grammar
-            while len(self._kept) > self._most[0] or self._bytes > self._most[1]:
-                self._bytes -= len(self._kept.popitem(last=False)[0])
+            self._bytes += grammar.size - (0 if before is None else before.size)
+            while len(self._kept) > self._most[0] or (self._bytes > self._most[1] and len(self._kept) > 1):
+                self._bytes -= self._kept.popitem(last=False)[1].size
 
     def __len__(self) -> int:
         """Return the number of grammars that are kept."""
         return len(self._kept)
+
+
+def _narrow(spec: StructuredOutputsParams, limits: ParserLimits) -> ParserLimits:
+    return limits if spec.grammar is None else limits._replace(**_NARROW)
 
 
 def _text(spec: StructuredOutputsParams, vocabulary: Vocabulary) -> str:

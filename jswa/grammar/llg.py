@@ -27,6 +27,8 @@ MISSING = "needs the package llguidance, which is not installed (pip install llg
 THREADS = max(1, min(8, os.cpu_count() or 1))  # that fill masks
 _STACK = 2**28  # bytes of stack of a thread that compiles: rules that name each other are read by recursion
 _QUICK = 0.02  # seconds within which a grammar compiles that gets several lanes
+_BYTES, _BYTES_OF_CHARACTER = 150_000, 160  # of a lane, and of each character of the grammar's text
+_LONG = 1_000  # characters of a text that is forced
 _FEW = 8  # matchers that share a lane before the next one is used
 _stack_lock = threading.Lock()
 
@@ -75,6 +77,8 @@ class Vocabulary:
                 raise
             reason = f"llguidance cannot read the model's tokenizer: {_first_line(str(error))}"
             raise ConfigError("structured_outputs", "on", reason) from error
+        if not all(map(self.inner.is_special_token, described.special.values())):
+            raise ConfigError("structured_outputs", "on", "llguidance numbers the special tokens in another way")
         self.size = vocab_size
         self.end_ids = described.end_ids
         self.special = described.special
@@ -82,7 +86,12 @@ class Vocabulary:
 
 
 class Grammar:
-    """A compiled grammar for one vocabulary; `compile_text` makes it. It may be shared by threads."""
+    """A compiled grammar for one vocabulary; `compile_text` makes it. It may be shared by threads.
+
+    Attributes:
+        size: an estimate of its bytes.
+        forces_much: whether it may force hundreds of tokens at once.
+    """
 
     def __init__(self, vocabulary: Vocabulary, text: str, limits: ParserLimits, lanes: list[Any]) -> None:
         self.vocabulary = vocabulary
@@ -90,6 +99,9 @@ class Grammar:
         self._limits = limits
         self._lanes = lanes
         self._made = 0
+        spaced = "item_separator" in text  # then a model chooses between "," and ", "
+        self.forces_much = max(map(len, text.split('"'))) > _LONG or (len(text) > _LONG and not spaced)
+        self.size = len(lanes) * (_BYTES + _BYTES_OF_CHARACTER * len(text))
 
     def matcher(self) -> "Matcher":
         """Return a matcher at the beginning of a text."""
@@ -112,6 +124,9 @@ class Matcher:
         self.inner = inner
         self._tokens: list[int] = []
         self._alone = False  # whether its automaton belongs to it alone
+        # Tokens that must follow, the next one last, if masks are filled for them one by one: to fill one takes time
+        # that grows with their number.
+        self.run: list[int] = []
 
     @property
     def error(self) -> str | None:
@@ -137,6 +152,8 @@ class Matcher:
             if not self.inner.consume_token(token) and not (self._revive() and self.inner.consume_token(token)):
                 return False
             self._tokens.append(token)
+            if self.run and self.run.pop() != token:
+                self.run = []
         return True
 
     def fill(self, out: Int[np.ndarray, " W"]) -> None:
@@ -238,12 +255,17 @@ def fill_all(
     target = out if out.shape[1] == words else np.empty((len(out), words), np.int32)
     # A thread takes neighbours: those of one lane would wait for each other.
     order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
-    _executor(threads).unsafe_compute_mask_ptr(
-        [(matchers[i].inner, rows[i]) for i in order], target.ctypes.data, words * 4, len(target)
-    )
+    computed = [(matchers[i].inner, rows[i]) for i in order if not matchers[i].run]
+    if computed:
+        _executor(threads).unsafe_compute_mask_ptr(computed, target.ctypes.data, words * 4, len(target))
     for matcher, row in zip(matchers, rows, strict=True):
-        if matcher.inner.is_error():
+        if matcher.run:
+            target[row] = 0
+            target[row].view(np.uint32)[matcher.run[-1] // 32] = 1 << matcher.run[-1] % 32
+        elif matcher.inner.is_error():
             matcher.refill(target[row])
+        elif matcher.grammar.forces_much and np.bitwise_count(target[row].view(np.uint32)).sum() == 1:
+            matcher.run = matcher.forced()[::-1]
         if target is not out:
             out[row] = target[row, : out.shape[1]]
 

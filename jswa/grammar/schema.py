@@ -11,12 +11,13 @@ from urllib.parse import quote, unquote
 
 from jswa.grammar.bounds import SchemaError as SchemaError
 from jswa.grammar.bounds import make_exact
+from jswa.grammar.patterns import check_pattern
 
 MAX_BYTES = 2**18  # of a schema or another grammar
 MAX_DEPTH = 100  # of brackets inside brackets; llguidance reads 128
 MAX_SCHEMAS = 10_000  # inside one schema
 MAX_PATTERNS = 8  # of a schema that are in an `allOf`: with each one more, their product takes twice as long
-_MOST_ROUNDS = 100  # in which it is decided which schemas have an end
+_MOST_ROUNDS = 30  # in which it is decided which schemas have an end
 _MOST_TRIALS = 300  # schemas that are compiled to find the place of an error
 _TRIAL_SECONDS = 0.5
 _ONE = (
@@ -68,6 +69,9 @@ def check_schema(schema: Any) -> Schema:
     for at, node in nodes.items():
         if isinstance(node, dict):
             make_exact(node, at)
+            for pattern in (node.get("pattern"), *_keys(node, "patternProperties")):
+                if isinstance(pattern, str):
+                    check_pattern(pattern, f"{at}/pattern")
             if isinstance(node.get("$ref"), str):
                 node["$ref"] = _reference(_target(node["$ref"]))
     for pointer in endless:
@@ -248,6 +252,11 @@ def _parts_end(schema: Mapping[str, Any], at: str, endless: set[str], kind: str)
     if any(f"{at}/prefixItems/{i}" in endless for i in range(min(least, count))):
         return False
     return least <= count or f"{at}/items" not in endless
+
+
+def _keys(node: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    inner = node.get(name)
+    return tuple(inner) if isinstance(inner, dict) else ()
 
 
 def _place(nodes: Mapping[str, Schema], endless: set[str]) -> str:

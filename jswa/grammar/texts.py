@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jswa.grammar.llg import GrammarError, lark_of
+from jswa.grammar.patterns import check_lark, check_pattern
 from jswa.grammar.schema import MAX_BYTES, Schema, SchemaError, check_schema, read_json
 from jswa.types import StructuredOutputsParams
 
 # One space may follow "," and ":": weak models fill a place where any white space may be with hundreds of blanks.
 SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 COMPACT = {"whitespace_flexible": False}
-MAX_LINES = 2_000  # of a grammar in Lark: an error in a chain of rules is told once more by each of them
+_UNFORCED = '%llguidance {"no_forcing": true}'  # rules that repeat each other may force texts without end
 ANY_TEXT = r"/(?s:.*)/"
 
 
@@ -37,14 +38,16 @@ def grammar_text(spec: StructuredOutputsParams, special: Mapping[str, int]) -> s
     text = spec.regex if spec.regex is not None else spec.grammar
     assert text is not None
     _check_size(text)
-    if text.count("\n") >= MAX_LINES:
-        raise SchemaError("", f"has more than {MAX_LINES} lines")
     if spec.grammar is None:
+        check_pattern(text)
         return _regex_grammar(text)
     try:
-        return lark_of(text)
+        text = lark_of(text)
     except GrammarError as error:
         raise SchemaError("", str(error)) from error
+    for schema in check_lark(text):
+        check_schema(schema)
+    return f"{_UNFORCED}\n{text}"
 
 
 def grammar_behind(begin: str, spec: StructuredOutputsParams, end: str, lines: Sequence[str]) -> str:
@@ -68,7 +71,7 @@ def grammar_behind(begin: str, spec: StructuredOutputsParams, end: str, lines: S
 def json_options(spec: StructuredOutputsParams) -> Mapping[str, Any]:
     """Return llguidance's options for the white space of JSON."""
     if spec.whitespace_pattern is not None:
-        _check_size(spec.whitespace_pattern)
+        check_pattern(spec.whitespace_pattern)
         return {"whitespace_pattern": spec.whitespace_pattern}
     return COMPACT if spec.disable_any_whitespace else SPACED
 

@@ -40,7 +40,7 @@ def describe(
         token["special"] = token["special"] or token["id"] in special
     # As a token of the model it is text, and has the same id.
     texts = [token for token in added if not token["special"] and _looks_special(token["content"])]
-    if texts and _make_plain(known, texts):
+    if texts and _make_plain(known, texts, added):
         known["added_tokens"] = added = [token for token in added if token not in texts]
     size = tokenizer.vocab_size
     ends = tuple(sorted({token for token in end_ids if token < size}))
@@ -55,8 +55,11 @@ def _looks_special(text: str) -> bool:
     return text.startswith("<") and text.endswith(">")
 
 
-def _make_plain(known: dict[str, Any], tokens: list[dict[str, Any]]) -> bool:
-    """Put added tokens among those of the model, if it lists them by text; return whether it does."""
+def _make_plain(known: dict[str, Any], tokens: list[dict[str, Any]], added: list[dict[str, Any]]) -> bool:
+    """Put added tokens among those of the model, if it lists them by text; return whether it does.
+
+    The other `added` tokens are put there as well, since without an entry they would be numbered anew.
+    """
     vocabulary = known["model"].get("vocab")
     if not isinstance(vocabulary, dict):
         return False
@@ -64,6 +67,9 @@ def _make_plain(known: dict[str, Any], tokens: list[dict[str, Any]]) -> bool:
     for token in tokens:
         text = token["content"]
         vocabulary.setdefault(_in_letters(text) if byte_level else text, token["id"])
+    for token in added:
+        if token not in tokens:
+            vocabulary.setdefault(token["content"], token["id"])
     return True
 
 

@@ -274,9 +274,10 @@ class Masks:
         fill_all(matchers, filled, range(len(matchers)))
         for sequence, bits in zip(sequences, filled, strict=True):
             self._forbid(sequence, sequence.num_known, bits)
-            if self._bits.get(sequence.row_id) != (words := bits.tobytes()):
-                self._bits[sequence.row_id] = words
-                changed.append(RowMask(sequence.row_id, AllWords(bits)))
+            if self._bits.get(sequence.row_id) == (words := bits.tobytes()):
+                continue  # a single token twice is left to the steps
+            self._bits[sequence.row_id] = words
+            changed.append(RowMask(sequence.row_id, AllWords(bits)))
             if np.count_nonzero(bits) == 1 and _count(bits) == 1:
                 forced.append(sequence)
         return changed, forced

@@ -14,7 +14,7 @@ from jswa.sched.constraint import Masks
 from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence
 
-_COUNT, _SAMPLES = map(COLUMNS.index, ("count", "samples"))
+_START, _COUNT, _SAMPLES = map(COLUMNS.index, ("start", "count", "samples"))
 _NO_TOKENS = np.zeros(0, np.int32)
 _NO_ENTRIES = np.zeros((0, 3), np.int32)
 
@@ -29,6 +29,7 @@ class Draft:
         for_others: tokens of these that a flood leaves unused (`Turns.room`): at most three quarters of the step.
         behind: rows that ran before the step and have known tokens to run.
         decode: row ids of the rows that run one token.
+        speculative: the number of drafts that each of these runs besides; None if no row ever runs any.
         prompts: running rows that have a prompt to prefill, and the tokens that the step runs of each so far.
         left: those of them that the step does not end, and the tokens that each still has to prefill after it.
         resumed: rows that start on cached pages.
@@ -40,6 +41,7 @@ class Draft:
     reserved: int = 0
     for_others: int = 0
     behind: int = 0
+    speculative: Int[np.ndarray, " n"] | None = None
     decode: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
     prompts: dict[Sequence, int] = field(default_factory=dict)
     left: dict[Sequence, int] = field(default_factory=dict)
@@ -83,19 +85,23 @@ def make_plan(
     if prompts:
         ids = np.concatenate([ids, np.array([sequence.row_id for sequence, _ in prompts])])
     records = rows.records(ids)
+    if draft.speculative is not None:
+        decode = records[: len(draft.decode)]
+        decode[:, _COUNT] += draft.speculative
+        decode[rows.ahead[draft.decode] > 0, _START] = FROM_DEVICE
     if prompts:
         ends = np.array([sequence.launched + count for sequence, count in prompts])
         chunks = records[len(draft.decode) :]
         chunks[:, _COUNT] = [count for _, count in prompts]
         chunks[:, _SAMPLES] = ends >= [sequence.num_known for sequence, _ in prompts]
-    kind = _logprobs(rows, ids)
+    kind, tokens = _logprobs(rows, ids), _tokens(draft, rows, prompts)
     moves = cache.drain_moves()
     table_rows = tuple(_table_row(lease_of(sequence)) for sequence in draft.resumed)  # before the entries: as sent
     full_pages, local_pages = cache.table.take_unsent()
     changed, late = masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else ((), ())
     plan = StepPlan(
         rows=records,
-        tokens=_tokens(draft, rows, prompts),
+        tokens=tokens,
         full_pages=full_pages,
         local_pages=local_pages,
         moves=np.array(moves, np.int32).reshape(-1, 3) if moves else _NO_ENTRIES,
@@ -104,7 +110,7 @@ def make_plan(
         masks=changed,
         late=late,
         logprobs=kind,
-        targets=_targets(len(draft.decode), prompts) if kind == "prompt" else _NO_TOKENS,
+        targets=_targets(len(tokens), prompts) if kind == "prompt" else _NO_TOKENS,
         adapters=rows.adapters.take(ids),
     )
     return plan, ids
@@ -112,10 +118,12 @@ def make_plan(
 
 def _tokens(draft: Draft, rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
     """Return the tokens that the step runs, FROM_DEVICE where the host does not know them."""
-    parts = [np.full(len(draft.decode), FROM_DEVICE, np.int32)]
+    drafts = draft.speculative
+    parts = [np.full(len(draft.decode) if drafts is None else len(drafts) + drafts.sum(), FROM_DEVICE, np.int32)]
     if draft.behind:
         on_host = np.flatnonzero(rows.launched[draft.decode] < rows.known[draft.decode])
-        parts[0][on_host] = rows.last_tokens(draft.decode[on_host])
+        at = on_host if drafts is None else on_host + (drafts.cumsum() - drafts)[on_host]
+        parts[0][at] = rows.last_tokens(draft.decode[on_host])
     parts += [sequence.tokens[sequence.launched :][:count] for sequence, count in prompts]
     return np.concatenate(parts) if prompts else parts[0]
 
@@ -128,9 +136,9 @@ def _logprobs(rows: Rows, row_ids: Int[np.ndarray, " R"]) -> Logprobs:
     return "sampled" if rows.wants_logprobs[row_ids].any() else "none"
 
 
-def _targets(decode: int, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
-    """Return the token that follows each token of the step, 0 if the host does not know it."""
-    parts = [np.zeros(decode, np.int32)]
+def _targets(tokens: int, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
+    """Return the token that follows each of the step's `tokens`, 0 if the host does not know it."""
+    parts = [np.zeros(tokens - sum(count for _, count in prompts), np.int32)]
     for sequence, count in prompts:
         part = np.zeros(count, np.int32)
         known = sequence.tokens[sequence.launched + 1 :][:count]

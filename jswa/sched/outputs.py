@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 from jswa.cache.manager import CacheManager
 from jswa.cache.pool import PagePool
-from jswa.plan import LogprobTable, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import LogprobTable, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.sequence import Sequence
 
 
@@ -105,3 +105,20 @@ def with_results(event: TokenEvent, sequence: Sequence, row: int, logprobs: Step
     ):
         event = event._replace(prompt_logprobs=sequence.prompt_logprobs)
     return event
+
+
+def joined(parts: Items[StepEvents], others: list[TokenEvent]) -> StepEvents:
+    """Return one step's events of rows that got several tokens: `parts[i]` has the tokens at place i of each row.
+
+    All tokens of a request that ends are events, in their order.
+    """
+    names = np.concatenate([part.request_ids for part in parts])
+    tokens = np.concatenate([part.tokens for part in parts])
+    last = [event for part in parts for event in part.others]
+    if last:
+        ended = {event.request_id for event in last}
+        goes_on = np.array([name not in ended for name in names.tolist()], bool)
+        before = zip(names[~goes_on].tolist(), tokens[~goes_on].tolist(), strict=True)
+        others = [*others, *(TokenEvent(name, token) for name, token in before), *last]
+        names, tokens = names[goes_on], tokens[goes_on]
+    return StepEvents(names, tokens, tuple(others))

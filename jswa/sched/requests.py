@@ -14,11 +14,11 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
-from jswa.plan import ExtrasEntry, Request, TokenEvent
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, ExtrasEntry, Request, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission import Writers, match_of, note_admission
-from jswa.sched.constraint import Masks
+from jswa.sched.constraint import Masks, nothing_allowed
 from jswa.sched.draft import Draft, lease_of
-from jswa.sched.outputs import confirm, count_hit
+from jswa.sched.outputs import confirm, count_hit, with_results
 from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
@@ -37,9 +37,9 @@ class Requests:
         preemptions: the number of preemptions so far.
     """
 
-    def __init__(self, cache: CacheManager, limits: Limits) -> None:
+    def __init__(self, cache: CacheManager, limits: Limits, speculative: int = 0) -> None:
         self.turns = Turns(limits.max_tokens, limits.max_rows, limits.long_prompt)
-        self.rows = Rows(limits.max_rows)
+        self.rows = Rows(limits.max_rows, speculative)
         self.by_row: list[Sequence | None] = [None] * limits.max_rows
         self.masks = Masks(self.rows)
         self.writers = Writers(limits.page_size)
@@ -119,8 +119,19 @@ class Requests:
             return self.finish(sequence, token, "length")
         return TokenEvent(sequence.request.request_id, token)
 
+    def extend(self, sequence: Sequence, tokens: list[int]) -> list[TokenEvent]:
+        """Append tokens to a sequence, up to the last of its text; return their events."""
+        events: list[TokenEvent] = []
+        for token in tokens:
+            if not events or events[-1].finish_reason is None:
+                sequence.append(token)
+                events.append(self.accept(sequence, token))
+        return events
+
     def follow_grammars(self, row_ids: Int[np.ndarray, " n"]) -> list[TokenEvent]:
         """Let the matchers of rows accept the known tokens; end the texts that are complete."""
+        if not len(row_ids):
+            return []
         events = []
         last, known = self.rows.last_tokens(row_ids).tolist(), self.rows.known[row_ids].tolist()
         for row_id, token, length in zip(row_ids.tolist(), last, known, strict=True):
@@ -205,11 +216,58 @@ class Requests:
         sequence.status = Status.WAITING
         self.turns.push(sequence)
 
+    def apply_row(
+        self, sequence: Sequence, plan: StepPlan, row: int, tokens: list[int], logprobs: StepLogprobs | None
+    ) -> list[TokenEvent]:
+        """Apply a row that is not plain: it begins, publishes its prompt, has failed, or was preempted meanwhile."""
+        events: list[TokenEvent | None] = []
+        sampled = bool(plan.samples[row])
+        # What a row samples follows the tokens that are known, if it was not known before.
+        follows = sampled and not sequence.foretold
+        end = sequence.num_known - 1 + len(tokens) if follows else int(plan.starts[row] + plan.counts[row])
+        if sequence.discard:
+            sequence.discard -= 1
+        elif tokens[:1] == [NOT_FINITE]:
+            events.append(self.fail(sequence, end))
+        else:
+            if sequence.rows is not None:
+                self.confirm(sequence, end)
+            if sampled and tokens[:1] == [NOTHING_ALLOWED]:
+                events.append(self.finish(sequence, None, "error", error=nothing_allowed(sequence)))
+            elif sampled and sequence.foretold:
+                sequence.foretold -= 1
+                assert tokens == [sequence.tokens[end]], "a grammar has forced another token"
+            elif sampled:
+                events += self.extend(sequence, tokens)
+        if sequence.status is Status.PREEMPTED and not sequence.returning:
+            self.requeue(sequence)
+        results = [with_results(event, sequence, row, logprobs) for event in events if event is not None]
+        if sequence.rows is not None:
+            self.rows.plain[sequence.row_id] = _is_plain(sequence)
+        return results
+
     def slide(self) -> None:
         """Slide the windows of all rows to their launched lengths."""
         row_ids = (self.rows.launched >= self._cache.table.next_slide).nonzero()[0]
         if len(row_ids):
             self._cache.slide_all(row_ids, self.rows.launched[row_ids])
+
+    def speculate(self, draft: Draft) -> None:
+        """Give decode rows drafts of what is left of the step: all rows as many, but for the ends of their texts.
+
+        Drafts preempt no row: a row that finds no page for them runs fewer.
+        """
+        rows, row_ids, covered = self.rows, draft.decode, self._cache.table.covered
+        wanted = rows.speculative[row_ids]
+        ends = rows.next_positions()[row_ids] + 1
+        drafts = np.minimum(wanted, draft.budget // max(1, int(np.count_nonzero(wanted))))
+        drafts = np.minimum(drafts, rows.limit[row_ids] - 1 - ends)
+        for i in (ends + drafts > covered[row_ids]).nonzero()[0].tolist():
+            (sequence,) = self.sequences_at(row_ids[i : i + 1])
+            if not self._cache.grow(lease_of(sequence), int(ends[i] + drafts[i])):
+                drafts[i] = covered[row_ids[i]] - ends[i]
+        draft.budget -= int(drafts.sum())
+        draft.speculative = drafts
 
     def confirm(self, sequence: Sequence, end: int) -> None:
         """Publish what a row has computed up to `end`: the step that ran it was finite."""
@@ -220,10 +278,6 @@ class Requests:
             self.changes += 1
             if not lease.window_ends:
                 self.writers.discard(sequence)
-
-    def classify(self, sequence: Sequence) -> None:
-        """Note whether a token of a running row needs no more than the arrays."""
-        self.rows.plain[sequence.row_id] = _is_plain(sequence)
 
     def use(self) -> Use:
         """Return what the rows hold."""
@@ -254,7 +308,7 @@ class Requests:
     def check(self) -> None:
         """Assert the laws of sequences, arrays, leases and turns; for tests."""
         running = list(self)
-        self._cache.check((lease_of(s), s.launched) for s in running)
+        self._cache.check(((lease_of(s), s.launched) for s in running), self._ahead())
         assert running == sorted((s for s in self.by_row if s is not None), key=lambda s: s.rank)
         self.rows.check(np.array([s.row_id for s in running], np.int64))
         for sequence in running:
@@ -270,6 +324,19 @@ class Requests:
             if sequence.blocked == self.state() and not self.turns.several:
                 match = match_of(self._cache, sequence)
                 assert not self.admissible(Draft(0), sequence, match), "a request has room, and is not looked at"
+
+    def _ahead(self) -> dict[Lease, tuple[int, int]]:
+        """Return, of each row that speculates, the end of what it may have run, and of what its pages may cover.
+
+        Two steps in flight may have run drafts when pages were taken, and a row has gone on since then.
+        """
+        found, rows = {}, self.rows
+        for row_id in rows.speculative.nonzero()[0].tolist():
+            launched, most = int(rows.launched[row_id]), 2 * (1 + int(rows.speculative[row_id]))
+            furthest = min(launched + most, max(launched, int(rows.limit[row_id]) - 1))
+            for sequence in self.sequences_at(np.array([row_id])):
+                found[lease_of(sequence)] = launched + int(rows.ahead[row_id]), furthest
+        return found
 
     def _wait_again(self, sequence: Sequence) -> None:
         if sequence.returning:

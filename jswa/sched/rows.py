@@ -2,16 +2,21 @@
 
 A row id is also the index of the row in the device's tables. The entries of a row id that no sequence has are 0.
 
-    position  0 ………………………………… launched ………………… limit
+    position  0 ………………………………… launched …… + ahead …… limit
     tokens    [ known to the host …………… known )           launched ≤ known + steps in flight
 
 `launched` positions have been handed to the device or found in the cache. The host knows the first `known` token ids:
 the prompt, and the tokens that have come back. A row with launched < known runs known tokens (a prompt, or a preempted
 text again). Any other row runs the token that the device sampled last, which the host need not know.
+
+A row that speculates also runs drafts of its next tokens, and only the device knows how many of them were right: the
+length of the row on the device is in [launched, launched + ahead]. `settle` narrows the interval when tokens come back.
+Pages are taken for its end, windows slide at its start. Without drafts ahead is 0.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -25,7 +30,22 @@ from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
 _FEW = 8  # ids up to which one comparison each is faster than a search
 RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
 _RECORD = np.dtype([("first", "i4", len(COLUMNS) - len(SAMPLING)), ("sampling", SAMPLING_ROW)])
-_START, _COUNT, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _SAMPLES = range(1, 6)  # in `COLUMNS`
+_START, _COUNT, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _SAMPLES, _LIMIT = range(1, 7)  # in `COLUMNS`
+
+
+class Flight(NamedTuple):
+    """The rows of a step on the device.
+
+    Attributes:
+        row_ids, generations: the rows, and the sequences in them by `Rows.generation`.
+        counts: the number of positions that each runs, with drafts.
+        departures: `Rows.departures` when the step was planned.
+    """
+
+    row_ids: Int[np.ndarray, " R"]
+    generations: Int[np.ndarray, " R"]
+    counts: Int[np.ndarray, " R"]
+    departures: int
 
 
 class TokenCounts:
@@ -61,15 +81,19 @@ class TokenCounts:
 class Rows:
     """Arrays by row id, [max_rows] each. Only the scheduler changes them.
 
+    Args:
+        speculative: draft tokens of a row that a step may run.
+
     Attributes:
-        launched, known: see the module.
+        launched, ahead, known: see the module.
+        speculative: draft tokens that a step may run of each row.
+        speculates: whether any row may have some.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
         finite_to: end of the positions that the row has run in steps that came back finite, before it was plain.
         generation: counts the sequences that have had this row id. A step in flight remembers the generation of each of
             its rows, so a token for a sequence that has left the row is recognised.
         departures: counts the sequences that have left their rows.
-        flights: the row ids of each step on the device, oldest first, with their generations and the `departures` of
-            the time when the step was planned.
+        flights: the steps on the device, oldest first.
         plain: whether a token of the row needs no more than these arrays: its prompt is launched, nothing of it is to
             be published, and its request wants only the token.
         wants_logprobs: whether the request wants log probabilities of its generated tokens.
@@ -80,12 +104,14 @@ class Rows:
         adapters: index of the LoRA adapter; 0: none.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, speculative: int = 0) -> None:
         self.max_rows = max_rows
         self.launched, self.known, self.limit, self.finite_to, self.prompt_logprobs_to = np.zeros((5, max_rows), int)
+        self.ahead, self.speculative = np.zeros((2, max_rows), int)
+        self.speculates, self._speculative = speculative > 0, speculative
         self.generation = np.zeros(max_rows, np.int32)
         self.departures = self.logprob_rows = 0
-        self.flights: deque[tuple[Int[np.ndarray, " R"], Int[np.ndarray, " R"], int]] = deque()
+        self.flights: deque[Flight] = deque()
         self.plain, self.wants_logprobs = np.zeros((2, max_rows), bool)
         self.names, self.tenants = np.full((2, max_rows), None, object)
         self.adapters = np.zeros(max_rows, np.int32)
@@ -110,6 +136,9 @@ class Rows:
         self.adapters[row] = request.adapter
         self._records[row, _FULL_WRITE_FROM] = lease.full_write_from
         self._records[row, _LOCAL_VISIBLE_FROM] = lease.local_visible_from
+        self._records[row, _LIMIT] = limit
+        if self.speculates and request.constraint is None and not params.wants_logprobs:
+            self.speculative[row] = self._speculative
         self._sampling[row] = (
             params.temperature,
             max(params.top_k, 0),
@@ -127,6 +156,7 @@ class Rows:
     def release(self, row: int, request: Request) -> None:
         """Clear the entries of a row id that a request leaves; the sequence has copied the tokens (`recent`)."""
         self.launched[row] = self.known[row] = self.limit[row] = self.finite_to[row] = 0
+        self.ahead[row] = self.speculative[row] = 0
         self.prompt_logprobs_to[row] = self.adapters[row] = 0
         self.plain[row] = self.wants_logprobs[row] = False
         self.names[row] = self.tenants[row] = None
@@ -174,22 +204,49 @@ class Rows:
         ready: Bool[np.ndarray, " max_rows"] = self.launched < self.limit - 1
         return ready
 
-    def launch(self, row_ids: Int[np.ndarray, " R"], ends: Int[np.ndarray, " R"]) -> None:
-        """Note a step that runs different rows up to these positions."""
-        self.launched[row_ids] = ends
-        self.flights.append((row_ids, self.generation.take(row_ids), self.departures))
+    def next_positions(self) -> Int[np.ndarray, " max_rows"]:
+        """Return the highest position that the next token of each row may have, if it has one."""
+        return np.minimum(self.launched + self.ahead, self.limit - 2) if self.speculates else self.launched
 
-    def land(self) -> tuple[Int[np.ndarray, " R"], Int[np.ndarray, " R"], Bool[np.ndarray, " R"]]:
-        """Return the oldest step's row ids, their generations, and which rows need no more than these arrays."""
-        row_ids, generations, departures = self.flights.popleft()
-        plain: Bool[np.ndarray, " R"] = self.plain.take(row_ids)
-        if departures != self.departures:
-            plain &= self.generation.take(row_ids) == generations
-        return row_ids, generations, plain
+    def launch(
+        self, row_ids: Int[np.ndarray, " R"], counts: Int[np.ndarray, " R"], drafts: Int[np.ndarray, " D"] | None = None
+    ) -> None:
+        """Note a step that runs so many positions of different rows, of the first D rows so many as drafts."""
+        launched = self.launched.take(row_ids) + counts
+        if drafts is not None:
+            end = np.minimum(launched + self.ahead[row_ids], self.limit[row_ids] - 1)
+            launched[: len(drafts)] -= drafts
+            self.ahead[row_ids] = end - launched
+        self.launched[row_ids] = launched
+        self.flights.append(Flight(row_ids, self.generation.take(row_ids), counts, self.departures))
+
+    def land(self) -> tuple[Flight, Bool[np.ndarray, " R"]]:
+        """Remove the oldest step; return it, and which of its rows need no more than these arrays."""
+        flight = self.flights.popleft()
+        plain: Bool[np.ndarray, " R"] = self.plain.take(flight.row_ids)
+        if flight.departures != self.departures:
+            plain &= self.generation.take(flight.row_ids) == flight.generations
+        return flight, plain
+
+    def settle(self, row_ids: Int[np.ndarray, " R"]) -> None:
+        """Narrow the lengths of rows, now that the tokens of a step are known, to what the later steps may add.
+
+        A step runs at least one position of a row, unless that has reached its limit.
+        """
+        row_ids = row_ids[self.ahead[row_ids] > 0]
+        launched = self.known[row_ids] - 1
+        end = launched.copy()
+        for flight in self.flights if len(row_ids) else ():
+            counts, own = np.zeros(self.max_rows, int), self.generation[flight.row_ids] == flight.generations
+            counts[flight.row_ids[own]] = flight.counts[own]
+            launched += counts[row_ids] > 0
+            end += counts[row_ids]
+        self.launched[row_ids] = launched
+        self.ahead[row_ids] = np.minimum(end, self.limit[row_ids] - 1) - launched
 
     def in_flight(self, row: int) -> int:
         """Return the number of steps on the device that run a row for its present sequence."""
-        flights = ((ids == row) & (generations == self.generation[row]) for ids, generations, _ in self.flights)
+        flights = ((f.row_ids == row) & (f.generations == self.generation[row]) for f in self.flights)
         return sum(bool(runs.any()) for runs in flights)
 
     def prefill_rows(self) -> int:
@@ -200,7 +257,7 @@ class Rows:
         """Assert that the entries of all other row ids are 0."""
         used = np.zeros(self.max_rows, bool)
         used[running] = True
-        for array in (self.launched, self.known, self.limit, self.plain, self.wants_logprobs):
+        for array in (self.launched, self.ahead, self.known, self.limit, self.plain, self.wants_logprobs):
             assert not array[~used].any(), "an unused row id has a value"
         wants = self.wants_logprobs | (self.prompt_logprobs_to > 0)
         assert np.count_nonzero(wants) <= self.logprob_rows <= len(running)

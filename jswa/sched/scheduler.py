@@ -17,11 +17,10 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission import fewest, is_passed, match_of, open_lease
-from jswa.sched.constraint import nothing_allowed
 from jswa.sched.draft import Draft, lease_of, make_plan
-from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs, with_results
+from jswa.sched.outputs import SchedulerStats, joined, store_prompt_logprobs
 from jswa.sched.requests import Requests, needs_one
 from jswa.sched.rows import RECENT, Rows
 from jswa.sched.sequence import Sequence, Status
@@ -30,9 +29,12 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 
 class Scheduler:
-    """Owns the sequences, the cache manager and the row ids. Not thread-safe: one thread drives it."""
+    """Owns the sequences, the cache manager and the row ids. Not thread-safe: one thread drives it.
 
-    def __init__(self, layout: KVLayout, limits: Limits) -> None:
+    `speculative`: draft tokens that a step may run of a row; the device has them, and tells how many were right.
+    """
+
+    def __init__(self, layout: KVLayout, limits: Limits, speculative: int = 0) -> None:
         self.layout = layout
         self.limits = limits
         self.cache = CacheManager(
@@ -44,7 +46,7 @@ class Scheduler:
             interval=limits.prefix_cache_interval,
         )
         self.capacity = row_capacity(layout, limits, self.cache.pool.total_slots)
-        self._requests = Requests(self.cache, limits)
+        self._requests = Requests(self.cache, limits, speculative)
         self._turns = self._requests.turns
         self._in_flight: deque[StepPlan] = deque()
 
@@ -101,10 +103,12 @@ class Scheduler:
         if not len(draft.decode) and not any(draft.prompts.values()):
             return None
         requests = self._requests
+        if self.rows.speculates:
+            requests.speculate(draft)
         plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, self.cache)
-        self.rows.launch(row_ids, plan.starts + plan.counts)
-        # A prompt that ends needs less memory, and so does one whose window slides.
-        requests.changes += bool(draft.prompts)
+        self.rows.launch(row_ids, plan.counts, draft.speculative)
+        # A prompt that ends needs less memory, and so does one whose window slides, or a row with pages for drafts.
+        requests.changes += bool(draft.prompts) or self.rows.speculates
         self._in_flight.append(plan)
         return plan
 
@@ -120,29 +124,45 @@ class Scheduler:
         masks, forced = requests.masks.late(requests.by_row, row_ids)
         return masks, (*events, *(event for sequence in forced for event in requests.foretell(sequence)))
 
-    def apply(self, plan: StepPlan, tokens: Int[np.ndarray, " R"], logprobs: StepLogprobs | None = None) -> StepEvents:
-        """Apply the tokens of the oldest step in flight; return what each request got, and which ended."""
+    def apply(
+        self,
+        plan: StepPlan,
+        tokens: Int[np.ndarray, " R"] | Int[np.ndarray, "R n"],
+        logprobs: StepLogprobs | None = None,
+        counts: Int[np.ndarray, " R"] | None = None,
+    ) -> StepEvents:
+        """Apply the tokens of the oldest step in flight; return what each request got, and which ended.
+
+        Args:
+            tokens: a token for each row, or several.
+            counts: the number of tokens of each row, if there are several; 0 of a row that had reached its limit.
+        """
         if self._in_flight.popleft() is not plan:
             raise EngineError("steps must be applied in the order in which they were planned")
-        row_ids, generations, plain = self.rows.land()
-        plain &= tokens >= 0
-        if np.count_nonzero(plain) == len(plain):
-            return self._apply_plain(row_ids, tokens, [])
-        rest = np.flatnonzero(~plain)
-        owners = list(map(self._requests.owner, row_ids[rest].tolist(), generations[rest].tolist()))
-        if logprobs is not None and logprobs.prompt is not None:
-            store_prompt_logprobs(plan, rest, owners, logprobs.prompt)
-        events = []
-        columns = (rest, plan.samples[rest], tokens[rest], (plan.starts + plan.counts)[rest])
-        for sequence, row, sampled, token, end in zip(owners, *(column.tolist() for column in columns), strict=True):
-            if sequence is None:
-                continue
-            event = self._apply_row(sequence, token, end, sampled=bool(sampled))
-            if event is not None:
-                events.append(with_results(event, sequence, row, logprobs))
-            if sequence.rows is not None:
-                self._requests.classify(sequence)
-        return self._apply_plain(row_ids[plain], tokens[plain], events)
+        flight, plain = self.rows.land()
+        plain &= (tokens if counts is None else tokens[:, 0]) >= 0
+        row_ids, others = flight.row_ids, []
+        if np.count_nonzero(plain) < len(plain):
+            rest = np.flatnonzero(~plain)
+            owners = list(map(self._requests.owner, row_ids[rest].tolist(), flight.generations[rest].tolist()))
+            if logprobs is not None and logprobs.prompt is not None:
+                store_prompt_logprobs(plan, rest, owners, logprobs.prompt)
+            for row, sequence in zip(rest.tolist(), owners, strict=True):
+                if sequence is not None:
+                    own = tokens[row, : counts[row]] if counts is not None else tokens[row : row + 1]
+                    others += self._requests.apply_row(sequence, plan, row, own.tolist(), logprobs)
+            row_ids, tokens = row_ids[plain], tokens[plain]
+            counts = None if counts is None else counts[plain]
+        if counts is None:
+            return self._apply_plain(row_ids, tokens, others)
+        parts = []
+        for place in range(tokens.shape[1]):
+            # A text may have ended before its last token: its row is empty.
+            goes_on = (counts > place) & (self.rows.limit.take(row_ids) > 0)
+            parts.append(self._apply_plain(row_ids[goes_on], tokens[goes_on, place], []))
+        self.rows.settle(flight.row_ids)
+        self._requests.slide()
+        return joined(parts, others)
 
     def _apply_plain(
         self, row_ids: Int[np.ndarray, " R"], tokens: Int[np.ndarray, " R"], others: list[TokenEvent]
@@ -162,29 +182,6 @@ class Scheduler:
                 others += [event] if ended[i] else []
             names, tokens = names[~ended], tokens[~ended]
         return StepEvents(names, tokens, tuple(others))
-
-    def _apply_row(self, sequence: Sequence, token: int, end: int, *, sampled: bool) -> TokenEvent | None:
-        """Apply a row that is not plain: it begins, publishes its prompt, has failed, or was preempted meanwhile."""
-        event = None
-        if sequence.discard:
-            sequence.discard -= 1
-        elif token == NOT_FINITE:
-            event = self._requests.fail(sequence, end)
-        else:
-            if sequence.rows is not None:
-                self._requests.confirm(sequence, end)
-            if sampled and token == NOTHING_ALLOWED:
-                why = nothing_allowed(sequence)
-                event = self._requests.finish(sequence, None, "error", error=why)
-            elif sampled and sequence.foretold:
-                sequence.foretold -= 1
-                assert token == sequence.tokens[end], "a grammar has forced another token"
-            elif sampled:
-                sequence.append(token)
-                event = self._requests.accept(sequence, token)
-        if sequence.status is Status.PREEMPTED and not sequence.returning:
-            self._requests.requeue(sequence)
-        return event
 
     def tidy(self) -> None:
         """Free pages for the next plan; called after the launch, while the device works.
@@ -257,7 +254,7 @@ class Scheduler:
         decode = ready & (rows.known - rows.launched <= 1) if draft.behind else ready
         taken = int(np.count_nonzero(decode))
         draft.budget -= taken
-        ends = (decode & (rows.launched >= self.cache.table.covered)).nonzero()[0]  # rows at the end of their pages
+        ends = (decode & (rows.next_positions() >= self.cache.table.covered)).nonzero()[0]  # of their pages
         rest = (ready ^ decode).nonzero()[0] if draft.behind else _NO_ROWS
         if len(ends) and not self.cache.grow_by_page(ends):
             rest = np.concatenate([rest, ends])
@@ -271,20 +268,20 @@ class Scheduler:
 
     def _plan_in_turns(self, draft: Draft, rows: list[Sequence], decode: Bool[np.ndarray, " max_rows"]) -> None:
         """Get pages for decode rows, and a share of the step for the first prompt; clear rows without in `decode`."""
-        share, admitted = self.limits.long_prompt, set(draft.prompts)
+        share, admitted, positions = self.limits.long_prompt, set(draft.prompts), self.rows.next_positions()
         order = self._turns.order([row for row in self._requests if row not in admitted])
         for sequence in self._turns.order(sorted(rows, key=lambda row: row.rank)):
             if sequence.lease is None:
                 continue  # preempted for a row before it
-            launched, row_id, count = sequence.launched, sequence.row_id, 1
+            row_id, count = sequence.row_id, 1
             is_prompt = not decode[row_id]
             if is_prompt:
                 draft.begin(sequence)
-                left = sequence.num_known - launched
+                left = sequence.num_known - sequence.launched
                 count = min(left, share, self._turns.room(sequence, draft.budget, draft.for_others))
                 share = 0
-            short = count > 0 and launched + count > lease_of(sequence).covered
-            if short and not self._grow(sequence, launched + count, order, decode):
+            end = int(positions[row_id]) + count
+            if count > 0 and end > lease_of(sequence).covered and not self._grow(sequence, end, order, decode):
                 decode[row_id] = False
                 if is_prompt:
                     draft.drop(sequence)

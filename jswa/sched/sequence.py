@@ -82,6 +82,11 @@ class Sequence:
         return 0 if self.rows is None else int(self.rows.launched[self.row_id])
 
     @property
+    def ahead(self) -> int:
+        """The positions behind these that the device may have run, drafts that may be wrong (`Rows`)."""
+        return 0 if self.rows is None else int(self.rows.ahead[self.row_id])
+
+    @property
     def num_known(self) -> int:
         """The number of tokens that the host knows: the prompt, and those that have come back."""
         return self._length if self.rows is None else int(self.rows.known[self.row_id])
@@ -146,8 +151,9 @@ class Sequence:
         assert (self.lease is not None) == (self.rows is not None) == (self.row_id >= 0) == running
         assert 0 <= self.in_flight <= steps
         assert self.num_known <= self.limit
-        assert self.launched <= self.limit - 1
+        assert self.launched + self.ahead <= self.limit - 1
         assert self.launched <= self.num_known + self.in_flight
+        assert 0 <= self.ahead <= self.in_flight * (0 if self.rows is None else self.rows.speculative[self.row_id])
         assert self.num_known - self._length < RECENT, "tokens are lost before they are copied"
         if self.matcher is not None:
             generated = self.num_known - len(self.request.prompt)

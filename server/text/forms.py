@@ -16,7 +16,7 @@ from jswa.grammar.forms import (
     strict_calls,
 )
 from jswa.grammar.schema import SchemaError
-from jswa.text.answers.parser import Answering, AnswerParser
+from jswa.text.answers.parser import Answering, reasoning_behind
 from jswa.types import StructuredOutputsParams
 
 from ..api.schemas import ChatRequest
@@ -69,7 +69,9 @@ async def answer_form(
     choice = choice_of(body)
     if form is None and choice.tools is None:
         return None
-    reasoning = _reasoning(answering, prompt, goes_on=bool(body.continue_final_message))
+    reasoning: Reasoning = reasoning_behind(answering.template, answering.prefix(prompt.text))
+    if reasoning == "may" and body.continue_final_message:
+        reasoning = "done"
     tools = () if body.tool_choice == "none" else [tool["function"] for tool in body.tools or ()]
     work = partial(_compiled, answering=answering, form=form, choice=choice, tools=tools, reasoning=reasoning)
     return await service.compiled(work, key, "tool_choice" if form is None else form.field)
@@ -89,8 +91,8 @@ def _compiled(
         text = _text(grammars, answering, form, choice, tools, reasoning)
         if text is None:
             return None
-        spec = StructuredOutputsParams(grammar=text)
-        grammars.compile(spec)
+        spec = StructuredOutputsParams(json_object=True) if form is None else form.spec
+        grammars.compile(spec, text)
     except ToolError as error:
         index = error.index if choice.tools is None else choice.tools[error.index][0]
         raise invalid(f"tools[{index}].function.parameters", str(error)) from error
@@ -98,7 +100,7 @@ def _compiled(
         raise invalid("tool_choice" if form is None else form.field, str(error)) from error
     except InvalidSampling as error:
         raise _named(grammars, form, choice, error) from error
-    return spec
+    return StructuredOutputsParams(grammar=text)
 
 
 def _text(
@@ -161,11 +163,3 @@ def _name(tool: Any) -> str | None:
         return None
     name = (tool["function"] if isinstance(tool.get("function"), dict) else tool).get("name")
     return name if isinstance(name, str) else None
-
-
-def _reasoning(answering: Answering, prompt: Prompt, *, goes_on: bool) -> Reasoning:
-    """Return whether an answer behind this prompt may begin to reason."""
-    parser = AnswerParser(answering.template, answering.prefix(prompt.text), answering.tools)
-    if parser.in_reasoning:
-        return "open"
-    return "done" if goes_on or parser.has_reasoned else "may"

@@ -7,7 +7,8 @@ from jswa.config import Limits
 from jswa.plan import StepPlan
 from jswa.sched.sequence import Status
 from tests.support.builders import make_layout, make_request, share
-from tests.support.fakes import Loop, TextModel
+from tests.support.fakes import Loop
+from tests.support.text.model import TextModel
 
 BUDGET, SHARE, ROWS = 32, 8, 12
 LAYOUT = make_layout(4, 6, num_full=1, num_local=2)

@@ -24,7 +24,7 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.resume import replay_length
 from tests.support.builders import LAYOUTS, make_layout, share
-from tests.support.fakes import TextModel
+from tests.support.text.model import TextModel
 
 SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in (1, 4, 16) for window in (1, 3, 6, 20)],

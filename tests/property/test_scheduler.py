@@ -1,7 +1,8 @@
 """Laws of the scheduler under random calls, with a fake device that checks its plans (tests/support/fakes.py)."""
 
 import math
-from collections.abc import Container
+import random
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,11 +22,12 @@ from jswa.architecture import Reach
 from jswa.cache.capacity import peak_slots
 from jswa.config import Limits
 from jswa.errors import PromptTooLong
-from jswa.plan import StepPlan, TokenEvent
+from jswa.plan import FROM_DEVICE, StepPlan, TokenEvent
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import FinishReason
 from tests.support.builders import LAYOUTS, make_layout, make_request, share
-from tests.support.fakes import Loop, TextModel
+from tests.support.fakes import Loop
+from tests.support.text.model import TextModel
 
 SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 6, 9)],
@@ -155,7 +157,9 @@ class Conversation:
             assert all(s.num_known <= scheduler.limits.long_prompt < waiting.num_known for s in later), (
                 "admitted out of order"
             )
-        ran = dict(zip(plan.row_ids.tolist(), plan.counts.tolist(), strict=True))
+        first = plan.tokens[np.cumsum(plan.counts) - plan.counts]
+        counts = np.where((first == FROM_DEVICE) | (plan.starts == FROM_DEVICE), 1, plan.counts)  # without drafts
+        ran = dict(zip(plan.row_ids.tolist(), counts.tolist(), strict=True))
         prefills = [s for s in scheduler.running if s.launched - ran.get(s.row_id, 0) < s.num_known]
         *others, last = sorted(scheduler.running, key=lambda s: s in admitted)
         if scheduler.limits.prefix_cache:
@@ -168,7 +172,8 @@ class Conversation:
         assert claimed + max(need, alone) <= scheduler.cache.pool.total_slots, "admitted against the formula"
 
     def _check_events(self, events: list[TokenEvent]) -> None:
-        assert len({e.request_id for e in events}) == len(events), "two events of one request in a step"
+        if not self.scheduler.rows.speculates:
+            assert len({e.request_id for e in events}) == len(events), "two events of one request in a step"
         for e in events:
             expected = self.requests[e.request_id]
             assert expected.finished is None, "an event after the end"
@@ -181,11 +186,18 @@ class Conversation:
                 expected.finished = e.finish_reason
 
 
-def make_conversation(layers: tuple[int, int], reach: Reach, limits: Limits, failures: int = 0) -> Conversation:
+def make_conversation(
+    layers: tuple[int, int],
+    reach: Reach,
+    limits: Limits,
+    failures: int = 0,
+    speculative: int = 0,
+    advance: Callable[[int], int] | None = None,
+) -> Conversation:
     """Return a scheduler, a fake device and a text model for numbers of (full, local) layers."""
     layout = make_layout(limits.page_size, reach, num_full=layers[0], num_local=layers[1])
     model = TextModel(VOCAB, failures)
-    return Conversation(Loop(layout, limits, model), model)
+    return Conversation(Loop(layout, limits, model, speculative, advance), model)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -202,6 +214,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures=st.sampled_from([0, 0, 0, 50]),
         sharing=st.booleans(),
         interval=st.sampled_from([None, None, 5, 16]),
+        speculative=st.sampled_from([0, 0, 1, 3, 7]),
+        advance=st.sampled_from(["one", "all", "some"]),
+        seed=st.integers(0, 999),
     )
     def start(
         self,
@@ -212,6 +227,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures: int,
         sharing: bool,
         interval: int | None,
+        speculative: int,
+        advance: str,
+        seed: int,
     ) -> None:
         page_size, reach = data.draw(st.sampled_from(self.shapes))
         limits = Limits(
@@ -223,7 +241,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_cache=sharing,
             prefix_cache_interval=interval,
         )
-        self.talk = make_conversation(self.layers, reach, limits, failures)
+        rng = random.Random(seed)
+        choices: dict[str, Callable[[int], int]] = {
+            "one": lambda most: 1,
+            "all": lambda most: most,
+            "some": lambda most: rng.randint(1, most),
+        }
+        chosen = choices[advance] if speculative else None
+        self.talk = make_conversation(self.layers, reach, limits, failures, speculative, chosen)
         self.names: list[str] = []
 
     @rule(
@@ -283,6 +308,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "talk"):
             self.talk.drain()
+            event(f"wrong drafts: {min(self.talk.loop.runner.wrong, 3)}")
             event(f"preempted: {min(self.talk.scheduler.preemptions, 3)}")
             event(f"moved: {min(self.talk.loop.runner.moves, 3)}")
             event(f"copied: {min(self.talk.loop.runner.copies, 3)}")

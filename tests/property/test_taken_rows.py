@@ -7,7 +7,8 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.sched.sequence import Status
 from tests.support.builders import make_layout, make_request, share
-from tests.support.fakes import Loop, TextModel
+from tests.support.fakes import Loop
+from tests.support.text.model import TextModel
 
 PAGE = 8
 LAYOUTS = [make_layout(PAGE, None, num_full=1, num_local=0), make_layout(PAGE, 6, num_full=1, num_local=2)]

@@ -1,81 +1,34 @@
-"""A text model without weights, a device without jax, and the loop that runs a scheduler on them."""
+"""A device without jax, and the loop that runs a scheduler on it."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
-from jswa.plan import FROM_DEVICE, NOT_FINITE, RowMask, StepPlan, TableRow, TokenEvent
+from jswa.plan import FROM_DEVICE, NOT_FINITE, RowMask, StepEvents, StepPlan, TableRow, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row
 from jswa.storage.snapshot import origins
-from jswa.types import FinishReason
+from tests.support.text.model import Run, TextModel, first_seen
 
 POISON = -1  # a mark of KV memory that no row may read
-
-
-def first_seen(reach: Reach, position: int) -> int:
-    """Return the oldest key of a query: the last `size` keys with its own, or those of its chunk. Not the engine's."""
-    return position - position % reach.size if reach.chunked else max(0, position + 1 - reach.size)
-
-
-@dataclass
-class TextModel:
-    """A language model without weights: the next token is a hash of all tokens before it.
-
-    Attributes:
-        vocab: size of the vocabulary.
-        failures: one of this many histories gives KV and logits that are not finite; 0 for none.
-    """
-
-    vocab: int
-    failures: int = 0
-
-    @staticmethod
-    def fold(state: int, tokens: Sequence[int]) -> int:
-        """Return the state after more tokens; the state of no tokens is 0."""
-        for token in tokens:
-            state = ((state ^ (token + 1)) * 6364136223846793005 + 1442695040888963407) % 2**64
-        return state
-
-    def next_token(self, state: int) -> int:
-        """Return the token that follows a history, or NOT_FINITE for a history that fails."""
-        if self.failures and (state >> 11) % self.failures == 0:
-            return NOT_FINITE
-        return (state >> 33) % self.vocab
-
-    def generate(self, prompt: Sequence[int], stop_ids: Collection[int], length: int) -> tuple[list[int], FinishReason]:
-        """Return the tokens of a request that runs alone, `length` tokens with its prompt at most, and why it ends."""
-        tokens: list[int] = []
-        state = 0
-        for token in prompt:
-            state = self.fold(state, [token])
-            if self.next_token(state) == NOT_FINITE:
-                return tokens, "error"
-        while len(prompt) + len(tokens) < length:
-            token = self.next_token(state)
-            if token == NOT_FINITE:
-                return tokens, "error"
-            tokens.append(token)
-            if token in stop_ids:
-                return tokens, "stop"
-            state = self.fold(state, [token])
-        return tokens, "length"
+WRONG = -2  # the mark of a draft that was wrong
 
 
 @dataclass(eq=False)
 class FakePending:
-    """A launched step of `FakeRunner`."""
+    """A launched step of `FakeRunner`. `counts`: see `Scheduler.apply`."""
 
     plan: StepPlan
-    _tokens: Int[np.ndarray, " R"]
+    _tokens: Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]
+    counts: Int[np.ndarray, " R"] | None = None
     finished: bool = False
 
     def finish(self, masks: tuple[RowMask, ...]) -> None:
@@ -85,7 +38,7 @@ class FakePending:
         assert {mask.row_id for mask in masks} <= set(self.plan.late)
         self.finished = True
 
-    def tokens(self) -> Int[np.ndarray, " R"]:
+    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
         """Return the tokens of the plan's rows; those of rows that sample none are arbitrary."""
         assert self.finished or not self.plan.late, "only half of the step was launched"
         return self._tokens
@@ -104,15 +57,25 @@ class FakeRunner:
     samples must come from tokens that see exact KV only: the law of revival, for any start that a scheduler chooses.
 
     KV that is not finite spreads: a token that sees such KV writes such KV, and its row's step is NOT_FINITE.
+
+    The device chooses how many tokens of a row that runs drafts are right (`advance`, at least one of so many). Behind
+    them it writes KV of no text, which is not finite either: nobody may read it.
     """
 
-    def __init__(self, layout: KVLayout, limits: Limits, model: TextModel, row_of: Callable[[int], Row]) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        limits: Limits,
+        model: TextModel,
+        row_of: Callable[[int], Row],
+        advance: Callable[[int], int] | None = None,
+    ) -> None:
+        self.speculates, self.advance = advance is not None, advance or (lambda most: most)
+        self.wrong = 0  # drafts that were wrong so far
         self.layout = layout
         self.limits = limits
         self.model = model
-        self.launches = 0
-        self.moves = 0
-        self.copies = 0
+        self.launches = self.moves = self.copies = 0
         self._row_of = row_of  # by slot
         self._rows: list[Row | None] = [None] * limits.max_rows
         self._buckets = bucket_table(limits, on_gpu=False)
@@ -152,24 +115,34 @@ class FakeRunner:
         rows = inputs.rows[inputs.column("row_id") < self.limits.max_rows]
         ends = np.cumsum(rows[:, 2])
         assert ends[-1] == plan.num_tokens, "rows and tokens disagree"
-        finite = []
-        for (slot, start, count, full_write_from, local_visible_from, *_), end in zip(
-            rows.tolist(), ends.tolist(), strict=True
-        ):
-            own = self._write(slot, start, full_write_from, local_visible_from, inputs.tokens[end - count : end])
-            finite.append(not self._spread(slot, start, own, full_write_from, local_visible_from))
-        for slot, start, count, _, local_visible_from, samples, *_ in rows.tolist():
-            self._read(slot, start, start + count, local_visible_from)
-            exact = self._inexact_from(slot, start + count - 1, start + count, local_visible_from) is None
-            assert exact or not samples, "a token is sampled from local KV that is not exact"
-        tokens = np.where(finite, 0, NOT_FINITE).astype(np.int32)
-        for index, (slot, _, _, _, _, samples, *_) in enumerate(rows.tolist()):
-            if samples and finite[index]:
-                tokens[index] = self.model.next_token(self._text[slot])
-            if samples:
-                self._last_token[slot] = max(int(tokens[index]), 0)
+        runs, finite = [], []
+        for record, end in zip(rows.tolist(), ends.tolist(), strict=True):
+            slot, start, count, full_write_from, local_visible_from, _, limit, *_ = record
+            run = self._resolve(slot, start, limit, inputs.tokens[end - count : end])
+            own = self._write(slot, run.start, full_write_from, local_visible_from, run.tokens)
+            finite.append(not self._spread(slot, run.start, own, full_write_from, local_visible_from))
+            self._write_wrong(slot, range(run.end, run.end + run.wrong), full_write_from)
+            of = self._row_of(slot)
+            assert 0 <= self._length[slot] - of.launched <= of.ahead, "the length is not where it may be"
+            runs.append(run)
+        said = [self._say(*row) for row in zip(rows.tolist(), runs, finite, strict=True)]
         self.launches += 1
-        return FakePending(plan, tokens)
+        tokens = np.array(list(zip_longest(*(new or [0] for new in said), fillvalue=0)), np.int32).T
+        counts = np.array([len(new) for new in said])
+        return FakePending(plan, tokens, counts) if self.speculates else FakePending(plan, tokens[:, 0])
+
+    def _say(self, record: list[int], run: Run, finite: bool) -> list[int]:
+        """Return the tokens of a row, of which the last is sampled; of a row that samples none it is arbitrary."""
+        slot, _, _, _, local_visible_from, samples, *_ = record
+        if not run.tokens:
+            return []  # the row has reached its limit
+        self._read(slot, run.start, run.end, local_visible_from)
+        exact = self._inexact_from(slot, run.end - 1, run.end, local_visible_from) is None
+        assert exact or not samples, "a token is sampled from local KV that is not exact"
+        new = [*run.drafts, self.model.next_token(self._text[slot]) if samples else 0] if finite else [NOT_FINITE]
+        if samples:
+            self._last_token[slot] = max(new[-1], 0)
+        return new
 
     def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
         """Carry out moves of slots, in order."""
@@ -189,7 +162,7 @@ class FakeRunner:
         return 3
 
     def prepare_copies(self) -> None:
-        """Nothing is compiled here."""
+        """Compile nothing."""
 
     def read_slots(self, ids: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, "n p"]]:
         """Return the contents of slots."""
@@ -237,18 +210,41 @@ class FakeRunner:
             self._marks[slot, position] = text >> 1
         self._text[slot] = text
 
+    def _resolve(self, slot: int, start: int, limit: int, tokens: Int[np.ndarray, " n"]) -> Run:
+        """Return what a row runs: from where the device is if the host does not know, and with drafts of its own."""
+        row = self._row_of(slot)
+        if start == FROM_DEVICE:
+            assert row is self._rows[slot], "a row begins at a length that the device does not have"
+            start = self._length[slot]
+            tokens = tokens[: max(0, limit - 1 - start)]
+        elif start == 0 or start != self._length[slot] or row is not self._rows[slot]:
+            self._begin(slot, start, row)
+        run = tokens.tolist()
+        if run[:1] == [FROM_DEVICE]:
+            run[0] = int(self._last_token[slot])
+        found = self.model.run(self._text[slot], start, run, self.advance)
+        self.wrong += found.wrong
+        return found
+
+    def _write_wrong(self, slot: int, positions: range, full_write_from: int) -> None:
+        """Write the KV of drafts that were wrong."""
+        m, page = self.layout.pages_per_block, self.limits.page_size
+        for position in positions:
+            assert position >= full_write_from, "a row runs drafts before it has run its prompt"
+            at, offset = divmod(position, page)
+            self._any_nan = True
+            if self.layout.local is not None:
+                slots = self._local_table[slot, at] * m + np.arange(m)
+                self._local[slots, offset], self._local_nan[slots, offset], self._full[slots] = WRONG, True, POISON
+            if self.layout.full is not None:
+                own = self._full_table[slot, at]
+                self._full[own, offset], self._full_nan[own, offset], self._local[own] = WRONG, True, POISON
+
     def _write(
-        self, slot: int, start: int, full_write_from: int, local_visible_from: int, tokens: Int[np.ndarray, " n"]
+        self, slot: int, start: int, full_write_from: int, local_visible_from: int, tokens: Sequence[int]
     ) -> list[bool]:
         """Write the KV of a row's tokens; return of each whether its own history gives KV that is not finite."""
-        row = self._row_of(slot)
-        if start == 0 or start != self._length[slot] or row is not self._rows[slot]:
-            self._begin(slot, start, row)
-        run = tokens.astype(np.int64)
-        if run[0] == FROM_DEVICE:
-            assert len(run) == 1, "only one token can come from the device"
-            run[0] = self._last_token[slot]
-        self._last_token[slot] = POISON
+        run = np.array(tokens, np.int64)
         assert np.all(run >= 0), "a token is not known"
         failed = []
         for position, token in enumerate(run.tolist(), start=start):
@@ -263,7 +259,7 @@ class FakeRunner:
             self._local[slots, offsets[:, None]] = self._marks[slot, start:end, None]
             self._full[slots] = POISON
             self._set_levels(slot, start, end, local_visible_from)
-        if self.layout.full is not None and end > full_write_from:
+        if self.layout.full is not None and end > max(start, full_write_from):
             first = max(start, full_write_from)
             pages, offsets = np.divmod(np.arange(first, end), self.limits.page_size)
             slots = self._full_table[slot, pages]
@@ -301,12 +297,14 @@ class FakeRunner:
     def check_cached(self, cache: CacheManager) -> None:
         """Assert that all KV in the prefix tree is finite, with the moves that wait for the next plan undone."""
         m, p = self.layout.pages_per_block, self.limits.page_size
+        alone = self.layout.reach is not None and self.layout.reach.size == 1  # no query sees local KV but its own
         for node in cache.prefix.tree.nodes():
             pages = zip(origins(cache.moves, node.full).tolist(), node.local.tolist(), strict=True)
             for index, (full, local) in enumerate(pages):
                 filled = min(p, node.end - (node.start // p + index) * p)
                 assert not (full and self._full_nan[full, :filled].any()), "full KV in the cache is not finite"
-                assert not (local and self._local_nan[local * m, :filled].any()), "local KV in the cache is not finite"
+                if local and not alone:
+                    assert not self._local_nan[local * m, :filled].any(), "local KV in the cache is not finite"
 
     def _levels(self, slot: int, first: int, end: int) -> Int[np.ndarray, " n"]:
         pages, offsets = np.divmod(np.arange(first, end), self.limits.page_size)
@@ -353,11 +351,18 @@ class FakeRunner:
 
 
 class Loop:
-    """The loop of `Engine.step` without an engine: one step in flight."""
+    """The loop of `Engine.step` without an engine: one step in flight. `advance`: see `FakeRunner`."""
 
-    def __init__(self, layout: KVLayout, limits: Limits, model: TextModel) -> None:
-        self.scheduler = Scheduler(layout, limits)
-        self.runner = FakeRunner(layout, limits, model, self._row_of)
+    def __init__(
+        self,
+        layout: KVLayout,
+        limits: Limits,
+        model: TextModel,
+        speculative: int = 0,
+        advance: Callable[[int], int] | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(layout, limits, speculative)
+        self.runner = FakeRunner(layout, limits, model, self._row_of, advance)
         self.pending: FakePending | None = None
         self.before_launch: Callable[[StepPlan], None] | None = None
 
@@ -382,9 +387,11 @@ class Loop:
 
     def apply(self, before: FakePending | None) -> list[TokenEvent]:
         """Do the second half: apply the step that was pending before `launch`, and finish the one that is now."""
-        events = list(self.scheduler.apply(before.plan, before.tokens())) if before is not None else []
+        events = StepEvents()
+        if before is not None:
+            events = self.scheduler.apply(before.plan, before.tokens(), counts=before.counts)
         self.finish()
-        return events
+        return list(events)
 
     def finish(self) -> None:
         """Set the late masks of the step in flight, if there are any."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.errors import InvalidSampling
-from jswa.types import RequestMetrics, SamplingParams
+from jswa.types import RequestMetrics, SamplingParams, StructuredOutputsParams
 
 NAN, INF = math.nan, math.inf
 HUGE = 10**400  # too large for a float
@@ -79,3 +79,36 @@ def test_time_in_queue_is_known_once_the_request_has_run() -> None:
     assert metrics.time_in_queue is None
     metrics.first_scheduled_time = 12.5
     assert metrics.time_in_queue == 2.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "structured_outputs"),
+        ({"json": {}, "regex": "a"}, "structured_outputs"),
+        ({"json": 3}, "structured_outputs.json"),
+        ({"json_object": False}, "structured_outputs.json_object"),
+        ({"regex": ""}, "structured_outputs.regex"),
+        ({"choice": []}, "structured_outputs.choice"),
+        ({"choice": "ab"}, "structured_outputs.choice"),
+        ({"choice": ["a", ""]}, "structured_outputs.choice"),
+        ({"grammar": 3}, "structured_outputs.grammar"),
+        ({"structural_tag": []}, "structured_outputs.structural_tag"),
+        ({"json": {}, "disable_any_whitespace": 1}, "structured_outputs.disable_any_whitespace"),
+        (
+            {"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "},
+            "structured_outputs.whitespace_pattern",
+        ),
+    ],
+)
+def test_a_form_that_is_wrong_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidSampling) as found:
+        StructuredOutputsParams(**fields)
+    assert found.value.field == field
+
+
+def test_a_form_has_a_name() -> None:
+    assert StructuredOutputsParams(choice=("a",)).form == "choice"
+    assert SamplingParams(structured_outputs=StructuredOutputsParams(json="{}")).structured_outputs is not None
+    with pytest.raises(InvalidSampling, match="None or a StructuredOutputsParams"):
+        SamplingParams(structured_outputs={"json": {}})  # type: ignore[arg-type]

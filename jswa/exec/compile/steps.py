@@ -240,7 +240,8 @@ def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray,
         return packed
     rows = unpack(packed, config.pack).rows
     hidden = jnp.zeros((len(rows), config.model.d_model), run_dtype(params))
-    return Half(jnp.asarray(rows), hidden, jnp.ones(len(rows), bool))
+    ends, none = jnp.zeros(len(rows), jnp.int32), jnp.zeros(len(rows), bool)
+    return Half(jnp.asarray(rows), ends, none, hidden, ~none)
 
 
 def step_arguments(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> tuple[Any, Any, Any]:

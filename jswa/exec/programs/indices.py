@@ -14,6 +14,7 @@ from jswa.cache.layout import KVLayout
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs
 from jswa.exec.programs.state import DeviceState
+from jswa.plan import FROM_DEVICE
 from pallas_kernels.attention.api import TILE_TOKENS
 from pallas_kernels.attention.rows import Rows, Tiles, tile_rows
 
@@ -34,13 +35,16 @@ class StepIndices(NamedTuple):
     """The result of `step_indices`. `full` or `local` is None if the model has no such layer.
 
     Attributes:
+        starts, counts: the first position that each row runs, and how many.
         positions, token_rows, token_row_ids: position, row and row id of each token.
-        real: False for padding tokens.
+        real: False for padding tokens, and for those of a row that would be past its limit.
         last_tokens: index of each row's last token.
         tiles: the query tiles of all tokens, by tokens per tile.
         last_tiles: the query tiles of each row's last token.
     """
 
+    starts: Int[Array, " R"]
+    counts: Int[Array, " R"]
     positions: Int[Array, " T"]
     token_rows: Int[Array, " T"]
     token_row_ids: Int[Array, " T"]
@@ -66,21 +70,28 @@ def step_indices(
     So is the full KV of tokens that a row replays for its local layers only. Page rows of local layers are cut to the
     window, so their width ⌈(W - 1 + chunk) / p⌉ + 1 does not depend on the context.
 
+    A row whose start the host does not know goes on at the state's length. Its last token is never run: positions from
+    limit - 1 on are padding.
+
     Args:
         tile_tokens: tokens per query tile, one value for each tiling that a layer needs; 1 in decode buckets.
     """
     row_ids, starts, counts = inputs.column("row_id"), inputs.column("start"), inputs.column("count")
     ends = jnp.cumsum(counts, dtype=jnp.int32)
     first_token = ends - counts
+    goes_on = starts == FROM_DEVICE
+    starts = jnp.where(goes_on, state["length"].at[row_ids].get(mode="fill", fill_value=0), starts)
+    counts = jnp.where(goes_on, jnp.clip(inputs.column("limit") - 1 - starts, 0, counts), counts)
     token = jnp.arange(bucket.tokens, dtype=jnp.int32)
-    real = token < ends[-1]
     if bucket.decode:
         token_row = token
     else:
         # "compare_all": a binary search is a loop, and a loop cannot be part of a CUDA graph.
         found = jnp.searchsorted(ends, token, side="right", method="compare_all")
         token_row = jnp.minimum(found.astype(jnp.int32), bucket.rows - 1)
-    positions = jnp.where(real, (starts - first_token)[token_row] + token, 0)
+    shift, end = jnp.stack([starts - first_token, first_token + counts])[:, token_row]
+    real = (token < ends[-1]) & (token < end)
+    positions = jnp.where(real, shift + token, 0)
     page, offset = positions // layout.page_size, positions % layout.page_size
     token_row_id = row_ids[token_row]
     num_blocks = state["lanes"][0].shape[1]
@@ -109,5 +120,7 @@ def step_indices(
     tiles = {size: tile_rows(counts, first_token, token_row, size) for size in sorted(set(tile_tokens))}
     row = jnp.arange(bucket.rows, dtype=jnp.int32)
     last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1)
-    last_tokens = jnp.clip(ends - 1, 0, bucket.tokens - 1)
-    return StepIndices(positions, token_row, token_row_id, real, last_tokens, tiles, last_tiles, full, local)
+    last_tokens = jnp.clip(first_token + counts - 1, 0, bucket.tokens - 1)
+    return StepIndices(
+        starts, counts, positions, token_row, token_row_id, real, last_tokens, tiles, last_tiles, full, local
+    )

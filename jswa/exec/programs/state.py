@@ -18,6 +18,7 @@ from jswa.exec.programs.extras import Extras, init_extras
 class SamplingState(TypedDict):
     """The part of the state that only sampling writes, so that its program gets no more than that."""
 
+    length: Int[Array, " max_rows"]
     last_token: Int[Array, " max_rows"]
     extras: Extras
 
@@ -29,6 +30,7 @@ class DeviceState(TypedDict):
         lanes: KV arena, one array `[devices, num_blocks, block_elems]` per lane; within a step the first
             axis is 1, the device's own. Block 0 stays zero. All other arrays are on every device.
         full_table, local_table: page id by absolute page position; entries of freed pages are stale.
+        length: the position from which each row goes on, if its start is FROM_DEVICE in the plan.
         last_token: the token that each row sampled last.
         extras: counts, biases and masks of the rows that have penalties or constraints.
     """
@@ -36,6 +38,7 @@ class DeviceState(TypedDict):
     lanes: list[Float[Array, "devices blocks elems"]]
     full_table: Int[Array, "max_rows N"]
     local_table: Int[Array, "max_rows N"]
+    length: Int[Array, " max_rows"]
     last_token: Int[Array, " max_rows"]
     extras: Extras
 
@@ -47,6 +50,7 @@ def init_state(layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype) -
         lanes=[jnp.zeros(lane, dtype) for _ in range(layout.num_lanes)],
         full_table=jnp.zeros(table, jnp.int32),
         local_table=jnp.zeros(table, jnp.int32),
+        length=jnp.zeros(limits.max_rows, jnp.int32),
         last_token=jnp.zeros(limits.max_rows, jnp.int32),
         extras=init_extras(limits.max_rows, vocab),
     )

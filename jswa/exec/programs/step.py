@@ -66,9 +66,19 @@ class StepOutputs(NamedTuple):
 
 
 class Half(NamedTuple):
-    """The first half's result for the second: the packed records, each row's last hidden state, and what is finite."""
+    """The first half's result for the second.
+
+    Attributes:
+        rows: the packed records.
+        ends: one past the last position that each row has run.
+        samples: whether that position yields a token.
+        hidden: its hidden state.
+        finite: whether the row's KV is finite.
+    """
 
     rows: Int[Array, "R C"]
+    ends: Int[Array, " R"]
+    samples: Bool[Array, " R"]
     hidden: Float[Array, "R M"]
     finite: Bool[Array, " R"]
 
@@ -93,7 +103,7 @@ def forward_half(
 
 def sampling_state(state: DeviceState) -> SamplingState:
     """Return the part of the state that the second half reads and writes."""
-    return {"last_token": state["last_token"], "extras": state["extras"]}
+    return {"length": state["length"], "last_token": state["last_token"], "extras": state["extras"]}
 
 
 def finish_half(
@@ -110,10 +120,9 @@ def finish_half(
             head = bind_head(config.model, params, half.hidden.dtype, config.backends.linear)
             logits = head.logits(half.hidden)
         with named_scope("sampling"):
-            positions = column(rows, "start") + column(rows, "count")
             limits = Sampling.of(rows[:, -len(SAMPLING) :])
             few = 0 if config.deterministic else few_rows(len(rows))
-            tokens = sample(logits, positions, limits, state["extras"], devices, half.finite, few)
+            tokens = sample(logits, half.ends, limits, state["extras"], devices, half.finite, few)
         with named_scope("logprobs"):
             return tokens, None if config.logprobs == "none" else logprob_rows(logits, tokens, devices)
 
@@ -122,16 +131,17 @@ def finish_half(
         none = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(run)[1])
         return jnp.where(finite, 0, NOT_FINITE), none
 
-    samples = column(rows, "samples") != 0
     # Every decode step samples; a chunk inside a prompt does not need the head, which may be a tenth of the weights.
     if config.bucket.decode:
         tokens, sampled = run()
     else:
         with named_scope("sampling"):
-            tokens, sampled = lax.cond(samples.any(), run, skip)
-    row_ids = jnp.where(samples, column(rows, "row_id"), config.pack.max_rows)
+            tokens, sampled = lax.cond(half.samples.any(), run, skip)
+    row_ids = column(rows, "row_id")
+    length = state["length"].at[row_ids].set(half.ends, mode="drop")
+    row_ids = jnp.where(half.samples, row_ids, config.pack.max_rows)
     last_token = state["last_token"].at[row_ids].set(jnp.maximum(tokens, 0), mode="drop")
-    return {**state, "last_token": last_token}, StepOutputs(tokens, sampled, None)
+    return {**state, "length": length, "last_token": last_token}, StepOutputs(tokens, sampled, None)
 
 
 def _forward_rows(
@@ -143,7 +153,9 @@ def _forward_rows(
     state, hidden, indices, finite = forward(params, state, inputs, config=config, every=every)
     with named_scope("logprobs"):
         prompt = _prompt_logprobs(params, hidden, inputs, config) if every else None
-    return state, Half(inputs.rows, hidden[indices.last_tokens] if every else hidden, finite), prompt
+    last = hidden[indices.last_tokens] if every else hidden
+    samples = (inputs.column("samples") != 0) & (indices.counts > 0)
+    return state, Half(inputs.rows, indices.starts + indices.counts, samples, last, finite), prompt
 
 
 def forward(

@@ -62,6 +62,17 @@ def assemblers(
     return Assembler(tokenizer, ids, params, stops, delimiters=delimiters, hidden=hidden), parser
 
 
+def reasoning_behind(template: AnswerTemplate | None, prefix: str) -> Literal["may", "open", "done"]:
+    """Return whether an answer behind a prompt may begin to reason, is reasoning already, or has done so.
+
+    Args:
+        prefix: of the prompt, as `Answering` gives it.
+    """
+    parser = AnswerParser(template, prefix)
+    parser.feed("x")  # a delimiter may end in white space, whose end the prompt does not have
+    return "open" if parser.in_reasoning else "done" if parser.has_reasoned else "may"
+
+
 _LOOK_BACK = 256  # characters behind which no delimiter looks back
 
 

@@ -170,7 +170,6 @@ def test_a_request_for_tools_of_the_server_alone_is_refused(client: Client, path
     "more",
     [
         {"mcp_servers": [{"type": "url", "url": "https://localhost", "name": "a"}]},
-        {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
         {"compaction": {"type": "summarize"}},
         {"thread": {"type": "continue", "previous_message_id": "msg_1"}},
     ],

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from jswa.errors import GenerationError
+from jswa.grammar.compiler import Grammars
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from server.core.service import Served
@@ -115,9 +116,16 @@ def _agent_engine() -> FakeEngine:
     return _engine(tokenizer, agent_answer, ends)
 
 
+def _agent_with_forms() -> FakeEngine:
+    """Return an agent that compiles the forms of requests; its script is not held to them."""
+    engine = _agent_engine()
+    engine.grammars = Grammars(tokenizer_of(HARMONY), engine.model.vocab_size, engine.model.eos_token_ids)
+    return engine
+
+
 if __name__ == "__main__":
     served = Served(
-        _agent_engine,
+        _agent_with_forms,
         tokenizer_of(HARMONY),
         ChatTemplate({"default": AGENT_TEMPLATE}, {}),
         template_of("harmony", tokenizer_of(HARMONY)),

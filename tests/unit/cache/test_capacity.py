@@ -10,7 +10,8 @@ from jswa.cache.capacity import peak_slots, row_capacity, rows_held, useful_bloc
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from tests.support.builders import make_layout, make_request, share
-from tests.support.fakes import Loop, TextModel
+from tests.support.fakes import Loop
+from tests.support.text.model import TextModel
 
 KINDS = [(1, 0), (0, 1), (1, 1), (1, 2), (1, 6)]
 

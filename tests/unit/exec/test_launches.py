@@ -21,7 +21,8 @@ from jswa.exec.launches import (
 )
 from jswa.exec.pack import PackSpec
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop, TextModel
+from tests.support.fakes import Loop
+from tests.support.text.model import TextModel
 
 ARRAYS = st.sampled_from([np.int32, np.float32]).flatmap(
     lambda kind: arrays(kind, st.one_of(st.just(()), array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)))

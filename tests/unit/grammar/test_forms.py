@@ -62,7 +62,7 @@ class Model:
         self.family = Family(self.template.writes, vocabulary.special, frozenset(vocabulary.end_ids))
 
     def matcher(self, text: str) -> Matcher:
-        return self.grammars.compile(StructuredOutputsParams(grammar=text)).matcher()
+        return self.grammars.compile(StructuredOutputsParams(json_object=True), text).matcher()
 
     def write(self, text: str, seed: int) -> list[int]:
         """Return the tokens of a random answer that follows a grammar."""

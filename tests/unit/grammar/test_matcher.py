@@ -1,15 +1,19 @@
 """Matchers: masks, accepted tokens, forced tokens and copies, over the tokenizer of the model in the box."""
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers
 
 from jswa.errors import InvalidSampling
 from jswa.grammar.compiler import Grammars
 from jswa.grammar.llg import Grammar, Matcher, ParserLimits, fill_all
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
+from tests.support.text.transcripts import tokenizer_of
 
 TINY = Path(__file__).parents[3] / "jswa/assets/tiny"
 ENDS = (2, 6)  # of `tiny`
@@ -83,6 +87,24 @@ def test_forced_tokens_are_those_of_the_tokenizer(grammars: Grammars, tokenizer:
     assert forced == ids_of(tokenizer, text)
     assert allowed(matcher) == forced[:1]
     assert matcher.accept(forced)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_masks_of_a_long_forced_text_are_filled_one_by_one(
+    grammars: Grammars, tokenizer: Tokenizer, compact: bool
+) -> None:
+    """To compute each would take time that grows with what is left."""
+    schema = {"properties": {"a": {"const": "abc " * 3_000}, "b": {"enum": [1, 2]}}, "required": ["a", "b"]}
+    grammar = compiled(grammars, json={**schema, "type": "object"}, disable_any_whitespace=compact)
+    matcher = grammar.matcher()
+    assert matcher.accept(ids_of(tokenizer, '{"a":"abc ab' if compact else '{"a": "abc ab'))
+    begin = time.thread_time()
+    for _ in range(1_000):
+        (token,) = allowed(matcher)
+        assert matcher.copy().accept([token])
+        assert matcher.accept([token])
+    assert time.thread_time() - begin < 3
+    assert matcher.forced()[:5] == matcher.copy().forced()[:5]
 
 
 def test_the_mask_is_what_may_follow(grammars: Grammars, tokenizer: Tokenizer) -> None:
@@ -191,14 +213,15 @@ def test_special_tokens_are_no_text(grammars: Grammars, tokenizer: Tokenizer) ->
     mask = allowed(compiled(grammars, regex="(?s:.*)").matcher())
     special = set(grammars.vocabulary.special.values())
     assert special & set(mask) == set(ENDS)
-    matcher = compiled(grammars, grammar='start: "a" <|call|> "b"').matcher()
+    text = 'start: "a" <|call|> "b"'
+    matcher = grammars.compile(StructuredOutputsParams(json_object=True), text).matcher()
     call = grammars.vocabulary.special["<|call|>"]
     assert matcher.forced() == [*ids_of(tokenizer, "a"), call, *ids_of(tokenizer, "b")]
     assert not compiled(grammars, choice=["<|call|>"]).matcher().accept([call])
 
 
 def test_grammars_are_kept(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, ENDS, most_grammars=2, most_bytes=1_000)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, ENDS, most_grammars=2, most_bytes=2_000_000)
     first = compiled(grammars, choice=["a"])
     assert compiled(grammars, choice=["a"]) is first
     assert (grammars.compiled, grammars.found, len(grammars)) == (1, 1, 1)
@@ -207,8 +230,10 @@ def test_grammars_are_kept(tokenizer: Tokenizer) -> None:
     compiled(grammars, choice=["c"])  # b was used longest ago
     assert compiled(grammars, choice=["a"]) is first
     assert len(grammars) == 2
-    compiled(grammars, regex="x" * 2_000)
-    assert len(grammars) == 0
+    large = compiled(grammars, choice=["x" * 20_000])
+    assert large.size > 2_000_000
+    assert len(grammars) == 1
+    assert compiled(grammars, choice=["x" * 20_000]) is large
     assert grammars.seconds > 0
 
 
@@ -221,3 +246,67 @@ def test_without_llguidance_the_error_says_so(tokenizer: Tokenizer, monkeypatch:
     monkeypatch.setattr("jswa.grammar.compiler.is_installed", lambda: False)
     with pytest.raises(InvalidSampling, match="pip install llguidance"):
         compiled(Grammars(tokenizer, 100, ()), json_object=True)
+
+
+def test_delimiters_are_no_text(tokenizer: Tokenizer) -> None:
+    """Added tokens that look like delimiters are text until they are said to be delimiters."""
+    with_tags = tokenizer_of(("<b>", "<tool_call>", "<|end|>"))
+    tag = with_tags.backend.token_to_id("<tool_call>")
+    assert tag is not None
+    end = with_tags.backend.token_to_id("<|end|>")
+    assert end is not None
+    grammars = Grammars(with_tags, with_tags.vocab_size, [end])
+    matcher = compiled(grammars, regex="(?s:.*)").matcher()
+    assert {tag, end} < set(allowed(matcher))
+    assert tag - 1 not in allowed(matcher)  # <b> is special
+    assert matcher.accept([tag])
+    assert matcher.accept([end])
+    assert compiled(grammars, choice=["<tool_call>"]).matcher().accept([tag])
+    grammars.delimit([tag])
+    assert tag not in allowed(compiled(grammars, regex="(?s:.*)").matcher())
+    assert grammars.vocabulary.special["<tool_call>"] == tag
+    grammars.delimit([tag])
+    assert len(grammars) == 1
+
+
+def test_a_fault_has_its_place(grammars: Grammars) -> None:
+    assert grammars.fault(PERSON) is None
+    for schema, place in (
+        ({"properties": {"a": {"$ref": "#/b"}}}, "/properties/a/$ref"),
+        ({"anyOf": [{}, {"not": {}}]}, "/anyOf/1"),
+    ):
+        found = grammars.fault(schema)
+        assert found is not None
+        assert found.pointer == place
+
+
+def sentencepiece_like() -> Tokenizer:
+    """A tokenizer like Gemma's: spaces are ▁, unknown characters are bytes, and white space has added tokens."""
+    pieces = [*'abcdefghijklmnopqrstuvwxyz{}":,[]0123456789', "▁", "▁a", '":', "na", "me", "name"]
+    merges = [("▁", "a"), ('"', ":"), ("n", "a"), ("m", "e"), ("na", "me")]
+    vocabulary = {"<eos>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
+    vocabulary |= {piece: 257 + number for number, piece in enumerate(pieces)}
+    for text in ("<h1>", "▁▁"):
+        vocabulary[text] = len(vocabulary)
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(["<eos>"])
+    backend.add_tokens(["<h1>", "▁▁"])
+    return Tokenizer(backend)
+
+
+def test_a_vocabulary_with_bytes_and_spaces() -> None:
+    tokenizer = sentencepiece_like()
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, [0])
+    matcher = compiled(grammars, json=PERSON).matcher()
+    text = '{"name": "é a  <h1>日", "age":7}'
+    ids = ids_of(tokenizer, text)
+    assert tokenizer.decode(ids) == text
+    assert {"<h1>", "▁▁", "<0xC3>"} <= {tokenizer.backend.id_to_token(token) for token in ids}
+    for token in ids:
+        assert token in allowed(matcher)
+        assert matcher.accept([token])
+    assert allowed(matcher) == [0]
+    forced = compiled(grammars, json=PERSON, disable_any_whitespace=True).matcher().forced()
+    assert tokenizer.decode(forced).startswith('{"name')

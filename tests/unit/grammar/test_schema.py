@@ -119,6 +119,10 @@ HEAVY: dict[str, dict[str, Any]] = {
     "many states": {"regex": "[ab]*a[ab]{1000}"},
     "words": {"choice": [f"{i * 7919 % 10**6:06}" for i in range(5_000)]},
     "left": {"grammar": 'start: start "a" | "b"'},
+    "repeated rules": {"grammar": 'start: a{3000}\na: b{3000}\nb: "x"{3000}'},
+    "repeated terminals": {"grammar": 'start: A\nA: B{3000}\nB: C{3000}\nC: "x"'},
+    "calculator": {"grammar": 'start: e\ne: e "+" e | e "*" e | /[a-z]/ | e e'},
+    "constant": {"json": {"const": "ab" * 100_000}},
     "ambiguous": {"grammar": 'start: start start | "a"'},
     "rules": {"grammar": "start: r0\n" + "".join(f'r{i}: r{i + 1} "a"\n' for i in range(1_900)) + 'r1900: "b"\n'},
 }
@@ -136,13 +140,25 @@ def test_a_heavy_grammar_takes_bounded_time(grammars: Grammars, name: str) -> No
     for _ in range(20):
         if matcher is None or matcher.finished or not (mask := allowed_by(matcher)):
             break
-        assert matcher.accept([mask[len(mask) // 2]])
+        if not matcher.accept([mask[len(mask) // 2]]):  # a limit was reached, and the text ends with an error
+            assert matcher.error is not None
+            assert not allowed_by(matcher)
     assert time.monotonic() - begin < 10
 
 
 OTHERS: list[tuple[dict[str, Any], str, str]] = [
     ({"regex": "("}, "regex", "unclosed group"),
     ({"regex": "a" * 300_000}, "regex", "more than 262144 bytes"),
+    ({"regex": "a?" * 5_000}, "regex", "more than 8192 characters"),
+    ({"regex": "(a{1000}b){1000}"}, "regex", "texts of more than 4096 characters"),
+    ({"regex": "[]ab]{30000}"}, "regex", "texts of more than 4096 characters"),
+    ({"json": {"type": "string", "pattern": "^a{30000}$"}}, "json", "at /pattern: .*4096"),
+    ({"json": {"patternProperties": {"^(ab){30000}$": {}}}}, "json", "at /pattern: .*4096"),
+    ({"json": {"type": "string"}, "whitespace_pattern": "a?" * 5_000}, "json", "more than 8192"),
+    ({"grammar": 'start: "' + "a" * 17_000 + '"'}, "grammar", "more than 16384 characters"),
+    ({"grammar": 'start: %json {"pattern": "a{30000}"}'}, "grammar", "4096"),
+    ({"grammar": "start: %json {x"}, "grammar", "no JSON"),
+    ({"grammar": '{"grammars": []}'}, "grammar", "must be in Lark or GBNF"),
     ({"regex": "\ud800"}, "regex", "no valid Unicode"),
     ({"grammar": "start: missing"}, "grammar", "missing"),
     ({"grammar": 'start: start "a"'}, "grammar", "it allows no text"),

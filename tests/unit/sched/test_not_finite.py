@@ -11,7 +11,8 @@ from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.types import SamplingParams
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop, TextModel
+from tests.support.fakes import Loop
+from tests.support.text.model import TextModel
 
 LAYOUTS = {
     "full": make_layout(4, None, num_full=1, num_local=0),

@@ -77,7 +77,7 @@ def test_a_step_in_flight_knows_the_rows_that_have_changed_hands() -> None:
     rows.plain[:] = True
     rows.launch(both, np.array([2, 3]))
     assert (second.in_flight, other.in_flight) == (1, 2)
-    assert [rows.land()[2].tolist(), rows.land()[2].tolist()] == [[False, True], [True, True]]
+    assert [rows.land()[1].tolist(), rows.land()[1].tolist()] == [[False, True], [True, True]]
 
 
 @pytest.mark.parametrize("several", [(), tuple(range(100, 120))])

@@ -11,7 +11,8 @@ from jswa.sched.requests import Requests
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop, TextModel
+from tests.support.fakes import Loop
+from tests.support.text.model import TextModel
 
 HYBRID = make_layout(4, 6, num_full=1, num_local=2)
 MODEL = TextModel(1000)

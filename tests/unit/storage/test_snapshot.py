@@ -16,7 +16,8 @@ from jswa.config import Limits
 from jswa.storage.restore import Restored, restore
 from jswa.storage.snapshot import Captured, Snapshot, capture, check, origins
 from tests.support.builders import LAYOUTS, make_layout, make_request, share
-from tests.support.fakes import Loop, TextModel
+from tests.support.fakes import Loop
+from tests.support.text.model import TextModel
 
 VOCAB = 5  # so that texts branch often, and inside pages
 SHAPES = [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 9)] + [

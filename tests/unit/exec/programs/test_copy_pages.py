@@ -46,6 +46,7 @@ def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
         lanes=[jnp.asarray(rng.standard_normal(lane.shape), jnp.float32) for lane in state["lanes"]],
         full_table=jnp.asarray(rng.integers(0, pages, shape), jnp.int32),
         local_table=jnp.asarray(rng.integers(0, NUM_BLOCKS, shape), jnp.int32),
+        length=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
         last_token=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
         extras=state["extras"],
     )

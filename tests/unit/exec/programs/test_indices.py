@@ -17,8 +17,8 @@ from jswa.exec.pack import Inputs, PackSpec, pack, unpack
 from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.indices import StepIndices, step_indices
 from jswa.exec.programs.state import DeviceState, init_state, state_bytes, state_shapes
-from jswa.plan import StepPlan
-from tests.support.builders import make_plan, share
+from jswa.plan import FROM_DEVICE, StepPlan
+from tests.support.builders import changed, make_plan, share
 from tests.support.oracles import small_model
 
 MAX_ROWS, MAX_LEN = 6, 96
@@ -47,15 +47,17 @@ class Program:
             lanes=init_state(self.layout, self.limits, 61, jnp.dtype("float32"))["lanes"],
             full_table=jnp.asarray(self.table),
             local_table=jnp.asarray(self.table[::-1].copy()),
+            length=jnp.zeros(MAX_ROWS, jnp.int32),
             last_token=jnp.zeros(MAX_ROWS, jnp.int32),
             extras=init_extras(2, 61),
         )
         self._compiled = jax.jit(partial(step_indices, layout=self.layout, bucket=bucket))
 
-    def __call__(self, plan: StepPlan) -> StepIndices:
-        """Return the indices as NumPy arrays."""
+    def __call__(self, plan: StepPlan, length: np.ndarray | None = None) -> StepIndices:
+        """Return the indices as NumPy arrays. `length`: that of the state."""
         inputs: Inputs = unpack(pack(plan, self.spec), self.spec)
-        indices: StepIndices = jax.tree.map(np.asarray, self._compiled(inputs, self.state))
+        state = self.state if length is None else DeviceState(**{**self.state, "length": jnp.asarray(length)})
+        indices: StepIndices = jax.tree.map(np.asarray, self._compiled(inputs, state))
         return indices
 
 
@@ -124,6 +126,41 @@ def test_tokens_are_written_to_and_read_from_their_own_pages(case: tuple[Any, ..
     np.testing.assert_array_equal(found.token_rows[: plan.num_tokens], np.repeat(np.arange(plan.num_rows), plan.counts))
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+@share(4)
+@given(data=st.data())
+def test_a_row_goes_on_where_the_device_is_and_never_past_its_limit(case: tuple[Any, ...], data: st.DataObject) -> None:
+    """The indices are those of a plan with the device's starts; tokens past limit - 1 are padding."""
+    program = _programs.setdefault(case, Program(*case))
+    bucket = program.bucket
+    slots = data.draw(st.permutations(range(MAX_ROWS)))[: bucket.rows]
+    length = np.array(data.draw(st.lists(st.integers(0, 60), min_size=MAX_ROWS, max_size=MAX_ROWS)), np.int32)
+    counts = [1 if bucket.decode else data.draw(st.integers(1, bucket.tokens // bucket.rows)) for _ in slots]
+    limits = [int(length[slot]) + data.draw(st.integers(1, 12)) for slot in slots]
+    asked = [data.draw(st.booleans()) for _ in slots]
+    plan = plan_of([(slot, int(length[slot]), count, 0) for slot, count in zip(slots, counts, strict=True)])
+    starts = np.where(asked, FROM_DEVICE, plan.starts)
+    found = program(changed(plan, start=starts, limit=limits), length)
+
+    run = [min(c, n - 1 - length[s]) if a else c for s, c, n, a in zip(slots, counts, limits, asked, strict=True)]
+    assert (found.starts.tolist(), found.counts.tolist()) == (length[slots].tolist(), run)
+    first = np.cumsum(counts) - counts
+    real = np.zeros(bucket.tokens, bool)
+    for begin, count in zip(first.tolist(), run, strict=True):
+        real[begin : begin + count] = True
+    np.testing.assert_array_equal(found.real, real)
+    whole = program(plan)
+    np.testing.assert_array_equal(found.positions[real], whole.positions[real])
+    np.testing.assert_array_equal(found.last_tokens, np.maximum(first + run - 1, 0))
+    for kind, same in ((found.full, whole.full), (found.local, whole.local)):
+        assert (kind is None) == (same is None)
+        if kind is not None and same is not None:
+            np.testing.assert_array_equal(kind.write_pages[real], same.write_pages[real])
+            np.testing.assert_array_equal(kind.rows.page_rows, same.rows.page_rows)
+            assert (kind.write_pages[~real] >= program.limits.num_blocks).all(), "a token past the limit is written"
+            assert kind.rows.counts.tolist() == run
+
+
 @pytest.mark.parametrize(("page_size", "window"), [(4, 9), (16, 64), (1, 3)])
 def test_the_width_of_local_page_rows_does_not_depend_on_the_context(page_size: int, window: int) -> None:
     """It is ⌈(W − 1 + chunk) / p⌉ + 1, or that of the whole table if it is smaller."""
@@ -154,4 +191,4 @@ def test_a_new_state_is_zero_and_has_the_shapes_of_state_shapes() -> None:
     assert [lane.shape for lane in state["lanes"]] == [(1, 7, layout.block_elems)]
     assert state["full_table"].shape == state["local_table"].shape == (5, 8)
     extras = 5 * (61 * 2 + 1_024 * 8 + 2 * 4)
-    assert state_bytes(state) == state_bytes(shapes) == 7 * layout.block_bytes(2) + 4 * (2 * 5 * 8 + 5) + extras
+    assert state_bytes(state) == state_bytes(shapes) == 7 * layout.block_bytes(2) + 4 * (2 * 5 * 8 + 5 + 5) + extras

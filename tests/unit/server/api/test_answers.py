@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from jswa.grammar.compiler import Grammars
+from jswa.text.answers.template import shipped
 from tests.support.server.harness import Client, serving
 from tests.support.server.scripted import ask, scripted
-from tests.support.text.transcripts import TRANSCRIPTS
+from tests.support.text.transcripts import TRANSCRIPTS, tokenizer_of
 from tests.support.turns import by_turns
 
 PATH = "/v1/chat/completions"
@@ -192,3 +194,30 @@ def test_thinking_is_turned_off_by_the_effort() -> None:
             whole(client, messages=[{"role": "user", "content": "x"}], reasoning_effort=effort, max_tokens=1)
             assert client.service.tokenizer is not None
             assert client.service.tokenizer.decode(client.engine.seen[-1].prompt.tolist()) == expected
+
+
+@pytest.mark.parametrize("family", by_turns(sorted(FIRSTS), 3))
+def test_the_engine_gets_the_grammar_of_the_whole_answer(family: str) -> None:
+    """Of calls that are forced, content of a form, and tools that are strict; with the reasoning of the family."""
+    one = next(found for found in TRANSCRIPTS if found.family == family and found.calls)
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": schema}}]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with scripted(one) as client:
+        tokenizer = tokenizer_of(one.special)
+        vocabulary = max(tokenizer.vocab_size, client.engine.model.vocab_size)
+        client.engine.grammars = Grammars(tokenizer, vocabulary, [tokenizer.vocab_size - 1])
+        for fields, rule in (
+            ({"tools": tools, "tool_choice": "required"}, "calls: "),
+            ({"tools": tools, "response_format": form}, "calls | "),
+            ({"response_format": form}, "%json"),
+        ):
+            body = ask(one)
+            body.pop("tools", None)
+            whole(client, **{**body, **fields})
+            spec = client.engine.seen[-1].params.structured_outputs
+            assert spec is not None
+            assert spec.grammar is not None
+            assert rule in spec.grammar
+            reasons = client.engine.grammars.compile(spec).text.startswith("start: ") and "thought" in spec.grammar
+            assert reasons == (shipped()[family]["writes"].get("reasoning") is not None)

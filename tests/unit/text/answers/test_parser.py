@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from jswa.text.answers.parser import AnswerParser
+from jswa.text.answers.parser import AnswerParser, reasoning_behind
 from jswa.text.answers.template import compile_template
 from jswa.text.assembler import MARK
 from jswa.types import AnswerEvent
@@ -290,3 +290,43 @@ def test_python_calls_are_not_kept_twice() -> None:
         kept += [len(value) for value in vars(vars(parser)["_parser"]).values() if isinstance(value, str)]
     assert max(kept) < 2000
     assert calls_of(merged([*events, *parser.finish()])) == (("f", json.dumps({"a": "word " * 1000})),)
+
+
+HERMES = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
+HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
+GEMMA = ("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>")
+
+
+@pytest.mark.parametrize(
+    ("family", "special", "prompt", "state"),
+    [
+        ("hermes", HERMES, "<|im_start|>assistant\n", "may"),
+        ("hermes", HERMES, "<|im_start|>assistant\n<think>\n", "open"),
+        ("hermes", HERMES, "<|im_start|>assistant\n<think>", "open"),
+        ("hermes", HERMES, "<|im_start|>assistant\n<think>\n\n</think>\n\n", "done"),
+        ("harmony", HARMONY, "<|start|>user<|message|>hi<|end|><|start|>assistant", "may"),
+        ("harmony", HARMONY, "<|start|>assistant<|channel|>analysis<|message|>", "open"),
+        ("gemma4", GEMMA, "<|turn>model\n", "may"),
+        ("gemma4", GEMMA, "<|turn>model\n<|channel>thought\n<channel|>", "done"),
+        ("llama4", (), "hello", "may"),
+    ],
+)
+def test_a_prompt_tells_whether_the_answer_reasons(
+    family: str, special: tuple[str, ...], prompt: str, state: str
+) -> None:
+    template = template_of(family, tokenizer_of(special))
+    assert reasoning_behind(template, template.prefix(prompt)) == state
+    assert reasoning_behind(None, "") == "may"
+
+
+def test_a_reference_to_the_type_of_an_argument_is_followed() -> None:
+    """Tags have text, which is cast to the type."""
+    place = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    parameters = {"type": "object", "properties": {"at": {"$ref": "#/$defs/p"}}, "$defs": {"p": place}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    template = template_of("qwen_xml", tokenizer_of(("<tool_call>", "</tool_call>")))
+    text = '<tool_call>\n<function=f>\n<parameter=at>\n{"x": 3}\n</parameter>\n</function>\n</tool_call>'
+    parser = AnswerParser(template, "", [tool])
+    assert calls_of(
+        read(parser, [text.replace("<tool_call>", f"{MARK}<tool_call>").replace("</tool_", f"{MARK}</tool_")])
+    )[0] == ("f", '{"at": {"x": 3}}')
