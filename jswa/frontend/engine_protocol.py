@@ -157,13 +157,14 @@ class EngineLike(Protocol):
 
 
 class Figures(NamedTuple):
-    """Figures of an engine between two steps."""
+    """Figures of an engine between two steps, and its grammars, which have their own."""
 
     rows: SchedulerStats
     cache: CacheStats
     steps: StepStats
+    grammars: Grammars | None
 
 
 def figures_of(engine: EngineLike) -> Figures:
     """Return the figures of an engine. Only the engine's own thread may call this."""
-    return Figures(engine.stats(), engine.cache_stats(), engine.step_stats())
+    return Figures(engine.stats(), engine.cache_stats(), engine.step_stats(), engine.grammars)

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from jswa.config import Limits
 from jswa.frontend.engine_protocol import Figures
 from jswa.frontend.engine_thread import State
+from jswa.grammar.compiler import Grammars
 from jswa.sched.steplog import StepStats
 
 from .request import Job
@@ -166,7 +167,7 @@ class _OfEngine(Collector):
         if self.now is None:
             return
         yield from self._of_server(self.now)
-        rows, cache, _ = self.now.figures
+        rows, cache, *_ = self.now.figures
         used = rows.total_slots - rows.free_slots - rows.cached_slots
         yield self._gauge("num_requests_running", "Texts that occupy a row.", rows.running)
         yield self._gauge("num_requests_waiting", "Texts that wait for a row.", rows.waiting)
@@ -219,9 +220,11 @@ class _OfEngine(Collector):
         yield responses
 
     def _counters(self, now: Snapshot) -> Iterator[Metric]:
-        rows, cache, steps = now.figures
+        rows, cache, steps, grammars = now.figures
         yield self._counter("num_preemptions", "Rows that were preempted: they lost their pages.", rows.preemptions)
         yield from self._of_steps(steps)
+        if grammars is not None:
+            yield from self._of_grammars(grammars)
         yield self._counter("engine_restarts", "Engines rebuilt after a failure.", now.restarts)
         yield self._counter(
             "kv_pages_slid", "Local pages that slid out of the windows of running rows.", cache.slid_pages
@@ -289,6 +292,16 @@ class _OfEngine(Collector):
         late.add_metric([self._model, "in_step"], steps.compiled_in_steps)
         late.add_metric([self._model, "beside"], steps.compiled_beside)
         yield late
+
+    def _of_grammars(self, grammars: Grammars) -> Iterator[Metric]:
+        asked = CounterMetricFamily(
+            self._full("grammars"), "Forms of answers that were asked for: compiled or refused, or compiled before.",
+            labels=["model_name", "result"],
+        )  # fmt: skip
+        asked.add_metric([self._model, "compiled"], grammars.compiled)
+        asked.add_metric([self._model, "found"], grammars.found)
+        yield asked
+        yield self._counter("grammar_seconds", "Time that compiling forms of answers took.", grammars.seconds)
 
     def _full(self, name: str) -> str:
         return f"{self._prefix}:{name}"

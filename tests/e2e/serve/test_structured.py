@@ -80,6 +80,9 @@ def test_other_forms(client: Client) -> None:
     assert chat(client, structured_outputs={"grammar": grammar})["message"]["content"] in ("yes", "no")
     text = client.post(TEXTS, {"prompt": "a", **RANDOM, "structured_outputs": {"regex": "x{2,4}"}}).json()
     assert set(text["choices"][0]["text"]) == {"x"}
+    counts = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if ":gramma" in line)
+    assert float(counts['jswa:grammars_total{model_name="fake",result="compiled"}']) >= 4
+    assert float(counts['jswa:grammar_seconds_total{model_name="fake"}']) > 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
