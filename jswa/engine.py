@@ -18,9 +18,8 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
-from jswa.errors import EngineError, InvalidPrompt, InvalidSampling, InvalidToken, JswaError
-from jswa.grammar.compiler import Grammars
-from jswa.grammar.llg import Grammar
+from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError
+from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
@@ -181,7 +180,7 @@ class Engine:
             ends = () if params.ignore_eos else self.model.eos_token_ids
             stop_ids = frozenset(params.stop_token_ids) | frozenset(ends)
             constraint = make_constraint(params, self.model.vocab_size, len(ids), stop_ids, bad_words)
-            grammar: TextGrammar | None = self._grammar(params)
+            grammar: TextGrammar | None = asked_grammar(self.grammars, params)
         else:
             stop_ids, constraint, number, root = like.stop_ids, like.constraint, like.adapter, like.cache_salt
             grammar = like.grammar
@@ -203,15 +202,6 @@ class Engine:
             tenant=tenant,
             weight=weight,
         )
-
-    def _grammar(self, params: SamplingParams) -> Grammar | None:
-        """Return the compiled grammar of a request's structured outputs. Raises InvalidSampling."""
-        if params.structured_outputs is None:
-            return None
-        if self.grammars is None:
-            limit = "needs an engine with a tokenizer"
-            raise InvalidSampling("structured_outputs", params.structured_outputs.form, limit)
-        return self.grammars.compile(params.structured_outputs)
 
     def _checked(self, prompt: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
         """Return a copy of a prompt as int32. Raises InvalidPrompt or InvalidToken."""

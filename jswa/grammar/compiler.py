@@ -21,7 +21,7 @@ from jswa.grammar.schema import SchemaError, check_schema, locate, read_json
 from jswa.grammar.texts import SPACED, grammar_text, json_options, schema_grammar
 from jswa.grammar.vocabulary import describe
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import StructuredOutputsParams
+from jswa.types import SamplingParams, StructuredOutputsParams
 
 MOST_GRAMMARS = 256
 MOST_BYTES = 2**27  # of the grammars that are kept, as `Grammar.size` estimates them
@@ -36,6 +36,14 @@ def compile_grammar(
 ) -> Grammar:
     """Return the grammar of a specification. Raises InvalidSampling, which names the place in a schema."""
     return _compile(spec, _text(spec, vocabulary), vocabulary, _narrow(spec, limits or ParserLimits()))
+
+
+def asked_grammar(grammars: "Grammars | None", params: SamplingParams) -> Grammar | None:
+    """Return the compiled grammar of a request's structured outputs, None without any. Raises InvalidSampling."""
+    asked = params.structured_outputs
+    if asked is not None and grammars is None:
+        raise InvalidSampling("structured_outputs", asked.form, "needs an engine with a tokenizer")
+    return None if asked is None or grammars is None else grammars.compile(asked)
 
 
 class Grammars:
