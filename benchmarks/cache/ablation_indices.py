@@ -195,9 +195,9 @@ def compare(model: ModelConfig, limits: Limits, prompt: int, output: int, repeat
     seconds = step_seconds(both, model, limits, prompt, steps)
     found = {}
     for name, runner in both.items():
-        # The decode step of all rows, if the engine has one.
-        buckets = runner.buckets
-        number = min(runner.compiled, key=lambda n: (-buckets[n].rows, buckets[n].tokens))
+        # The decode step of all rows, if the engine has one; or its first half, which has the layers.
+        layers = [n for n in runner.compiled if runner.configs[n].part != "finish"]
+        number = min(layers, key=lambda n: (-runner.configs[n].bucket.rows, runner.configs[n].bucket.tokens))
         config = runner.configs[number]
         with once_per_layer() if name == "off" else nullcontext():
             traced = traced_gathers(model, limits, config.bucket)
