@@ -169,8 +169,8 @@ class Masks:
         self._rows = rows
         self._held: dict[int, _Held] = {}  # by row id
         self._bits: dict[int, bytes] = {}  # all words, of rows that are held to a grammar
-        # Whether a row's mask changes at some length, and whether it depends on the text besides.
         self._filled = np.zeros((0, 0), np.int32)  # room for the masks of a step, which are used before the next one
+        # Whether a row's mask changes at some length, and whether it depends on the text besides.
         self._changes, self._follows_text = np.zeros((2, rows.max_rows), bool)
         self._has_grammar = np.zeros(rows.max_rows, bool)
         self._lacks = np.zeros(rows.max_rows, bool)  # whether the device's mask lacks tokens that may be allowed later
@@ -290,10 +290,7 @@ class Masks:
         if constraint.allowed is EVERY_TOKEN and not early and not constraint.bad_words:
             return
         banned = banned_at(constraint, sequence.tokens[len(sequence.request.prompt) : position])
-        allowed, words = (
-            constraint.allowed.words(np.arange(len(bits))),
-            mask_words(constraint, banned, early=early),
-        )
+        allowed, words = constraint.allowed.words(np.arange(len(bits))), mask_words(constraint, banned, early=early)
         allowed[words.at] = words.bits
         bits &= allowed
 
