@@ -288,22 +288,27 @@ class Engine:
         before, self._pending = self._pending, launched
         if launched is None and before is None and self._scheduler.has_work():
             raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self.stats()}")
-        if not self._switches.overlap:
-            before, self._pending = launched, None
-        events = self._apply(before)
-        if plan is not None and plan.late and launched is not None:
-            events = replace(events, others=(*events.others, *self._finish(plan, launched)))
+        if self._switches.overlap:
+            events = self._apply(before)
+            forced = self._finish(launched)
+        else:
+            self._pending, forced = None, self._finish(launched)
+            events = self._apply(launched)
+        if forced:
+            events = replace(events, others=(*events.others, *forced))
         if self._switches.check:
             self.check()
         return events
 
-    def _finish(self, plan: StepPlan, launched: PendingStep) -> tuple[TokenEvent, ...]:
-        """Launch the second half of a step: the tokens on which its masks depend are known by now.
+    def _finish(self, launched: PendingStep | None) -> tuple[TokenEvent, ...]:
+        """Launch the second half of a step in two halves: the tokens on which its masks depend are known by now.
 
-        Returns the tokens that grammars force.
+        Returns the ends of texts that their grammars complete, and the tokens that grammars force.
         """
+        if launched is None or not launched.plan.late:
+            return ()
         begin = time.perf_counter()
-        self._late_masks, events = self._scheduler.late_masks(plan)
+        self._late_masks, events = self._scheduler.late_masks(launched.plan)
         filled = time.perf_counter()
         launched.finish(self._late_masks)
         self._log.finished(len(events), begin, filled, time.perf_counter())

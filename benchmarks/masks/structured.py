@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from jaxtyping import Int
@@ -213,19 +214,18 @@ def measure(engine: Engine, clock: Clock, rows: int, held: int, steps: int, numb
         kinds[name], count = kind, count + 1
         add(engine, name, kind, like)
 
-    setattr(constraint, "fill_all", timed)  # noqa: B010
     for row in range(rows):
         begin(names[row % len(names)] if row < held else None)
     for _ in range(4):
         engine.step()
-    since, filling = clock.now(), 0.0
-    for _ in range(steps):
-        for event in engine.step().others:
-            if event.finish_reason is not None:
-                assert event.finish_reason != "error", event.error
-                begin(kinds.pop(event.request_id))
+    since = clock.now()
+    with patch.object(constraint, "fill_all", timed):
+        for _ in range(steps):
+            for event in engine.step().others:
+                if event.finish_reason is not None:
+                    assert event.finish_reason != "error", event.error
+                    begin(kinds.pop(event.request_id))
     seconds = clock.now() - since
-    setattr(constraint, "fill_all", fill)  # noqa: B010
     for name in kinds:
         engine.abort(name)
     while engine.has_work():

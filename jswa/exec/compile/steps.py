@@ -114,8 +114,8 @@ class StepPrograms:
         kinds = [kind for kind in ("none", "sampled", "prompt") if kind in features]
         found = [] if self._deterministic else [family for family in _WHOLE if family[1] in kinds]
         if self._deterministic or "split" in features:
-            found += [("finish", "none"), *[("finish", "sampled")] * (len(kinds) > 1)]  # type: ignore[list-item]
-            found += [family for family in _HALVES if family[0] == "forward" and family[1] in kinds]
+            several = ("none", "sampled") if len(kinds) > 1 else ("none",)  # of sampled tokens, which prompts' imply
+            found += [family for family in _HALVES if family[1] in (several if family[0] == "finish" else kinds)]
         return found
 
     def first(self, *, all_at_start: bool, on_gpu: bool) -> list[int]:

@@ -109,9 +109,10 @@ def sampling_state(state: DeviceState) -> SamplingState:
 def finish_half(
     params: Params, state: SamplingState, half: Half, *, config: StepConfig
 ) -> tuple[SamplingState, StepOutputs]:
-    """Run the rest of a step: head, masks, sampling, log probabilities of the sampled tokens. No prompt's come back.
+    """Run the rest of a step: head, masks, sampling, log probabilities of the sampled tokens.
 
-    The masks are those that the state has by now. Of the parameters, those of the head are enough.
+    The masks are those that the state has by now. Of the parameters, those of the head are enough. The outputs lack the
+    log probabilities of prompts, which the first half has computed.
     """
     rows, devices = half.rows, config.model.devices
 

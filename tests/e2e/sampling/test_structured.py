@@ -1,5 +1,6 @@
 """Output that is held to a grammar, through the Python API on the embedded model."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -106,12 +107,20 @@ def test_preempted_rows_go_on_in_their_grammar(llm: LLM, answers: list[Completio
 
 
 def test_other_rows_keep_their_tokens(llm: LLM, answers: list[CompletionOutput]) -> None:
-    """A row without a grammar, beside rows with one, and the reverse; in the overlap and without."""
+    """A row without a grammar, beside rows with one, and the reverse."""
     free = params(None, max_tokens=40, ignore_eos=True)
     alone = [text.token_ids for text in texts(llm, free)]
     mixed = texts(llm, [free if number % 2 else params({"json": SCHEMA}) for number in range(len(PROMPTS))])
     wanted = [alone[n] if n % 2 else answers[2 * n].token_ids for n in range(len(PROMPTS))]
     assert [text.token_ids for text in mixed] == wanted
+
+
+def test_an_engine_without_overlap_gives_the_same_texts(
+    llm: LLM, answers: list[CompletionOutput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is finished before its own tokens are applied."""
+    monkeypatch.setattr(llm.engine, "_switches", dataclasses.replace(llm.engine._switches, overlap=False))
+    assert [a.token_ids for a in texts(llm, params({"json": SCHEMA}, n=2))] == [a.token_ids for a in answers]
 
 
 def test_log_probabilities_are_those_of_the_model(llm: LLM, answers: list[CompletionOutput]) -> None:
