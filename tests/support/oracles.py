@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach, Rope
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
+from jswa.exec.programs.sampling import Sampling, sample
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.runner import Runner
 from jswa.model.attention import Attend
@@ -208,3 +209,20 @@ def small_engine_parts() -> tuple[ModelConfig, Params, KVLayout, Limits, Runner]
     lanes = [lane.at[:, 1:].set(jnp.nan) for lane in runner.state["lanes"]]
     runner.state = DeviceState(**{**runner.state, "lanes": lanes})
     return model, params, layout, limits, runner
+
+
+def _sampler(few: int) -> Any:
+    return jax.jit(lambda logits, at, rows, extras: sample(logits, at, Sampling.of(rows), extras, few=few))
+
+
+_samplers = _sampler(0), _sampler(2)
+
+
+def sampled(*arguments: Any) -> Int[np.ndarray, " R"]:
+    """Sample, given logits, positions, packed parameters and extras.
+
+    The tokens are the same if up to two rows with limits or constraints are computed alone.
+    """
+    tokens, alone = (np.asarray(run(*arguments)) for run in _samplers)
+    assert tokens.tolist() == alone.tolist()
+    return tokens

@@ -1,6 +1,5 @@
 """Output that is held to a grammar, through the Python API on the embedded model."""
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -116,11 +115,12 @@ def test_other_rows_keep_their_tokens(llm: LLM, answers: list[CompletionOutput])
 
 
 def test_an_engine_without_overlap_gives_the_same_texts(
-    llm: LLM, answers: list[CompletionOutput], monkeypatch: pytest.MonkeyPatch
+    answers: list[CompletionOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step is finished before its own tokens are applied."""
-    monkeypatch.setattr(llm.engine, "_switches", dataclasses.replace(llm.engine._switches, overlap=False))
-    assert [a.token_ids for a in texts(llm, params({"json": SCHEMA}, n=2))] == [a.token_ids for a in answers]
+    monkeypatch.setenv("JSWA_NO_OVERLAP", "1")
+    with oracles.quick_compiles(), LLM("tiny", **SHAPES) as waits:
+        assert [a.token_ids for a in texts(waits, params({"json": SCHEMA}, n=2))] == [a.token_ids for a in answers]
 
 
 def test_log_probabilities_are_those_of_the_model(llm: LLM, answers: list[CompletionOutput]) -> None:

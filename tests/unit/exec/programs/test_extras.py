@@ -1,7 +1,6 @@
 """Penalties, biases, masks and log probabilities on the device, against NumPy in float64."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -37,21 +36,6 @@ WORDS = -(-VOCAB // 32)
 _NONE = np.zeros(0, np.int32)
 
 _count, _set_extras, _set_bits = jax.jit(count_tokens), jax.jit(set_extras), jax.jit(set_bits)
-_sample_with = {
-    few: jax.jit(
-        partial(
-            lambda few, logits, at, rows, extras: sampling.sample(logits, at, Sampling.of(rows), extras, few=few), few
-        )
-    )
-    for few in (0, 2)
-}
-
-
-def _sample(*arguments: Any) -> Int[np.ndarray, " R"]:
-    """Sample; the tokens are the same if up to two rows with limits or constraints are computed alone."""
-    tokens, alone = (np.asarray(sample(*arguments)) for sample in _sample_with.values())
-    assert tokens.tolist() == alone.tolist()
-    return tokens
 
 
 @jax.jit
@@ -204,9 +188,9 @@ def test_tokens_respect_their_rows_constraints_and_no_others(seed: int) -> None:
     """Greedy rows get the largest constrained logit, drawn tokens are allowed, and plain rows draw as if alone."""
     batch = Batch.make(seed)
     positions, keys = np.arange(ROWS, dtype=np.int32), np.arange(ROWS) + seed % 1000
-    tokens = np.asarray(_sample(batch.logits, positions, batch.columns(key_low=keys), batch.extras()))
+    tokens = np.asarray(oracles.sampled(batch.logits, positions, batch.columns(key_low=keys), batch.extras()))
     plain_columns = sampling_columns(ROWS, temperature=batch.temperature, key_low=keys)
-    alone = np.asarray(_sample(batch.logits, positions, plain_columns, init_extras(TABLE, VOCAB)))
+    alone = np.asarray(oracles.sampled(batch.logits, positions, plain_columns, init_extras(TABLE, VOCAB)))
     for row, token in enumerate(tokens.tolist()):
         expected = batch.expected(row)
         if batch.extras_id[row] == NO_EXTRAS:
@@ -251,7 +235,7 @@ def test_draws_stay_within_min_p_after_temperature(min_p: float) -> None:
     logits = np.zeros((64, VOCAB), np.float32) - 20
     logits[:, 30:34] = [2.0, 2.0, 1.0, -2.0]  # after temperature 2: shares 1, 1, 0.61, 0.14
     columns = sampling_columns(64, temperature=2.0, min_p=min_p, key_low=7)
-    tokens = _sample(logits, np.arange(64, dtype=np.int32), columns, init_extras(TABLE, VOCAB))
+    tokens = oracles.sampled(logits, np.arange(64, dtype=np.int32), columns, init_extras(TABLE, VOCAB))
     assert set(np.asarray(tokens).tolist()) == ({30, 31, 32} if min_p < 1 else {30, 31})
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,23 +18,6 @@ from tests.support import oracles
 from tests.support.builders import sampling_columns
 
 VOCAB, ROWS, MANY = 37, 8, 512
-_sample_with = {
-    few: jax.jit(
-        partial(
-            lambda few, logits, at, rows, extras: sampling.sample(logits, at, Sampling.of(rows), extras, few=few), few
-        )
-    )
-    for few in (0, 2)
-}
-
-
-def _sample(*arguments: Any) -> Int[np.ndarray, " R"]:
-    """Sample; the tokens are the same if up to two rows with limits or constraints are computed alone."""
-    tokens, alone = (np.asarray(sample(*arguments)) for sample in _sample_with.values())
-    assert tokens.tolist() == alone.tolist()
-    return tokens
-
-
 _keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
 _EXTRAS = init_extras(2, VOCAB)
 
@@ -53,7 +35,7 @@ def run(
     """Sample a token for each row; a single value of a parameter applies to all rows."""
     rows = len(logits)
     columns = sampling_columns(rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, key_low=seeds)
-    tokens = _sample(logits, np.broadcast_to(positions, rows).astype(np.int32), columns, _EXTRAS)
+    tokens = oracles.sampled(logits, np.broadcast_to(positions, rows).astype(np.int32), columns, _EXTRAS)
     out: list[int] = np.asarray(tokens).tolist()
     return out
 
