@@ -154,6 +154,9 @@ def test_other_constraints_hold_too(llm: LLM) -> None:
     assert all(text.finish_reason == "length" for text in texts(llm, params({"regex": "[a-z]{300}"}, max_tokens=7)))
     for text in texts(llm, params({"choice": ["yes, it is", "yes, it is not"]}, stop="is")):
         assert (text.text, text.stop_reason) == ("yes, it ", "is")
+    story = "Once there was a long story about a cat"  # the stop string is among tokens that are forced together
+    for text in texts(llm, params({"choice": [story]}, stop="story", n=2)):
+        assert (text.text, text.stop_reason) == ("Once there was a long ", "story")
 
 
 def test_constraints_that_leave_nothing_are_an_error_of_their_request(llm: LLM) -> None:
