@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jswa.cache.prefix.stats import for_clients
 from jswa.errors import JswaError
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread
@@ -169,6 +171,7 @@ class Job:
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.missed_tokens: Counter[str] = Counter()  # the other prompt tokens, by why they were not cached
         self.reasoning_tokens = 0
         self.finish_reasons: list[FinishReason] = []
         self.lora = order.lora
@@ -286,6 +289,7 @@ class Job:
         text.last_token = now
         if event.prefix is not None and event.request_id in self._firsts:
             self.cached_tokens += event.prefix.cached_tokens
+            self.missed_tokens.update(for_clients(event.prefix.missed()))
         assembled, answer, events = text.text, text.answer, []
         offset, before = assembled.offset, assembled.tokens
         new = assembled.push(event)

@@ -14,7 +14,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jswa.cache.prefix.stats import CacheStats
+from jswa.cache.prefix.stats import CacheStats, for_clients
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread
 from jswa.grammar.compiler import Grammars
@@ -372,10 +372,8 @@ def _helper_threads() -> int:
 
 
 def _for_all(cache: CacheStats) -> CacheStats:
-    """Return cache figures in which misses for another salt count as cold: they would reveal other tenants' prompts."""
-    missed = dict(cache.missed)
-    missed["cold"] = missed.get("cold", 0) + missed.pop("salt", 0)
-    return dataclasses.replace(cache, missed=missed)
+    """Return cache figures that reveal no other tenant's prompts."""
+    return dataclasses.replace(cache, missed=for_clients(cache.missed))
 
 
 def _salt(key: str | None, own: str | None) -> str:
