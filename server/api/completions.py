@@ -134,7 +134,8 @@ def timings(job: Job) -> dict[str, Any]:
     """
     at, now = job.timing, time.monotonic()
     computed, made = job.prompt_tokens - job.cached_tokens, job.completion_tokens
-    prompt = None if at.scheduled is None or at.first_token is None else max(0.0, at.first_token - at.scheduled)
+    begun = None if at.scheduled is None else max(at.arrival, at.scheduled)
+    prompt = None if begun is None or at.first_token is None else at.first_token - begun
     predicted = None if at.first_token is None else (at.finished or now) - at.first_token
     return {
         "cache_n": job.cached_tokens,
@@ -142,18 +143,18 @@ def timings(job: Job) -> dict[str, Any]:
         **_rates("prompt", prompt, computed),
         "predicted_n": made,
         **_rates("predicted", predicted, made - len(job.finish_reasons)),
-        "queue_ms": None if at.scheduled is None else round(1e3 * max(0.0, at.scheduled - at.arrival), 3),
+        "queue_ms": None if begun is None else round(1e3 * (begun - at.arrival), 3),
     }
 
 
 def _rates(name: str, seconds: float | None, tokens: int) -> dict[str, float | None]:
     """Return the time of so many tokens, that of one, and how many there are a second; null where there is none."""
-    known = seconds is not None and seconds > 0 and tokens > 0
-    return {
-        f"{name}_ms": None if seconds is None else round(1e3 * seconds, 3),
-        f"{name}_per_token_ms": round(1e3 * seconds / tokens, 3) if known else None,
-        f"{name}_per_second": round(tokens / seconds, 3) if known else None,
-    }
+    if seconds is None or seconds <= 0 or tokens <= 0:
+        each = a_second = None
+    else:
+        each, a_second = round(1e3 * seconds / tokens, 3), round(tokens / seconds, 3)
+    whole = None if seconds is None else round(1e3 * seconds, 3)
+    return {f"{name}_ms": whole, f"{name}_per_token_ms": each, f"{name}_per_second": a_second}
 
 
 def last_timings(body: Generation, job: Job) -> dict[str, Any]:
