@@ -96,8 +96,12 @@ def main() -> int:
     limits = Limits(given.length, given.rows, 8_192, 64, num_blocks=useful_blocks(layout, limits))
     config = ServeConfig(served_model_name=("noop",), port=given.port, max_queued_tokens=2 * given.rows * given.length)
     set_up_logging(config)
+    device = NoDevice(given.step_ms / 1e3)
     template = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {})
-    return run(Served(lambda: Engine(model, limits, layout, NoDevice(given.step_ms / 1e3)), Tokenizer.load(TINY), template), config)
+    return run(
+        Served(lambda: Engine(model, limits, layout, device), Tokenizer.load(TINY), template),
+        config,
+    )
 
 
 if __name__ == "__main__":

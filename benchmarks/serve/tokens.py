@@ -65,33 +65,24 @@ def processes(pid: int) -> list[int]:
     return [pid, *(one for one, name in names.items() if "front_end" in name)]
 
 
-def measured(at: Address, count: int, path: str, body: dict[str, Any], seconds: float, warm_up: float) -> dict[str, Any]:
+def measured(at: Address, count: int, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return what streams cost while all of them run."""
     streams = Streams(at, count, path, body)
     streams.read(60, until=2 * count)
-    streams.read(warm_up)
+    streams.read(2.0)
     pids = processes(at.pid)
-    events, steps, own = streams.events, _steps(at), time.process_time()
+    events, own = streams.events, time.process_time()
     cpu, begin = {pid: cpu_seconds(pid) for pid in pids}, time.monotonic()
     streams.read(seconds)
     took, more = time.monotonic() - begin, streams.events - events
     used = [1e6 * (cpu_seconds(pid) - cpu[pid]) / more for pid in pids]
     found = {
-        "tokens_per_second": more / took, "cpu_us_per_token": sum(used), "engine_us": used[0], "front_ends_us": used[1:],
-        "client_us": 1e6 * (time.process_time() - own) / more, "steps_per_second": (_steps(at) - steps) / took,
+        "tokens_per_second": more / took, "steps_per_second": more / took / count, "cpu_us_per_token": sum(used),
+        "engine_us": used[0], "front_ends_us": used[1:], "client_us": 1e6 * (time.process_time() - own) / more,
         "tokens_per_second_of_two_cores": 2e6 / sum(used),
     }  # fmt: skip
     streams.close()
     return found
-
-
-def _steps(at: Address) -> int:
-    with socket.create_connection((at.host, at.port)) as connection:
-        connection.sendall(head("/server_info", "GET", 0, ""))
-        data = b""
-        while piece := connection.recv(2**16):
-            data += piece
-    return int(json.loads(data.partition(b"\r\n\r\n")[2])["steps"]["steps"])
 
 
 def main() -> None:
@@ -99,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=256, help="streams at a time")
     parser.add_argument("--front-ends", type=int, nargs="+", default=[0], help="each --api-server-count to measure")
-    parser.add_argument("--step-ms", type=float, default=0.0, help="milliseconds of a step; 0: the device answers at once")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="milliseconds of a step; 0: none")
     parser.add_argument("--kind", choices=("completion", "chat", "parsed"), default="completion")
     parser.add_argument("--interval", type=int, default=1, help="--stream-interval")
     parser.add_argument("--seconds", type=float, default=8.0, help="time of a measurement")
@@ -114,7 +105,7 @@ def main() -> None:
         arguments += ["--step-ms", str(given.step_ms)]
         with server(arguments) as at:
             row = {"front_ends": count, "streams": given.streams, "kind": given.kind, "interval": given.interval}
-            rows.append({**row, **measured(at, given.streams, path, body, given.seconds, 2.0)})
+            rows.append({**row, **measured(at, given.streams, path, body, given.seconds)})
         print(json.dumps(rows[-1]), flush=True)
     if given.json is not None:
         result_file.write(given.json, {"cores": os.cpu_count(), "step_ms": given.step_ms, "rows": rows})
