@@ -11,11 +11,11 @@ from jswa.errors import JswaError
 from jswa.plan import TokenEvent
 from jswa.types import AnswerEvent, FinishReason
 
+from ..engine.side import Shares
 from ..http import limits
 from ..http.errors import ApiError
 from ..http.pieces import encode
 from .counts import Recorder
-from .fairness import Budget
 from .texts import Delta, Frames, Order, Text, Timing, size_of
 
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
@@ -49,7 +49,7 @@ class Job:
         self,
         texts: Mapping[str, Text],
         abort: Callable[..., None],
-        answers: Budget,
+        answers: Shares,
         order: Order,
         recorder: Recorder,
         interval: int = 1,
@@ -149,7 +149,7 @@ class Job:
         """End the request on behalf of another client or the operator: its texts end with the reason "abort"."""
         self._abort(self._texts, deliver_last=True)
 
-    def put(self, event: TokenEvent | JswaError) -> None:
+    def put(self, event: TokenEvent | JswaError | ApiError) -> None:
         """Queue an event or an error from the engine. If it exceeds the memory budget, the request ends."""
         queued: TokenEvent | ApiError
         if isinstance(event, TokenEvent):
@@ -162,7 +162,7 @@ class Job:
             else:
                 self._hold(size)
         else:
-            queued = ApiError.of(event)
+            queued = event if isinstance(event, ApiError) else ApiError.of(event)
         self._append(queued)
 
     def _append(self, event: TokenEvent | Delta | ApiError) -> None:

@@ -143,7 +143,7 @@ def test_responses_are_counted_by_route_and_status_with_refusals() -> None:
         for index in range(50):
             client.get(f"/made/up/{index}")
             client.get(f"/v1/models/{index}")
-        client.service.admission.admit("one", 2, 2)
+        client.service.local.admission.admit("one", 2, 2)
         assert client.post(PATH, BODY).status_code == 429
         found = {k.removeprefix("http_requests_total,"): v for k, v in scrape(client).items() if "http_requests" in k}
         models = "/v1/models/{model}"

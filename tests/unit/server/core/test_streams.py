@@ -61,7 +61,7 @@ def test_a_stream_that_is_read_late_is_whole() -> None:
             late.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             late.connect(("127.0.0.1", int(client.url.rpartition(":")[2])))
             late.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-            until(lambda: client.service.answers.used > 0)  # the connection takes no more
+            until(lambda: client.service.local.answers.used > 0)  # the connection takes no more
             data = bytearray()
             while piece := late.recv(2**20):
                 data += piece
