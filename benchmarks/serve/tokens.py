@@ -102,7 +102,8 @@ def main() -> None:
     rows = []
     for count in given.front_ends:
         arguments = ["-m", "benchmarks.serve.noop_server", "--rows", str(given.streams), "--length", "131072"]
-        arguments += ["--step-ms", str(given.step_ms)]
+        arguments += ["--step-ms", str(given.step_ms), "--stream-interval", str(given.interval)]
+        arguments += ["--api-server-count", str(count), *(["--parsed"] if given.kind == "parsed" else [])]
         with server(arguments) as at:
             row = {"front_ends": count, "streams": given.streams, "kind": given.kind, "interval": given.interval}
             rows.append({**row, **measured(at, given.streams, path, body, given.seconds)})
