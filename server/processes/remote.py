@@ -59,6 +59,7 @@ class RemoteEngine:
         self.on_end: Callable[[bool], None] = lambda _: None
         self.on_lost: Callable[[], None] = lambda: None
         self._end = end
+        self._known = asyncio.Event()
         self._channel = Channel(frames.from_engine, self._answer, self._hear, self._lost)
         self._receivers: dict[int, Receiver] = {}
         self._front_end: FrontEnd | None = None
@@ -153,11 +154,12 @@ class RemoteEngine:
         return await self._call(frames.Operate("info"), Info)
 
     async def start(self, front_end: FrontEnd) -> None:
-        """Connect to the other process."""
+        """Connect to the other process, and wait until it has told its state."""
         self._front_end = front_end
         if self._grammars is not None:
             self._grammars.begin(asyncio.get_running_loop())
         await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=self._end)
+        await self._known.wait()
         self._reports = asyncio.ensure_future(self._count(front_end))
 
     def listens(self) -> None:
@@ -214,6 +216,7 @@ class RemoteEngine:
                     receiver.event(api_error(found))
             case frames.Condition(state, adapters):
                 self.state, self.adapters = state, adapters
+                self._known.set()
             case frames.Drain():
                 self.on_drain()
             case frames.End(now):
@@ -239,6 +242,7 @@ class RemoteEngine:
     def _lost(self) -> None:
         """End all requests: the engine's process has ended."""
         self.state = "dead"
+        self._known.set()
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
             receiver.event(EngineDead("the engine has failed"))

@@ -137,15 +137,18 @@ class Fleet:
 
 def _packed(model: Served, config: ServeConfig, engine: EngineLike) -> bytes:
     """Return what each front end gets at its start."""
-    answers = model.answer_template
-    delimiters = () if answers is None else tuple(answers.delimiters)
-    ends, forms = tuple(engine.model.eos_token_ids), engine.grammars is not None
-    facts = Facts(engine.limits, engine.model.vocab_size, ends, delimiters, forms)
     hello = Hello(
-        dataclasses.asdict(config), facts, model.tokenizer, model.chat_template, answers, model.default_sampling,
-        int(time.time()),
+        dataclasses.asdict(config), facts_of(model, engine), model.tokenizer, model.chat_template,
+        model.answer_template, model.default_sampling, int(time.time()),
     )  # fmt: skip
     return pickle.dumps(tuple(hello)[:-2])
+
+
+def facts_of(model: Served, engine: EngineLike) -> Facts:
+    """Return what front ends know of an engine."""
+    delimiters = () if model.answer_template is None else tuple(model.answer_template.delimiters)
+    ends, forms = tuple(engine.model.eos_token_ids), engine.grammars is not None
+    return Facts(engine.limits, engine.model.vocab_size, ends, delimiters, forms)
 
 
 def _bound(config: ServeConfig) -> list[socket.socket]:
@@ -157,14 +160,15 @@ def _bound(config: ServeConfig) -> list[socket.socket]:
     if config.uds is not None:
         sockets = [uvicorn.Config("", uds=config.uds).bind_socket()] * count
     else:
-        sockets = _same_port(config.host, config.port, count)
+        sockets = same_port(config.host, config.port, count)
     if config.metrics_port is not None:
         host = config.metrics_host or config.host
         sockets.append(uvicorn.Config("", host=host, port=config.metrics_port).bind_socket())
     return sockets
 
 
-def _same_port(host: str, port: int, count: int) -> list[socket.socket]:
+def same_port(host: str, port: int, count: int) -> list[socket.socket]:
+    """Return sockets that are bound to the same address. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

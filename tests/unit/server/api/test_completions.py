@@ -14,7 +14,7 @@ PATH = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     with serving() as found:
         yield found
 

@@ -27,7 +27,7 @@ TOOL = {"type": "function", **HARMONY.tools[0]["function"]}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     """A server that answers everything with reasoning, content and a call; two API keys."""
     headers = {"Authorization": "Bearer one"}
     with scripted(HARMONY, template=TEMPLATE, api_key=("one", "two"), headers=headers) as found:

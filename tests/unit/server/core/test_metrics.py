@@ -164,6 +164,7 @@ def test_the_admin_key_opens_metrics_and_nothing_else() -> None:
         assert "weight" not in info, "a tenant would see how many there are, and their shares"
 
 
+@pytest.mark.one_process
 def test_an_unexpected_error_bears_the_id_of_its_request(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
