@@ -8,6 +8,7 @@ The tokenizer is that of `tiny`; generated tokens are letters.
 import argparse
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Int
@@ -82,6 +83,14 @@ class NoDevice:
         return step
 
 
+def engine_of(geometry: str, rows: int, length: int, device: NoDevice) -> Engine:
+    """Return an engine with the KV geometry of a released model, for rows of so many tokens."""
+    model = model_of(geometry)
+    layout = KVLayout.of(model, 64)
+    limits = Limits(length, rows, 8_192, 64)
+    return Engine(model, replace(limits, num_blocks=useful_blocks(layout, limits)), layout, device)
+
+
 def main() -> int:
     """Serve until the process is stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -94,10 +103,6 @@ def main() -> int:
     parser.add_argument("--parsed", action="store_true", help="read answers by a family's template")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     given = parser.parse_args()
-    model = model_of(given.geometry)
-    layout = KVLayout.of(model, 64)
-    limits = Limits(given.length, given.rows, 8_192, 64)
-    limits = Limits(given.length, given.rows, 8_192, 64, num_blocks=useful_blocks(layout, limits))
     tokens = max(4_000_000, 2 * given.rows * given.length)
     config = ServeConfig(
         served_model_name=("noop",), port=given.port, max_queued_tokens=tokens, max_queued_requests=4 * given.rows,
@@ -108,7 +113,10 @@ def main() -> int:
     assert tokenizer is not None
     template = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {})
     answers = compile_template(shipped()["qwen_xml"], tokenizer) if given.parsed else None
-    return run(Served(lambda: Engine(model, limits, layout, device), tokenizer, template, answers), config)
+    return run(
+        Served(lambda: engine_of(given.geometry, given.rows, given.length, device), tokenizer, template, answers),
+        config,
+    )
 
 
 if __name__ == "__main__":

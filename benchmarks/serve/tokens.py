@@ -17,8 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import result_file
 from benchmarks.serve.load import Address, cpu_seconds, head, server
+from benchmarks.serve.noop_server import NoDevice, engine_of
+from jswa.types import SamplingParams
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 _EVENT = b"data: {"
@@ -85,6 +89,22 @@ def measured(at: Address, count: int, path: str, body: dict[str, Any], seconds: 
     return found
 
 
+def alone(rows: int, step_ms: float, seconds: float) -> dict[str, Any]:
+    """Return what the same engine costs in this process, driven without a server."""
+    engine = engine_of("gemma-3-27b", rows, 131_072, NoDevice(step_ms / 1e3))
+    prompt, params = np.full(4, 80), SamplingParams(max_tokens=100_000, ignore_eos=True, temperature=0)
+    for number in range(rows):
+        engine.add(engine.request(str(number), prompt, params))
+    for _ in range(20):
+        engine.step()
+    tokens, steps, cpu, begin = 0, 0, time.process_time(), time.monotonic()
+    while time.monotonic() < begin + seconds:
+        tokens += len(engine.step())
+        steps += 1
+    took = time.monotonic() - begin
+    return {"steps_per_second": steps / took, "cpu_us_per_token": 1e6 * (time.process_time() - cpu) / tokens}
+
+
 def main() -> None:
     """Measure each number of front-ends; print the figures, and write them if --json is set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,7 +119,8 @@ def main() -> None:
     long: dict[str, Any] = {"max_tokens": 100_000, "ignore_eos": True, "stream": True, "temperature": 0}
     chat = {"messages": [{"role": "user", "content": "abc"}], **long}
     path, body = (COMPLETION, {"prompt": "abc", **long}) if given.kind == "completion" else (CHAT, chat)
-    rows = []
+    rows: list[dict[str, Any]] = [{"front_ends": None, **alone(given.streams, given.step_ms, given.seconds)}]
+    print(json.dumps(rows[0]), flush=True)
     for count in given.front_ends:
         arguments = ["-m", "benchmarks.serve.noop_server", "--rows", str(given.streams), "--length", "131072"]
         arguments += ["--step-ms", str(given.step_ms), "--stream-interval", str(given.interval)]

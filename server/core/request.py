@@ -187,28 +187,31 @@ class Job:
         if ended:
             self._append(self._ended(name, text, Delta(text, new, token, offset, events)))
             return
-        text.unsent += 1
-        if text.unsent >= self._interval:
+        if self._interval > 1:
+            text.unsent += 1
+            if text.unsent < self._interval:
+                text.hold(new, events)
+                return
             new, events = text.flush(new, events)
-            self._send(writer, Delta(text, new, token, offset, events), now)
-        else:
-            text.hold(new, events)
+        if not self._sent(writer, text, new, events, now):
+            self._append(Delta(text, new, token, offset, events))
 
-    def _send(self, writer: Writer, delta: Delta, now: float) -> None:
-        """Send a delta of text alone. What the text's frames lack is left to the consumer."""
-        frames = delta.text.frames
-        if delta.text.answer is None:
-            if delta.new and "text" in frames:
-                writer.write(encode(delta.new).join(frames["text"]), now)
-            elif delta.new:
-                self._append(delta)
-            return
-        parts = [(encode(event.text), frames.get(event.kind)) for event in delta.events]
-        if all(frame is not None for _, frame in parts):
-            if parts:
-                writer.write(b"".join([text.join(frame) for text, frame in parts if frame is not None]), now)
-        else:
-            self._append(delta)
+    def _sent(self, writer: Writer, text: Text, new: str, events: list[AnswerEvent], now: float) -> bool:
+        """Send a new part of a text, unless the text's frames lack it; return whether they have it."""
+        if text.answer is None:
+            frame = text.frames.get("text")
+            if new and frame is not None:
+                writer.write(encode(new).join(frame), now)
+            return not new or frame is not None
+        parts = []
+        for event in events:
+            frame = text.frames.get(event.kind)
+            if frame is None:
+                return False
+            parts.append(encode(event.text).join(frame))
+        if parts:
+            writer.write(parts[0] if len(parts) == 1 else b"".join(parts), now)
+        return True
 
     def _refuse(self, most: int | None) -> ApiError:
         """End the request and return its error, because of its own size or because of the size of all answers.

@@ -39,19 +39,20 @@ class ConnectionWriter:
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._flow = cycle.flow
+        self._closing = cycle.transport.is_closing
+        self._write = cycle.transport.write
         self.sent = 0.0
 
     @property
     def ready(self) -> bool:
         """Whether the client is there and has read enough."""
-        cycle = self._cycle
-        return not (cycle.flow.write_paused or cycle.disconnected or cycle.transport.is_closing())
+        return not (self._flow.write_paused or self._cycle.disconnected or self._closing())
 
     def write(self, data: bytes, now: float) -> None:
         """Write a part of the body; `now` is the time of `time.monotonic`."""
         self.sent = now
-        cycle = self._cycle
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._cycle.chunked_encoding else data)
 
 
 class HeaderLimit(HttpToolsProtocol):

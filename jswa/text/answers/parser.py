@@ -4,7 +4,7 @@ transformers' `ResponseParser` cuts the text into the regions of a response temp
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from jswa.text.tokenizer import Tokenizer
 from jswa.types import AnswerEvent, SamplingParams
 
 from .calls import Piece, Reader, reader
+from .plain import patterns_of, plain_texts
 from .template import REASONING, AnswerTemplate, CallForm, Field
 
 
@@ -113,6 +114,7 @@ class AnswerParser:
         self._before = ""  # the prompt's last characters, if they may begin a delimiter
         self._first: list[AnswerEvent] = []
         self._parser: Any = None
+        self._plain: Callable[[str], bool] | None = None  # tells which texts no parser needs to look at
         self._mark = _NOTHING
         if template is not None:
             self._mark = re.compile(MARK + f"({template.unmarked.pattern})")
@@ -126,6 +128,7 @@ class AnswerParser:
         if compiled is None:
             return
         self._reads_calls = bool(tools)
+        self._plain = plain_texts(patterns_of(compiled))
         self._parser = ResponseParser(compiled, prefix="", tools=[_typed(tool) for tool in tools])
         # Text that the chat template has written belongs to the prompt, except for the name of a call that goes on.
         before = list(self._read(prefix))
@@ -146,8 +149,27 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Return the events of new text."""
+        if text and self._goes_on and self._plain is not None and self._plain(text):
+            return self._limited(self._more(text))
         events, self._first = self._first, []
         return self._limited([*events, *self._read(text)]) if text else events
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a region of text is open, and nothing that was read may begin a delimiter."""
+        parser = self._parser
+        if parser is None or self._field is None or self._reader is not None or self._before or self._first:
+            return False
+        return bool(parser._opened) and parser._pos == len(parser._buffer)
+
+    def _more(self, text: str) -> list[AnswerEvent]:
+        """Return the events of text that goes on with the open region. transformers' parser must not read it again."""
+        parser = self._parser
+        parser._buffer += text
+        parser._pos += len(text)
+        if parser._pos > 2 * _LOOK_BACK:
+            self._forget()
+        return list(self._chunk(self.clean(text)))
 
     def finish(self) -> list[AnswerEvent]:
         """Return the last events, at the end of the text."""
@@ -253,6 +275,8 @@ class AnswerParser:
 
     def clean(self, text: str) -> str:
         """Return text without marks, and without special tokens that delimit nothing where they stand."""
+        if MARK not in text:
+            return text
         return self._mark.sub(lambda found: "" if found[1] in self._special else found[1], text)
 
 
