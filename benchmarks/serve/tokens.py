@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import result_file
-from benchmarks.serve.load import Address, cpu_seconds, head, server
+from benchmarks.serve.load import Address, head, processes, server, used_seconds
 from benchmarks.serve.noop_server import NoDevice, engine_of
 from jswa.types import SamplingParams
 
@@ -62,13 +62,6 @@ class Streams:
         self._selector.close()
 
 
-def processes(pid: int) -> list[int]:
-    """Return the processes of a server: its own, and then its front-ends."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    names = {int(one): Path(f"/proc/{one}/cmdline").read_text() for one in children}
-    return [pid, *(one for one, name in names.items() if "front_end" in name)]
-
-
 def measured(at: Address, count: int, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return what streams cost while all of them run."""
     streams = Streams(at, count, path, body)
@@ -76,10 +69,10 @@ def measured(at: Address, count: int, path: str, body: dict[str, Any], seconds: 
     streams.read(2.0)
     pids = processes(at.pid)
     events, own = streams.events, time.process_time()
-    cpu, begin = {pid: cpu_seconds(pid) for pid in pids}, time.monotonic()
+    cpu, begin = {pid: used_seconds(pid) for pid in pids}, time.monotonic()
     streams.read(seconds)
     took, more = time.monotonic() - begin, streams.events - events
-    used = [1e6 * (cpu_seconds(pid) - cpu[pid]) / more for pid in pids]
+    used = [1e6 * (used_seconds(pid) - cpu[pid]) / more for pid in pids]
     found = {
         "tokens_per_second": more / took, "steps_per_second": more / took / count, "cpu_us_per_token": sum(used),
         "engine_us": used[0], "front_ends_us": used[1:], "client_us": 1e6 * (time.process_time() - own) / more,

@@ -149,8 +149,13 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Return the events of new text."""
-        if text and self._goes_on and self._plain is not None and self._plain(text):
-            return self._limited(self._more(text))
+        if text and self._plain is not None and not self._first and self._plain(text) and self._goes_on:
+            self._skip(text)
+            shown = self._shown(self.clean(text))
+            found = [AnswerEvent(self._kind, shown)] if shown else []
+            return found if self._parallel else self._limited(found)
+        if self._template is None:
+            return [AnswerEvent("content", shown)] if (shown := self.clean(text)) else []
         events, self._first = self._first, []
         return self._limited([*events, *self._read(text)]) if text else events
 
@@ -158,18 +163,17 @@ class AnswerParser:
     def _goes_on(self) -> bool:
         """Whether a region of text is open, and nothing that was read may begin a delimiter."""
         parser = self._parser
-        if parser is None or self._field is None or self._reader is not None or self._before or self._first:
+        if self._field is None or self._reader is not None or self._before or not parser._opened:
             return False
-        return bool(parser._opened) and parser._pos == len(parser._buffer)
+        return bool(parser._pos == len(parser._buffer))
 
-    def _more(self, text: str) -> list[AnswerEvent]:
-        """Return the events of text that goes on with the open region. transformers' parser must not read it again."""
+    def _skip(self, text: str) -> None:
+        """Let text count as read by transformers' parser, which may look back at it."""
         parser = self._parser
         parser._buffer += text
         parser._pos += len(text)
         if parser._pos > 2 * _LOOK_BACK:
             self._forget()
-        return list(self._chunk(self.clean(text)))
 
     def finish(self) -> list[AnswerEvent]:
         """Return the last events, at the end of the text."""
@@ -225,7 +229,7 @@ class AnswerParser:
                 self._reader = reader(field.form, captures)
                 yield from self._pieces(self._reader.feed(""))
             elif name in self._opened and field.join:
-                yield AnswerEvent(_kind(field), field.join)
+                yield AnswerEvent(self._kind, field.join)
             self._opened.add(name)
         elif kind == "region_chunk":
             yield from self._chunk(self.clean(event["text"]))
@@ -239,15 +243,25 @@ class AnswerParser:
         if self._reader is not None:
             yield from self._pieces(self._reader.feed(text))
             return
-        if self._field.strip:
-            text = text.lstrip() if self._spaces is None else self._spaces + text
-            if not text:
-                return
-            shown = text.rstrip()
-            self._spaces = text[len(shown) :]
-            text = shown
-        if text:
-            yield AnswerEvent(_kind(self._field), text)
+        if shown := self._shown(text):
+            yield AnswerEvent(self._kind, shown)
+
+    def _shown(self, text: str) -> str:
+        """Return text of the open region, and hold back white space that is dropped if the region ends behind it."""
+        assert self._field is not None
+        if not self._field.strip:
+            return text
+        text = text.lstrip() if self._spaces is None else self._spaces + text
+        if not text:
+            return ""
+        shown = text.rstrip()
+        self._spaces = text[len(shown) :]
+        return shown
+
+    @property
+    def _kind(self) -> Literal["reasoning", "content"]:
+        """The kind of the open region's text."""
+        return "reasoning" if self.in_reasoning else "content"
 
     def _pieces(self, pieces: Iterator[Piece]) -> Iterator[AnswerEvent]:
         for kind, text in pieces:
@@ -316,7 +330,3 @@ def _followed(schema: Any, root: Any) -> Any:
 
 
 _NOTHING = re.compile(r"(?!)")
-
-
-def _kind(field: Field) -> Literal["reasoning", "content"]:
-    return "reasoning" if field.name in REASONING else "content"
