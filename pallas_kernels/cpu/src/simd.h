@@ -31,6 +31,9 @@ inline V load_as(const void* from) {
   return out;
 }
 
+// Fetches a line of 64 bytes. GCC drops loops of its own prefetches, as they have no effect.
+inline void fetch(const void* from) { asm volatile("prefetcht0 %0" : : "m"(*(const char*)from)); }
+
 inline vf load(const float* from) { return load_as<vf>(from); }
 inline void store(float* to, vf value) { std::memcpy(to, &value, sizeof value); }
 inline vu bits(vf value) { return (vu)value; }
@@ -59,6 +62,21 @@ inline vf fma(vf a, vf b, vf c) {
 }
 
 inline vf choose(vi mask, vf yes, vf no) { return mask ? yes : no; }
+
+inline vi lanes() {
+  vi out;
+  for (int i = 0; i < W; i++) out[i] = i;
+  return out;
+}
+
+// The greater of each two numbers; NaN if one of them is.
+inline vf greater(vf a, vf b) { return choose((a > b) | (a != a), a, b); }
+
+// The greatest of all lanes, in each lane; NaN if there is one.
+inline vf greatest(vf value) {
+  for (int step = W / 2; step > 0; step /= 2) value = greater(value, __builtin_shuffle(value, lanes() ^ step));
+  return value;
+}
 
 inline vf to_float(vi value) { return __builtin_convertvector(value, vf); }
 
@@ -255,10 +273,14 @@ inline vf pair_sums(vf a, vf b) {
 }
 
 // Element i of the result is the sum of vector i. The vectors are overwritten.
+template <int count = W>
 inline vf sums(vf* vectors) {
-  for (int count = W; count > 1; count /= 2)
+  if constexpr (count == 1) return vectors[0];
+  else {
+#pragma GCC unroll 16
     for (int i = 0; i < count / 2; i++) vectors[i] = pair_sums(vectors[2 * i], vectors[2 * i + 1]);
-  return vectors[0];
+    return sums<count / 2>(vectors);
+  }
 }
 
 inline int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
