@@ -68,8 +68,8 @@ inline void by_pages(const Attention& a, int64_t row, int64_t kv_head, int64_t b
   }
 }
 
-// Pointers to the cells of a block that is read next, so that they are fetched meanwhile, one key after the other: pages
-// lie apart, so the processor cannot guess the next one.
+// Pointers to the cells of a block that is read next, so that they are fetched meanwhile, one key after the other:
+// pages lie apart, so the processor cannot guess the next one.
 inline void look_ahead(const Attention& a, int64_t row, int64_t kv_head, int64_t block, int64_t end, Scratch& s) {
   by_pages(a, row, kv_head, block, [&](const char* cell, int64_t key, int64_t next) {
     for (; key < next; key++, cell += cell ? a.cell * bytes_of(a.kv_type) : 0)

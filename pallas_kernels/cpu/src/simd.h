@@ -101,7 +101,8 @@ inline vf from_bf16(vu16 value) { return (vf)(wide(value) << 16); }
 // float32 that is not normal: such numbers are zeros here.
 inline vf from_fp8(vu8 value) {
   vu all = wide(value), magnitude = all & 0x7f;
-  vf number = choose((vi)(magnitude < 8), to_float((vi)magnitude) * splat(0x1p-9f), (vf)((magnitude << 20) + (120u << 23)));
+  const vf normal = (vf)((magnitude << 20) + (120u << 23));
+  vf number = choose((vi)(magnitude < 8), to_float((vi)magnitude) * splat(0x1p-9f), normal);
   number = choose((vi)(magnitude == 0x7f), (vf)(vu{} + 0x7fc00000u), number);
   return (vf)(bits(number) | ((all & 0x80) << 24));
 }
