@@ -49,8 +49,8 @@ class Ran(NamedTuple):
 
     Attributes:
         taps: for each of `Drafter.taps`, the residual stream before that layer of the target, or FINAL.
-        previous: given values [T, X] of the tokens and the columns of the carry that have the same of the token before a
-            row's first one, returns [T, X]: the values of the token before each. Zeros for position 0, and for the
+        previous: given values [T, X] of the tokens, and the columns of the carry that have the same of the token before
+            a row's first one, returns [T, X]: the values of the token before each. Zeros for position 0, and for the
             first token that a row runs behind a cached prefix.
         embed: the target's embedding of tokens as its first layer gets it, [n] -> [n, M].
         attend: for these tokens. A token of a full layer of the drafter sees position 1 and later ones alone, as
