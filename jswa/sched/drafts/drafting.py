@@ -14,7 +14,7 @@ from jswa.sched.draft import Draft, lease_of
 from jswa.sched.drafts.choice import Choice
 from jswa.sched.rows import Flight, Rows
 from jswa.sched.sequence import Sequence
-from jswa.speculation import PROGRAMS, Speculation
+from jswa.speculation import PROGRAMS
 
 # Of how many drafts a row a decode step of so many rows may run now, if it may have two halves or log probabilities.
 Lengths = Callable[[int, bool, bool], tuple[int, ...]]
