@@ -27,8 +27,8 @@ GROUPS = {
         "request_timeout", "render_timeout", "step_timeout", "shutdown_timeout",
     ),
     "Operation": (
-        "api_server_count", "restart_engine", "warm_logprobs", "metrics_port", "metrics_host", "metrics_prefix",
-        "otlp_traces_endpoint", "log_level", "log_format",
+        "api_server_count", "pages", "restart_engine", "warm_logprobs", "metrics_port", "metrics_host",
+        "metrics_prefix", "otlp_traces_endpoint", "log_level", "log_format",
     ),
 }  # fmt: skip
 
@@ -79,6 +79,7 @@ class ServeConfig:
         warm_logprobs: Compile the programs for log probabilities at start instead of at the first request for them.
         render_timeout: Refuse a chat if rendering its template takes longer than this.
         shutdown_timeout: After SIGTERM, abort the requests that still run after this many seconds.
+        pages: Serve the chat at / and the view of the KV cache at /live. They ask for keys where the API does.
         keep_alive: Send an SSE comment on a stream on which nothing was sent for this long, so that proxies keep the
             connection.
         stream_interval: Send this many tokens of a text together in a stream, from its second event on: fewer events
@@ -121,6 +122,7 @@ class ServeConfig:
     warm_logprobs: bool = False
     render_timeout: float = 10.0
     shutdown_timeout: float = 30.0
+    pages: bool = True
     keep_alive: float = 10.0
     stream_interval: int = 1
     metrics_port: int | None = None

@@ -48,7 +48,7 @@ class EngineThread:
         step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
 
     Attributes:
-        on_step: gets the events of all steps, if it is set, and a function to call when they have been handled; requests
+        on_step: gets the events of all steps if it is set, and a function to call when they are handled; requests
             then get only errors, and their last events if they are aborted. `on_state` is called when `state` changes.
     """
 

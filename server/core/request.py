@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Protocol
 
+from jswa.cache.prefix.stats import for_clients
 from jswa.errors import JswaError
 from jswa.plan import TokenEvent
 from jswa.types import AnswerEvent, FinishReason
@@ -67,6 +68,7 @@ class Job:
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.missed_tokens: Counter[str] = Counter()  # the other prompt tokens, by why they were not cached
         self.reasoning_tokens = 0
         self.finish_reasons: list[FinishReason] = []
         self.lora = order.lora
@@ -277,6 +279,7 @@ class Job:
                 self._recorder.token(now - last)
         if event.prefix is not None and event.request_id in self._firsts:
             self.cached_tokens += event.prefix.cached_tokens
+            self.missed_tokens.update(for_clients(event.prefix.missed()))
 
     def _read(self, text: Text, new: str, counts: bool) -> tuple[str, list[AnswerEvent], bool]:
         """Return new characters, the answer's events of them, and whether the text ends by what it says.

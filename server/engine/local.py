@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from jswa.cache.prefix.stats import CacheStats
+from jswa.cache.prefix.stats import CacheStats, for_clients
 from jswa.errors import EngineDead
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread, State
@@ -182,6 +182,4 @@ class LocalEngine:
 
 def _for_all(cache: CacheStats) -> CacheStats:
     """Return cache figures in which misses for another salt count as cold: they would reveal other tenants' prompts."""
-    missed = dict(cache.missed)
-    missed["cold"] = missed.get("cold", 0) + missed.pop("salt", 0)
-    return dataclasses.replace(cache, missed=missed)
+    return dataclasses.replace(cache, missed=for_clients(cache.missed))

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.service import Service
+from ..pages.files import PAGES
 from .cross_site import allowed_hosts, check_content_type, check_host, check_page
 from .errors import ApiError
 from .sse import JsonResponse
@@ -20,16 +21,20 @@ EITHER = ("/metrics",)  # routes that accept either kind of key
 
 
 class Keys:
-    """The keys of the routes: users need an API key if there are any, and the operator needs the admin key."""
+    """The keys of the routes: users need an API key if there are any, and the operator needs the admin key.
 
-    def __init__(self, keys: Collection[str], admin: str | None) -> None:
+    Routes in `free` need none.
+    """
+
+    def __init__(self, keys: Collection[str], admin: str | None, free: Collection[str] = OPEN) -> None:
+        self._free = free
         self._keys = [_digest(key) for key in keys]
         self._admin = [] if admin is None else [_digest(admin)]
 
     def check(self, scope: Scope, headers: Headers) -> str | None:
         """Return the key of a request for a user's route, None if no key is needed. Raises ApiError (401, 403)."""
         path = path_of(scope)
-        if path in OPEN:
+        if path in self._free:
             return None
         if path in ADMIN:
             if not self._admin:
@@ -64,7 +69,8 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._keys = Keys(service.config.api_key, service.config.admin_api_key)
+        self._free = (*OPEN, *PAGES) if service.config.pages else OPEN
+        self._keys = Keys(service.config.api_key, service.config.admin_api_key, self._free)
         self._hosts = allowed_hosts(service.config, keys=bool(service.config.api_key))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +84,7 @@ class Gate:
         except ApiError as error:
             await error_response(error, path_of(scope))(scope, receive, send)
             return
-        if path_of(scope) in (*OPEN, *ADMIN, *EITHER):
+        if path_of(scope) in (*self._free, *ADMIN, *EITHER):
             await self._app(scope, self._bounded(receive, _any_size), send)
             return
         await self._with_budget(scope, receive, send, int(headers.get("content-length", "0")))
@@ -130,7 +136,7 @@ class Gate:
         if self._hosts is not None:
             check_page(scope["method"], headers, self._service.config.allowed_origins)
         key = self._keys.check(scope, headers)
-        if path_of(scope) in OPEN:
+        if path_of(scope) in self._free:
             return
         check_content_type(scope["method"], headers)
         if path_of(scope) in ADMIN:

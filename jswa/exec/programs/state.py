@@ -1,6 +1,5 @@
 """The device state: the arrays that stay on the device between steps and are donated to each."""
 
-import ctypes
 from functools import partial
 from typing import Any, TypedDict
 
@@ -73,24 +72,13 @@ def state_shapes(
 
 
 def allocate(layout: KVLayout, limits: Limits, vocab: int, shapes: DeviceState) -> DeviceState:
-    """Allocate `init_state` with the shardings of `shapes`; no device ever has more than its own part.
-
-    The system first gets back what the process has freed: to compile the steps takes hundreds of megabytes.
-    """
-    release_freed()
+    """Allocate `init_state` with the shardings of `shapes`; no device ever has more than its own part."""
     dtype = jnp.dtype(shapes["lanes"][0].dtype)
     if mesh_of(shapes["lanes"][0]) is None:
         return init_state(layout, limits, vocab, dtype)
     where = jax.tree.map(lambda shape: shape.sharding, shapes)
     state: DeviceState = jax.jit(partial(init_state, layout, limits, vocab, dtype), out_shardings=where)()
     return state
-
-
-def release_freed() -> None:
-    """Give the memory that the process has freed back to the system, where its C library can (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def state_bytes(state: DeviceState) -> int:
