@@ -27,8 +27,8 @@ GROUPS = {
         "request_timeout", "render_timeout", "step_timeout", "shutdown_timeout",
     ),
     "Operation": (
-        "pages", "restart_engine", "warm_logprobs", "metrics_port", "metrics_host", "metrics_prefix",
-        "otlp_traces_endpoint", "profile_dir", "log_level", "log_format",
+        "api_server_count", "pages", "restart_engine", "warm_logprobs", "metrics_port", "metrics_host",
+        "metrics_prefix", "otlp_traces_endpoint", "profile_dir", "log_level", "log_format",
     ),
 }  # fmt: skip
 
@@ -92,6 +92,8 @@ class ServeConfig:
             Default: no spans.
         profile_dir: Folder for the profiles of /start_profile and /stop_profile. Default: none, and /start_profile is
             refused.
+        api_server_count: Run HTTP in this many processes beside the engine's: they parse, render, tokenize, detokenize
+            and stream, while the engine's process runs steps only. 0: in the engine's process.
         log_level: Log messages of this level and above.
         log_format: Write the log to stderr as text or as one JSON object per line.
     """
@@ -130,13 +132,21 @@ class ServeConfig:
     metrics_prefix: str = "jswa"
     otlp_traces_endpoint: str | None = None
     profile_dir: Path | None = None
+    api_server_count: int = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
         low = {"max_body_size": 1, "max_queued_requests": 1, "max_queued_tokens": 1, "render_timeout": 0.1}
         low |= {"stream_interval": 1, "max_body_memory": 1, "max_answer_memory": 1}
-        low |= {"keep_alive": 0.1, "request_timeout": 0, "shutdown_timeout": 0, "step_timeout": 0, "port": 0}
+        low |= {
+            "keep_alive": 0.1,
+            "request_timeout": 0,
+            "api_server_count": 0,
+            "shutdown_timeout": 0,
+            "step_timeout": 0,
+            "port": 0,
+        }
         low |= {} if self.metrics_port is None else {"metrics_port": 0}
         for name, least in low.items():
             if not getattr(self, name) >= least:

@@ -20,8 +20,8 @@ from jswa.config import EngineConfig, Limits
 from jswa.frontend.engine_protocol import Figures
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
-from server.core.counts import SECONDS, TOKENS, Counts, Distribution
-from server.core.metrics import Shared, Snapshot, exposition
+from server.core.counts import Counts, Load
+from server.core.metrics import Snapshot, exposition
 from server.core.service import Service
 from server.http.app import create_app
 from server.options import GROUPS, ServeConfig
@@ -206,14 +206,11 @@ def _fits(field: Mapping[str, Any]) -> str:
 
 def metrics() -> str:
     """Return the page of all metrics, as a server without any request shows them."""
-    spans = {name: Distribution.over(bounds) for name, bounds in (("none", SECONDS), ("none either", TOKENS))}
-    counts = Counts(spans=spans)
     rows = SchedulerStats(0, 0, 0, 0, 0, 1, 1, 0)
     cache = CacheStats(0, 0, 0, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0)
     figures = Figures(rows, cache, StepStats(), None)
-    shared = Shared(*[0] * len(Shared._fields))
-    snapshot = Snapshot(figures, Limits(1, 1, 1, 1, 2), 0, 0, 0, shared, "up", 0.0)
-    text = exposition("jswa", "model", counts, snapshot).decode()
+    snapshot = Snapshot(figures, Limits(1, 1, 1, 1, 2), 0, 0, 0, Load(), "up", 0.0)
+    text = exposition("jswa", "model", Counts(), snapshot).decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
     labels = {name: re.findall(r'(\w+)="', shown) for name, shown in re.findall(r"^(\S+)\{(.*)\} ", text, re.MULTILINE)}
     lines = [
@@ -262,7 +259,7 @@ def _text(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(one.value if isinstance(one, ast.Constant) else "…" for one in node.values)  # type: ignore[misc]
+        return "".join(str(one.value) if isinstance(one, ast.Constant) else "…" for one in node.values)
     return "…"
 
 

@@ -48,8 +48,9 @@ class EngineThread:
         step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
 
     Attributes:
-        on_step: if it is set, it gets the events of all steps, and the requests get only what comes between steps:
-            errors, and their last events if they are aborted.
+        on_step: if it is set, it gets the events of all steps, and a function to call when they have been handled. The
+            requests get only what comes between steps: errors, and their last events if they are aborted.
+        on_state: called when `state` has changed, before the requests hear of it.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class EngineThread:
     ) -> None:
         self.on_death = on_death
         self.on_leaving = on_leaving
-        self.on_step: Callable[[StepEvents], None] | None = None
+        self.on_step: Callable[[StepEvents, Callable[[], None]], None] | None = None
+        self.on_state: Callable[[], None] = lambda: None
         self.state: State = "up"
         self.steps = 0
         self.restarts = 0
@@ -338,11 +340,14 @@ class EngineThread:
     def _deliver_step(self, events: StepEvents) -> None:
         if self.on_step is None:
             distribute(events, self._receivers)
+            self._handled()
         else:
-            self.on_step(events)
+            self.on_step(events, self._handled)
         for event in events.others:
             if event.finish_reason is not None:
                 self._receivers.pop(event.request_id, None)
+
+    def _handled(self) -> None:
         self._delivered += 1
         self._caught_up.set()
 
@@ -354,6 +359,7 @@ class EngineThread:
     def _fail(self, state: State, failed: threading.Event) -> None:
         """Set the state and end all requests and calls with an error. In the state "dead", call `on_death` too."""
         self.state = state
+        self.on_state()
         self._late_programs.forget()
         self._end_all(lambda: EngineDead("the engine has failed"))
         failed.set()
@@ -371,6 +377,7 @@ class EngineThread:
     def _revived(self) -> None:
         self.state = "up"
         self.restarts += 1
+        self.on_state()
         _log.warning("the engine has been rebuilt; its prefix cache is empty")
 
     def _lost(self, error: JswaError) -> None:

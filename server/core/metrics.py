@@ -21,25 +21,8 @@ from jswa.frontend.engine_thread import State
 from jswa.grammar.compiler import Grammars
 from jswa.sched.steplog import StepStats
 
-from .counts import BETWEEN, SECONDS, TOKENS, Counts, Distribution, Recorder
+from .counts import BETWEEN, SECONDS, TOKENS, Counts, Distribution, Load, Recorder
 from .request import Job
-
-
-class Shared(NamedTuple):
-    """Figures of the resources that requests share besides the engine.
-
-    Bytes and waiting requests are those of this moment, the other figures counts since the start.
-    """
-
-    body_bytes: int
-    bodies_refused: int
-    answer_bytes: int
-    answers_refused: int
-    helper_waiting: int
-    helper_refused: int
-    template_waiting: int
-    template_refused: int
-    template_killed: int
 
 
 class Snapshot(NamedTuple):
@@ -56,7 +39,7 @@ class Snapshot(NamedTuple):
     waiting: int
     refused: int
     restarts: int
-    shared: Shared
+    load: Load
     state: State
     step_seconds: float
 
@@ -146,7 +129,7 @@ class _Families(Collector):
             slots.add_metric([self._model, state], count)
         yield slots
         yield from self._counters(self.now)
-        yield from self._of_shared(self.now.shared)
+        yield from self._of_load(self.now.load)
         info = InfoMetricFamily(self._full("cache_config"), "Sizes of the KV cache.", labels=["model_name"])
         limits = self.now.limits
         sizes = {"block_size": limits.page_size, "num_gpu_blocks": limits.num_blocks}
@@ -165,7 +148,7 @@ class _Families(Collector):
 
     def _of_requests(self, counts: Counts) -> Iterator[Metric]:
         for name, text in _NUMBERS.items():
-            yield self._counter(name, text, counts.numbers[name])
+            yield self._counter(name, text, counts.numbers.get(name, 0))
         ended = CounterMetricFamily(
             self._full("request_success"), "Texts by finish reason.", labels=["model_name", "finished_reason"]
         )
@@ -185,8 +168,9 @@ class _Families(Collector):
             "HTTP responses, including refusals. Status 499: the client disconnected before its response.",
             labels=["model_name", "route", "status"],
         )  # fmt: skip
-        for (route, status), count in counts.responses.items():
-            responses.add_metric([self._model, route, str(status)], count)
+        for name, count in counts.responses.items():
+            status, _, route = name.partition(" ")
+            responses.add_metric([self._model, route, status], count)
         yield responses
 
     def _counters(self, now: Snapshot) -> Iterator[Metric]:
@@ -218,7 +202,7 @@ class _Families(Collector):
             missed.add_metric([self._model, reason], tokens)
         yield missed
 
-    def _of_shared(self, now: Shared) -> Iterator[Metric]:
+    def _of_load(self, now: Load) -> Iterator[Metric]:
         yield self._gauge("request_body_bytes", "Bytes of --max-body-memory in use.", now.body_bytes)
         yield self._counter(
             "request_body_rejections", "Requests refused for lack of memory for their body.", now.bodies_refused

@@ -167,7 +167,7 @@ async def models(request: Request) -> Response:
     """Return all names of the model and of its adapters."""
     service = service_of(request)
     return JsonResponse(
-        {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.adapters)]}
+        {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.engine.adapters)]}
     )
 
 
@@ -200,7 +200,7 @@ async def version() -> Response:
 def _card(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name, "object": "model", "created": service.created, "owned_by": "jswa", "root": service.names[0],
-        "parent": service.names[0] if name in service.adapters else None, "max_model_len": service.max_model_len,
+        "parent": service.names[0] if name in service.engine.adapters else None, "max_model_len": service.max_model_len,
     }  # fmt: skip
 
 

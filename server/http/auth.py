@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -92,32 +92,32 @@ class Gate:
             await error_response(error, path_of(scope))(scope, receive, send)
             return
         if path_of(scope) in (*self._free, *ADMIN, *EITHER):
-            await self._app(scope, self._bounded(receive, lambda size: True), send)
+            await self._app(scope, self._bounded(receive, _any_size), send)
             return
         await self._with_budget(scope, receive, send, int(headers.get("content-length", "0")))
 
     async def _with_budget(self, scope: Scope, receive: Receive, send: Send, announced: int) -> None:
         """Pass a request on if there is memory for its body. The body counts until the response has ended."""
-        budget, key, taken = self._service.bodies, scope["jswa.key"], 0
+        budget, key, taken = self._service.engine.bodies, scope["jswa.key"], 0
 
-        def take(size: int) -> bool:
+        async def take(size: int) -> bool:
             nonlocal taken
             more = size - taken
             if more <= 0:
                 return True
-            fits = budget.acquire(key, more)
+            fits = await budget.claim(key, more)
             taken += more if fits else 0
             return fits
 
         try:
-            if take(announced):
+            if await take(announced):
                 await self._app(scope, self._bounded(receive, take), send)
             else:
                 await error_response(_no_memory(), path_of(scope))(scope, receive, send)
         finally:
             budget.release(key, taken)
 
-    def _bounded(self, receive: Receive, take: Callable[[int], bool]) -> Receive:
+    def _bounded(self, receive: Receive, take: Callable[[int], Awaitable[bool]]) -> Receive:
         """Return a `receive` that counts the bytes of the body, for bodies whose length was not announced.
 
         It raises HTTPException (413, 429) for a body that is too large, or if `take`, which is called with the bytes so
@@ -131,7 +131,7 @@ class Gate:
             size += len(message.get("body", b""))
             if size > most:
                 raise HTTPException(413, _too_large().message)
-            if not take(size):
+            if not await take(size):
                 error = _no_memory()
                 raise HTTPException(error.status, error.message, error.headers)
             return message
@@ -162,6 +162,10 @@ def error_response(error: ApiError, path: str = "") -> JsonResponse:
     """Return the response for an error, in the form that clients of the route expect."""
     body = error.anthropic() if path.startswith("/v1/messages") else error.body()
     return JsonResponse(body, status_code=error.status, headers=error.headers)
+
+
+async def _any_size(size: int) -> bool:
+    return True
 
 
 def _too_large() -> ApiError:

@@ -15,8 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jswa.cache.view import CacheView
-from jswa.errors import JswaError
-from jswa.frontend.engine_protocol import EngineLike
 
 from ..core.service import Service, service_of
 from ..http.errors import ApiError
@@ -29,14 +27,14 @@ _TREE_EVERY = 10  # looks: the tree costs more than all else, and changes little
 _BEHIND = 4  # events that may wait for a watcher; one that is further behind gets the whole view again
 _MOST_WATCHERS = 16
 
-Look = Callable[[Callable[[EngineLike], CacheView]], Awaitable[CacheView]]
+Look = Callable[[int], Awaitable[CacheView]]
 
 
 class Feed:
     """The watchers of a server, and the task that looks for them.
 
     Args:
-        look: calls a function with the engine, between two steps. Raises JswaError.
+        look: returns the view with so many edges of the prefix tree. Raises ApiError.
         ended: whether the server is shutting down.
     """
 
@@ -71,13 +69,13 @@ class Feed:
         try:
             while self._watchers and not self._ended():
                 edges = _EDGES if self.looks % _TREE_EVERY == 0 or not all(self._watchers.values()) else 0
-                now = await self._look(lambda engine, edges=edges: engine.view(edges))  # type: ignore[misc]
+                now = await self._look(edges)
                 self.looks += 1
                 await self._tell(last, now, tree=edges > 0)
                 last = now
                 await asyncio.sleep(max(_INTERVAL, now.seconds / _SHARE))
-        except JswaError as error:
-            failed = event(ApiError.of(error).body())
+        except ApiError as error:
+            failed = event(error.body())
             for queue in self._watchers:
                 queue.put_nowait(failed)
         finally:
@@ -139,7 +137,7 @@ def _encoded(slots: np.ndarray) -> str:
 
 def feed_of(service: Service) -> Feed:
     """Return the feed of a server."""
-    return Feed(service.engine_thread.call, lambda: service.draining)
+    return Feed(lambda edges: service.engine.view(edges), lambda: service.draining)
 
 
 async def live_events(request: Request) -> Response:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jswa.cache.manager import CacheManager
-from jswa.cache.view import CACHED, FREE, FULL, KEPT, LOCAL, LOCAL_SHARED, SHARED, view
+from jswa.cache.view import CACHED, FREE, FULL, KEPT, LOCAL, LOCAL_SHARED, SHARED, packed, unpacked, view
 from tests.support.builders import make_layout
 
 
@@ -52,3 +52,14 @@ def codes(manager: CacheManager, launched: np.ndarray) -> dict[int, int]:
     """Return how many slots have each code."""
     found, counts = np.unique(view(manager, launched, 0).slots, return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def test_a_view_crosses_to_another_process() -> None:
+    manager = CacheManager(make_layout(4, 8, num_full=1, num_local=2), 40, 30, 3)
+    lease = manager.open()
+    assert manager.grow(lease, 9)
+    seen = view(manager, np.array([9, 0, 0]), 5)
+    again = unpacked(packed(seen))
+    assert again.geometry == seen.geometry
+    for one, other in zip(again[1:5], seen[1:5], strict=True):
+        np.testing.assert_array_equal(one, other)

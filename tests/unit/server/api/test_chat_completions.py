@@ -21,7 +21,7 @@ TEMPLATE = """{%- for m in messages %}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     with serving(template=TEMPLATE, render_timeout=1.5) as found:
         yield found
 

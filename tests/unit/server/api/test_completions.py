@@ -14,7 +14,7 @@ PATH = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     with serving() as found:
         yield found
 
@@ -318,4 +318,4 @@ def test_a_request_without_a_next_token_does_not_harm_others() -> None:
         assert last["error"]["type"] == "invalid_request_error"
         assert client.complete()["choices"][0]["text"] == "aaaa"
         assert not client.service.jobs
-        assert client.service.admission.texts == 0
+        assert client.service.local.admission.texts == 0

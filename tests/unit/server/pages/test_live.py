@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.cache.view import CacheView, Geometry
-from jswa.errors import EngineDead
+from server.http.errors import ApiError
 from server.pages.live import Feed, changes, complete
 from tests.support.server.harness import serving
 
@@ -90,7 +90,7 @@ def test_nobody_looks_without_watchers_and_a_dead_engine_is_named() -> None:
         nonlocal looks
         looks += 1
         if looks > 1:
-            raise EngineDead("the engine has failed")
+            raise ApiError(500, "the engine has failed")
         return a_view([0] * 40)
 
     async def main() -> None:
