@@ -39,7 +39,7 @@ endef
 
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-types test-triton check package fmt pages nightly scale-test scale-test-short clients parity parity-check tiny lock
+.PHONY: help run test test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check tiny lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
 .PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal
 
@@ -107,7 +107,11 @@ clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients
 	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py
 
 pages: .venv/installed .pages-site/installed  ## the pages in a browser (CHROMIUM=/usr/bin/chromium), which also makes their pictures
-	PYTHONPATH=.pages-site $(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/pages/chat.py
+	PYTHONPATH=.pages-site $(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/pages/chat.py tests/pages/live.py
+
+docs: .venv/installed .venv-docs/installed  ## the documentation as a site in .docs/html; every link must lead somewhere
+	$(BIN)/python -m tools.docs .docs/source
+	.venv-docs/bin/sphinx-build -q -W --keep-going -b html .docs/source .docs/html
 
 parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, torch)
 	.venv-parity/bin/python -m tests.parity.make_fixtures
@@ -192,6 +196,11 @@ NATIVE := pallas_kernels/cpu/build.py $(wildcard pallas_kernels/cpu/src/*)
 .venv-package/installed: requirements.lock
 	$(PYTHON) -m venv --clear .venv-package
 	$(call packages,.venv-package,core server)
+	@touch $@
+
+.venv-docs/installed: docs/requirements.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/python $(PIP) -r $<
 	@touch $@
 
 # Beside .venv and not in it: only these tests need it.

@@ -15,10 +15,11 @@ from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.cache.prefix.radix import root_key
 from jswa.cache.prefix.stats import CacheStats
+from jswa.cache.view import CacheView, view
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
-from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError
+from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
@@ -145,6 +146,7 @@ class Engine:
         self.trace = trace
         self.grammars: Grammars | None = None
         self._log = StepLog()
+        self._profiles = False
         # Called with each plan before its launch while the prefix cache is saved or loaded. `copying` allows one such
         # copy at a time.
         self.before_launch: Callable[[StepPlan], None] | None = None
@@ -414,6 +416,23 @@ class Engine:
     def cache_stats(self) -> CacheStats:
         """Return counters and contents of the prefix cache."""
         return self._scheduler.cache.stats()
+
+    def view(self, edges: int) -> CacheView:
+        """Return what the arena, the rows and so many edges of the prefix tree hold, as `cache.view.view`."""
+        return view(self._scheduler.cache, self._scheduler.rows.launched, edges)
+
+    def profile(self, folder: str | None) -> None:
+        """Begin a profile of jax, written to a folder; None ends and writes it. Raises RequestError."""
+        from jax import profiler
+
+        if (folder is None) != self._profiles:
+            asked, limit = ("stop", "a profile must run") if folder is None else ("start", "a profile runs already")
+            raise RequestError("profile", asked, limit)
+        if folder is None:
+            profiler.stop_trace()  # type: ignore[no-untyped-call]
+        else:
+            profiler.start_trace(folder)
+        self._profiles = folder is not None
 
     def flush_cache(self) -> None:
         """Empty the prefix cache. Running rows keep their pages."""

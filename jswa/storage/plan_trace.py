@@ -13,9 +13,9 @@ from jswa.errors import CheckpointError
 from jswa.plan import COLUMNS, AllWords, ExtrasEntry, Mask, RowMask, RowText, StepPlan, TableRow, Words
 
 
-def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:
-    """Write the first line of a trace: the model and the options to build the same engine again."""
-    file.write(json.dumps({"model": model, "options": options}) + "\n")
+def write_header(file: IO[str], *, model: str, options: dict[str, Any], geometry: dict[str, Any]) -> None:
+    """Write the first line of a trace: the model and the options to build the same engine again, and its arena."""
+    file.write(json.dumps({"model": model, "options": options, "geometry": geometry}) + "\n")
 
 
 def write_step(file: IO[str], plan: StepPlan, tokens: Int[np.ndarray, "R ..."]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import EngineDead
 from jswa.frontend.engine_thread import State
@@ -135,6 +136,14 @@ class EngineSide(Protocol):
 
     async def abort_named(self, name: str | None) -> int:
         """Abort the requests of a name, or all, in all processes; return their number."""
+        ...
+
+    async def view(self, edges: int) -> CacheView:
+        """Return what the KV cache holds, with so many edges of the prefix tree."""
+        ...
+
+    async def profile(self, folder: str | None) -> None:
+        """Begin a profile in a folder; None ends it."""
         ...
 
     async def metrics(self) -> bytes:

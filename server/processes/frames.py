@@ -74,9 +74,10 @@ class Compiled(Message):
 
 
 class Operate(Message):
-    """Call of a front end for an operator: "flush_cache", "abort_named", "load_lora", "unload_lora", "metrics", "info".
+    """Call of a front end for an operator.
 
-    The arguments are those of the methods of `EngineSide`.
+    It names a method of `EngineSide`: "flush_cache", "abort_named", "load_lora", "unload_lora", "view", "profile",
+    "metrics", "info". The arguments are those of the method.
     """
 
     what: str

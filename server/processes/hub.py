@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jswa.cache.view import packed
 from jswa.errors import InvalidSampling, JswaError
 from jswa.plan import StepEvents, TokenEvent
 
@@ -314,6 +315,10 @@ class Connection:
                 self._hub.tell_state()
             case "abort_named":
                 return await engine.abort_named(asked.name)
+            case "view":
+                return packed(await engine.view(int(name)))
+            case "profile":
+                await engine.profile(asked.name)
             case "metrics":
                 return await engine.metrics()
             case "info":
