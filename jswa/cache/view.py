@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int, UInt8
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.radix import Node
+from jswa.cache.prefix.edges import Node
 
 # Codes of slots. A local page takes all slots of its block, each of which has its code.
 FREE, FULL, SHARED, CACHED, LOCAL, LOCAL_SHARED, KEPT = range(7)
