@@ -65,7 +65,7 @@ class Text:
     def _embed(self, tokens: Int[Array, " n"]) -> Float[Array, "n M"]:
         if self.target is None:
             return jnp.zeros((len(tokens), self.config.d_model))
-        return self.target.embedded(tokens)
+        return self.target.inputs_of(tokens)
 
     def _logits(self, hidden: Float[Array, "n M"]) -> Float[Array, "n V"]:
         assert self.target is not None

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3SpeculatorConfig
+from speculators.models.eagle3 import core as eagle
 from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.peagle import core
 from speculators.models.peagle.config import PEagleSpeculatorConfig
@@ -40,6 +41,7 @@ from tests.parity.drafters.load import (
 )
 from tests.parity.make_fixtures import made_with
 
+_EXTEND = eagle.extend_dense_mask_for_draft_tokens
 VOCAB, WIDTH, MARGIN = 96, 32, 2e-4
 SIZES = {
     "vocab_size": VOCAB,
@@ -166,9 +168,25 @@ def drafted(model: Any, tensors: dict[str, Any], seed: int) -> tuple[np.ndarray,
     return np.concatenate([np.full((1, DRAFTS), -1), found]), float((best[..., 0] - best[..., 1]).min())
 
 
+def _advance_windows(window: int | None) -> None:
+    """Have windows advance with the drafts, as they do when a drafter runs; in training they stay where they began."""
+    extend = _EXTEND
+
+    def extended(mask: torch.Tensor, length: int) -> torch.Tensor:
+        step, out = mask.shape[-1] // length, extend(mask, length)
+        if window is not None and mask[0, 0, -1, 0] < 0:
+            at = torch.arange(length)
+            gone = at[None] <= at[:, None] + step - window
+            out[..., :length] = out[..., :length].masked_fill(gone, float("-inf"))
+        return out
+
+    eagle.extend_dense_mask_for_draft_tokens = extended
+
+
 def _chained(model: Any, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return the logits [T - 1, K, V] of drafts that read what was drafted before."""
     logits: list[torch.Tensor] = []
+    _advance_windows(model.sliding_window if model.uses_sliding_window_attn else None)
     embed = model.embed_tokens.forward
 
     def own(read: torch.Tensor) -> torch.Tensor:
