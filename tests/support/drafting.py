@@ -1,4 +1,4 @@
-"""Drafters without an engine: the tokens that one drafts behind each position of a text, with attention over all of it."""
+"""Drafters without an engine: the tokens that one drafts behind each position of a text, with dense attention."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -65,7 +65,8 @@ class Text:
     def _embed(self, tokens: Int[Array, " n"]) -> Float[Array, "n M"]:
         if self.target is None:
             return jnp.zeros((len(tokens), self.config.d_model))
-        return self.target.inputs_of(tokens)
+        rows: Array = self.target.embed[...][tokens] * self.config.embed_scale
+        return rows
 
     def _logits(self, hidden: Float[Array, "n M"]) -> Float[Array, "n V"]:
         assert self.target is not None
@@ -73,6 +74,9 @@ class Text:
 
     def _choose(self, logits: Float[Array, "n V"]) -> Int[Array, " n"]:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def _first(self, layer: int) -> int:
+        return self.drafter.first[layer - len(self.config.layers)]
 
     def _layer(self, layer: int, attention: AttentionConfig | None) -> AttentionConfig:
         own = layer - len(self.config.layers)
@@ -90,8 +94,8 @@ class Text:
         assert kv is not None
         self.stored[layer] = kv
         config, at = self._layer(layer, attention), np.arange(len(q))
-        # Position 0 has no token before it: nothing sees it, and what it gives itself is read by nothing.
-        seen = (at[None] <= at[:, None]) & ((at[None] >= 1) | (at[:, None] == 0))
+        # Nothing sees the first positions, which lack a token before them; nothing reads what they give themselves.
+        seen = (at[None] <= at[:, None]) & ((at[None] >= self._first(layer)) | (at[:, None] == at[None]))
         seen = seen if config.reach is None else seen & (at[None] > at[:, None] - config.reach.size)
         return _attended(config, q, jnp.broadcast_to(kv[None], (len(q), *kv.shape)), seen, sinks)
 
@@ -116,7 +120,7 @@ class Text:
         at, rows = np.arange(len(stored) + len(mine)), np.asarray(rows)
         positions = np.where(at < len(stored), at, rows[:, None] + at - len(stored))
         seen = (positions < rows[:, None]) | (at[None] >= len(stored))
-        seen &= positions >= (1 if drafted else 0)
+        seen &= positions >= (self._first(layer) if drafted else 0)
         # A query over the target's KV counts its window from n; see the seam.
         query = rows + (step if drafted else 0)
         seen = seen if config.reach is None else seen & (positions > query[:, None] - config.reach.size)

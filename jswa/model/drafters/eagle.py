@@ -67,6 +67,11 @@ class Eagle:
         return tuple(layer.attention for layer in self.model.layers)
 
     @property
+    def first(self) -> tuple[int, ...]:
+        """Position 1 is the first that has a token before it."""
+        return (1,) * len(self.layers)
+
+    @property
     def carry(self) -> int:
         """The fused hidden states of the token before."""
         return self.model.d_model

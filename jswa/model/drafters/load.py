@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jswa.architecture import ModelConfig
 from jswa.model.drafters.checkpoint import Checkpoint, refused
 from jswa.model.drafters.eagle_files import open_eagle
+from jswa.model.drafters.mtp_files import open_mtp
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.tensor_map import Source
 from jswa.model.transformer import Params, shapes_of
@@ -19,7 +20,7 @@ from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import Reader
 
 Opened = Callable[[Path, ModelConfig], Checkpoint]
-METHODS: dict[str, Opened] = {"eagle3": open_eagle}
+METHODS: dict[str, Opened] = {"eagle3": open_eagle, "mtp": open_mtp}
 
 
 def check_drafter(method: str, folder: Path, target: ModelConfig) -> Drafter:

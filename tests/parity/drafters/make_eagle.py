@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import torch
 from safetensors import safe_open
 from speculators.config import SpeculatorsConfig, VerifierConfig

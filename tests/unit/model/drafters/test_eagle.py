@@ -2,14 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jswa.architecture import ModelConfig
-from jswa.errors import CheckpointError, ConfigError, UnsupportedModel
 from jswa.model.drafters.load import check_drafter, load_drafter
 from jswa.model.hf.config import parse_config
 from tests.parity.drafters.load import DRAFTS, DrafterFixture, drawn_hidden, drawn_text, load_drafters
