@@ -14,6 +14,7 @@ from jswa.errors import ConfigError
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.tensor_map import Source
+from jswa.model.transformer import Params
 from jswa.model.weights.load import weights_of
 from jswa.model.weights.safetensors_files import Reader, Tensor
 
@@ -31,6 +32,7 @@ class Checkpoint(NamedTuple):
         all_tensors: those and the tensors of `others`.
         stored: how the tensors are quantized.
         others: parameters that no source describes: a function each that reads the whole parameter.
+        finish: given the parameters and the target's, returns the parameters as they are run.
     """
 
     drafter: Drafter
@@ -41,6 +43,7 @@ class Checkpoint(NamedTuple):
     all_tensors: dict[str, Tensor]
     stored: Quantization | None = None
     others: Mapping[str, ReadWhole] = {}
+    finish: Callable[[Params, Params], Params] = lambda params, _: params
 
     def check(self) -> "Checkpoint":
         """Return it. Raises CheckpointError if a tensor is missing, unknown or misshaped."""

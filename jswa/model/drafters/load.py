@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
+from jswa.model.drafters.assistant_files import open_assistant
 from jswa.model.drafters.checkpoint import Checkpoint, refused
 from jswa.model.drafters.eagle_files import open_eagle
 from jswa.model.drafters.mtp_files import open_mtp
@@ -20,7 +21,7 @@ from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import Reader
 
 Opened = Callable[[Path, ModelConfig], Checkpoint]
-METHODS: dict[str, Opened] = {"eagle3": open_eagle, "mtp": open_mtp}
+METHODS: dict[str, Opened] = {"eagle3": open_eagle, "gemma4_assistant": open_assistant, "mtp": open_mtp}
 
 
 def check_drafter(method: str, folder: Path, target: ModelConfig) -> Drafter:
@@ -38,9 +39,12 @@ def check_drafter(method: str, folder: Path, target: ModelConfig) -> Drafter:
 
 
 def load_drafter(
-    method: str, folder: Path, target: ModelConfig, dtype: jnp.dtype, *, mesh: Mesh | None = None
+    method: str, folder: Path, target: ModelConfig, target_params: Params, dtype: jnp.dtype, *, mesh: Mesh | None = None
 ) -> tuple[Drafter, Params]:
     """Return the drafter of the whole model and its parameters, on the devices as `Placement` puts a decoder's.
+
+    Args:
+        target_params: the target's, of the whole model or on the same mesh.
 
     Raises what `check_drafter` raises, before a weight is read.
     """
@@ -55,7 +59,7 @@ def load_drafter(
             value = read(reader)
             params[name] = placement.put(name, np.ascontiguousarray(value.astype(shapes[name].dtype)))
     assert params.keys() == shapes.keys(), "the table and the module must have the same parameters"
-    return opened.drafter, params
+    return opened.drafter, opened.finish(params, target_params)
 
 
 def _shape(source: Source, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -53,7 +53,7 @@ def test_the_other_format_gives_the_same_drafts(name: str, tmp_path: Path) -> No
 
 
 def _drafts(fixture: DrafterFixture, folder: Path) -> np.ndarray:
-    drafter, params = load_drafter("eagle3", folder, TARGET, jnp.dtype(jnp.float32))
+    drafter, params = load_drafter("eagle3", folder, TARGET, {}, jnp.dtype(jnp.float32))
     seed = fixture.facts["seed"]
     states = drawn_hidden(len(drafter.taps) * WIDTH, seed)
     hidden = dict(zip(drafter.taps, np.split(states, len(drafter.taps), axis=1), strict=True))

@@ -29,7 +29,7 @@ def _checkpoint(folder: Path, layers: int = 3) -> Path:
 def test_drafts_are_those_of_the_reference(broken: tuple[int, ...], tmp_path: Path) -> None:
     folder = _checkpoint(tmp_path)
     target, target_params = load_checkpoint(folder, jnp.dtype(jnp.float32))
-    drafter, params = load_drafter("mtp", folder, target, jnp.dtype(jnp.float32))
+    drafter, params = load_drafter("mtp", folder, target, target_params, jnp.dtype(jnp.float32))
     tokens, hidden = drawn_text(target.vocab_size, 1), drawn_hidden(target.d_model, 1)
     tensors = MIMO.tensors | mtp_tensors(MIMO.config, 3, seed=5)
     wanted, lead = MtpReference(MIMO.config, tensors, tokens, hidden, broken).drafts()
