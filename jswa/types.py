@@ -210,6 +210,13 @@ class PrefixHit(NamedTuple):
         return {**lost, self.reason: self.prompt_tokens - self.full_hit_tokens}
 
 
+class DraftCounts(NamedTuple):
+    """How many tokens of a text were drafted, and were right, or wrong: the steps that they saved, and their cost."""
+
+    accepted: int
+    rejected: int
+
+
 @dataclass
 class RequestMetrics:
     """Times of a request, in seconds of `time.monotonic`."""

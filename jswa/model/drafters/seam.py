@@ -49,7 +49,7 @@ class Ran(NamedTuple):
 
     Attributes:
         taps: for each of `Drafter.taps`, the residual stream before that layer of the target, or FINAL.
-        previous: given values [T, X] of the tokens and the columns of the carry that have the same of the token before
+        previous: given values [T, X] of the tokens, and the columns of the carry that have the same of the token before
             a row's first one, returns [T, X]: the values of the token before each. Zeros for position 0, and for the
             first token that a row runs behind a cached prefix.
         embed: the target's embedding of tokens as its first layer gets it, [n] -> [n, M].
