@@ -157,6 +157,7 @@ class Decoder(nnx.Module):
         attend: Attend,
         select: Int[Array, " R"] | None = None,
         adapters: AdapterIds | None = None,
+        tap: Callable[[int, Float[Array, "T M"]], None] | None = None,
     ) -> Float[Array, "N M"]:
         """Return the hidden states after the final norm, for the tokens in `select`, or for all if it is None.
 
@@ -165,10 +166,10 @@ class Decoder(nnx.Module):
 
         Args:
             adapters: the LoRA adapter of each token; required if the parameters have adapters.
+            tap: is given the residual stream before each layer, by its number, and behind the last one.
         """
         config = self.config
-        rows = lookup_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
-        x = normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
+        x = self.inputs_of(tokens)
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         run = LayerInputs(positions, ropes, attend, per_layer, adapters)
@@ -177,11 +178,21 @@ class Decoder(nnx.Module):
         for index, layer in enumerate(self.layers):
             if index == config.tail and select is not None:
                 x, run = x[select], run.only(select)
+            if tap is not None:
+                tap(index, x)
             with jax.named_scope(f"layer_{index}"):
                 x = layer(x, index, run)
+        if tap is not None:
+            tap(len(self.layers), x)
         if config.tail == len(config.layers) and select is not None:
             x = x[select]
         return self.final_norm(x if self.streams is None else self.streams.join(x))
+
+    def inputs_of(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
+        """Return what the first layer reads of tokens."""
+        config = self.config
+        rows = lookup_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
+        return normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
 
     def _look_up(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
         embed = self.embed.get_value()

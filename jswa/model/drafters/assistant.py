@@ -2,8 +2,8 @@
 
 All layers of a kind read the target's last layer of that kind that stores KV. The assistant reads the embedding of the
 last token, in the target's width, and the hidden state from which it was drawn; its own output takes the place of that
-when it drafts on. Every query stands at the position of the last token. Assistants of small models look for the next token
-among those of the likeliest clusters only.
+when it drafts on. Every query stands at the position of the last token. Assistants of small models look for the next
+token among those of the likeliest clusters only.
 """
 
 import dataclasses
