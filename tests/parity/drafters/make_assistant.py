@@ -1,9 +1,11 @@
 # mypy: disable-error-code="import-not-found"
 """Compute the fixtures of Gemma 4's assistants with transformers (`make parity-drafters`).
 
-The targets are fixtures of other tests. transformers' generator drafts behind every position of a text, after the target
-has run all tokens before. It gives an assistant a window that reaches two keys further back than the target's own queries
-see; here an assistant's window is two keys shorter, so that both see the same.
+The targets are fixtures of other tests. transformers' generator drafts behind every position of a text, after the
+target has run all tokens before. It gives an assistant a window that reaches two keys further back than the queries of
+the target see; here an assistant has a window two keys shorter, so that both see the same.
+
+transformers 5.22 and 5.23 refuse to build an assistant: run this with 5.21.
 
     python -m tests.parity.drafters.make_assistant [--check]
 """
