@@ -400,7 +400,8 @@ class Engine:
         """Return counts and times of the steps so far."""
         runner = self.runner
         late = (runner.compiled_in_steps, runner.compiled_beside) if isinstance(runner, CompilingRunner) else (0, 0)
-        return self._log.stats(*late)
+        drafting = self._scheduler.drafting.stats() if self._scheduler.rows.speculates else None
+        return self._log.stats(*late, drafting)
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""

@@ -105,7 +105,7 @@ def parse(text: str | None) -> Speculation | None:
 def _method(given: Mapping[str, Any]) -> Lookup | Model:
     """Return the method, and check that the options are those that it has."""
     method, model = given.get("method"), given.get("model")
-    known = (*get_args(Lookup), *get_args(Model))
+    known = get_args(Lookup)
     if method not in known:
         raise ConfigError(f"{_NAME}.method", method, f"must be {', '.join(known[:-1])} or {known[-1]}")
     needs = method in ("gemma4_assistant", "eagle3")

@@ -51,7 +51,7 @@ class Scheduler:
         )
         self.capacity = row_capacity(layout, limits, self.cache.pool.total_slots)
         self._requests = Requests(self.cache, limits, speculative)
-        self.drafting = Drafting(self._requests.rows, self.cache, speculative, speculation)
+        self.drafting = Drafting(self._requests.rows, self.cache, speculative, limits)
         self._requests.grown = self.drafting.look_again
         self._turns = self._requests.turns
         self._in_flight: deque[StepPlan] = deque()

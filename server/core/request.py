@@ -16,7 +16,7 @@ from jswa.text.answers.parser import Answering, AnswerParser, assemblers
 from jswa.text.assembler import Assembler
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import AnswerEvent, FinishReason, SamplingParams
+from jswa.types import AnswerEvent, DraftCounts, FinishReason, SamplingParams
 
 from ..http import limits
 from ..http.errors import ApiError, engine_errors, invalid
@@ -170,6 +170,7 @@ class Job:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.reasoning_tokens = 0
+        self.drafts: DraftCounts | None = None
         self.finish_reasons: list[FinishReason] = []
         self.lora = order.lora
         self._engine_thread = engine_thread
@@ -286,6 +287,9 @@ class Job:
         text.last_token = now
         if event.prefix is not None and event.request_id in self._firsts:
             self.cached_tokens += event.prefix.cached_tokens
+        if event.drafts is not None:
+            accepted, rejected = self.drafts or (0, 0)
+            self.drafts = DraftCounts(accepted + event.drafts.accepted, rejected + event.drafts.rejected)
         assembled, answer, events = text.text, text.answer, []
         offset, before = assembled.offset, assembled.tokens
         new = assembled.push(event)

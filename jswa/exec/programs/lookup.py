@@ -111,10 +111,10 @@ def _in_reference(
     )
     places = jnp.arange(size, dtype=jnp.int32)
     expected = (texts["offset"].at[row_ids].get(mode="fill", fill_value=0) + positions)[:, None]
-    at = jnp.argmax(2 * lengths + (places[None] == expected), axis=1).astype(jnp.int32)
+    at = jnp.argmax(2 * lengths + (places[None] == expected).astype(jnp.int32), axis=1).astype(jnp.int32)
     after = at[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     tokens = jnp.take_along_axis(reference, jnp.minimum(after, size - 1), axis=1)
-    ends = jnp.cumsum((tokens == NONE) | (after >= size), axis=1) > 0
+    ends = jnp.cumsum((tokens == NONE) | (after >= size), axis=1, dtype=jnp.int32) > 0
     return jnp.take_along_axis(lengths, at[:, None], axis=1)[:, 0], at, jnp.where(ends, NONE, tokens)
 
 
@@ -128,7 +128,7 @@ def _match_lengths(shifted: Callable[[int], Int[Array, "R P"]], recent: Int[Arra
     for i in range(recent.shape[1]):
         same = (shifted(i) == recent[:, i : i + 1]) & (recent[:, i : i + 1] != NONE)
         equal = same if equal is None else equal & same
-        lengths = equal.astype(jnp.int32) if lengths is None else lengths + equal
+        lengths = equal.astype(jnp.int32) + (0 if lengths is None else lengths)
     assert lengths is not None
     return lengths
 

@@ -113,7 +113,7 @@ class Choice:
                 return drafts
         return None
 
-    def note(self, row_ids: Int[np.ndarray, " R"], drafts: int, right: Int[np.ndarray, " R"]) -> None:
+    def note(self, row_ids: Int[np.ndarray, " R"], drafts: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]) -> None:
         """Count how many of so many drafts were right, of rows that ran some."""
         if not len(row_ids):
             return

@@ -8,12 +8,13 @@ from jaxtyping import Int
 
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.continuations import continuations
+from jswa.config import Limits
 from jswa.plan import RowText, StepPlan
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.drafts.choice import Choice
 from jswa.sched.rows import Flight, Rows
 from jswa.sched.sequence import Sequence
-from jswa.speculation import PROGRAMS, Speculation
+from jswa.speculation import PROGRAMS
 
 # Of how many drafts a row a decode step of so many rows may run now, if it may have two halves or log probabilities.
 Lengths = Callable[[int, bool, bool], tuple[int, ...]]
@@ -36,6 +37,11 @@ class DraftStats:
     drafts: int = 0
     accepted: tuple[int, ...] = ()
 
+    @property
+    def sums(self) -> tuple[int, int]:
+        """The tokens that were drafted, and those of them that were right."""
+        return self.drafts, sum(self.accepted)
+
 
 @dataclass
 class _Counts:
@@ -50,15 +56,14 @@ class Drafting:
 
     Args:
         most: drafts of a row in a step.
-        speculation: None: the device drafts by itself, as many as it is given; for tests.
 
     Attributes:
         lengths: what the device can run; None: everything, and drafts cost nothing.
     """
 
-    def __init__(self, rows: Rows, cache: CacheManager, most: int, speculation: Speculation | None) -> None:
+    def __init__(self, rows: Rows, cache: CacheManager, most: int, limits: Limits) -> None:
         self._rows, self._cache = rows, cache
-        self._most, self._speculation = most, speculation
+        self._most, self._speculation, self._one_bucket = most, limits.speculation, limits.one_bucket
         self.lengths: Lengths | None = None
         self.choice = Choice(rows.max_rows)
         self._counts = _Counts()
@@ -103,7 +108,8 @@ class Drafting:
         """Return the number of drafts a row of the program in which a draft of a step shall run."""
         if self.lengths is None or self._speculation is None:
             return self._most
-        if any(draft.prompts.values()) or not len(draft.decode):
+        mixed = any(draft.prompts.values()) and not self._one_bucket
+        if mixed or not len(draft.decode):
             return 0
         rows, row_ids = self._rows, draft.decode
         lengths = self.lengths(len(row_ids), split, bool(rows.logprob_rows))
@@ -132,10 +138,10 @@ class Drafting:
         self, plan: StepPlan, flight: Flight, counts: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"]
     ) -> None:
         """Count which drafts of a step were right."""
-        if not plan.drafts:
+        ran = (plan.samples > 1) & (counts > 0)
+        if not ran.any():
             return
         rows, right = self._rows, counts - 1
-        ran = (plan.samples > 1) & (counts > 0)
         self._counts.steps += 1
         self._counts.rows += int(np.count_nonzero(ran))
         self._counts.drafts += int(drafted[ran].sum())
@@ -144,7 +150,7 @@ class Drafting:
         row_ids = flight.row_ids[ran]
         rows.accepted[row_ids] += right[ran]
         rows.rejected[row_ids] += drafted[ran] - right[ran]
-        self.choice.note(row_ids, plan.drafts, right[ran])
+        self.choice.note(row_ids, plan.samples[ran] - 1, right[ran])
 
     def landed(self, plan: StepPlan, now: float) -> None:
         """Note the time at which the tokens of a step are there: what lies between it and the one before is its time.
