@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.model_drafts import DRAFTS, Pair, pair_of
+from tests.support.drafts.engines import DRAFTS, Pair, pair_of
 
 KINDS = ("eagle3", "eagle31_window", "peagle", "mtp", "assistant_of_base", "assistant_of_dense")
 
@@ -20,7 +20,7 @@ def _prompt(pair: Pair, count: int, seed: int) -> list[int]:
 
 def _check_drafts(pair: Pair, text: list[int], least: int) -> None:
     """Check what has been drafted against the drafter behind the whole text."""
-    wanted = pair.wanted(text, pair.seen.begins)
+    wanted = pair.wanted(text, pair.seen.breaks)
     drafted = {one.position: one for one in pair.seen.drafts}
     assert len(drafted) >= least
     for position, one in drafted.items():
@@ -39,6 +39,7 @@ def test_drafts_are_those_behind_the_whole_text_and_change_no_token(pair: Pair) 
     for length in (len(text), 60):
         pair.seen.drafts.clear()
         pair.seen.begins.clear()
+        pair.seen.breaks.clear()
         beginning = text[:length] + _prompt(pair, 3, length)
         more = pair.said(beginning, 40, drafts=True)
         assert pair.seen.begins, "the text did not begin behind a cached prefix"

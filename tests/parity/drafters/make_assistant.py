@@ -93,7 +93,7 @@ def build(target: dict[str, Any], settings: dict[str, Any]) -> Any:
         num_centroids=settings.get("centroids", 8),
         centroid_intermediate_top_k=settings.get("top", 2),
     )
-    return Gemma4AssistantForCausalLM._from_config(config, attn_implementation="eager").eval()
+    return Gemma4AssistantForCausalLM(config).eval()
 
 
 def drafted(target: Any, model: Any, tensors: dict[str, Any], seed: int) -> tuple[np.ndarray, float]:

@@ -11,7 +11,7 @@ from jswa.architecture import ModelConfig
 from jswa.model.drafters.load import check_drafter, load_drafter
 from jswa.model.hf.config import parse_config
 from tests.parity.drafters.load import DRAFTS, DrafterFixture, drawn_hidden, drawn_text, load_drafters
-from tests.support.drafting import Text
+from tests.support.drafts.dense import Text
 
 FIXTURES = {fixture.name: fixture for fixture in load_drafters("eagle")}
 WIDTH = 32

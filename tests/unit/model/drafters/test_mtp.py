@@ -14,8 +14,8 @@ from jswa.model.weights.load import load_checkpoint
 from tests.parity.drafters.load import drawn_hidden, drawn_text
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
-from tests.support.drafting import Text
-from tests.support.mtp_reference import MtpReference, mtp_tensors
+from tests.support.drafts.dense import Text
+from tests.support.drafts.mtp import MtpReference, mtp_tensors
 
 MIMO = load_fixture("mimo_v2_flash_base")
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from jswa.architecture import AttentionConfig, ModelConfig
-from jswa.model.drafters.seam import FINAL, Drafter, Now, Ran
+from jswa.model.drafters.seam import Drafter, Now, Ran
 from jswa.model.transformer import Decoder, Params
 
 Stored = dict[int, Float[Array, "T K E"]]
@@ -146,6 +146,3 @@ def _attended(
         scores = jnp.concatenate([scores, jnp.broadcast_to(sinks[None, :, None], (*scores.shape[:2], 1))], axis=-1)
     shares = jax.nn.softmax(scores, axis=-1)[..., : v.shape[1]]
     return jnp.einsum("ths,tshd->thd", shares, v)
-
-
-__all__ = ["FINAL", "Text"]

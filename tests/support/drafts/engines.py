@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Int
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
@@ -26,8 +26,8 @@ from jswa.types import SamplingParams
 from tests.parity.drafters.load import load_drafters
 from tests.parity.load import load_fixture
 from tests.parity.weights import random_weights, write_checkpoint
-from tests.support.drafting import Text
-from tests.support.mtp_reference import mtp_tensors
+from tests.support.drafts.dense import Text
+from tests.support.drafts.mtp import mtp_tensors
 from tests.support.oracles import dense_attention, quick_compiles
 
 FLOAT32 = jnp.dtype(jnp.float32)
@@ -43,9 +43,16 @@ class Drafted(NamedTuple):
 
 
 class Seen:
-    """What the drafter of an engine did: its drafts, and the positions at which rows began behind cached prefixes."""
+    """What the drafter of an engine did.
+
+    Attributes:
+        begins: positions at which rows began behind cached prefixes.
+        breaks: those of them at which full layers wrote KV: where a row replays a part of the prefix for the windows of
+            local layers, full layers keep what they have.
+    """
 
     def __init__(self) -> None:
+        self.breaks: list[int] = []
         self.drafts: list[Drafted] = []
         self.begins: list[int] = []
 
@@ -56,9 +63,11 @@ class Seen:
             found = tuple(drafts[row].tolist()[: int(wanted[row])])
             self.drafts.append(Drafted(int(positions[row]), int(tokens[row]), found))
 
-    def note_begins(self, counts: Any, starts: Any, lengths: Any) -> None:
-        counts, starts, lengths = map(np.asarray, (counts, starts, lengths))
-        self.begins += starts[(counts > 0) & (starts > 0) & (lengths != starts)].tolist()
+    def note_begins(self, counts: Any, starts: Any, lengths: Any, kept: Any) -> None:
+        counts, starts, lengths, kept = map(np.asarray, (counts, starts, lengths, kept))
+        fresh = (counts > 0) & (starts > 0) & (lengths != starts)
+        self.begins += starts[fresh].tolist()
+        self.breaks += starts[fresh & ~kept].tolist()
 
 
 @contextmanager
@@ -76,7 +85,11 @@ def watched(seen: Seen) -> Iterator[None]:
     def absorbing(self: Placed, params: Any, decoder: Any, state: Any, tokens: Any, indices: Any, taps: Any) -> Any:
         row_ids = indices.token_row_ids[jnp.clip(indices.first_token, 0, len(tokens) - 1)]
         lengths = state["length"].at[row_ids].get(mode="fill", fill_value=0)
-        jax.debug.callback(seen.note_begins, indices.counts, indices.starts, lengths)
+        first = jnp.clip(indices.first_token, 0, len(tokens) - 1)
+        full = self.drafter.layers and self.drafter.layers[0].kind == "full"
+        pages = state["lanes"][0].shape[1] * self.layout.pages_per_block
+        kept = indices.full.write_pages[first] >= pages if full else jnp.zeros(len(first), bool)
+        jax.debug.callback(seen.note_begins, indices.counts, indices.starts, lengths, kept)
         return absorb(self, params, decoder, state, tokens, indices, taps)
 
     Placed.propose, Placed.absorb = proposing, absorbing  # type: ignore[method-assign]
@@ -178,6 +191,3 @@ def pair_of(kind: str, folder: Path, *, alone: bool, **changes: Any) -> Pair:
         runner = Runner(model, both, layout, with_drafts, drafter=drafter)
     drafting = Engine(model, with_drafts, layout, runner)
     return Pair(model, params, drafter, own_params, plain, drafting, seen)
-
-
-__all__ = ["Array", "Drafted", "Float", "Pair", "Seen", "pair_of", "write_target"]
