@@ -1,4 +1,4 @@
-"""Generated tokens per second with and without speculative decoding, in pairs, for texts that are drafted well or badly.
+"""Generated tokens per second with and without speculative decoding, in pairs, for texts that are drafted well or not.
 
     python -m benchmarks.speed.speculation [--rows 1 16] [--repeats 5] [--only NAME ...] [--json FILE]
 
@@ -24,19 +24,19 @@ from jswa.llm import LLM
 from jswa.types import SamplingParams
 
 TOKENS = 160
-_NAMES = ["Tom", "Lily", "Ben", "Anna", "Max", "Mia", "Sam", "Lucy", "Tim", "Sue", "Jack", "Amy", "Leo", "Ella", "Bob", "Kim"]
-_PETS = ["cat", "dog", "bird", "fish", "frog", "duck", "bear", "fox"]
-_STORY = """One day {name} went to the park with a red ball. {name} saw a {pet} near the big tree. The {pet} was sad because
-it had lost its hat. {name} said, "Do not cry, I will help you." They looked under the bench and behind the tree. At last
-they found the hat in the pond. The {pet} was very happy and said thank you. {name} and the {pet} played with the red ball
-until the sun went down. Then {name} went home and told Mom about the {pet}.
+_NAMES = ("Tom", "Lily", "Ben", "Anna", "Max", "Mia", "Sam", "Lucy", "Tim", "Sue", "Jack", "Amy", "Leo", "Ella", "Bob")
+_PETS = ("cat", "dog", "bird", "fish", "frog", "duck", "bear", "fox")
+_STORY = """One day {name} went to the park with a red ball. {name} saw a {pet} near the big tree. The {pet} was sad
+because it had lost its hat. {name} said, "Do not cry, I will help you." They looked under the bench and behind the
+tree. At last they found the hat in the pond. The {pet} was very happy and said thank you. {name} and the {pet} played
+with the red ball until the sun went down. Then {name} went home and told Mom about the {pet}.
 """
 
 
 def records(row: int) -> str:
     """Return the beginning of a list of JSON records."""
     lines = [
-        f'{{"id": {n}, "name": "{_NAMES[(row + n) % 16]}", "pet": "{_PETS[(row + n) % 8]}", "likes": "the red ball"}}'
+        f'{{"id": {n}, "name": "{_NAMES[(row + n) % 15]}", "pet": "{_PETS[(row + n) % 8]}", "likes": "the red ball"}}'
         for n in range(1, 7)
     ]
     return "\n".join(lines) + "\n"
@@ -44,20 +44,20 @@ def records(row: int) -> str:
 
 def copies(row: int) -> str:
     """Return a text and the beginning of its copy."""
-    text = _STORY.replace("\n", " ").format(name=_NAMES[row % 16], pet=_PETS[row % 8])
+    text = _STORY.replace("\n", " ").format(name=_NAMES[row % 15], pet=_PETS[row % 8])
     return text + text[:90]
 
 
 def edits(row: int) -> str:
     """Return a text twice, the second time with another name, and the beginning of a third one."""
-    names = [_NAMES[(row + n) % 16] for n in range(3)]
+    names = [_NAMES[(row + n) % 15] for n in range(3)]
     texts = [_STORY.replace("\n", " ").format(name=name, pet=_PETS[row % 8]) for name in names]
     return texts[0] + texts[1] + texts[2][:90]
 
 
 def stories(row: int) -> str:
     """Return the beginning of a story."""
-    return f"Once upon a time there was a {_PETS[row % 8]} and its friend {_NAMES[row % 16]}"
+    return f"Once upon a time there was a {_PETS[row % 8]} and its friend {_NAMES[row % 15]}"
 
 
 KINDS: dict[str, tuple[Any, float, str]] = {

@@ -200,6 +200,24 @@ class Rows:
         self.known[row_ids] = known
         return known
 
+    def passes_mark(self, row_ids: Int[np.ndarray, " R"], counts: Int[np.ndarray, " R"]) -> bool:
+        """Return whether so many tokens more end any of these texts, or fill what waits to be copied of one."""
+        known = self.known.take(row_ids)
+        after = known + counts
+        return bool(((after >= self.limit.take(row_ids)) | (after // RECENT > known // RECENT)).any())
+
+    def append_several(
+        self,
+        row_ids: Int[np.ndarray, " R"],
+        given: Bool[np.ndarray, "R n"],
+        tokens: Int[np.ndarray, "R n"],
+        counts: Int[np.ndarray, " R"],
+    ) -> None:
+        """Append the `given` tokens to the rows, so many of each: see `append`."""
+        places = (self.known.take(row_ids)[:, None] + np.arange(tokens.shape[1])) & (RECENT - 1)
+        self._recent.reshape(-1)[(row_ids[:, None] * RECENT + places)[given]] = tokens[given]
+        self.known[row_ids] += counts
+
     def ready(self) -> Bool[np.ndarray, " max_rows"]:
         """Return which rows can run: their last token is not launched."""
         ready: Bool[np.ndarray, " max_rows"] = self.launched < self.limit - 1

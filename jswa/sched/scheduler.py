@@ -21,7 +21,8 @@ from jswa.plan import Request, RowMask, StepEvents, StepLogprobs, StepPlan, Toke
 from jswa.sched.admission import fewest, is_passed, match_of, open_lease
 from jswa.sched.draft import Draft, lease_of, make_plan
 from jswa.sched.drafts.drafting import Drafting
-from jswa.sched.outputs import SchedulerStats, joined, store_prompt_logprobs
+from jswa.sched.drafts.several import append_several
+from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs
 from jswa.sched.requests import Requests, needs_one
 from jswa.sched.rows import Rows
 from jswa.sched.sequence import Sequence, Status
@@ -116,7 +117,7 @@ class Scheduler:
         plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, self.cache, texts)
         self.rows.launch(row_ids, plan.counts, draft.speculative)
         # A prompt that ends needs less memory, and so does one whose window slides, or a row with pages for drafts.
-        requests.changes += bool(draft.prompts) or self.rows.speculates
+        requests.changes += bool(draft.prompts) or draft.speculative is not None
         self._in_flight.append(plan)
         return plan
 
@@ -168,15 +169,11 @@ class Scheduler:
             counts = None if counts is None else counts[plain]
         if counts is None:
             return self._requests.apply_plain(row_ids, tokens, others)
-        parts = []
-        for place in range(width):
-            # A text may have ended before its last token: its row is empty.
-            goes_on = (counts > place) & (self.rows.limit.take(row_ids) > 0)
-            if not place or goes_on.any():
-                parts.append(self._requests.apply_plain(row_ids[goes_on], tokens[goes_on, place], []))
-        self.rows.settle(flight.row_ids)
-        self._requests.slide()
-        return joined(parts, others)
+        events = append_several(self._requests, row_ids, tokens, counts, others)
+        if self.rows.ahead.any():
+            self.rows.settle(flight.row_ids)
+            self._requests.slide()
+        return events
 
     def tidy(self) -> None:
         """Free pages for the next plan; called after the launch, while the device works.

@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 _SHARE = 0.01  # of the time, for trials
+_MOST_SAVED = 8  # steps
+_HOLDS = 8  # steps for which a choice holds, as long as the rows are the same
 _GAIN = 1.02  # drafts must give so many times the tokens a second
 _KEEP = 0.9  # of a row's counts, each time that it has run drafts
 _POOL_KEEP = 0.99  # of those of all rows
@@ -63,10 +65,20 @@ class Choice:
         self._measured: dict[tuple[int, int], tuple[int, int]] = {}
         self._steps: dict[int, int] = {}
         self._saved = 0.0  # seconds for trials
+        self._kept = (0, 0, 0)  # the last choice, the rows of its step, and for how many more steps it holds
 
     def begin(self, row_id: int) -> None:
         """Forget the sequence that had a row."""
         self._counts[:, :, row_id] = 0.0
+        self._kept = (0, 0, 0)
+
+    def kept(self, rows: int) -> int | None:
+        """Return the choice for a step of so many rows if the last one still holds; None: `choose` anew."""
+        last, size, left = self._kept
+        if size != rows or left <= 0:
+            return None
+        self._kept = last, size, left - 1
+        return last
 
     def chances(self, row_ids: Int[np.ndarray, " R"]) -> Chances:
         """Return how often drafts of these rows are right."""
@@ -94,6 +106,7 @@ class Choice:
         known = {drafts: time for drafts, time in seconds.items() if (size, drafts) in self._seconds}
         best = best_length(chances, rows, known)
         trial = self._trial(chances, rows, seconds, best)
+        self._kept = (best, rows, _HOLDS) if trial is None else (0, 0, 0)
         return best if trial is None else trial
 
     def _trial(self, chances: Chances, rows: int, seconds: Mapping[int, float], best: int) -> int | None:
@@ -103,9 +116,7 @@ class Choice:
         unknown = [drafts for drafts in seconds if (size, drafts) not in self._seconds]
         wanted = [drafts for drafts in unknown if best_length(chances, rows, {0: seconds[0], drafts: seconds[drafts]})]
         stale = [d for d in seconds if d != best and d not in unknown and step - self._measured[size, d][0] >= _STALE]
-        if not best and not wanted:
-            # The shortest tells most cheaply whether drafts are right by now.
-            stale += [d for d in seconds if d and d not in stale][:1]
+        # Of several the shortest tells most cheaply whether drafts are right by now.
         for drafts in (*wanted[:1], *sorted(stale)):
             lost = max(0.0, seconds[drafts] - (rows + chances.tokens(drafts)) / value)
             if lost <= self._saved:
@@ -138,4 +149,4 @@ class Choice:
         changed = before + weight * (min(seconds, _OUTLIER * before) - before)
         self._seconds[key] = min(before, seconds) if times < _FIRST else changed
         self._steps[size], self._measured[key] = step, (step, times + 1)
-        self._saved = min(self._saved + _SHARE * seconds, 1.0)
+        self._saved = min(self._saved + _SHARE * seconds, _MOST_SAVED * seconds)

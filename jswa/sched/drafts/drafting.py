@@ -69,6 +69,7 @@ class Drafting:
         self._counts = _Counts()
         self._landed, self._queued = 0.0, False  # of the step before, and whether this one was on the device then
         self._texts: list[RowText] = []
+        self._features = False, False  # of the steps for which lengths were asked last
 
     def begin(self, sequence: Sequence) -> None:
         """Note a row that begins: its rows of the device's tables are another's."""
@@ -112,7 +113,12 @@ class Drafting:
         if mixed or not len(draft.decode):
             return 0
         rows, row_ids = self._rows, draft.decode
-        lengths = self.lengths(len(row_ids), split, bool(rows.logprob_rows))
+        features = split, bool(rows.logprob_rows)
+        kept = self.choice.kept(len(row_ids)) if features == self._features else None
+        if kept is not None:
+            return kept
+        self._features = features
+        lengths = self.lengths(len(row_ids), *features)
         return self.choice.choose(row_ids[rows.speculative[row_ids] > 0], len(row_ids), lengths)
 
     def give(self, draft: Draft, length: int, sequences_at: Callable[[Int[np.ndarray, " n"]], list[Sequence]]) -> None:
@@ -121,6 +127,8 @@ class Drafting:
         Drafts preempt no row: a row that finds no page for them runs fewer.
         """
         rows, row_ids, covered = self._rows, draft.decode, self._cache.table.covered
+        if not length and not rows.ahead.any():
+            return
         wanted = np.minimum(rows.speculative[row_ids], length)
         ends = rows.next_positions()[row_ids] + 1
         drafts = np.minimum(wanted, draft.budget // max(1, int(np.count_nonzero(wanted))))
@@ -138,9 +146,9 @@ class Drafting:
         self, plan: StepPlan, flight: Flight, counts: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"]
     ) -> None:
         """Count which drafts of a step were right."""
-        ran = (plan.samples > 1) & (counts > 0)
-        if not ran.any():
+        if not plan.drafts and not self._one_bucket and self.lengths is not None:
             return
+        ran = (plan.samples > 1) & (counts > 0)
         rows, right = self._rows, counts - 1
         self._counts.steps += 1
         self._counts.rows += int(np.count_nonzero(ran))

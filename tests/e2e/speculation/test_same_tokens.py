@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxtyping import Int
 
 from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.plan import TokenEvent
+from jswa.sched.drafts.choice import Choice
 from jswa.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.late import programs_compiled_when_run
@@ -45,14 +47,29 @@ def engines() -> Iterator[tuple[Engine, Engine]]:
         engines = [Engine(model, runner.limits, layout, runner) for runner in runners]
         for engine in engines:
             for values in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"bad_words": ("a b",)}):
-                engine.prepare(SamplingParams(**values))  # type: ignore[arg-type]
+                engine.prepare(SamplingParams(**values))
         yield engines[0], engines[1]
+
+
+class Drawn(Choice):
+    """Draws the number of drafts of each step."""
+
+    def __init__(self, chance: random.Random, max_rows: int) -> None:
+        super().__init__(max_rows)
+        self._chance = chance
+
+    def kept(self, rows: int) -> None:
+        """No choice holds."""
+
+    def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...]) -> int:
+        """Return any."""
+        return self._chance.choice((0, *lengths))
 
 
 def generate(engine: Engine, kinds: list[str], seed: int, *, preempt: bool = False) -> Said:
     """Ask each prompt twice in each of these ways, side by side; the lengths of drafts are drawn, if there are any."""
     chance = random.Random(seed)
-    engine.scheduler.drafting.choice.choose = lambda rows, size, lengths: chance.choice((0, *lengths))  # type: ignore[method-assign]
+    engine.scheduler.drafting.choice = Drawn(chance, engine.limits.max_rows)
     said: Said = {}
     for turn in range(2):
         for kind in kinds:
