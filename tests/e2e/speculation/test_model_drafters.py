@@ -15,7 +15,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def _prompt(pair: Pair, count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, pair.model.vocab_size, count).tolist()
+    prompt: list[int] = np.random.default_rng(seed).integers(3, pair.model.vocab_size, count).tolist()
+    return prompt
 
 
 def _check_drafts(pair: Pair, text: list[int], least: int) -> None:

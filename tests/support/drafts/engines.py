@@ -121,20 +121,21 @@ class Pair:
         engine = self.drafting if drafts or self.plain is None else self.plain
         if engine is self.drafting:
             choice = self.drafting.scheduler.drafting.choice
-            choice.choose = lambda rows, size, lengths: max(lengths, default=0) * drafts  # type: ignore[method-assign]
+            choice.choose = lambda row_ids, rows, lengths: max(lengths, default=0) * drafts  # type: ignore[method-assign]
         params = SamplingParams(max_tokens=count, **{"temperature": 0.8, "seed": 7, "ignore_eos": True, **values})
         engine.add(engine.request("one", np.array(prompt, np.int32), params))
         tokens: list[int] = []
         while engine.has_work():
             tokens += [event.token for event in engine.step() if event.token is not None]
             engine.check()
-        jax.effects_barrier()
+        jax.effects_barrier()  # type: ignore[no-untyped-call]
         return tokens
 
     def wanted(self, text: list[int], begins: list[int]) -> Int[np.ndarray, "T K"]:
         """Return what the drafter drafts behind each position of a text, from dense attention over all of it."""
         tokens, model = np.array(text, np.int32), self.model
-        attend, stored, hidden = dense_attention(model), {}, {}
+        attend, hidden = dense_attention(model), dict[int, Any]()
+        stored: dict[int, Any] = {}
 
         def noted(layer: int, q: Any, kv: Any, sinks: Any) -> Any:
             if kv is not None:

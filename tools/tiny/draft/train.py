@@ -144,7 +144,7 @@ def _attend(
     shares = jax.nn.softmax(jnp.concatenate([scores, *more], axis=-1), axis=-1)
     out = jnp.einsum("hts,shd->thd", shares[..., :count], values)
     for index, (_, value) in enumerate(chain):
-        out += shares[..., count + index].T[..., None] * value
+        out = out + shares[..., count + index].T[..., None] * value
     return out
 
 
