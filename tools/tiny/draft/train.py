@@ -124,7 +124,7 @@ def losses(
 
 
 def _attend(
-    head: Eagle, kept: list[Array], count: int, _: int, q: Array, kv: Array | None, __: Array | None
+    head: Eagle, kept: list[Array], count: int, layer: int, q: Array, kv: Array | None, sinks: Array | None
 ) -> Float[Array, "T H V"]:
     """Attend to the text up to each position, and to what the chain from this position has read itself.
 

@@ -1,6 +1,7 @@
 """EAGLE-3 and P-EAGLE draft what the speculators package drafts, from both formats of checkpoints."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -62,10 +63,10 @@ def _drafts(fixture: DrafterFixture, folder: Path) -> np.ndarray:
     return text.drafts(DRAFTS)
 
 
-def _refused(folder: Path, changes: dict[str, object], drop: tuple[str, ...] = (), **layer: object) -> str:
+def _refused(folder: Path, changes: Mapping[str, object], drop: tuple[str, ...] = (), **layer: object) -> str:
     """Return why a drafter with another config, or fewer tensors, is refused; its weights cannot be read."""
     fixture = FIXTURES["eagle3"]
-    config = fixture.config | changes
+    config = fixture.config | dict(changes)
     config["transformer_layer_config"] = config["transformer_layer_config"] | layer
     tensors = {name: tensor for name, tensor in fixture.tensors.items() if name not in drop}
     dataclasses.replace(fixture, facts=fixture.facts | {"config": config}, tensors=tensors).write(folder)
