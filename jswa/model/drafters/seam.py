@@ -95,7 +95,10 @@ class Drafter(Protocol):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The layers of the target before which the residual stream is wanted, or FINAL."""
+        """The layers of the target before which the residual stream is wanted, or FINAL.
+
+        One past the last layer: what the last layer gives.
+        """
         ...
 
     @property
@@ -104,8 +107,22 @@ class Drafter(Protocol):
         ...
 
     @property
+    def first(self) -> tuple[int, ...]:
+        """Of each of `layers`, the first position whose KV is seen."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """The most tokens that `propose` gives."""
+        ...
+
+    @property
     def carry(self) -> int:
         """C, the numbers of a row that are kept between steps."""
+        ...
+
+    def shard(self, devices: int) -> "Drafter":
+        """Return one device's part, as `shard_config`. Raises ConfigError if the drafter cannot be split so."""
         ...
 
     def absorb(self, params: Params, ran: Ran) -> Float[Array, "T C"]:
