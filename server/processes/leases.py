@@ -78,7 +78,9 @@ class Leases:
         """Release an amount that a key has acquired."""
         self._used[key] -= amount
         spare = self._granted[key] - self._used[key]
-        if spare > 3 * self._part or (spare > 0 and not self._used[key]):
+        if spare > 3 * self._part:
+            self._give()  # another process may need it now
+        elif spare > 0 and not self._used[key]:
             self._later()
 
     def _grow(self, key: Key, amount: int) -> None:
@@ -117,9 +119,11 @@ class Leases:
 
     def _give(self) -> None:
         """Give back what no key uses."""
-        self._sweep = None
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
         for key in list(self._granted):
-            keep = self._used[key] + (self._part if self._used[key] else 0)
+            keep = self._used[key] + (self._part if self._used[key] else 0)  # one part more, while it is in use
             spare = self._granted[key] - keep
             if spare > 0:
                 self._granted[key] -= spare
