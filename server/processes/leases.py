@@ -78,9 +78,9 @@ class Leases:
         """Release an amount that a key has acquired."""
         self._used[key] -= amount
         spare = self._granted[key] - self._used[key]
-        if spare > 3 * self._part:
-            self._give()  # another process may need it now
-        elif spare > 0 and not self._used[key]:
+        if spare > 3 * self._part and key not in self._denied:
+            self._give()  # another process may need it now; of a key that lacks memory, requests here need it first
+        elif spare > 3 * self._part or (spare > 0 and not self._used[key]):
             self._later()
 
     def _grow(self, key: Key, amount: int) -> None:
