@@ -48,8 +48,8 @@ class PendingStep(Protocol):
         """Launch the second half of a step whose plan has late masks."""
         ...
 
-    def tokens(self) -> Int[np.ndarray, " R"]:
-        """The tokens of the plan's rows."""
+    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
+        """The tokens of the plan's rows: one of each, or several, their number, and that of the drafts."""
         ...
 
     def logprobs(self) -> StepLogprobs | None:
@@ -79,6 +79,15 @@ class CompilingRunner(StepRunner, Protocol):
 
     def close(self) -> None:
         """End what compiles beside the steps."""
+        ...
+
+
+@runtime_checkable
+class DraftingRunner(StepRunner, Protocol):
+    """A runner whose device drafts tokens."""
+
+    def lengths(self, rows: int, *, split: bool, logprobs: bool) -> tuple[int, ...]:
+        """Return for how many drafts a row a decode step of so many rows may run now."""
         ...
 
 
@@ -125,6 +134,10 @@ class Engine:
         self._lora_reader = lora_reader
         self.hosts = hosts
         self._scheduler = Scheduler(layout, limits)
+        if limits.speculation is not None and isinstance(runner, DraftingRunner):
+            self._scheduler.drafting.lengths = lambda rows, split, logprobs: runner.lengths(
+                rows, split=split, logprobs=logprobs
+            )
         self._pending: PendingStep | None = None
         self._late_masks: tuple[RowMask, ...] = ()  # those of the pending step
         self._seed = seed
@@ -322,11 +335,15 @@ class Engine:
         begin = time.perf_counter()
         tokens = step.tokens()
         there = time.perf_counter()
+        self._scheduler.drafting.landed(step.plan, there)
         if self.trace is not None:
             whole = replace(step.plan, masks=(*step.plan.masks, *self._late_masks), late=())
             write_step(self.trace, whole, tokens)
         self._late_masks = ()
-        events = self._scheduler.apply(step.plan, tokens, step.logprobs())
+        counts = drafted = None
+        if tokens.ndim > 1:
+            tokens, counts, drafted = tokens[:, :-2], tokens[:, -2], tokens[:, -1]
+        events = self._scheduler.apply(step.plan, tokens, step.logprobs(), counts, drafted)
         self._log.applied(step.plan, len(events), begin, there, time.perf_counter())
         self._log.log_when_due(self._scheduler)
         return events
@@ -385,7 +402,8 @@ class Engine:
         """Return counts and times of the steps so far."""
         runner = self.runner
         late = (runner.compiled_in_steps, runner.compiled_beside) if isinstance(runner, CompilingRunner) else (0, 0)
-        return self._log.stats(*late)
+        drafting = self._scheduler.drafting.stats() if self._scheduler.rows.speculates else None
+        return self._log.stats(*late, drafting)
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""

@@ -11,7 +11,7 @@ import numpy as np
 from jswa.cache.view import CACHED, FULL, KEPT, LOCAL, CacheView, Geometry
 from jswa.text.tokenizer import Tokenizer
 from server.core.service import Served
-from server.http.process import run, set_up_logging
+from server.http.process import serve_alone, set_up_logging
 from server.options import ServeConfig
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import BYTES
@@ -50,4 +50,4 @@ class LoadedEngine(FakeEngine):
 if __name__ == "__main__":
     config = ServeConfig(served_model_name=("load",), port=0, admin_api_key="admin")
     set_up_logging(config)
-    sys.exit(run(Served(LoadedEngine, Tokenizer.load(BYTES)), config))
+    sys.exit(serve_alone(Served(LoadedEngine, Tokenizer.load(BYTES)), config))

@@ -16,8 +16,9 @@ from jswa.grammar.compiler import Grammars
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from server.core.service import Served
-from server.http.process import run, set_up_logging
+from server.http.process import set_up_logging
 from server.options import ServeConfig
+from server.processes.supervisor import run
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving
 from tests.support.text.transcripts import TRANSCRIPTS, Transcript, template_of, tokenizer_of
