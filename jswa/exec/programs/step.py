@@ -311,6 +311,8 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
         rows = jnp.arange(config.bucket.rows, dtype=jnp.int32)
         drafted = jnp.arange(len(bad)) >= (indices.first_token + indices.counts - indices.drafts)[indices.token_rows]
         whole = ~((indices.token_rows[None] == rows[:, None]) & (bad & ~drafted)[None]).any(axis=1)
+        if not config.bucket.drafts:
+            return whole[:, None]
         return jnp.concatenate([whole[:, None], ~bad[_places(indices, config.bucket)][:, 1:]], axis=1)
 
 
