@@ -16,7 +16,7 @@ from jswa.exec.programs.extras import Extras
 from jswa.exec.programs.sampling import LogprobRows, Sampling, few_rows, logprob_rows, sample
 
 ABSENT = -3  # among drafts: there is none; no draw is -3
-_LOGITS = 2**26  # numbers of the logits that exist at the same time, unless one token of each row has more
+LOGITS = 2**26  # numbers of the logits that exist at the same time, unless one token of each row has more
 
 
 class Draws(NamedTuple):
@@ -73,7 +73,7 @@ def draw(
         with jax.named_scope("logprobs"):
             return Draws(tokens, logprob_rows(scores, tokens, devices) if want_logprobs else None)
 
-    if places == 1 or (rows * places * vocab <= _LOGITS and not deterministic):
+    if places == 1 or (rows * places * vocab <= LOGITS and not deterministic):
         flat = block(jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts))
         return flat._replace(tokens=flat.tokens.reshape(rows, places))
     if deterministic:

@@ -13,13 +13,13 @@ from jaxtyping import Float, Int
 
 _SHARE = 0.01  # of the time, for trials
 _MOST_SAVED = 8  # steps
-_HOLDS = 8  # steps for which a choice holds, as long as the rows are the same
+_HOLDS = 16  # steps for which a choice holds, as long as the rows are the same
 _GAIN = 1.02  # drafts must give so many times the tokens a second
 _KEEP = 0.9  # of a row's counts, each time that it has run drafts
 _POOL_KEEP = 0.99  # of those of all rows
 _WEIGHT = 2.0  # steps for which the counts of all rows stand for a row that has none of its own
 _STALE = 16  # steps of a size after which a time may be measured again
-_FIRST = 4  # measurements of which the least counts: the first ones are often slow
+_FIRST = 3  # measurements of which the least counts, and before which nothing is known
 _NEWEST, _NEWEST_STALE = 0.2, 0.5  # weight of the last measurement
 _OUTLIER = 2.0  # times what was known: the machine did something else
 _CHEAP = 1.1  # what an unknown length is taken to cost, times that of the next shorter one
@@ -102,8 +102,11 @@ class Choice:
         seconds = {0: self._seconds[size, 0]}
         guess = seconds[0]
         for drafts in lengths:
-            guess = seconds[drafts] = self._seconds.get((size, drafts), guess * _CHEAP)
-        known = {drafts: time for drafts, time in seconds.items() if (size, drafts) in self._seconds}
+            guess *= _CHEAP
+            if self._is_known(size, drafts):
+                guess = self._seconds[size, drafts]
+            seconds[drafts] = guess
+        known = {drafts: time for drafts, time in seconds.items() if not drafts or self._is_known(size, drafts)}
         best = best_length(chances, rows, known)
         trial = self._trial(chances, rows, seconds, best)
         self._kept = (best, rows, _HOLDS) if trial is None else (0, 0, 0)
@@ -113,9 +116,13 @@ class Choice:
         """Return a number of drafts to try instead of the best, if one may pay and the time for that has been saved."""
         size, value = rows.bit_length(), (rows + chances.tokens(best)) / seconds[best]
         step = self._steps.get(size, 0)
-        unknown = [drafts for drafts in seconds if (size, drafts) not in self._seconds]
+        unknown = [drafts for drafts in seconds if drafts and not self._is_known(size, drafts)]
         wanted = [drafts for drafts in unknown if best_length(chances, rows, {0: seconds[0], drafts: seconds[drafts]})]
         stale = [d for d in seconds if d != best and d not in unknown and step - self._measured[size, d][0] >= _STALE]
+        # What is not known, and would not pay as far as is known, is tried too: chances change.
+        stale += (
+            [] if best or stale else [d for d in unknown if step - self._measured.get((size, d), (0, 0))[0] >= _STALE]
+        )
         # Of several the shortest tells most cheaply whether drafts are right by now.
         for drafts in (*wanted[:1], *sorted(stale)):
             lost = max(0.0, seconds[drafts] - (rows + chances.tokens(drafts)) / value)
@@ -123,6 +130,10 @@ class Choice:
                 self._saved -= lost
                 return drafts
         return None
+
+    def _is_known(self, size: int, drafts: int) -> bool:
+        """Return whether enough steps were measured: the first ones are often slow."""
+        return self._measured.get((size, drafts), (0, 0))[1] >= _FIRST
 
     def note(self, row_ids: Int[np.ndarray, " R"], drafts: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]) -> None:
         """Count how many of so many drafts were right, of rows that ran some."""

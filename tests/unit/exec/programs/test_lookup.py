@@ -29,9 +29,8 @@ def expected(text: list[int], reference: list[int], place: int, shortest: int) -
     oldest = max(0, len(text) - HISTORY + PROGRAMS[-1])
     own = [(match(text[oldest:], at - oldest, text), -at, at) for at in range(len(text) - 2, oldest - 1, -1)]
     length, _, at = min(((-m, behind, at) for m, behind, at in own), default=(0, 0, 0))
-    found, best = [], -length
-    for step in range(COUNT):
-        found.append(text[at + 1 + step % (len(text) - 1 - at)] if best else NONE)
+    best = -length
+    found = [text[at + 1 + step % (len(text) - 1 - at)] if best else NONE for step in range(COUNT)]
     others = [(-2 * match(reference, at, text) - (at == place), at) for at in range(len(reference))]
     score, at = min(others, default=(0, 0))
     if -score // 2 >= max(best, shortest) and reference[at] != NONE:

@@ -42,7 +42,7 @@ def test_each_place_is_drawn_as_if_it_were_alone(
     monkeypatch: pytest.MonkeyPatch, most: int, *, deterministic: bool
 ) -> None:
     """With the key of its own position, whether the logits of all places exist at the same time or not."""
-    monkeypatch.setattr(verify, "_LOGITS", most)
+    monkeypatch.setattr(verify, "LOGITS", most)
     rng = np.random.default_rng(0)
     head = jnp.asarray(rng.standard_normal((WIDTH, VOCAB)), jnp.float32)
     hidden = jnp.asarray(rng.standard_normal((ROWS, PLACES, WIDTH)), jnp.float32)
