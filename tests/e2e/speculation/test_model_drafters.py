@@ -43,7 +43,7 @@ def test_drafts_are_those_behind_the_whole_text_and_change_no_token(pair: Pair) 
         pair.seen.breaks.clear()
         beginning = text[:length] + _prompt(pair, 3, length)
         more = pair.said(beginning, 40, drafts=True)
-        assert pair.seen.begins, "the text did not begin behind a cached prefix"
+        assert pair.seen.begins or not pair.drafter.layers, "the text did not begin behind a cached prefix"
         _check_drafts(pair, beginning + more, 12)
         assert more == pair.said(beginning, 40, drafts=False)
     pair.drafting.flush_cache()
