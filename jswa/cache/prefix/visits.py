@@ -123,7 +123,7 @@ class Visits:
                 top = max(below, key=lambda child: child.last, default=None)
 
     def end_turn(self, node: Node, published: int, prompt: int, end: int) -> None:
-        """Count the places on a path anew from its end: those of this turn, one turn ago, …, whatever lies beside it."""
+        """Count the places on a path anew from its end: those of this turn, one turn ago, …, whatever lies beside."""
         kinds: list[int] = []
         seen = [0, 0]  # ends of texts and of prompts, from the last one on
         node.last = self.clock

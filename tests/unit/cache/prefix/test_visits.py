@@ -136,7 +136,7 @@ def test_a_turn_that_slides_past_a_page_in_one_step_keeps_the_window_before_it()
     assert lease is not None
     assert manager.grow(lease, len(prompt))
     manager.slide(lease, len(prompt))
-    manager._windows.free_waiting(needed=False)  # as if memory were short
+    assert manager.make_room(manager.pool.free_slots + 1)  # memory is short: pages that wait to be published go first
     manager.publish(lease, prompt, len(prompt))
     manager.close(lease, prompt, prompt=len(prompt))
     manager.check(())
