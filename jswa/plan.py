@@ -21,6 +21,7 @@ FROM_DEVICE = -1
 # In the tokens of a step, of rows that sample a token and of those that do not:
 NOT_FINITE = -1  # KV or logits of the row's tokens held NaN or infinity
 NOTHING_ALLOWED = -2  # the row's constraint forbids every token
+PAST_LIMIT = -4  # the row ran nothing: drafts that were right had taken it to its limit before the step
 
 
 class Words(NamedTuple):

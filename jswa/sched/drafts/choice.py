@@ -1,4 +1,4 @@
-"""How many drafts a row the next decode step runs: as many as give most tokens a second, and none if none pay.
+"""How many drafts per row the next decode step runs: as many as give most tokens a second, and none if none pay.
 
 What a step of so many rows and drafts takes is measured. How often drafts are right is counted by row: the first of a
 step, and each further one behind a right one, since a row that follows an earlier text does so for a while. What is not
@@ -11,9 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-_SHARE = 0.01  # of the time, for trials
+_SHARE = 0.006  # of the time, for trials
 _MOST_SAVED = 8  # steps
 _HOLDS = 16  # steps for which a choice holds, as long as the rows are the same
+_RESTS = 32  # steps for which the choice of no drafts holds: nothing of drafts is computed in them
+_TIMED = 4  # the last of these, which are measured
 _GAIN = 1.02  # drafts must give so many times the tokens a second
 _KEEP = 0.9  # of a row's counts, each time that it has run drafts
 _POOL_KEEP = 0.99  # of those of all rows
@@ -80,6 +82,20 @@ class Choice:
         self._kept = last, size, left - 1
         return last
 
+    def rests(self, rows: int) -> bool:
+        """Return whether the last choice was to draft nothing, and still holds for a step of so many rows."""
+        last, size, left = self._kept
+        if last or size != rows or left <= 0:
+            return False
+        self._kept = last, size, left - 1
+        return True
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether the time of a step need not be noted now."""
+        last, _, left = self._kept
+        return not last and left > _TIMED
+
     def chances(self, row_ids: Int[np.ndarray, " R"]) -> Chances:
         """Return how often drafts of these rows are right."""
         right, tried = self._counts[:, 0, row_ids], self._counts[:, 1, row_ids]
@@ -88,7 +104,7 @@ class Choice:
         return Chances(chance[0], chance[1])
 
     def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...]) -> int:
-        """Return the number of drafts a row, 0 or one of `lengths`.
+        """Return the number of drafts per row, 0 or one of `lengths`.
 
         Args:
             row_ids: the rows that may run drafts, of the `rows` of the step.
@@ -109,7 +125,7 @@ class Choice:
         known = {drafts: time for drafts, time in seconds.items() if not drafts or self._is_known(size, drafts)}
         best = best_length(chances, rows, known)
         trial = self._trial(chances, rows, seconds, best)
-        self._kept = (best, rows, _HOLDS) if trial is None else (0, 0, 0)
+        self._kept = (best, rows, _HOLDS if best else _RESTS) if trial is None else (0, 0, 0)
         return best if trial is None else trial
 
     def _trial(self, chances: Chances, rows: int, seconds: Mapping[int, float], best: int) -> int | None:
@@ -152,12 +168,13 @@ class Choice:
 
     def took(self, rows: int, drafts: int, seconds: float) -> None:
         """Note what a decode step of so many rows, with so many drafts each, has taken."""
-        size = rows.bit_length()
-        key, step = (size, drafts), self._steps.get(size, 0) + 1
+        size, rests = rows.bit_length(), not drafts and self._kept[:2] == (0, rows)
+        stands_for = _RESTS // _TIMED if rests else 1
+        key, step = (size, drafts), self._steps.get(size, 0) + stands_for
         last, times = self._measured.get(key, (step, 0))
         before = self._seconds.get(key, seconds)
         weight = _NEWEST_STALE if step - last >= _STALE else _NEWEST
         changed = before + weight * (min(seconds, _OUTLIER * before) - before)
         self._seconds[key] = min(before, seconds) if times < _FIRST else changed
         self._steps[size], self._measured[key] = step, (step, times + 1)
-        self._saved = min(self._saved + _SHARE * seconds, _MOST_SAVED * seconds)
+        self._saved = min(self._saved + _SHARE * seconds * stands_for, _MOST_SAVED * seconds)
