@@ -13,11 +13,13 @@ from jswa.plan import RowText, StepPlan
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.drafts.choice import Choice
 from jswa.sched.drafts.continuations import continuations
+from jswa.sched.drafts.watch import Watch
 from jswa.sched.rows import Flight, Rows
 from jswa.sched.sequence import Sequence
 from jswa.speculation import PROGRAMS
 
 _BEHIND = 512  # positions
+_WATCHED = 16  # rows for each choice, by turns
 
 
 class Lengths(Protocol):
@@ -76,11 +78,14 @@ class Drafting:
         self._rows, self._cache = rows, cache
         self._most, self._speculation, self._one_bucket = most, limits.speculation, limits.one_bucket
         self.lengths: Lengths | None = None
-        self.choice = Choice(rows.max_rows)
+        looks_up = limits.speculation is not None and limits.speculation.looks_up
+        self.choice = Choice(rows.max_rows, watched=looks_up)
+        self._watch = Watch() if looks_up else None
         self._counts = _Counts()
         self._landed, self._queued = 0.0, False  # of the step before, and whether this one was on the device then
         self._texts: list[RowText] = []
         self._features = False, False  # of the steps for which lengths were asked last
+        self._watched = 0  # rows, by turns
 
     def begin(self, sequence: Sequence) -> None:
         """Note a row that begins: its rows of the device's tables are another's."""
@@ -89,6 +94,8 @@ class Drafting:
         if speculation is None or not speculation.looks_up or not self._rows.speculative[row_id]:
             return
         start, (reference, offset) = sequence.launched, self._reference(sequence)
+        if self._watch is not None:
+            self._watch.begin(row_id, sequence.tokens, reference)
         if start or reference is not None:
             self._texts.append(RowText(row_id, sequence.tokens[:start].copy(), reference, offset))
 
@@ -130,7 +137,12 @@ class Drafting:
             return kept
         self._features = features
         lengths = self.lengths(len(row_ids), split=features[0], logprobs=features[1])
-        return self.choice.choose(row_ids[rows.speculative[row_ids] > 0], len(row_ids), lengths)
+        drafting = row_ids[rows.speculative[row_ids] > 0]
+        if self._watch is not None and not self.choice.last:
+            self._watched = (self._watched + _WATCHED) % max(1, len(drafting))
+            for row_id in np.roll(drafting, -self._watched)[:_WATCHED].tolist():
+                self.choice.watched(row_id, self._watch.hits(rows, row_id))
+        return self.choice.choose(drafting, len(row_ids), lengths)
 
     def give(
         self, draft: Draft, sequences_at: Callable[[Int[np.ndarray, " n"]], list[Sequence]], *, split: bool
@@ -179,14 +191,16 @@ class Drafting:
     def landed(self, plan: StepPlan, now: float) -> None:
         """Note the time at which the tokens of a step are there: what lies between it and the one before is its time.
 
-        Only if it was one of decode rows alone, and the device had it before the one before had ended. While the choice
+        Only if it was one of decode rows alone, the device had it before the one before had ended, and its rows still
+        run: the tokens of a step that nobody needs any more are looked at when the next request comes. While the choice
         is to draft nothing, a part of the steps is measured.
         """
         if self.choice.unmeasured:
             self._queued = False
             return
         alone = bool(plan.drafts or plan.num_tokens == plan.num_rows)
-        if self.lengths is not None and alone and self._queued:
+        whole = self._rows.flights[0].departures == self._rows.departures
+        if self.lengths is not None and alone and whole and self._queued:
             self.choice.took(plan.num_rows, plan.drafts, now - self._landed)
         self._landed, self._queued = now, len(self._rows.flights) > 1
 
