@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import result_file
 from jswa.engine import DraftingRunner
 from jswa.llm import LLM
-from jswa.speculation import PROGRAMS
+from jswa.text.speculation import PROGRAMS
 from jswa.types import SamplingParams
 from tools.tiny.tasks import words
 

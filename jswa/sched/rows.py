@@ -82,7 +82,7 @@ class Rows:
     """Arrays by row id, [max_rows] each. Only the scheduler changes them.
 
     Args:
-        speculative: draft tokens of a row that a step may run.
+        speculative: draft tokens per row that a step may run.
 
     Attributes:
         launched, ahead, known: see the module.

@@ -31,7 +31,7 @@ from jswa.model.drafters.seam import Drafter
 from jswa.model.transformer import Decoder, Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING, Logprobs
-from jswa.speculation import Speculation
+from jswa.text.speculation import Speculation
 from pallas_kernels.attention.api import tile_tokens
 
 _LOGPROB_BLOCK = 128  # tokens

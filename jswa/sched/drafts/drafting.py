@@ -16,7 +16,7 @@ from jswa.sched.drafts.continuations import continuations
 from jswa.sched.drafts.watch import Watch
 from jswa.sched.rows import Flight, Rows
 from jswa.sched.sequence import Sequence
-from jswa.speculation import PROGRAMS
+from jswa.text.speculation import PROGRAMS
 
 _BEHIND = 512  # positions
 _WATCHED = 16  # rows for each choice, by turns
