@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
-from jswa.speculation import Speculation, parse
+from jswa.text.speculation import Speculation, parse
 
 _MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
 _MAX_ADAPTER_NAME = 128  # characters
@@ -83,11 +83,12 @@ class EngineConfig:
         max_loras: Reserve memory for this many LoRA adapters, so that adapters can be loaded and unloaded while the
             engine runs. Default: memory for lora_modules alone, which then cannot be replaced.
         max_lora_rank: Reserve memory for LoRA adapters up to this rank. Default: 16, if max_loras is given.
-        speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method
-            (ngram: what followed the same tokens before in the text; suffix: also in cached texts),
-            num_speculative_tokens (1 to 7 drafts at most) and, for both methods, prompt_lookup_max and
-            prompt_lookup_min, the tokens that must be the same (default: 5 and 2). In Python also a mapping. Default:
-            no drafts.
+        speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method,
+            num_speculative_tokens (drafts per text and step, 1 to 7 at most), model (the drafter's checkpoint) and
+            others. Methods that look drafts up, without a model: ngram (what followed the same tokens before in the
+            text) and suffix (also in cached texts); both have prompt_lookup_max and prompt_lookup_min, the tokens that
+            must be the same (default: 5 and 2). Methods with weights: eagle3 and gemma4_assistant, with a model, and
+            mtp, whose layers are in the target's checkpoint. In Python also a mapping. Default: no drafts.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

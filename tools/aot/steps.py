@@ -21,7 +21,7 @@ from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
-from jswa.speculation import Speculation
+from jswa.text.speculation import Speculation
 from tools.aot import device
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
 from tools.cases.hub_configs import CONFIGS
