@@ -121,11 +121,13 @@ parity-check: .venv-parity/installed  ## make them anew and compare them with th
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	.venv-gpu/bin/python -m tools.aot.hopper --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.experts --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.aot.glue --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
 	sample=$(call turns,.venv-gpu,3,$(SAMPLES)); .venv-gpu/bin/python -m tools.aot.hopper --sample --only $$sample && \
+	  .venv-gpu/bin/python -m tools.aot.glue --only $$sample && \
 	  { [ $$sample != gemma ] || .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and

@@ -66,6 +66,8 @@ class EngineConfig:
             mosaic on Hopper; reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device, xla runs on any device, cpu on one
             CPU where its library is built.
+        glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
+            device, mosaic on Hopper: fewer kernels, which no GPU has measured yet.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests;
             slow.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
@@ -103,6 +105,7 @@ class EngineConfig:
     attention_backend: Literal["auto", "xla", "cpu", "mosaic", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
+    glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
     deterministic: bool = False
     tensor_parallel_size: int = 1
     nnodes: int = 1

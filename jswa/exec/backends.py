@@ -12,13 +12,14 @@ from jswa.model.transformer import Linear
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
 from pallas_kernels.experts.api import Implementation as Experts
+from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.ptxas import Ptxas
 
 _log = logging.getLogger("jswa")
 
 
 class Backends(NamedTuple):
-    """The implementations of attention, of experts and of linear layers, static in a step.
+    """The implementations of attention, experts, linear layers and the glue between them, static in a step.
 
     `sms`: multiprocessors of the device; None: the kernels assume a number.
     """
@@ -27,6 +28,7 @@ class Backends(NamedTuple):
     experts: Experts = "xla"
     sms: int | None = None
     linear: Linear = "xla"
+    glue: Glue = "xla"
 
 
 PORTABLE = Backends()
@@ -75,6 +77,7 @@ def choose_backends(
         experts if options.moe_backend == "auto" else options.moe_backend,
         sms,
         linear if options.linear_backend == "auto" else options.linear_backend,
+        "xla" if options.glue_backend == "auto" else options.glue_backend,  # until a GPU has measured the kernels
     )
     _require_native(chosen, options, platform)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:

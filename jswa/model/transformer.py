@@ -17,12 +17,16 @@ from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residua
 from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
 from jswa.model.collectives import lookup_rows, psum
+from jswa.model.glue.products import joined, linear_parts, whole
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.lora import Adapted, AdapterIds, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
 from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.products import Panels
+from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import Implementation
+from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.glue.plan import Parts
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
@@ -107,6 +111,36 @@ class Layer(nnx.Module):
             x = x + self.per_layer(x, own)
         return x if self.scalar is None else x * self.scalar[...][None]
 
+    def joined(
+        self,
+        x: Float[Array, "T M"],
+        read: Float[Array, "T M"],
+        index: int,
+        run: LayerInputs,
+        following: Normalize | None,
+        glue: Glue,
+    ) -> tuple[Float[Array, "T M"], Float[Array, "T M"]]:
+        """Return the residual stream after this layer, and its norm `following`: that of the next layer.
+
+        Args:
+            read: the norm of x that this layer's attention reads.
+            glue: the implementation of residuals, norms, rotary embedding and KV writes.
+
+        Raises NoGlueKernel if it cannot serve the layer.
+        """
+        extras = self.streams, self.side, self.per_layer, self.scalar
+        if self.config.parallel or any(extra is not None for extra in extras):
+            raise NoGlueKernel("a layer is more than attention and feed-forward: glue_backend must be xla")
+        attended = self.attention.in_parts(read, index, run.positions, run.ropes, run.attend, run.adapters, glue)
+        attended = whole(attended, x.dtype, self.devices)
+        x, read = joined(self.config.attn_residual, x, attended, self.post_attn, self.pre_mlp, glue)
+        mlp = self.mlp
+        if isinstance(mlp, Mlp):
+            fed = linear_parts(mlp.hidden(read, run.adapters), mlp.down, mlp.down_bias, run.adapters)
+        else:
+            fed = Parts(mlp(read, run.adapters)[None])
+        return joined(self.config.mlp_residual, x, whole(fed, x.dtype, self.devices), self.post_mlp, following, glue)
+
     def _attend(self, x: Float[Array, "T M"], index: int, run: LayerInputs) -> Float[Array, "T M"]:
         out = self.attention(x, index, run.positions, run.ropes, run.attend, run.adapters)
         return psum(out, self.devices)
@@ -136,10 +170,13 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """The model: embedding, layers, final norm and logits."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear, glue: Glue = "xla"
+    ) -> None:
         self.config = config
         self.dtype = dtype
         self.linear = linear
+        self.glue = glue
         d_model, ple, vocab = config.d_model, config.per_layer_input, config.vocab_size // config.devices
         self.embed = zeros(vocab, d_model, dtype=dtype)
         self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
@@ -172,6 +209,8 @@ class Decoder(nnx.Module):
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         run = LayerInputs(positions, ropes, attend, per_layer, adapters)
+        if self.glue != "xla":
+            return self._joined(x, run, select)
         if self.streams is not None:
             x = self.streams.split(x)
         for index, layer in enumerate(self.layers):
@@ -182,6 +221,18 @@ class Decoder(nnx.Module):
         if config.tail == len(config.layers) and select is not None:
             x = x[select]
         return self.final_norm(x if self.streams is None else self.streams.join(x))
+
+    def _joined(self, x: Float[Array, "T M"], run: LayerInputs, select: Int[Array, " R"] | None) -> Float[Array, "N M"]:
+        """Run the layers on the kernels of the glue: each gives the next one its residual stream and the norm of it."""
+        layers = list(self.layers)
+        if self.config.tail < len(layers):
+            raise NoGlueKernel("layers without KV at the end: glue_backend must be xla for this model")
+        following = [*(layer.pre_attn for layer in layers[1:]), self.final_norm]
+        read = normed(layers[0].pre_attn, x)
+        for index, (layer, norm) in enumerate(zip(layers, following, strict=True)):
+            with jax.named_scope(f"layer_{index}"):
+                x, read = layer.joined(x, read, index, run, norm, self.glue)
+        return read if select is None else read[select]
 
     def _look_up(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
         embed = self.embed.get_value()
@@ -232,6 +283,7 @@ def bind(
     experts: Implementation = "xla",
     sms: int | None = None,
     linear: Linear = "xla",
+    glue: Glue = "xla",
 ) -> Decoder:
     """Return the decoder over these parameters; called inside a jitted function, at trace time only.
 
@@ -242,8 +294,9 @@ def bind(
         experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
         linear: the implementation of the products with an embedding that is the head too. Matrices in panels have the
             CPU's in any case.
+        glue: the implementation of residuals, norms, rotary embedding and KV writes.
     """
-    return _bound(config, params, run_dtype(params), Experts(experts, _storage(params), sms), linear)
+    return _bound(config, params, run_dtype(params), Experts(experts, _storage(params), sms), linear, glue=glue)
 
 
 def _bound(
@@ -253,9 +306,10 @@ def _bound(
     experts: Experts,
     linear: Linear,
     names: frozenset[str] | None = None,
+    glue: Glue = "xla",
 ) -> Decoder:
     """Return the decoder over these parameters, or over some `names` of them, without values for the others."""
-    graph, state = _abstract(config, dtype, experts, linear)
+    graph, state = _abstract(config, dtype, experts, linear, glue)
 
     def value(name: str, shape: tuple[int, ...]) -> Array | Quantized | QuantizedRows | Int4 | Panels | Adapted:
         matrix: Array | Quantized | Int4
@@ -299,9 +353,9 @@ def bind_head(config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Lin
 
 
 def _abstract(
-    config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear = "xla"
+    config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear = "xla", glue: Glue = "xla"
 ) -> tuple[nnx.GraphDef[Decoder], nnx.State[Any, Any]]:
-    return nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype, experts, linear)))
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype, experts, linear, glue)))
 
 
 def _storage(params: Params) -> Storage:

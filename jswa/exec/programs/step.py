@@ -19,14 +19,17 @@ from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, PackSpec, column, unpack
 from jswa.exec.programs.extras import count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
+from jswa.exec.programs.projection import write_projection
 from jswa.exec.programs.sampling import LogprobRows, Sampling, few_rows, logprob_rows, sample
 from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.model.collectives import true_on_all
+from jswa.model.glue.projection import Projection
 from jswa.model.transformer import Decoder, Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import FROM_DEVICE, NOT_FINITE, SAMPLING, Logprobs
 from pallas_kernels.attention.api import paged_attention, tile_tokens, write_kv
-from pallas_kernels.attention.rows import Attend
+from pallas_kernels.attention.rows import Attend, Packed
+from pallas_kernels.glue.plan import Cells
 
 _LOGPROB_BLOCK = 128  # tokens
 Part = Literal["step", "forward", "finish"]
@@ -185,13 +188,14 @@ def forward(
 
     def attend(
         layer: int,
-        q: Float[Array, "T H D"],
+        q: Float[Array, "T H D"] | Projection,
         kv: Float[Array, "T K E"] | None,
         sinks: Float[Array, " H"] | None,
     ) -> Float[Array, "T H V"]:
         nonlocal finite
-        if layer == config.model.tail - 1 and kv is not None:
-            finite = _finite_rows(kv, indices, config)
+        stored = q.stored() if isinstance(q, Projection) else kv
+        if layer == config.model.tail - 1 and stored is not None:
+            finite = _finite_rows(stored, indices, config)
         lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
         scales = scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
         lanes[lane], out = attend_layer(config, indices, layer, lanes[lane], q, kv, sinks, scales, last=last)
@@ -206,7 +210,8 @@ def forward(
 
 def decoder_of(config: StepConfig, params: Params) -> Decoder:
     """Return the decoder over these parameters, with the step's kernels."""
-    return bind(config.model, params, config.backends.experts, config.backends.sms, config.backends.linear)
+    own = config.backends
+    return bind(config.model, params, own.experts, own.sms, own.linear, own.glue)
 
 
 def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, " R"]:
@@ -241,7 +246,7 @@ def attend_layer(
     indices: StepIndices,
     layer: int,
     lane: Float[Array, "1 blocks elems"],
-    q: Float[Array, "T H D"],
+    q: Float[Array, "T H D"] | Projection,
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
     kv_scales: Float[Array, "2 K"] | None,
@@ -265,6 +270,16 @@ def attend_layer(
         shape.row,
     )
     with named_scope("attention"):
+        rows, tiles = (
+            (kind.last, indices.last_tiles) if last else (kind.rows, indices.tiles[layer_tile_tokens(config, layer)])
+        )
+        attend = _static(config.model.layers[layer].attention)
+        queries: Float[Array, "T H D"] | Packed
+        if isinstance(q, Projection):
+            cells = Cells(kind.write_pages, kind.write_offsets, own.index)
+            view, queries = write_projection(config.backends, q, view, cells, rows, tiles, attend)
+        else:
+            queries = q
         if kv is not None:
             view = write_kv(
                 view,
@@ -276,12 +291,12 @@ def attend_layer(
                 v_dim=shape.v_head_dim,
             )
         out = paged_attention(
-            q,
+            queries,
             view,
-            kind.last if last else kind.rows,
-            indices.last_tiles if last else indices.tiles[layer_tile_tokens(config, layer)],
+            rows,
+            tiles,
             layer_index=own.index,
-            attend=_static(config.model.layers[layer].attention),
+            attend=attend,
             sinks=sinks,
             kv_scales=kv_scales,
             implementation=config.backends.attention,
