@@ -4,7 +4,7 @@ A `Request` goes to the scheduler, and a `StepPlan` from the scheduler to the de
 come back, and the caller gets a `TokenEvent` for each token.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -152,6 +152,11 @@ class PromptLogprobs:
         """Append positions; `table` has a row for each token."""
         self._parts.append((tokens, table))
         self._length += len(tokens)
+
+    @property
+    def parts(self) -> Sequence[tuple[Int[np.ndarray, " n"], "LogprobTable"]]:
+        """What was added, in its order."""
+        return self._parts
 
     def __len__(self) -> int:
         return self._length

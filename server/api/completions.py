@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ from jswa.plan import ChoiceLogprobs, PromptLogprobs
 from jswa.types import SamplingParams, StructuredOutputsParams
 
 from ..core.off_loop import Run, gathered
-from ..core.request import Delta, Job
+from ..core.request import Job
 from ..core.service import Service, key_of, service_of
+from ..core.texts import Delta, Frames
 from ..http.errors import ApiError, unsupported
-from ..http.pieces import JsonList, chunks, listed, with_fields
+from ..http.pieces import JsonList, around, chunks, listed, with_fields
 from ..http.sse import DONE, event, unless_gone
 from ..text.logprobs import Columns, of_prompt, prompt_offsets
 from ..text.prompts import Prompt, check_length, encode, split_off_loop, truncated
@@ -96,7 +98,10 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         return Response(status_code=499)
     job, echoes = begun
     events = _stream(reply, job, echoes) if body.stream else None
-    return await service.respond(request, job, reply.name, stream=events, whole=lambda: _collect(reply, job, echoes))
+    return await service.respond(
+        request, job, reply.name, stream=events, whole=lambda: _collect(reply, job, echoes),
+        frames=partial(_frames, reply, job),
+    )  # fmt: skip
 
 
 async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
@@ -123,8 +128,45 @@ def usage(job: Job) -> dict[str, Any]:
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": job.completion_tokens,
         "total_tokens": job.prompt_tokens + job.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": job.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": job.cached_tokens, "missed_tokens": dict(job.missed_tokens)},
     }
+
+
+def timings(job: Job) -> dict[str, Any]:
+    """Return the numbers and times of a request's tokens, with llama.cpp's names and `queue_ms`. Times before are null.
+
+    A rate of generated tokens does not count the first one of each text: the prompt's step has sampled it.
+    """
+    at, now = job.timing, time.monotonic()
+    computed, made = job.prompt_tokens - job.cached_tokens, job.completion_tokens
+    begun = None if at.scheduled is None else max(at.arrival, at.scheduled)
+    prompt = None if begun is None or at.first_token is None else at.first_token - begun
+    predicted = None if at.first_token is None else (at.finished or now) - at.first_token
+    return {
+        "cache_n": job.cached_tokens,
+        "prompt_n": computed,
+        **_rates("prompt", prompt, computed),
+        "predicted_n": made,
+        **_rates("predicted", predicted, made - len(job.finish_reasons)),
+        "queue_ms": None if begun is None else round(1e3 * (begun - at.arrival), 3),
+    }
+
+
+def _rates(name: str, seconds: float | None, tokens: int) -> dict[str, float | None]:
+    """Return the time of so many tokens, that of one, and how many there are a second; null where there is none."""
+    if seconds is None or seconds <= 0 or tokens <= 0:
+        each = a_second = None
+    else:
+        each, a_second = round(1e3 * seconds / tokens, 3), round(tokens / seconds, 3)
+    whole = None if seconds is None else round(1e3 * seconds, 3)
+    return {f"{name}_ms": whole, f"{name}_per_token_ms": each, f"{name}_per_second": a_second}
+
+
+def last_timings(body: Generation, job: Job) -> dict[str, Any]:
+    """Return the `timings` field of a chunk: none before the last chunk, which is that of `usage` if there is one."""
+    options = body.stream_options
+    later = bool(job.ids) or (options is not None and options.include_usage)
+    return {} if later else {"timings": timings(job)}
 
 
 def usage_of(body: Generation, job: Job, usage: Callable[[Job], dict[str, Any]] = usage) -> dict[str, Any]:
@@ -133,6 +175,12 @@ def usage_of(body: Generation, job: Job, usage: Callable[[Job], dict[str, Any]] 
     if options is None or not options.include_usage:
         return {}
     return {"usage": usage(job) if options.continuous_usage_stats else None}
+
+
+def counts_usage(body: Generation) -> bool:
+    """Return whether each chunk has the tokens so far."""
+    options = body.stream_options
+    return options is not None and bool(options.include_usage) and bool(options.continuous_usage_stats)
 
 
 async def _prompts(service: Service, body: CompletionRequest, run: Run) -> list[Prompt]:
@@ -181,7 +229,9 @@ async def _collect(reply: Reply, job: Job, echoes: list[Echo]) -> list[bytes]:
             choice.logprobs.add(delta.logprobs, len(choice.echo.text) + delta.offset)
     size = job.completion_tokens + _WIDTH * sum(len(choice.of_prompt) for choice in choices)
     finished = await gathered(_finished(reply, choices), size)
-    return with_fields(reply.whole(usage=usage(job)), {"choices": listed(one for one in finished if one)})
+    return with_fields(
+        reply.whole(usage=usage(job), timings=timings(job)), {"choices": listed(one for one in finished if one)}
+    )
 
 
 def _finished(reply: Reply, choices: list[Choice]) -> Iterator[list[bytes]]:
@@ -225,15 +275,33 @@ async def _stream(reply: Reply, job: Job, echoes: list[Echo]) -> AsyncGenerator[
         begun: set[int] = set()
         async for delta in job.deltas():
             if (choice := await _chunk(reply, delta, echoes[delta.text.index], begun)) is not None:
-                pieces = with_fields(reply.whole(**usage_of(reply.body, job)), {"choices": listed([choice])})
-                for chunk in chunks((b"data: ", *pieces, b"\n\n")):
+                last = {} if delta.finish_reason is None else last_timings(reply.body, job)
+                for chunk in chunks(_event(reply, job, choice, **last)):
                     yield chunk
         options = reply.body.stream_options
         if options is not None and options.include_usage:
-            yield event(reply.whole(choices=[], usage=usage(job)))
+            yield event(reply.whole(choices=[], usage=usage(job), timings=timings(job)))
         yield DONE
     except ApiError as error:
         yield event(error.body())
+
+
+def _event(reply: Reply, job: Job, choice: list[bytes], **more: Any) -> list[bytes]:
+    """Return the event of a choice, in pieces, with `more` fields."""
+    pieces = with_fields(reply.whole(**usage_of(reply.body, job), **more), {"choices": listed([choice])})
+    return [b"data: ", *pieces, b"\n\n"]
+
+
+def _frames(reply: Reply, job: Job, index: int) -> Frames:
+    """Return how a stream writes new text of a choice, after the first; empty if each event has other numbers too."""
+    if counts_usage(reply.body) or reply.body.logprobs is not None or reply.scores_only:
+        return {}
+    empty = {"index": index, "text": "", "finish_reason": None, "stop_reason": None}
+
+    def made(text: str) -> bytes:
+        return b"".join(_event(reply, job, with_fields({**empty, "text": text}, {"logprobs": [b"null"]})))
+
+    return {"text": around(made)}
 
 
 async def _chunk(reply: Reply, delta: Delta, echo: Echo, begun: set[int]) -> list[bytes] | None:

@@ -27,6 +27,7 @@ from ..api.responses import responses
 from ..api.tokenize import detokenize, tokenize, tokenizer_info
 from ..core.service import Service, service_of
 from ..core.tracing import finish, telemetry
+from ..pages.files import PAGES, page
 from .access import Access
 from .auth import Gate, error_response, path_of
 from .bodies import JsonRoute
@@ -86,8 +87,12 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     _add_routes(app)
+    pages = tuple(PAGES) if service.config.pages else ()
+    for path in pages:
+        app.get(path, include_in_schema=False)(page)
+        app.head(path, include_in_schema=False)(page)
     app.openapi_schema = _true_schema(app.openapi())
-    app.add_middleware(Access, service=service, routes=[*app.openapi_schema["paths"], "/openapi.json"])
+    app.add_middleware(Access, service=service, routes=[*app.openapi_schema["paths"], "/openapi.json", *pages])
     return app
 
 
@@ -147,7 +152,7 @@ async def models(request: Request) -> Response:
     """Return all names of the model and of its adapters."""
     service = service_of(request)
     return JsonResponse(
-        {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.adapters)]}
+        {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.engine.adapters)]}
     )
 
 
@@ -180,7 +185,7 @@ async def version() -> Response:
 def _card(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name, "object": "model", "created": service.created, "owned_by": "jswa", "root": service.names[0],
-        "parent": service.names[0] if name in service.adapters else None, "max_model_len": service.max_model_len,
+        "parent": service.names[0] if name in service.engine.adapters else None, "max_model_len": service.max_model_len,
     }  # fmt: skip
 
 

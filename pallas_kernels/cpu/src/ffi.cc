@@ -38,8 +38,10 @@ enum Kind : int64_t { kNumbers, kScaled, kCodes, kCodesByTable, kMxfp4 };
 ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::vector<ffi::AnyBuffer>& rest,
                     ffi::AnyBuffer out, int64_t kind, bool by_rows, int64_t experts) {
   if (x.dimensions().size() != 2 || out.dimensions().size() != 2) return wrong("x and the result must have two axes");
-  if (!type_of(x.element_type(), &p.x_type) || !is_activation(p.x_type)) return wrong("x must be float32, bfloat16 or float16");
-  if (!type_of(out.element_type(), &p.out_type) || !is_activation(p.out_type)) return wrong("the result must be float32, bfloat16 or float16");
+  if (!type_of(x.element_type(), &p.x_type) || !is_activation(p.x_type))
+    return wrong("x must be float32, bfloat16 or float16");
+  if (!type_of(out.element_type(), &p.out_type) || !is_activation(p.out_type))
+    return wrong("the result must be float32, bfloat16 or float16");
   if (!type_of(w.element_type(), &p.w_type)) return wrong("no products with weights of this type");
   p.x = x.untyped_data(), p.w = w.untyped_data(), p.out = out.untyped_data();
   p.inputs = x.dimensions()[1], p.outputs = out.dimensions()[1];
@@ -47,29 +49,41 @@ ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::v
   if (kind < kNumbers || kind > kMxfp4 || rest.size() != operands[kind]) return wrong("operands are missing");
   const int64_t times = experts ? experts : 1;
   auto holds = [&](size_t index, int64_t numbers) { return (int64_t)rest[index].element_count() == times * numbers; };
+  const auto shape = w.dimensions();
+  const size_t lead = experts ? 1 : 0;
+  const bool quads = !by_rows && shape.size() == lead + 3 && shape[lead + 2] == 4 * jswa::kPanel;
+  if (quads && (kind != kCodes || !jswa::has_quads())) return wrong("no products of such quads");
   int64_t stored = p.inputs;
   if (kind == kScaled) {
-    if (!holds(0, p.outputs) || rest[0].element_type() != ffi::DataType::F32) return wrong("a float32 scale per output is needed");
+    if (!holds(0, p.outputs) || rest[0].element_type() != ffi::DataType::F32)
+      return wrong("a float32 scale per output is needed");
     p.scales = (const float*)rest[0].untyped_data();
   } else if (kind == kCodes || kind == kCodesByTable) {
     if (by_rows || w.element_type() != ffi::DataType::U8 || p.inputs % 2) return wrong("no codes of this form");
-    if (!type_of(rest[0].element_type(), &p.group_scales_type) || bytes_of(p.group_scales_type) < 2) return wrong("no group scales of this type");
-    const int64_t groups = p.outputs ? (int64_t)rest[0].element_count() / (times * p.outputs) : 0;
-    if (groups == 0 || !holds(0, groups * p.outputs) || !holds(1, groups * p.outputs)) return wrong("scales and zeros per group and output are needed");
+    if (!type_of(rest[0].element_type(), &p.group_scales_type) || bytes_of(p.group_scales_type) < 2)
+      return wrong("no group scales of this type");
+    const int64_t columns = quads ? jswa::blocks(p.outputs, jswa::kPanel) * jswa::kPanel : p.outputs;
+    const int64_t groups = p.outputs ? (int64_t)rest[0].element_count() / (times * columns) : 0;
+    if (groups == 0 || !holds(0, groups * columns) || !holds(1, groups * columns))
+      return wrong("scales and zeros per group and output are needed");
     if (kind == kCodes ? p.inputs % groups != 0 : !holds(2, p.inputs)) return wrong("the groups do not fit the inputs");
-    p.w_type = Type::CODES, stored = p.inputs / 2, p.group_size = p.inputs / groups, p.groups = groups;
+    p.group_size = p.inputs / groups, p.groups = groups, p.group_cells = groups * columns;
+    if (quads && p.group_size % 32) return wrong("quads need groups of neighbouring blocks");
+    p.w_type = quads ? Type::QUADS : Type::CODES, stored = p.inputs / (quads ? 8 : 2);
     p.group_scales = rest[0].untyped_data(), p.group_zeros = (const uint8_t*)rest[1].untyped_data();
     if (kind == kCodesByTable) p.group_of = (const int32_t*)rest[2].untyped_data();
   } else if (kind == kMxfp4) {
-    if (!by_rows || p.inputs % 32 || !holds(0, p.outputs * p.inputs / 32)) return wrong("MXFP4 needs an exponent per 32 inputs");
+    if (!by_rows || p.inputs % 32 || !holds(0, p.outputs * p.inputs / 32))
+      return wrong("MXFP4 needs an exponent per 32 inputs");
     p.w_type = Type::MXFP4, stored = p.inputs / 2, p.group_zeros = (const uint8_t*)rest[0].untyped_data();
+    p.group_cells = p.outputs * p.inputs / 32;
   }
-  const auto shape = w.dimensions();
-  const size_t lead = experts ? 1 : 0;
+  const int64_t across = quads ? 4 * jswa::kPanel : jswa::kPanel;
   const bool fits = by_rows ? shape.size() == lead + 2 && shape[lead] == p.outputs && shape[lead + 1] == stored
                             : shape.size() == lead + 3 && shape[lead] == jswa::blocks(p.outputs, jswa::kPanel) &&
-                                  shape[lead + 1] == stored && shape[lead + 2] == jswa::kPanel;
+                                  shape[lead + 1] == stored && shape[lead + 2] == across;
   if (!fits || (experts && shape[0] != experts)) return wrong("the weights do not fit x and the result");
+  p.w_bytes = (int64_t)w.size_bytes() / times;
   return ffi::Error::Success();
 }
 
@@ -93,26 +107,23 @@ ffi::Error product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
 }
 
 // The product of one expert: rows of x times its matrix.
-Product of_expert(const Product& all, int64_t expert, int64_t row, int64_t rows, bool by_rows) {
+Product of_expert(const Product& all, int64_t expert, int64_t row, int64_t rows) {
   Product p = all;
-  const int64_t stored = all.w_type == Type::CODES || all.w_type == Type::MXFP4 ? all.inputs / 2 : all.inputs;
-  const int64_t columns = by_rows ? all.outputs : jswa::blocks(all.outputs, jswa::kPanel) * jswa::kPanel;
-  p.w = (const char*)all.w + expert * columns * stored * bytes_of(all.w_type);
+  p.w = (const char*)all.w + expert * all.w_bytes;
   p.x = (const char*)all.x + row * all.inputs * bytes_of(all.x_type);
   p.out = (char*)all.out + row * all.outputs * bytes_of(all.out_type);
   if (all.scales) p.scales = all.scales + expert * all.outputs;
   if (all.bias) p.bias = (const char*)all.bias + expert * all.outputs * bytes_of(all.x_type);
-  if (all.group_scales) p.group_scales = (const char*)all.group_scales + expert * all.groups * all.outputs * bytes_of(all.group_scales_type);
+  const int64_t cells = expert * all.group_cells;
+  if (all.group_scales) p.group_scales = (const char*)all.group_scales + cells * bytes_of(all.group_scales_type);
+  if (all.group_zeros) p.group_zeros = all.group_zeros + cells;
   if (all.group_of) p.group_of = all.group_of + expert * all.inputs;
-  if (all.group_zeros) {
-    p.group_zeros = all.group_zeros + expert * (all.w_type == Type::CODES ? all.groups : all.inputs / 32) * all.outputs;
-  }
   p.rows = rows;
   return p;
 }
 
-// Each expert's rows of x times its matrix. Operands: starts and sizes of the groups, the bias if there is one, and what
-// `kind` needs. Rows that belong to no expert are not written.
+// Each expert's rows of x times its matrix. Operands: starts and sizes of the groups, the bias if there is one, and
+// what `kind` needs. Rows that belong to no expert are not written.
 ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::BufferR1<ffi::DataType::S32> starts,
                    ffi::BufferR1<ffi::DataType::S32> sizes, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
                    int64_t kind, bool by_rows, bool biased) {
@@ -125,7 +136,8 @@ ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
   if (out->dimensions()[0] != rows) return wrong("x and the result have different rows");
   if (biased) {
     ffi::AnyBuffer bias = *rest.get<ffi::AnyBuffer>(0);
-    if (bias.element_type() != x.element_type() || (int64_t)bias.element_count() != count * all.outputs) return wrong("a bias per output in the type of x is needed");
+    if (bias.element_type() != x.element_type() || (int64_t)bias.element_count() != count * all.outputs)
+      return wrong("a bias per output in the type of x is needed");
     all.bias = bias.untyped_data(), all.bias_type = all.x_type;
   }
   std::vector<Product> some;
@@ -141,7 +153,7 @@ ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
     for (int64_t row = first; row < last; row += jswa::kPackedRows) {
       const int64_t left = last - row, taken = left < jswa::kPackedRows ? left : jswa::kPackedRows;
       if (packed && packed + taken > jswa::kPackedRows) run();
-      some.push_back(of_expert(all, expert, row, taken, by_rows)), packed += taken;
+      some.push_back(of_expert(all, expert, row, taken)), packed += taken;
     }
   }
   if (packed) run();
@@ -149,8 +161,8 @@ ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
 }
 
 // See pallas_kernels.attention.api.paged_attention.
-ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv, ffi::BufferR1<ffi::DataType::S32> starts,
-                     ffi::BufferR1<ffi::DataType::S32> counts, ffi::BufferR2<ffi::DataType::S32> page_rows,
+ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv,
+                     ffi::BufferR1<ffi::DataType::S32> starts, ffi::BufferR1<ffi::DataType::S32> counts, ffi::BufferR2<ffi::DataType::S32> page_rows,
                      ffi::BufferR1<ffi::DataType::S32> first_page, ffi::BufferR1<ffi::DataType::S32> visible_from,
                      ffi::BufferR1<ffi::DataType::S32> tile_row, ffi::BufferR1<ffi::DataType::S32> tile_offset,
                      ffi::BufferR2<ffi::DataType::S32> tile_tokens, ffi::BufferR1<ffi::DataType::F32> sinks,
@@ -159,21 +171,26 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv, 
   Attention a{};
   const auto of_q = q.dimensions(), of_kv = kv.dimensions(), of_out = out->dimensions();
   if (of_q.size() != 3 || of_kv.size() != 5 || of_out.size() != 3) return wrong("queries or pages of another form");
-  if (!type_of(q.element_type(), &a.q_type) || !is_activation(a.q_type) || out->element_type() != q.element_type()) return wrong("no queries of this type");
-  if (!type_of(kv.element_type(), &a.kv_type) || a.kv_type == Type::S8 || kv.element_type() == ffi::DataType::U8) return wrong("no pages of this type");
+  if (!type_of(q.element_type(), &a.q_type) || !is_activation(a.q_type) || out->element_type() != q.element_type())
+    return wrong("no queries of this type");
+  if (!type_of(kv.element_type(), &a.kv_type) || a.kv_type == Type::S8 || kv.element_type() == ffi::DataType::U8)
+    return wrong("no pages of this type");
   a.q = q.untyped_data(), a.kv = kv.untyped_data(), a.out = out->untyped_data();
   a.starts = starts.typed_data(), a.counts = counts.typed_data(), a.page_rows = page_rows.typed_data();
   a.first_page = first_page.typed_data(), a.visible_from = visible_from.typed_data();
-  a.tile_row = tile_row.typed_data(), a.tile_offset = tile_offset.typed_data(), a.tile_tokens = tile_tokens.typed_data();
+  a.tile_row = tile_row.typed_data(), a.tile_offset = tile_offset.typed_data();
+  a.tile_tokens = tile_tokens.typed_data();
   a.tokens = of_q[0], a.heads = of_q[1], a.head_dim = of_q[2], a.v_dim = of_out[2], a.cell = of_kv[4];
   a.pages = of_kv[0], a.layers = of_kv[1], a.kv_heads = of_kv[2], a.page_size = of_kv[3], a.layer = layer;
   a.rows = counts.dimensions()[0], a.width = page_rows.dimensions()[1];
   a.tiles = tile_tokens.dimensions()[0], a.tile_size = tile_tokens.dimensions()[1];
   a.window = window, a.chunk = chunk, a.scale = scale, a.softcap = softcap;
   if (sinks.element_count()) a.sinks = sinks.typed_data();
-  if (a.kv_heads == 0 || a.heads % a.kv_heads || a.cell < a.head_dim || a.cell < a.v_dim || layer < 0 || layer >= a.layers || of_out[1] != a.heads)
+  if (a.kv_heads == 0 || a.heads % a.kv_heads || a.cell < a.head_dim || a.cell < a.v_dim || layer < 0 ||
+      layer >= a.layers || of_out[1] != a.heads)
     return wrong("queries do not fit the pages");
-  if ((int64_t)sinks.element_count() != 0 && (int64_t)sinks.element_count() != a.heads) return wrong("a sink per head is needed");
+  if ((int64_t)sinks.element_count() != 0 && (int64_t)sinks.element_count() != a.heads)
+    return wrong("a sink per head is needed");
   for (int64_t i = 0; i < a.tiles; i++)
     if (a.tile_row[i] < 0 || a.tile_row[i] >= a.rows) return wrong("a tile of no row");
   // Tokens of no tile, which are padding, get zeros.
@@ -232,3 +249,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_attention, attention,
 
 // The digest of the sources that this library is built from.
 extern "C" const char* jswa_digest() { return JSWA_DIGEST; }
+
+// Whether this processor multiplies matrices in quads.
+extern "C" int jswa_has_quads() { return jswa::has_quads(); }
