@@ -15,7 +15,7 @@ MORE_IS_BETTER = ("blocks_per_sm",)
 def worse(found: Mapping[str, Figures], file: str, folder: Path = FOLDER) -> list[str]:
     """Return what is worse than committed, as lines that name the entry, the figure and both values.
 
-    Entries on one side alone are not compared: a sample compiles a few, and a test says which must be committed.
+    Entries on one side alone are not compared: a sample compiles a few, and not all are committed.
     """
     committed = json.loads((folder / file).read_text())["figures"]
     faults = []
