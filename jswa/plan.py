@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from jswa.errors import GenerationError
-from jswa.types import FinishReason, PrefixHit, SamplingParams
+from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams
 
 _FEW = 16  # largest number of ids for which a Python loop is faster than numpy
 # In StepPlan.tokens: the token that the device sampled last for this row, or a draft of the next ones. In
@@ -172,7 +172,7 @@ class TokenEvent(NamedTuple):
 
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
-    `error` says why there is no token if `finish_reason` is "error".
+    `error` says why there is no token if `finish_reason` is "error". `drafts` comes with the end, if there were any.
     """
 
     request_id: str
@@ -184,6 +184,7 @@ class TokenEvent(NamedTuple):
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
+    drafts: DraftCounts | None = None
 
     @property
     def is_stop_token(self) -> bool:
@@ -288,6 +289,18 @@ def words_of(ids: Int[np.ndarray, " N"]) -> Words:
     return Words(at[starts], np.bitwise_or.reduceat(np.left_shift(np.int32(1), ids & 31), starts))
 
 
+class RowText(NamedTuple):
+    """Texts of a row in which its drafts are looked up: the part of its own that it does not run, and earlier ones.
+
+    None: those that the device has stay. -1 is between two earlier texts; `offset`: place there less position here.
+    """
+
+    row_id: int
+    text: Int[np.ndarray, " n"] | None
+    reference: Int[np.ndarray, " m"] | None = None
+    offset: int = 0
+
+
 class TableRow(NamedTuple):
     """All pages of a row that starts on cached pages: full ids from page position 0, local ids from `first_local`."""
 
@@ -331,6 +344,9 @@ class StepPlan:
         logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
             of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
         adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
+        drafts: for how many drafts a row the program is made in which the step runs; 0: no row has any. Then rows with
+            drafts run in a step of prompts.
+        texts: of rows whose drafts are looked up: those that begin, or get other texts to look in.
     """
 
     rows: Int[np.ndarray, "R C"]
@@ -345,6 +361,8 @@ class StepPlan:
     logprobs: Logprobs = "none"
     targets: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    drafts: int = 0
+    texts: tuple[RowText, ...] = ()
 
     @property
     def row_ids(self) -> Int[np.ndarray, " R"]:
@@ -373,7 +391,7 @@ class StepPlan:
 
     @property
     def samples(self) -> Int[np.ndarray, " R"]:
-        """Whether the row's last position yields a token (a chunk inside a prompt does not)."""
+        """How many of the row's last positions yield a token: none inside a prompt, one more than there are drafts."""
         return self.rows[:, 5]
 
     @property

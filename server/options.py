@@ -28,7 +28,7 @@ GROUPS = {
     ),
     "Operation": (
         "api_server_count", "pages", "restart_engine", "warm_logprobs", "metrics_port", "metrics_host",
-        "metrics_prefix", "otlp_traces_endpoint", "log_level", "log_format",
+        "metrics_prefix", "otlp_traces_endpoint", "profile_dir", "log_level", "log_format",
     ),
 }  # fmt: skip
 
@@ -90,6 +90,8 @@ class ServeConfig:
         metrics_prefix: Prefix of the metric names in /metrics; with "vllm", dashboards made for vLLM work.
         otlp_traces_endpoint: Send one OpenTelemetry span per request to this URL; needs `pip install jswa[otel]`.
             Default: no spans.
+        profile_dir: Folder for the profiles of /start_profile and /stop_profile. Default: none, and /start_profile is
+            refused.
         api_server_count: Run HTTP in this many processes beside the engine's: they parse, render, tokenize, detokenize
             and stream, while the engine's process runs steps only. 0: in the engine's process.
         log_level: Log messages of this level and above.
@@ -129,6 +131,7 @@ class ServeConfig:
     metrics_host: str | None = None
     metrics_prefix: str = "jswa"
     otlp_traces_endpoint: str | None = None
+    profile_dir: Path | None = None
     api_server_count: int = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -25,8 +25,9 @@ from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import MAX_LOGPROBS
 from server.core.service import Served
-from server.http.process import run, set_up_logging
+from server.http.process import set_up_logging
 from server.options import ServeConfig
+from server.processes.supervisor import run
 from tools.cases.geometry import GEOMETRIES, model_of
 
 _A = 74  # the token "a" of `tiny`; those of the other letters follow it

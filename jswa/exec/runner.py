@@ -28,6 +28,7 @@ from jswa.exec.launches import (
     SET_ADAPTER,
     SET_MASKS,
     SET_ROWS,
+    SET_TEXTS,
     STEP,
     Launch,
     decode,
@@ -38,7 +39,7 @@ from jswa.exec.launches import (
 )
 from jswa.exec.mesh import COLUMNS, mesh_of, put
 from jswa.exec.programs.sampling import LogprobRows
-from jswa.exec.programs.state import DeviceState, allocate, state_shapes
+from jswa.exec.programs.state import Carry, DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import Half, StepOutputs, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.exec.side_programs import (
@@ -47,8 +48,10 @@ from jswa.exec.side_programs import (
     compile_rename_pages,
     compile_set_masks,
     compile_set_rows,
+    compile_set_texts,
     idle_launches,
 )
+from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import Pairs
 from jswa.model.panels import has_other_products
 from jswa.model.transformer import Params, head_names, run_dtype
@@ -77,8 +80,8 @@ class Pending:
         assert self._outputs is None, "the step has been launched as a whole"
         self._outputs = self._finish(masks)
 
-    def tokens(self) -> Int[np.ndarray, " R"]:
-        """Return the tokens of the plan's rows; wait for the step."""
+    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
+        """Return the tokens of the plan's rows, as `StepOutputs` has them; wait for the step."""
         assert self._outputs is not None, "only half of the step has been launched"
         return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
 
@@ -108,6 +111,7 @@ class Runner:
         adapters: the room for LoRA adapters among the parameters, if there is any.
         store: keeps compiled programs for later starts.
         all_at_start: False: compile only the largest programs now, and the others in a thread, until `close`.
+        drafter: one device's part of a drafter whose parameters are among `params`.
 
     Attributes:
         configs, compiled: see `StepPrograms`.
@@ -127,6 +131,7 @@ class Runner:
         adapters: AdapterRoom | None = None,
         store: ProgramStore | None = None,
         all_at_start: bool = True,
+        drafter: Drafter | None = None,
     ) -> None:
         self.layout = layout
         self.limits = limits
@@ -144,8 +149,9 @@ class Runner:
         self._store = store
         kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
-        self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
-        self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store)
+        carry = None if drafter is None else Carry(drafter.carry, jnp.dtype(run_dtype(params)))
+        self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh, carry)
+        self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store, drafter)
         self.configs, self.compiled = self._steps.configs, self._steps.compiled
         # To compile one step program takes 350 MB; on a CPU, whose memory others share, only one is compiled at a time.
         with ThreadPoolExecutor(None if on_gpu else 1) as pool:
@@ -156,8 +162,10 @@ class Runner:
             self._set_rows = pool.submit(compile_set_rows, self._shapes, store).result()
             self._extras = pool.submit(compile_extras, self._shapes["extras"], store).result()
             self._set_masks = pool.submit(compile_set_masks, self._shapes["extras"], store).result()
+            texts = self._shapes["texts"]
+            self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
-        self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
+        self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes, carry)
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half`, prompts' `LogprobRows`
         self._end_beside: Callable[[], None] = lambda: None
@@ -211,7 +219,9 @@ class Runner:
         number, *rest = self._steps.choose(plan)
         spec = self.configs[number].pack
         vocab = self._model.vocab_size
-        outputs = self._send(plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row, vocab))
+        limits = self.limits
+        sizes = self._num_pages, limits.pages_per_row, vocab, limits.speculation
+        outputs = self._send(plan_launches(plan, number, spec, *sizes))
 
         def finish(masks: tuple[RowMask, ...]) -> StepOutputs:
             outputs = self._send([*extras_launches((), masks, spec.max_rows, vocab), Launch(STEP + rest[0], ())])
@@ -228,6 +238,10 @@ class Runner:
         for array in jax.tree.leaves(outputs):
             array.copy_to_host_async()
         return outputs
+
+    def lengths(self, rows: int, *, split: bool = False, logprobs: bool = False) -> tuple[int, ...]:
+        """Return for how many drafts a row a decode step of so many rows may run now; see `StepPrograms.lengths`."""
+        return self._steps.lengths(rows, split=split, logprobs=logprobs)
 
     def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
         """Write an adapter to a slot of the room, which no row of a later plan may use meanwhile."""
@@ -341,17 +355,21 @@ class Runner:
                     continue
                 placed = self._put(arrays)
                 if program in (COPY_PAGES, MOVE_PAGES):
-                    self.state = {**self.state, "lanes": self._copy_pages(self.state["lanes"], *placed)}
+                    lanes = self._copy_pages([*self.state["lanes"], *self.state["draft_lanes"]], *placed)
+                    own = len(self.state["lanes"])
+                    self.state = {**self.state, "lanes": lanes[:own], "draft_lanes": lanes[own:]}
                     if program == MOVE_PAGES:
                         table = self._rename_pages(self.state["full_table"], *placed)
                         self.state = {**self.state, "full_table": table}
                 elif program == SET_ROWS:
-                    tables = self.state["full_table"], self.state["local_table"]
-                    full, local = self._set_rows[len(placed[0])](tables, *placed)
-                    self.state = {**self.state, "full_table": full, "local_table": local}
+                    tables = self.state["full_table"], self.state["local_table"], self.state["length"]
+                    full, local, length = self._set_rows[len(placed[0])](tables, *placed)
+                    self.state = {**self.state, "full_table": full, "local_table": local, "length": length}
                 elif program == SET_MASKS:
                     extras = self._set_masks[len(placed[0])](self.state["extras"], *placed)
                     self.state = {**self.state, "extras": extras}
+                elif program == SET_TEXTS:
+                    self.state = {**self.state, "texts": self._set_texts[len(placed[0])](self.state["texts"], *placed)}
                 elif program in self._extras:
                     self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
                 else:

@@ -48,9 +48,8 @@ class EngineThread:
         step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
 
     Attributes:
-        on_step: if it is set, it gets the events of all steps, and a function to call when they have been handled. The
-            requests get only what comes between steps: errors, and their last events if they are aborted.
-        on_state: called when `state` has changed, before the requests hear of it.
+        on_step: gets the events of all steps if it is set, and a function to call when they are handled; requests
+            then get only errors, and their last events if they are aborted. `on_state` is called when `state` changes.
     """
 
     def __init__(
@@ -157,7 +156,8 @@ class EngineThread:
         self._require_up()
         for request in requests:
             name = request.request_id
-            self._receivers[name] = Receiver((tokens or {}).get(name) or _token_events(put, name), put)
+            each = tokens or {name: lambda token, name=name: put(TokenEvent(name, token))}  # type: ignore[misc]
+            self._receivers[name] = Receiver(each[name], put)
             self._inbox.put(lambda request=request: self._add(request))  # type: ignore[misc]
 
     def abort(self, request_ids: Iterable[str], *, deliver_last: bool = False) -> None:
@@ -396,7 +396,3 @@ class EngineThread:
             if self.step_seconds > self._step_timeout:
                 _log.critical("a step has not ended after %g s: the engine hangs", self._step_timeout)
                 self._fail("dead", threading.Event())
-
-
-def _token_events(put: Put, name: str) -> Callable[[int], None]:
-    return lambda token: put(TokenEvent(name, token))

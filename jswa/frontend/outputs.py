@@ -177,7 +177,14 @@ class PromptTexts:
             shown = tokens[:-1] if event.is_stop_token else tokens
             skip = self._params.skip_special_tokens
             text.pieces.append(decode_behind(self._tokenizer, text.request.prompt, shown, skip_special_tokens=skip))
-        return CompletionOutput(text.index, "".join(text.pieces), tokens, finish_reason=reason, stop_reason=stop_reason)
+        return CompletionOutput(
+            text.index,
+            "".join(text.pieces),
+            tokens,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            drafts=event.drafts,
+        )
 
     def _new(self, text: _Text, event: TokenEvent) -> CompletionOutput:
         """Return what an event adds to a text."""
@@ -201,6 +208,7 @@ class PromptTexts:
             stop_reason=stop_reason,
             events=events,
             message=text.answer.message() if text.answer is not None and reason is not None else None,
+            drafts=event.drafts,
         )
 
     def _piece(self, completion: CompletionOutput, event: TokenEvent) -> RequestOutput:
@@ -255,6 +263,7 @@ class Joined:
                 so_far.logprobs += new.logprobs
                 so_far.cumulative_logprob = (so_far.cumulative_logprob or 0.0) + (new.cumulative_logprob or 0.0)
             so_far.finish_reason, so_far.stop_reason, so_far.message = new.finish_reason, new.stop_reason, new.message
+            so_far.drafts = new.drafts
         if last is not None:
             if last.prompt_logprobs is not None:
                 piece.prompt_logprobs = last.prompt_logprobs

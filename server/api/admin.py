@@ -12,12 +12,12 @@ from jswa import __version__
 
 from ..core.service import service_of
 from ..http import limits
-from ..http.errors import invalid
+from ..http.errors import ApiError, invalid
 from ..http.sse import JsonResponse
 from .schemas import Body, Id
 
 _SECRET = (
-    "api_key", "api_key_weight", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template",
+    "api_key", "api_key_weight", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template", "profile_dir",
     "otlp_traces_endpoint",
 )  # fmt: skip
 
@@ -70,6 +70,24 @@ async def flush_cache(request: Request) -> Response:
     """Empty the prefix cache. Running requests keep their pages."""
     service = service_of(request)
     await service.engine.flush_cache()
+    return JsonResponse({"status": "ok"})
+
+
+async def start_profile(request: Request) -> Response:
+    """Begin a profile of the device and the engine's thread, in the folder of --profile-dir."""
+    folder = service_of(request).config.profile_dir
+    if folder is None:
+        raise ApiError(400, "profiles are off; start the server with --profile-dir", code="profiles_off")
+    return await _profile(request, str(folder))
+
+
+async def stop_profile(request: Request) -> Response:
+    """End the profile and write it: XProf, TensorBoard and Perfetto read it."""
+    return await _profile(request, None)
+
+
+async def _profile(request: Request, folder: str | None) -> Response:
+    await service_of(request).engine.profile(folder)
     return JsonResponse({"status": "ok"})
 
 

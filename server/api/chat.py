@@ -133,7 +133,9 @@ def finish_reason(delta: Delta) -> str | None:
 
 def chat_usage(job: Job) -> dict[str, Any]:
     """Return the `usage` of a chat so far, with the tokens of its reasoning."""
-    return {**usage(job), "completion_tokens_details": {"reasoning_tokens": job.reasoning_tokens}}
+    found = usage(job)
+    details = {"reasoning_tokens": job.reasoning_tokens, **found.get("completion_tokens_details", {})}
+    return {**found, "completion_tokens_details": details}
 
 
 async def _collect(reply: Reply, job: Job) -> list[bytes]:

@@ -123,12 +123,18 @@ async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
 
 
 def usage(job: Job) -> dict[str, Any]:
-    """Return the `usage` of a request: the numbers of its tokens so far."""
+    """Return the `usage` of a request: its tokens so far, and what was drafted of those texts that have ended."""
+    details = {}
+    if job.drafts is not None:
+        accepted, rejected = job.drafts
+        drafts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        details["completion_tokens_details"] = drafts
     return {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": job.completion_tokens,
         "total_tokens": job.prompt_tokens + job.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": job.cached_tokens, "missed_tokens": dict(job.missed_tokens)},
+        **details,
     }
 
 

@@ -19,6 +19,7 @@ from jswa.config import Limits
 from jswa.frontend.engine_protocol import Figures
 from jswa.frontend.engine_thread import State
 from jswa.grammar.compiler import Grammars
+from jswa.sched.drafts.drafting import DraftStats
 from jswa.sched.steplog import StepStats
 
 from .counts import BETWEEN, SECONDS, TOKENS, Counts, Distribution, Load, Recorder
@@ -243,6 +244,27 @@ class _Families(Collector):
         late.add_metric([self._model, "in_step"], steps.compiled_in_steps)
         late.add_metric([self._model, "beside"], steps.compiled_beside)
         yield late
+        if steps.drafts is not None:
+            yield from self._of_drafts(steps.drafts)
+
+    def _of_drafts(self, drafts: DraftStats) -> Iterator[Metric]:
+        tokens, accepted = drafts.sums
+        yield self._counter("spec_decode_steps", "Steps with drafts.", drafts.steps)
+        yield self._counter(
+            "spec_decode_num_drafts", "Texts that had drafts in a step, added up over steps.", drafts.rows
+        )
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.", tokens)
+        yield self._counter(
+            "spec_decode_num_accepted_tokens", "Drafts that were right: each saves its text a step.", accepted
+        )
+        by_place = CounterMetricFamily(
+            self._full("spec_decode_num_accepted_tokens_per_pos"),
+            "Drafts that were right, by their place among those of a text and step.",
+            labels=["model_name", "position"],
+        )  # fmt: skip
+        for place, count in enumerate(drafts.accepted):
+            by_place.add_metric([self._model, str(place)], count)
+        yield by_place
 
     def _of_grammars(self, grammars: Grammars) -> Iterator[Metric]:
         asked = CounterMetricFamily(

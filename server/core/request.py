@@ -5,12 +5,12 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jswa.cache.prefix.stats import for_clients
 from jswa.errors import JswaError
 from jswa.plan import TokenEvent
-from jswa.types import AnswerEvent, FinishReason
+from jswa.types import AnswerEvent, DraftCounts, FinishReason
 
 from ..engine.side import Shares
 from ..http import limits
@@ -27,6 +27,7 @@ _NOTHING_MORE = TokenEvent("", None)[2:]  # the fields of an event that is a tok
 _PLAIN = 5  # log probabilities that take as long as an event without any
 
 
+@runtime_checkable
 class Writer(Protocol):
     """The connection of a stream, for bytes that need no task to wait for the client."""
 
@@ -70,6 +71,7 @@ class Job:
         self.cached_tokens = 0
         self.missed_tokens: Counter[str] = Counter()  # the other prompt tokens, by why they were not cached
         self.reasoning_tokens = 0
+        self.drafts: DraftCounts | None = None
         self.finish_reasons: list[FinishReason] = []
         self.lora = order.lora
         self._texts = dict(texts)
@@ -280,6 +282,9 @@ class Job:
         if event.prefix is not None and event.request_id in self._firsts:
             self.cached_tokens += event.prefix.cached_tokens
             self.missed_tokens.update(for_clients(event.prefix.missed()))
+        if event.drafts is not None:
+            accepted, rejected = self.drafts or (0, 0)
+            self.drafts = DraftCounts(accepted + event.drafts.accepted, rejected + event.drafts.rejected)
 
     def _read(self, text: Text, new: str, counts: bool) -> tuple[str, list[AnswerEvent], bool]:
         """Return new characters, the answer's events of them, and whether the text ends by what it says.

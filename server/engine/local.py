@@ -7,6 +7,7 @@ from functools import reduce
 from typing import Any
 
 from jswa.cache.prefix.stats import CacheStats, for_clients
+from jswa.cache.view import CacheView
 from jswa.errors import EngineDead
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread, State
@@ -129,6 +130,16 @@ class LocalEngine:
     async def abort_named(self, name: str | None) -> int:
         """Abort the requests of a name, or all, of all front ends; return their number."""
         return sum(await asyncio.gather(*(one.abort_named(name) for one in self.front_ends)))
+
+    async def view(self, edges: int) -> CacheView:
+        """Return what the KV cache holds, with so many edges of the prefix tree."""
+        with engine_errors():
+            return await self.thread.call(lambda engine: engine.view(edges))
+
+    async def profile(self, folder: str | None) -> None:
+        """Begin a profile in a folder; None ends it."""
+        with engine_errors():
+            await self.thread.call(lambda engine: engine.profile(folder))
 
     async def metrics(self) -> bytes:
         """Return the metrics of all front ends and of the engine."""

@@ -1,8 +1,9 @@
 """What the routes need of the engine, in their own process (`LocalEngine`) or in another one (`RemoteEngine`)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import EngineDead
 from jswa.frontend.engine_thread import State
@@ -15,6 +16,7 @@ from ..core.texts import Order
 from .intake import Ids, Put
 
 
+@runtime_checkable
 class Shares(Protocol):
     """An amount of bytes that API keys share, as `Budget` has it. `most`: the whole amount, `used`: this process's."""
 
@@ -43,6 +45,7 @@ class Shares(Protocol):
         ...
 
 
+@runtime_checkable
 class FrontEnd(Protocol):
     """The routes of one process, as the engine asks them."""
 
@@ -62,6 +65,7 @@ class Info(NamedTuple):
     rest: dict[str, Any]
 
 
+@runtime_checkable
 class EngineSide(Protocol):
     """The engine and all that its requests share. Methods raise ApiError, also if the engine is dead or restarting."""
 
@@ -135,6 +139,14 @@ class EngineSide(Protocol):
 
     async def abort_named(self, name: str | None) -> int:
         """Abort the requests of a name, or all, in all processes; return their number."""
+        ...
+
+    async def view(self, edges: int) -> CacheView:
+        """Return what the KV cache holds, with so many edges of the prefix tree."""
+        ...
+
+    async def profile(self, folder: str | None) -> None:
+        """Begin a profile in a folder; None ends it."""
         ...
 
     async def metrics(self) -> bytes:

@@ -19,7 +19,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jswa import __version__
 
-from ..api.admin import abort, flush_cache, load_lora_adapter, metrics, server_info, unload_lora_adapter
+from ..api.admin import (
+    abort,
+    flush_cache,
+    load_lora_adapter,
+    metrics,
+    server_info,
+    start_profile,
+    stop_profile,
+    unload_lora_adapter,
+)  # fmt: skip
 from ..api.anthropic import count_tokens, messages
 from ..api.chat import chat_completions
 from ..api.completions import completions
@@ -28,6 +37,7 @@ from ..api.tokenize import detokenize, tokenize, tokenizer_info
 from ..core.service import Service, service_of
 from ..core.tracing import finish, telemetry
 from ..pages.files import PAGES, page
+from ..pages.live import feed_of, live_events
 from .access import Access
 from .auth import Gate, error_response, path_of
 from .bodies import JsonRoute
@@ -73,6 +83,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry=traced,
     )
     app.state.service = service
+    app.state.feed = feed_of(service)
     app.router.route_class = JsonRoute
     app.add_middleware(Gate, service=service)
     if service.config.allowed_origins:
@@ -140,6 +151,10 @@ def _add_routes(app: FastAPI) -> None:
     app.get("/server_info", responses=_responses(401))(server_info)
     app.post("/flush_cache", responses=_responses(401, 403, 500, 503))(flush_cache)
     app.post("/abort", responses=_responses(400, 401, 403, 413, 500))(abort)
+    app.post("/start_profile", responses=_responses(400, 401, 403, 500, 503))(start_profile)
+    app.post("/stop_profile", responses=_responses(400, 401, 403, 500, 503))(stop_profile)
+    watching = {**_responses(401, 403, 429, 500), 200: {"description": "events", "content": {"text/event-stream": {}}}}
+    app.get("/live/events", responses=watching)(live_events)
     errors = _responses(400, 401, 403, 404, 413, 500, 503)
     app.post("/v1/load_lora_adapter", responses=errors, response_class=PlainTextResponse)(load_lora_adapter)
     app.post("/v1/unload_lora_adapter", responses=errors, response_class=PlainTextResponse)(unload_lora_adapter)

@@ -16,7 +16,14 @@ from .sse import JsonResponse
 
 OPEN = ("/health", "/ready")  # routes for probes, which need no key
 LORA = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-ADMIN = ("/flush_cache", "/abort", *LORA)  # routes that need the admin key
+ADMIN = (
+    "/flush_cache",
+    "/abort",
+    "/live/events",
+    "/start_profile",
+    "/stop_profile",
+    *LORA,
+)  # routes that need the admin key
 EITHER = ("/metrics",)  # routes that accept either kind of key
 
 

@@ -233,21 +233,13 @@ class Shutdown:
         self._server.should_exit = True
 
 
-def run(model: Served, config: ServeConfig) -> int:
-    """Serve until a signal arrives or the engine dies, and return the exit status of the process.
+def serve_alone(model: Served, config: ServeConfig) -> int:
+    """Serve in the engine's process until a signal arrives or the engine dies, and return the exit status.
 
     The status is 0 after a signal, 1 if the engine has died or another host has ended, and 3 if the server could not
     start. If a thread of the engine cannot be stopped, this function ends the process itself.
     """
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    if not config.api_key and config.uds is None and not is_loopback(config.host):
-        _log.warning(
-            "no --api-key: every client that reaches %s, port %d, can use this server", config.host, config.port
-        )
-    if config.api_server_count:
-        from ..processes.supervisor import supervise  # its front ends import this module
-
-        return supervise(model, config)
+    begin(config)
     service = Service(model, config)
     most_files()
     server = Server(settings_of(create_app(service), config))
@@ -258,6 +250,15 @@ def run(model: Served, config: ServeConfig) -> int:
     if not server.started:
         status = 3
     return end_process(service.local.thread, status)
+
+
+def begin(config: ServeConfig) -> None:
+    """Prepare the process that has the engine."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    if not config.api_key and config.uds is None and not is_loopback(config.host):
+        _log.warning(
+            "no --api-key: every client that reaches %s, port %d, can use this server", config.host, config.port
+        )
 
 
 def end_process(thread: EngineThread, status: int) -> int:

@@ -34,6 +34,7 @@ _HEADERS = {
 # By the path of their routes.
 PAGES = {
     "/": "chat.html",
+    "/live": "live.html",
     **{f"/pages/{path.name}": path.name for path in sorted(_FOLDER.iterdir()) if path.suffix != ".html"},
 }
 

@@ -314,6 +314,10 @@ class Connection:
                 self._hub.tell_state()
             case "abort_named":
                 return await engine.abort_named(asked.name)
+            case "view":
+                return frames.packed_view(await engine.view(int(name)))
+            case "profile":
+                await engine.profile(asked.name)
             case "metrics":
                 return await engine.metrics()
             case "info":

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import EngineDead, EngineRestarting, InvalidSampling
 from jswa.frontend.engine_thread import State
@@ -144,6 +145,14 @@ class RemoteEngine:
     async def abort_named(self, name: str | None) -> int:
         """Abort the requests of a name, or all, of all front ends; return their number."""
         return await self._call(frames.Operate("abort_named", name), int)
+
+    async def view(self, edges: int) -> CacheView:
+        """Return what the KV cache holds, with so many edges of the prefix tree."""
+        return frames.unpacked_view(await self._call(frames.Operate("view", str(edges)), bytes))
+
+    async def profile(self, folder: str | None) -> None:
+        """Begin a profile in a folder; None ends it."""
+        await self._call(frames.Operate("profile", folder), type(None))
 
     async def metrics(self) -> bytes:
         """Return the metrics of all front ends and of the engine."""

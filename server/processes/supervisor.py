@@ -20,7 +20,7 @@ from jswa.frontend.engine_protocol import EngineLike
 
 from ..core.service import Served
 from ..engine.local import LocalEngine
-from ..http.process import DEATH_GRACE, address_of, end_process, freeze, settings_of
+from ..http.process import DEATH_GRACE, address_of, begin, end_process, freeze, serve_alone, settings_of
 from ..options import ServeConfig
 from . import frames
 from .hub import Connection, Hub
@@ -187,8 +187,11 @@ def same_port(host: str, port: int, count: int) -> list[socket.socket]:
     return sockets
 
 
-def supervise(model: Served, config: ServeConfig) -> int:
-    """Serve by front ends until a signal arrives or the engine dies, and return the exit status of the process."""
+def run(model: Served, config: ServeConfig) -> int:
+    """Serve until a signal arrives or the engine dies, and return the exit status of the process (`serve_alone`)."""
+    if not config.api_server_count:
+        return serve_alone(model, config)
+    begin(config)
     engine = LocalEngine(model.build, model.tokenizer, config)
     try:
         sockets = _bound(config)

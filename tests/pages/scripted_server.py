@@ -8,8 +8,9 @@ import sys
 
 from jswa.text.chat_template import ChatTemplate
 from server.core.service import Served
-from server.http.process import run, set_up_logging
+from server.http.process import set_up_logging
 from server.options import ServeConfig
+from server.processes.supervisor import run
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.scripted import AGENT_TEMPLATE, HARMONY, writing_engine
 from tests.support.text.transcripts import template_of, tokenizer_of

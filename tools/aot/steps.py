@@ -21,6 +21,7 @@ from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
+from jswa.speculation import Speculation
 from pallas_kernels.glue.api import Implementation as Glue
 from tools.aot import device
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
@@ -46,6 +47,7 @@ class StepSpec:
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
         part: the whole step, or one of its halves.
         glue: the implementation of norms, residuals, rotary embedding and KV writes.
+        drafts: of each row of a decode step, looked up and verified.
     """
 
     model: str
@@ -57,6 +59,7 @@ class StepSpec:
     adapters: int = 0
     part: Part = "step"
     glue: Glue = "xla"
+    drafts: int = 0
 
     @property
     def name(self) -> str:
@@ -66,6 +69,7 @@ class StepSpec:
         held = "" if self.quantization == "none" else f", {self.quantization}"
         more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
         more += f", glue on {self.glue}" * (self.glue != "xla")
+        more += f", {self.drafts} drafts" * bool(self.drafts)
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
 
@@ -85,7 +89,17 @@ _GPT_OSS = replace(_MODELS[1], quantization="mxfp4")
 _FOUR_BITS = (_GPT_OSS, replace(_GPT_OSS, rows=256), replace(_GPT_OSS, rows=256, tokens=2048))
 _HALVES = [replace(_MODELS[n], part=part) for n in (0, 1) for part in ("forward", "finish")]
 _GLUED = [replace(spec, glue="mosaic") for spec in (*_MODELS[:3], _GPT_OSS)]
-STEPS = (*_MODELS, *_GLUED, replace(_MODELS[0], rows=1), *_PREFILL, *_EIGHT_BITS, *_FOUR_BITS, *_ADAPTED, *_HALVES)
+_DRAFTS = [
+    replace(spec, drafts=drafts, rows=rows)
+    for spec in (_MODELS[0], _GPT_OSS)
+    for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS))
+]
+_GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in (_DRAFTS[1], _DRAFTS[5])]
+_ONE = replace(_MODELS[0], rows=1)
+STEPS = (
+    *(*_MODELS, *_GLUED, _ONE, *_PREFILL, *_EIGHT_BITS),
+    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS),
+)
 SAMPLE_STEPS = (
     replace(_MODELS[1], layers=6),
     replace(_MODELS[2], layers=4, tokens=2048),
@@ -149,7 +163,8 @@ def facts_of(spec: StepSpec) -> StepFacts:
     model = parse_config(CONFIGS[spec.model], weights=False)
     model = replace(model, layers=model.layers[: spec.layers])
     layout = KVLayout.of(model, PAGE)
-    bucket = Bucket(spec.tokens, spec.rows, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
+    prefill = Bucket(spec.tokens, spec.rows, decode=False)
+    bucket = prefill if spec.tokens else Bucket.verifying(spec.rows, spec.drafts)
     config, state = _step_config(model, layout, bucket, spec)
     shapes = param_shapes(model, BFLOAT16)
     if spec.quantization == "mxfp4":
@@ -219,10 +234,12 @@ def _step_config(
     model: ModelConfig, layout: KVLayout, bucket: Bucket, spec: StepSpec
 ) -> tuple[StepConfig, DeviceState]:
     num_blocks = KV_BYTES // layout.block_bytes(2)
-    limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
+    drafting = Speculation("suffix", bucket.drafts).of_length(model.max_position) if bucket.drafts else None
+    sizes = model.max_position, bucket.rows, bucket.tokens
+    limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
     backends = Backends("mosaic", "mosaic", device.SMS, glue=spec.glue)
-    config = StepConfig(model, layout, bucket, pack, backends, part=spec.part)
+    config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
 

@@ -12,12 +12,12 @@ export class Refusal extends Error {
 }
 
 /** Send a request with the key, and return the response. Throws Refusal. */
-export async function ask(address, body, signal, method = body ? "POST" : "GET") {
+export async function ask(address, body, signal, secret = key.get()) {
   const headers = body ? { "Content-Type": "application/json" } : {};
-  if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
+  if (secret) headers.Authorization = `Bearer ${secret}`;
   let response;
   try {
-    response = await fetch(address, { method, headers, signal, body: body && JSON.stringify(body) });
+    response = await fetch(address, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refusal(0, "The server does not answer. It may be down, or the network may be.");

@@ -196,6 +196,7 @@ def test_a_thread_is_taken_until_its_work_ends() -> None:
     run(test)
 
 
+@pytest.mark.one_process
 def test_large_prompts_of_one_key_hold_up_no_other() -> None:
     """Keys share the threads that tokenize over HTTP, as they share the engine."""
     with serving(FakeEngine(max_model_len=20_000), api_key=("hog", "other")) as client:

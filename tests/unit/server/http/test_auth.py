@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from server.http import limits
+from server.http.auth import ADMIN
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
 from tests.support.server.processes import ROOT, started
@@ -44,7 +45,7 @@ def test_every_route_but_the_probes_needs_an_api_key() -> None:
                     response = client.http.request(method.upper(), url, headers=given, json=BODY)  # type: ignore[arg-type]
                     if path in ("/health", "/ready"):
                         assert response.status_code == 200
-                    elif path in ("/flush_cache", "/abort", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+                    elif path in ADMIN:
                         assert response.status_code == 403
                     else:
                         assert response.status_code == 401, url
