@@ -39,8 +39,13 @@ def test_attention_on_mosaic_has_the_log_probabilities_of_the_dense_model(
 def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Biases, rotation, KV writes, residuals and norms, beside attention on XLA, which takes queries by token."""
-    assert worst(tmp_path, monkeypatch, glue_backend="mosaic", attention_backend="xla", **ONE_SHAPE) < BOUND
+    """Biases, rotation, KV writes, residuals and norms, beside attention on XLA, which takes queries by token.
+
+    In steps of two halves, with drafts.
+    """
+    drafts = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    options: dict[str, Any] = {"attention_backend": "xla", "speculative_config": drafts, **ONE_SHAPE}
+    assert worst(tmp_path, monkeypatch, glue_backend="mosaic", **options) < BOUND
 
 
 @in_turn(3, 4)
