@@ -23,6 +23,7 @@ from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from jswa.speculation import Speculation
 from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.sampling.api import Implementation as Sampling
 from tools.aot import device
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
 from tools.cases.hub_configs import CONFIGS
@@ -47,6 +48,7 @@ class StepSpec:
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
         part: the whole step, or one of its halves.
         glue: the implementation of norms, residuals, rotary embedding and KV writes.
+        sampling: the implementation of draws; "triton" has to be compiled in `tools.aot.triton.compiling_for`.
         drafts: of each row of a decode step, looked up and verified.
     """
 
@@ -59,6 +61,7 @@ class StepSpec:
     adapters: int = 0
     part: Part = "step"
     glue: Glue = "xla"
+    sampling: Sampling = "xla"
     drafts: int = 0
 
     @property
@@ -69,6 +72,7 @@ class StepSpec:
         held = "" if self.quantization == "none" else f", {self.quantization}"
         more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
         more += f", glue on {self.glue}" * (self.glue != "xla")
+        more += f", sampling on {self.sampling}" * (self.sampling != "xla")
         more += f", {self.drafts} drafts" * bool(self.drafts)
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
@@ -238,7 +242,7 @@ def _step_config(
     sizes = model.max_position, bucket.rows, bucket.tokens
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
-    backends = Backends("mosaic", "mosaic", device.SMS, glue=spec.glue)
+    backends = Backends("mosaic", "mosaic", device.SMS, glue=spec.glue, sampling=spec.sampling)
     config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 

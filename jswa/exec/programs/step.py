@@ -167,6 +167,7 @@ def finish_half(
             devices=devices,
             want_logprobs=config.logprobs != "none",
             deterministic=config.deterministic,
+            sampler=config.backends.sampling,
         )
 
     def skip() -> Draws:

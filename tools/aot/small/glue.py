@@ -1,6 +1,6 @@
 """Compile the glue's kernels for an H200 on any machine; check and print the compilers' reports.
 
-    .venv-gpu/bin/python -m tools.aot.glue [--only NAME] [--json FILE] [--write]
+    .venv-gpu/bin/python -m tools.aot.small.glue [--only NAME] [--json FILE] [--write]
 
 Checked for each kernel: no spilled registers, no stack, that pages are updated in place, and that nothing is worse than
 in gates/glue.json, which `--write` writes. The speed is not measured.
