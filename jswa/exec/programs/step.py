@@ -28,6 +28,7 @@ from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.collectives import true_on_all
 from jswa.model.drafters.seam import Drafter
+from jswa.model.glue.projection import Projection
 from jswa.model.transformer import Decoder, Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING, Logprobs
@@ -166,6 +167,7 @@ def finish_half(
             devices=devices,
             want_logprobs=config.logprobs != "none",
             deterministic=config.deterministic,
+            sampler=config.backends.sampling,
         )
 
     def skip() -> Draws:
@@ -273,13 +275,14 @@ def forward(
 
     def attend(
         layer: int,
-        q: Float[Array, "T H D"],
+        q: Float[Array, "T H D"] | Projection,
         kv: Float[Array, "T K E"] | None,
         sinks: Float[Array, " H"] | None,
     ) -> Float[Array, "T H V"]:
         nonlocal finite
-        if layer == config.model.tail - 1 and kv is not None:
-            finite = _finite_rows(kv, indices, config)
+        stored = q.stored() if isinstance(q, Projection) else kv
+        if layer == config.model.tail - 1 and stored is not None:
+            finite = _finite_rows(stored, indices, config)
         lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
         lanes[lane], out = attend_layer(config, indices, layer, lanes[lane], q, kv, sinks, scales(layer), last=last)
         return out
@@ -297,7 +300,8 @@ def forward(
 
 def decoder_of(config: StepConfig, params: Params) -> Decoder:
     """Return the decoder over these parameters, with the step's kernels."""
-    return bind(config.model, params, config.backends.experts, config.backends.sms, config.backends.linear)
+    own = config.backends
+    return bind(config.model, params, own.experts, own.sms, own.linear, own.glue)
 
 
 def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, "R S"]:
@@ -337,7 +341,7 @@ def attend_layer(
     indices: StepIndices,
     layer: int,
     lane: Float[Array, "1 blocks elems"],
-    q: Float[Array, "T H D"],
+    q: Float[Array, "T H D"] | Projection,
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
     kv_scales: Float[Array, "2 K"] | None,
