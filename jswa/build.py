@@ -45,6 +45,7 @@ from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import weights_fingerprint
 from jswa.storage.json_object import read_object
 from jswa.storage.plan_trace import write_header
+from jswa.updates.staging import WeightsStager, held_shapes
 from jswa.version import __version__
 from pallas_kernels.ptxas import find_ptxas, prefer_packaged
 
@@ -61,6 +62,7 @@ class Built(NamedTuple):
     runner: Runner
     adapters: Adapters
     lora_reader: LoraReader | None
+    stager: WeightsStager
 
 
 def build_engine(folder: Path, options: EngineConfig) -> Engine:
@@ -168,6 +170,8 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     else:
         model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
     lay_out(params, linear=backends.linear == "cpu", experts=backends.experts == "cpu")
+    panels = backends.linear == "cpu", backends.experts == "cpu"
+    stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, backends.experts, *panels)
     adapters = load_adapters([] if room is not None else found, model, dtype, mesh)
     params |= adapters.params if room is None else empty_room(model, room, dtype, mesh)
     if hosts is not None and adapters.digests:
@@ -206,7 +210,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     if on_gpu:
         runner.warm_up()
     reader = None if room is None else LoraReader(declared, whole, dtype, room.rank)
-    return Built(model, limits, layout, runner, Adapters(adapters.digests, room), reader)
+    return Built(model, limits, layout, runner, Adapters(adapters.digests, room), reader, stager)
 
 
 def _read_modules(reader: LoraReader | None, options: EngineConfig) -> dict[str, HostAdapter]:

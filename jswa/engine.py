@@ -18,7 +18,7 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
-from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError
+from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
@@ -30,6 +30,8 @@ from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepLog, StepStats
 from jswa.storage.plan_trace import write_step
 from jswa.types import SamplingParams
+from jswa.updates.staging import WeightsStager
+from jswa.updates.turnover import Turnover
 
 _log = logging.getLogger("jswa")
 
@@ -96,9 +98,11 @@ class Engine:
     Args:
         adapters: the LoRA adapters among the runner's parameters, and the room for others.
         lora_reader: reads further adapters; None: the runner has no room for any.
+        stager: turns new weights into parameters; None: the runner cannot change them.
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
 
     Attributes:
+        turnover: changes the weights, pauses and sleeps.
         grammars: those of structured outputs; None: requests with structured outputs are refused.
     """
 
@@ -114,6 +118,7 @@ class Engine:
         trace: IO[str] | None = None,
         adapters: Adapters | None = None,
         lora_reader: LoraReader | None = None,
+        stager: WeightsStager | None = None,
         hosts: Hosts | None = None,
     ) -> None:
         self.model = model
@@ -122,10 +127,12 @@ class Engine:
         self.runner = runner
         self._adapters = adapters or Adapters()
         self._lora_reader = lora_reader
+        self._stager = stager
         self.hosts = hosts
         self._scheduler = Scheduler(layout, limits)
         self._pending: PendingStep | None = None
         self._late_masks: tuple[RowMask, ...] = ()  # those of the pending step
+        self.turnover = Turnover(runner, self._scheduler, self._drain)
         self._seed = seed
         self._numbers = itertools.count(1)  # several threads may call `request`
         self._switches = switches or Switches()
@@ -201,6 +208,7 @@ class Engine:
             adapter=number,
             tenant=tenant,
             weight=weight,
+            version=self.turnover.version,
         )
 
     def _checked(self, prompt: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
@@ -236,6 +244,13 @@ class Engine:
         assert self._lora_reader is not None
         return self._lora_reader
 
+    @property
+    def stager(self) -> WeightsStager:
+        """What turns new weights into parameters for `turnover`, in any thread. Raises RequestError."""
+        if self._stager is None:
+            raise RequestError("weights", "update", "this engine cannot change its weights")
+        return self._stager
+
     def load_lora(self, name: str, adapter: HostAdapter, *, replace: bool = False) -> None:
         """Load an adapter that `lora_reader` has read: requests may use it from now on. Compiles nothing.
 
@@ -262,21 +277,24 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong, and UnknownAdapter if its adapter was unloaded meanwhile."""
         self._adapters.require_loaded(request.adapter)
-        self._scheduler.add(request)
+        self.turnover.add(request)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request and free its pages at once; return None if it has ended already."""
-        return self._scheduler.abort(request_id)
+        return self.turnover.abort(request_id)
 
     def has_work(self) -> bool:
         """Return whether `step` has anything to do."""
-        return self._scheduler.has_work()
+        return self.turnover.has_work()
 
     def step(self) -> StepEvents:
         """Launch the next step, then apply the tokens of the previous step while the device works.
 
         If a mask of the next step depends on those tokens, only the first half of the step is launched before.
         """
+        self.turnover.settle()
+        if (reports := self.turnover.reports()) is not None:
+            return reports
         begin = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
@@ -313,6 +331,11 @@ class Engine:
         launched.finish(self._late_masks)
         self._log.finished(len(events), begin, filled, time.perf_counter())
         return events
+
+    def _drain(self) -> StepEvents:
+        """Apply the step in flight, so that none is, and return its events."""
+        step, self._pending = self._pending, None
+        return self._apply(step)
 
     def _apply(self, step: PendingStep | None) -> StepEvents:
         if step is None:

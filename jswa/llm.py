@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import EngineError, InvalidPrompt
 from jswa.frontend.batch import Batch
+from jswa.frontend.changing import Changing
 from jswa.frontend.fair_lock import FairLock
 from jswa.frontend.outputs import CallOptions, Receiver, distribute
 from jswa.grammar.compiler import Grammars
@@ -35,9 +37,10 @@ from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
 
 _LOADING = threading.Lock()
+_PAUSE = 0.02  # seconds after which a call looks again whether a paused engine runs
 
 
-class LLM:
+class LLM(Changing):
     """An engine with its tokenizer. Use it as a context manager, or `close` it, to free the device's memory.
 
     Args:
@@ -329,6 +332,9 @@ class LLM:
             if batch is not None and batch.events:
                 return
             distribute(engine.step(), self._receivers)
+            paused = engine.turnover.paused
+        if paused and not (batch is not None and batch.events):
+            time.sleep(_PAUSE)
 
     @contextmanager
     def _between_steps(self) -> Iterator[Engine]:

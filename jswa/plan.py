@@ -107,6 +107,7 @@ class Request:
         adapter: number of the LoRA adapter; 0: none.
         tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
             other tenants' weights (`Turns`).
+        version: that of the engine's weights when the request was made.
     """
 
     request_id: str
@@ -122,6 +123,7 @@ class Request:
     adapter: int = 0
     tenant: str = ""
     weight: float = 1.0
+    version: int = 0
 
 
 class ChoiceLogprobs(NamedTuple):
@@ -168,6 +170,7 @@ class TokenEvent(NamedTuple):
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
     `error` says why there is no token if `finish_reason` is "error".
+    An event with a `version` has nothing else: the request's next tokens come from weights of that version.
     """
 
     request_id: str
@@ -179,6 +182,7 @@ class TokenEvent(NamedTuple):
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
+    version: int | None = None
 
     @property
     def is_stop_token(self) -> bool:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxtyping import Int, Shaped
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
+from jswa.errors import RequestError
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import bucket_table
@@ -49,7 +50,7 @@ from jswa.exec.side_programs import (
     compile_set_rows,
     idle_launches,
 )
-from jswa.model.lora import Pairs
+from jswa.model.lora import Pairs, without_adapters
 from jswa.model.panels import has_other_products
 from jswa.model.transformer import Params, head_names, run_dtype
 from jswa.plan import Feature, LogprobTable, RowMask, StepLogprobs, StepPlan
@@ -234,6 +235,27 @@ class Runner:
         assert self._adapters is not None
         for launch in self._adapters.launches(slot, number, pairs):
             self._send([launch])
+
+    def replace_params(self, params: Params) -> None:
+        """Run all later steps with these parameters; keep those that are not among them, such as adapters."""
+        if self._broadcast is not None:
+            raise RequestError(
+                "weights", "update", "must be that of one host: jswa does not send weights to others yet"
+            )
+        self.params = {**self.params, **params}
+
+    def free_params(self) -> None:
+        """Free the parameters of the base model; no step may run until `replace_params`."""
+        base = without_adapters(self.params)
+        self.params = {name: value for name, value in self.params.items() if name not in base}
+
+    def free_arena(self) -> None:
+        """Free the device state; no step may run until `allocate_arena`."""
+        self.state = cast(DeviceState, {})
+
+    def allocate_arena(self) -> None:
+        """Allocate a device state that has run nothing."""
+        self.state = allocate(self.layout, self.limits, self._model.vocab_size, self._shapes)
 
     def follow(self, messages: Iterable[bytes]) -> None:
         """Run the launches that the first host broadcasts, until it ends."""

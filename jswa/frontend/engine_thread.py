@@ -23,6 +23,7 @@ from jswa.frontend.engine_protocol import EngineLike, figures_of
 from jswa.frontend.late_programs import LatePrograms, resolve
 from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.types import SamplingParams
+from jswa.updates.turnover import InFlight
 
 _log = logging.getLogger("jswa")
 
@@ -34,6 +35,7 @@ _RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more than _RESTARTS times 
 _FRESH = 0.25  # seconds after which the figures of a working engine are read again
 _SHARE = 0.01  # largest share of the engine thread's time for reading the figures
 _AHEAD = 2  # steps with events by which the engine may be ahead of the event loop
+_POLL = 0.005  # seconds between looks at whether older requests have ended
 _STUCK = 0.5  # seconds for a thread to end; then the process ends without it
 
 
@@ -169,6 +171,18 @@ class EngineThread:
     async def unload_lora(self, name: str) -> None:
         """Unload an adapter: new requests for it are refused, and its others go on to their end. Raises JswaError."""
         await self.call(lambda engine: engine.unload_lora(name))
+
+    async def update_weights(self, source: object, in_flight: InFlight) -> int:
+        """Change the weights, one change at a time, and return their version once steps run with them.
+
+        They are read and converted in a thread, while the engine works. Raises JswaError.
+        """
+        async with self._loading:
+            params = await asyncio.to_thread(self.engine.stager.stage, source)
+            version = await self.call(lambda engine: engine.turnover.update(params, in_flight))
+            while self.engine.turnover.version < version:
+                await asyncio.sleep(_POLL)
+        return version
 
     async def call[T](self, function: Callable[[EngineLike], T]) -> T:
         """Run a function on the engine between two steps and return its result. Raises EngineDead or EngineError."""
