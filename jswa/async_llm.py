@@ -264,7 +264,7 @@ class AsyncLLM:
             else:
                 events.put_nowait(event)
 
-        self._thread.submit(texts.requests, put)
+        self._thread.submit(texts.requests, put, {name: receiver.token for name, receiver in receivers.items()})
         if running.aborted:  # while the prompt was tokenized
             self._thread.abort(running.ids, deliver_last=True)
 

@@ -17,7 +17,7 @@ _HOST = re.compile(
 GROUPS = {
     "HTTP": (
         "host", "port", "uds", "served_model_name", "root_path", "ssl_keyfile", "ssl_certfile", "keep_alive",
-        "chat_template", "response_template",
+        "stream_interval", "chat_template", "response_template",
     ),
     "Keys and web pages": (
         "api_key", "api_key_weight", "admin_api_key", "allowed_origins", "allowed_hosts", "allow_priority",
@@ -81,6 +81,8 @@ class ServeConfig:
         shutdown_timeout: After SIGTERM, abort the requests that still run after this many seconds.
         keep_alive: Send an SSE comment on a stream on which nothing was sent for this long, so that proxies keep the
             connection.
+        stream_interval: Send this many tokens of a text together in a stream, from its second event on: fewer events
+            cost less. Tokens with log probabilities are sent alone.
         metrics_port: Serve /metrics without an API key on this TCP port too; 0 picks a free port, which the log names.
             Default: on `port` only.
         metrics_host: Listen on this IP address or host name for metrics_port. Default: as host.
@@ -118,6 +120,7 @@ class ServeConfig:
     render_timeout: float = 10.0
     shutdown_timeout: float = 30.0
     keep_alive: float = 10.0
+    stream_interval: int = 1
     metrics_port: int | None = None
     metrics_host: str | None = None
     metrics_prefix: str = "jswa"
@@ -127,7 +130,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         low = {"max_body_size": 1, "max_queued_requests": 1, "max_queued_tokens": 1, "render_timeout": 0.1}
-        low |= {"max_body_memory": 1, "max_answer_memory": 1}
+        low |= {"stream_interval": 1, "max_body_memory": 1, "max_answer_memory": 1}
         low |= {"keep_alive": 0.1, "request_timeout": 0, "shutdown_timeout": 0, "step_timeout": 0, "port": 0}
         low |= {} if self.metrics_port is None else {"metrics_port": 0}
         for name, least in low.items():

@@ -59,10 +59,12 @@ class Result:
         totals[1] += hit.prompt_tokens
 
 
-def replay(cache: Cache, requests: list[TraceRequest], *, running: int, barrier: bool = False) -> Result:
+def replay(
+    cache: Cache, requests: list[TraceRequest], *, running: int, barrier: bool = False, strict: bool = False
+) -> Result:
     """Run a trace in its order, `running` requests at a time. A turn waits for the previous turn of its session.
 
-    With a `barrier` a turn waits for the previous turn of all sessions.
+    With a `barrier` a turn waits for the previous turn of all sessions. `strict`: no request overtakes another.
     """
     result, waiting = Result(), list(enumerate(requests))
     active: dict[str, TraceRequest] = {}
@@ -75,7 +77,7 @@ def replay(cache: Cache, requests: list[TraceRequest], *, running: int, barrier:
             if barrier and any(r.turn < request.turn for r in active.values()):
                 held = True
             if held:
-                if position > 2 * running:
+                if strict or position > 2 * running:
                     break
                 position += 1
                 continue

@@ -7,6 +7,7 @@ The tokenizer is that of `tiny`; generated tokens are letters.
 
 import argparse
 import sys
+import time
 
 import numpy as np
 from jaxtyping import Int
@@ -26,13 +27,15 @@ from server.http.process import run, set_up_logging
 from server.options import ServeConfig
 from tools.cases.geometry import GEOMETRIES, model_of
 
+_A = 74  # the token "a" of `tiny`; those of the other letters follow it
+
 
 class Letters(AnsweredStep):
     """A finished step whose tokens are letters."""
 
     def tokens(self) -> Int[np.ndarray, " R"]:
         """Return tokens that depend only on row id and position."""
-        letters: Int[np.ndarray, " R"] = (self.plan.starts + self.plan.counts + self.plan.row_ids) % 26 + 100
+        letters: Int[np.ndarray, " R"] = (self.plan.starts + self.plan.counts + self.plan.row_ids) % 26 + _A
         return letters
 
     def logprobs(self) -> StepLogprobs | None:
@@ -48,15 +51,34 @@ def _table(count: int) -> LogprobTable:
     wide = (count, MAX_LOGPROBS)
     chosen = np.full(count, -1.234567, np.float32)
     values = np.broadcast_to((-1.234567 - top).astype(np.float32), wide)
-    return LogprobTable(chosen, np.ones(count, np.int32), np.broadcast_to(top + 100, wide), values)
+    return LogprobTable(chosen, np.ones(count, np.int32), np.broadcast_to(top + _A, wide), values)
+
+
+class Clocked(Letters):
+    """A step that ends at a time of `time.perf_counter`."""
+
+    ends = 0.0
+
+    def tokens(self) -> Int[np.ndarray, " R"]:
+        """Wait for the step's end, and return its tokens."""
+        time.sleep(max(0.0, self.ends - time.perf_counter()))
+        return super().tokens()
 
 
 class NoDevice:
-    """A `StepRunner` that computes nothing."""
+    """A `StepRunner` that computes nothing. Its device runs one step after the other, each for `seconds`."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+        self._ends = 0.0
 
     def launch(self, plan: StepPlan) -> Letters:
-        """Return the finished step."""
-        return Letters(plan)
+        """Return the step, which has ended already unless it takes time."""
+        if not self._seconds:
+            return Letters(plan)
+        step = Clocked(plan)
+        self._ends = step.ends = max(self._ends, time.perf_counter()) + self._seconds
+        return step
 
 
 def main() -> int:
@@ -65,6 +87,7 @@ def main() -> int:
     parser.add_argument("--geometry", default="gemma-3-27b", choices=list(GEOMETRIES), help="of the KV")
     parser.add_argument("--rows", type=int, default=256, help="rows of a step")
     parser.add_argument("--length", type=int, default=32_768, help="tokens of prompt and output")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="milliseconds of a step; 0: none")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     given = parser.parse_args()
     model = model_of(given.geometry)
@@ -73,8 +96,12 @@ def main() -> int:
     limits = Limits(given.length, given.rows, 8_192, 64, num_blocks=useful_blocks(layout, limits))
     config = ServeConfig(served_model_name=("noop",), port=given.port, max_queued_tokens=2 * given.rows * given.length)
     set_up_logging(config)
+    device = NoDevice(given.step_ms / 1e3)
     template = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {})
-    return run(Served(lambda: Engine(model, limits, layout, NoDevice()), Tokenizer.load(TINY), template), config)
+    return run(
+        Served(lambda: Engine(model, limits, layout, device), Tokenizer.load(TINY), template),
+        config,
+    )
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from jswa.errors import EngineDead, EngineError, EngineRestarting, InternalError, JswaError
 from jswa.frontend.engine_protocol import EngineLike, figures_of
 from jswa.frontend.late_programs import LatePrograms, resolve
+from jswa.frontend.outputs import Receiver, distribute
 from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.types import SamplingParams
 from jswa.updates.turnover import InFlight
@@ -40,13 +41,17 @@ _STUCK = 0.5  # seconds for a thread to end; then the process ends without it
 
 
 class EngineThread:
-    """An engine in a thread of its own. All methods must be called on the event loop; `put` is called there too.
+    """An engine in a thread of its own. All methods are for the event loop, which also calls what gets the events.
 
     Args:
         on_death: called when the engine has failed and will not be rebuilt.
         on_leaving: called when a host that shares the model was told to exit.
         rebuild: builds a new engine after a failure, in the engine's thread; the old one has been dropped by then.
         step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
+
+    Attributes:
+        on_step: if it is set, it gets the events of all steps, and the requests get only what comes between steps:
+            errors, and their last events if they are aborted.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class EngineThread:
     ) -> None:
         self.on_death = on_death
         self.on_leaving = on_leaving
+        self.on_step: Callable[[StepEvents], None] | None = None
         self.state: State = "up"
         self.steps = 0
         self.restarts = 0
@@ -75,7 +81,7 @@ class EngineThread:
         self._watch: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._puts: dict[str, Put] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._calls: set[asyncio.Future[object]] = set()
         self._late_programs = LatePrograms(self._notify, lambda: self._closed or self.state != "up")
         self._loading = asyncio.Lock()
@@ -138,20 +144,28 @@ class EngineThread:
     @property
     def active(self) -> int:
         """Number of requests that have not ended."""
-        return len(self._puts)
+        return len(self._receivers)
 
-    def submit(self, requests: Iterable[Request], put: Put) -> None:
-        """Queue requests; `put` gets their events or the final error. Raises EngineDead or EngineError."""
+    def submit(
+        self, requests: Iterable[Request], put: Put, tokens: Mapping[str, Callable[[int], object]] | None = None
+    ) -> None:
+        """Queue requests; `put` gets their events or the final error. Raises EngineDead or EngineError.
+
+        Args:
+            tokens: functions by request id that get a token that comes alone, in place of `put`.
+        """
         self._require_up()
         for request in requests:
-            self._puts[request.request_id] = put
+            name = request.request_id
+            self._receivers[name] = Receiver((tokens or {}).get(name) or _token_events(put, name), put)
             self._inbox.put(lambda request=request: self._add(request))  # type: ignore[misc]
 
     def abort(self, request_ids: Iterable[str], *, deliver_last: bool = False) -> None:
         """End requests before the next step. Their last events are delivered only if `deliver_last` is set."""
         for request_id in request_ids:
-            known = request_id in self._puts if deliver_last else self._puts.pop(request_id, None) is not None
-            if known:
+            if request_id in self._receivers:
+                if not deliver_last:
+                    del self._receivers[request_id]
                 self._inbox.put(lambda request_id=request_id: self._abort(request_id))  # type: ignore[misc]
 
     async def prepare(self, params: SamplingParams) -> None:
@@ -309,11 +323,11 @@ class EngineThread:
         try:
             self._engine.add(request)
         except JswaError as error:
-            self._notify(self._refuse, request.request_id, error.with_traceback(None))
+            self._notify(self._deliver_last, request.request_id, error.with_traceback(None))
         except Exception:
             _log.exception("request %s cannot be queued; the engine goes on", request.request_id)
             self._engine.abort(request.request_id)  # the engine may have queued a part of it
-            self._notify(self._refuse, request.request_id, InternalError("the request could not be queued"))
+            self._notify(self._deliver_last, request.request_id, InternalError("the request could not be queued"))
 
     def _abort(self, request_id: str) -> None:
         assert self._engine is not None
@@ -323,10 +337,10 @@ class EngineThread:
             raise  # an invariant is broken: the pages of other requests may be wrong
         except Exception:
             _log.exception("request %s cannot be aborted; the engine goes on", request_id)
-            self._notify(self._refuse, request_id, InternalError("the request could not be aborted"))
+            self._notify(self._deliver_last, request_id, InternalError("the request could not be aborted"))
             return
         if event is not None:
-            self._notify(self._deliver, [event])
+            self._notify(self._deliver_last, event.request_id, event)
 
     def _notify(self, function: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None
@@ -335,24 +349,21 @@ class EngineThread:
         except RuntimeError:  # no coroutine is left that waits for the call
             _log.debug("the event loop has closed")
 
-    def _deliver_step(self, events: Iterable[TokenEvent]) -> None:
-        self._deliver(events)
+    def _deliver_step(self, events: StepEvents) -> None:
+        if self.on_step is None:
+            distribute(events, self._receivers)
+        else:
+            self.on_step(events)
+        for event in events.others:
+            if event.finish_reason is not None:
+                self._receivers.pop(event.request_id, None)
         self._delivered += 1
         self._caught_up.set()
 
-    def _deliver(self, events: Iterable[TokenEvent]) -> None:
-        for event in events:
-            put = self._puts.get(event.request_id)
-            if put is None:
-                continue  # the request was aborted meanwhile
-            if event.finish_reason is not None:
-                del self._puts[event.request_id]
-            put(event)
-
-    def _refuse(self, request_id: str, error: JswaError) -> None:
-        put = self._puts.pop(request_id, None)
-        if put is not None:
-            put(error)
+    def _deliver_last(self, request_id: str, last: JswaError | TokenEvent) -> None:
+        receiver = self._receivers.pop(request_id, None)
+        if receiver is not None:
+            receiver.event(last)
 
     def _fail(self, state: State, failed: threading.Event) -> None:
         """Set the state and end all requests and calls with an error. In the state "dead", call `on_death` too."""
@@ -365,9 +376,9 @@ class EngineThread:
 
     def _end_all(self, error: Callable[[], JswaError]) -> None:
         """End all requests and calls, each with an error of its own."""
-        puts, self._puts = self._puts, {}
-        for put in puts.values():
-            put(error())
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.event(error())
         for future in list(self._calls):
             resolve(future, None, error())
 
@@ -392,3 +403,7 @@ class EngineThread:
             if self.step_seconds > self._step_timeout:
                 _log.critical("a step has not ended after %g s: the engine hangs", self._step_timeout)
                 self._fail("dead", threading.Event())
+
+
+def _token_events(put: Put, name: str) -> Callable[[int], None]:
+    return lambda token: put(TokenEvent(name, token))

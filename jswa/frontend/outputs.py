@@ -7,7 +7,7 @@ then: its token ids are appended to a list and decoded at once at the end. With 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.requests import make_requests
@@ -36,7 +36,7 @@ class Receiver(NamedTuple):
     """The functions that take the events of one request: `token` takes a token alone, `event` every other event."""
 
     token: Callable[[int], object]
-    event: Callable[[TokenEvent], object]
+    event: Callable[[Any], object]
 
 
 def distribute(events: StepEvents, receivers: Mapping[str, Receiver]) -> None:

@@ -82,6 +82,15 @@ class Assembler:
             text += self._stops.finish()
         return text + MARK + delimiter if delimiter and self.stopped is None else text
 
+    def add(self, token: int) -> str:
+        """Return the characters that a token adds to the text, which goes on behind it."""
+        if self._decoder is None or self._delimiters:
+            return self.push(TokenEvent("", token))
+        self.tokens += 1
+        piece = self._decoder.push(token)
+        self.offset += len(piece)
+        return self._stops.push(piece) if self.tokens > self._min_tokens else piece
+
     def _token(self, token: int) -> tuple[str, str]:
         """Return the text that a token completes, and the delimiter that it is, if it is one."""
         assert self._decoder is not None

@@ -70,6 +70,8 @@ class StopStrings:
         if self.stopped is not None:
             return ""
         table, state = self._table, self._state
+        if len(table.length) == 1:
+            return piece  # there are no stop strings
         text, start = self._held + piece, len(self._held)
         for at, character in enumerate(piece, start=start):
             state = table.step(state, character)

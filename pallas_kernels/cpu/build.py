@@ -36,6 +36,7 @@ _LEVELS = {
     "avx512": ("-O3", *_AVX512),
     "avx2": ("-O2", *_AVX2),
     "base": ("-O2",),
+    "vnni": ("-O3", *_AVX512, "-mavx512vnni"),
 }
 
 
@@ -69,7 +70,8 @@ def compiler() -> str:
 def kernel_command(level: str, output: Path, *options: str) -> list[str]:
     """Return the command that compiles the kernels for one set of instructions; options come last."""
     flags = (*_COMMON, *_QUIET, *_LEVELS[level], *options, f"-DKERNELS=kernels_{level}")
-    return [compiler(), *flags, "-c", str(SOURCES / "kernels.cc"), "-o", str(output)]
+    source = "quads.cc" if level == "vnni" else "kernels.cc"
+    return [compiler(), *flags, "-c", str(SOURCES / source), "-o", str(output)]
 
 
 def build(target: Path = LIBRARY) -> None:

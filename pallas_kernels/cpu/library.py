@@ -39,6 +39,13 @@ def available() -> bool:
 
 
 @cache
+def has_quads() -> bool:
+    """Return whether this processor multiplies codes of 4 bits in quads. Raises NoLibrary."""
+    digest()
+    return bool(ctypes.CDLL(str(LIBRARY)).jswa_has_quads())
+
+
+@cache
 def _load() -> tuple[str | None, str]:
     """Return the library's digest and an empty string, or None and why there is none."""
     if not LIBRARY.is_file():

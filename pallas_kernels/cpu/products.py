@@ -9,13 +9,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Shaped, UInt8
 
 from pallas_kernels.cpu import library
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
 PANEL = 32  # outputs
+QUAD = 4  # bytes of an output side by side, eight inputs
+BLOCK = 32  # inputs that are rounded together where codes lie in quads
 PRODUCT_TYPES = ("float32", "bfloat16", "float16")  # of x
 _NUMBERS, _SCALED, _CODES, _CODES_BY_TABLE, MXFP4 = range(5)  # how a matrix is held: see src/ffi.cc
 
@@ -26,8 +28,9 @@ class Panels:
     """Weights whose matrices lie in panels, so that products read them as one stream.
 
     Attributes:
-        weights: numbers [*E, P, K, PANEL]; or `Quantized` or `Int4` with such values or codes. What they have per
-            output lies as it is.
+        weights: numbers [*E, P, K, PANEL]; or `Quantized` or `Int4` with such values or codes; or `Int4` with codes in
+            quads [*E, P, K / 8, 4 · PANEL], and scales and zeros [*E, P, G, PANEL]. What else they have per output lies
+            as it is.
         outputs: C.
     """
 
@@ -48,6 +51,31 @@ def to_panels(matrix: Shaped[np.ndarray, "*E K C"], out: Shaped[np.ndarray, "*E 
     if rest:
         out[..., whole, :, :rest] = matrix[..., whole * PANEL :]
         out[..., whole, :, rest:] = 0
+
+
+def fits_quads(inputs: int, groups: int, *, table: bool) -> bool:
+    """Return whether the processor multiplies codes of 4 bits in quads.
+
+    Args:
+        inputs, groups: of the matrix.
+        table: whether a table tells the group of each input.
+    """
+    return library.has_quads() and not table and inputs % (BLOCK * groups) == 0
+
+
+def to_quads(codes: UInt8[np.ndarray, "*E half C"], out: UInt8[np.ndarray, "*E P Q 128"]) -> None:
+    """Lay codes out in panels, four bytes of an output side by side; outputs beyond C become zeros."""
+    columns = codes.shape[-1]
+    panels, quads = out.shape[-3:-1]
+    step = 16  # quads at a time, so that they stay in the processor's cache
+    for index in np.ndindex(codes.shape[:-2]):
+        words = out[index].view(np.uint32)
+        for first in range(0, quads, step):
+            part = codes[index][first * QUAD : (first + step) * QUAD]
+            packed = np.zeros((len(part) // QUAD, panels * PANEL), np.uint32)
+            for byte in range(QUAD):
+                packed[:, :columns] |= part[byte::QUAD].astype(np.uint32) << np.uint32(8 * byte)
+            words[:, first : first + step] = packed.reshape(-1, panels, PANEL).swapaxes(0, 1)
 
 
 def operands(weights: Array | Quantized | QuantizedRows | Int4) -> tuple[int, list[Array]]:

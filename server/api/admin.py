@@ -46,9 +46,7 @@ class UnloadAdapter(Body):
 
 async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus' text format."""
-    service = service_of(request)
-    body = service.metrics.exposition(service.snapshot())
-    return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
+    return Response(service_of(request).metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def server_info(request: Request) -> Response:

@@ -4,7 +4,8 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -15,16 +16,17 @@ from jswa.text.answers.message import AnswerText, new_call_id
 from jswa.types import AnswerEvent
 
 from ..core.off_loop import gathered
-from ..core.request import Delta, Job
+from ..core.request import Job
 from ..core.service import Service, key_of, service_of
+from ..core.texts import Delta, Frames
 from ..http.errors import ApiError
-from ..http.pieces import JsonList, folded, listed, with_fields
+from ..http.pieces import JsonList, around, folded, listed, with_fields
 from ..http.sse import DONE, event, unless_gone
 from ..text.forms import answer_form
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import answering, chat_prompt
 from ..text.prompts import check_length, truncated
-from .completions import usage, usage_of
+from .completions import counts_usage, usage, usage_of
 from .foreign import refuse_foreign
 from .params import refuse_unsupported, sampling_params
 from .schemas import ChatRequest
@@ -94,7 +96,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     if job is None:
         return Response(status_code=499)
     events = _stream(reply, job) if body.stream else None
-    return await service.respond(request, job, reply.name, stream=events, whole=lambda: _collect(reply, job))
+    return await service.respond(
+        request, job, reply.name, stream=events, whole=lambda: _collect(reply, job), frames=partial(_frames, reply, job)
+    )
 
 
 async def start_chat(service: Service, body: ChatRequest, request: Request, name: str) -> Job:
@@ -171,6 +175,25 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
         yield event(error.body())
 
 
+def _frames(reply: Reply, job: Job, index: int) -> Frames:
+    """Return how a stream writes new content and reasoning of a choice; empty if each event has other numbers too."""
+    if counts_usage(reply.body) or reply.body.logprobs or reply.body.include_reasoning is False:
+        return {}
+
+    def made(kind: Literal["content", "reasoning"]) -> tuple[bytes, ...]:
+        def whole(text: str) -> bytes:
+            choice = _chunk(index, _delta(AnswerEvent(kind, text)))
+            return event(reply.whole("chat.completion.chunk", choices=[choice], **usage_of(reply.body, job)))
+
+        return around(whole)
+
+    return {"content": made("content"), "reasoning": made("reasoning")}
+
+
+def _chunk(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
 def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
     """Return the chunks for one delta: a chunk for each event, and the finish reason in a chunk of its own.
 
@@ -182,10 +205,7 @@ def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
     new = [_delta(one) for one in delta.events if one.kind != "end" and not (hidden and one.kind == "reasoning")]
     if not new and logprobs is not None:
         new = [{"content": ""}]
-    chunks: list[dict[str, Any]] = [
-        {"index": index, "delta": one, "logprobs": None if number else logprobs, "finish_reason": None}
-        for number, one in enumerate(new)
-    ]
+    chunks: list[dict[str, Any]] = [_chunk(index, one, None if number else logprobs) for number, one in enumerate(new)]
     if delta.finish_reason is not None:
         chunks.append(
             {"index": index, "delta": {}, "logprobs": None, "finish_reason": finish_reason(delta),

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from io import StringIO
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ from jswa.plan import ChoiceLogprobs, PromptLogprobs
 from jswa.types import SamplingParams, StructuredOutputsParams
 
 from ..core.off_loop import Run, gathered
-from ..core.request import Delta, Job
+from ..core.request import Job
 from ..core.service import Service, key_of, service_of
+from ..core.texts import Delta, Frames
 from ..http.errors import ApiError, unsupported
-from ..http.pieces import JsonList, chunks, listed, with_fields
+from ..http.pieces import JsonList, around, chunks, listed, with_fields
 from ..http.sse import DONE, event, unless_gone
 from ..text.logprobs import Columns, of_prompt, prompt_offsets
 from ..text.prompts import Prompt, check_length, encode, split_off_loop, truncated
@@ -96,7 +98,10 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         return Response(status_code=499)
     job, echoes = begun
     events = _stream(reply, job, echoes) if body.stream else None
-    return await service.respond(request, job, reply.name, stream=events, whole=lambda: _collect(reply, job, echoes))
+    return await service.respond(
+        request, job, reply.name, stream=events, whole=lambda: _collect(reply, job, echoes),
+        frames=partial(_frames, reply, job),
+    )  # fmt: skip
 
 
 async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
@@ -133,6 +138,12 @@ def usage_of(body: Generation, job: Job, usage: Callable[[Job], dict[str, Any]] 
     if options is None or not options.include_usage:
         return {}
     return {"usage": usage(job) if options.continuous_usage_stats else None}
+
+
+def counts_usage(body: Generation) -> bool:
+    """Return whether each chunk has the tokens so far."""
+    options = body.stream_options
+    return options is not None and bool(options.include_usage) and bool(options.continuous_usage_stats)
 
 
 async def _prompts(service: Service, body: CompletionRequest, run: Run) -> list[Prompt]:
@@ -225,8 +236,7 @@ async def _stream(reply: Reply, job: Job, echoes: list[Echo]) -> AsyncGenerator[
         begun: set[int] = set()
         async for delta in job.deltas():
             if (choice := await _chunk(reply, delta, echoes[delta.text.index], begun)) is not None:
-                pieces = with_fields(reply.whole(**usage_of(reply.body, job)), {"choices": listed([choice])})
-                for chunk in chunks((b"data: ", *pieces, b"\n\n")):
+                for chunk in chunks(_event(reply, job, choice)):
                     yield chunk
         options = reply.body.stream_options
         if options is not None and options.include_usage:
@@ -234,6 +244,24 @@ async def _stream(reply: Reply, job: Job, echoes: list[Echo]) -> AsyncGenerator[
         yield DONE
     except ApiError as error:
         yield event(error.body())
+
+
+def _event(reply: Reply, job: Job, choice: list[bytes]) -> list[bytes]:
+    """Return the event of a choice, in pieces."""
+    pieces = with_fields(reply.whole(**usage_of(reply.body, job)), {"choices": listed([choice])})
+    return [b"data: ", *pieces, b"\n\n"]
+
+
+def _frames(reply: Reply, job: Job, index: int) -> Frames:
+    """Return how a stream writes new text of a choice, after the first; empty if each event has other numbers too."""
+    if counts_usage(reply.body) or reply.body.logprobs is not None or reply.scores_only:
+        return {}
+    empty = {"index": index, "text": "", "finish_reason": None, "stop_reason": None}
+
+    def made(text: str) -> bytes:
+        return b"".join(_event(reply, job, with_fields({**empty, "text": text}, {"logprobs": [b"null"]})))
+
+    return {"text": around(made)}
 
 
 async def _chunk(reply: Reply, delta: Delta, echo: Echo, begun: set[int]) -> list[bytes] | None:

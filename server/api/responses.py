@@ -12,8 +12,9 @@ from starlette.responses import Response
 from jswa.text.answers.message import AnswerText, Call
 from jswa.types import AnswerEvent
 
-from ..core.request import Delta, Job
+from ..core.request import Job
 from ..core.service import Service, key_of, service_of
+from ..core.texts import Delta
 from ..http import limits
 from ..http.errors import ApiError, invalid, unsupported
 from ..http.pieces import encode

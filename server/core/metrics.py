@@ -1,11 +1,17 @@
 """Prometheus metrics: vLLM's names under an own prefix, and metrics that only an engine with local layers has."""
 
-from collections import Counter as Counts
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -15,10 +21,8 @@ from jswa.frontend.engine_thread import State
 from jswa.grammar.compiler import Grammars
 from jswa.sched.steplog import StepStats
 
+from .counts import BETWEEN, SECONDS, TOKENS, Counts, Distribution, Recorder
 from .request import Job
-
-_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
 
 class Shared(NamedTuple):
@@ -31,7 +35,6 @@ class Shared(NamedTuple):
     bodies_refused: int
     answer_bytes: int
     answers_refused: int
-    unread_connections: int
     helper_waiting: int
     helper_refused: int
     template_waiting: int
@@ -46,7 +49,6 @@ class Snapshot(NamedTuple):
         waiting: accepted texts that have no token yet.
         refused: requests refused because the queue was full.
         step_seconds: seconds since the current step began; 0 between steps.
-        jobs: the unfinished jobs.
     """
 
     figures: Figures
@@ -57,116 +59,68 @@ class Snapshot(NamedTuple):
     shared: Shared
     state: State
     step_seconds: float
-    jobs: Sequence[Job]
 
 
-class Metrics:
-    """Counters of requests. The engine's own figures come from a snapshot at each scrape.
+_SPANS = {
+    "time_to_first_token_seconds": ("Time from a request's arrival to its first token.", SECONDS),
+    BETWEEN: ("Time between two tokens of a text.", SECONDS),
+    "e2e_request_latency_seconds": ("Time from a request's arrival to its end.", SECONDS),
+    "request_queue_time_seconds": ("Time from a request's arrival to its first step.", SECONDS),
+    "request_prefill_time_seconds": ("Time from a request's first step to its first token.", SECONDS),
+    "request_decode_time_seconds": ("Time from a request's first token to its end.", SECONDS),
+    "request_prompt_tokens": ("Prompt tokens of a request.", TOKENS),
+    "request_generation_tokens": ("Generated tokens of a request.", TOKENS),
+}
+_NUMBERS = {
+    "request_failed": "Requests that failed or whose client disconnected.",
+    "prompt_tokens": "Prompt tokens of requests that have a first token.",
+    "generation_tokens": "Generated tokens.",
+    "unknown_request_fields": "Unknown fields of requests, which were ignored.",
+    "unread_connections": "Connections closed because the client did not read.",
+}
 
-    Attributes:
-        responses: number of HTTP responses by route and status; clients cannot add routes or statuses.
-        unknown_fields: number of request fields that were ignored because they are unknown.
-    """
 
-    def __init__(self, prefix: str, model: str) -> None:
+def record_end(recorder: Recorder, job: Job, *, whole: bool) -> None:
+    """Record a request that has ended. `whole`: it ran to its end, without an error and with its client there."""
+    at = job.timing
+    recorder.reasons(job.finish_reasons)
+    if not whole:
+        recorder.number("request_failed")
+        return
+    recorder.span("request_prompt_tokens", job.prompt_tokens, TOKENS)
+    recorder.span("request_generation_tokens", job.completion_tokens, TOKENS)
+    spans = {
+        "time_to_first_token_seconds": (at.arrival, at.first_token),
+        "e2e_request_latency_seconds": (at.arrival, at.finished),
+        "request_queue_time_seconds": (at.arrival, at.scheduled),
+        "request_prefill_time_seconds": (at.scheduled, at.first_token),
+        "request_decode_time_seconds": (at.first_token, at.finished),
+    }
+    for name, (begin, end) in spans.items():
+        if begin is not None and end is not None:
+            recorder.span(name, max(0.0, end - begin), SECONDS)
+
+
+def exposition(prefix: str, model: str, counts: Counts, snapshot: Snapshot) -> bytes:
+    """Return all metrics in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_Families(prefix, model, counts, snapshot))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    """The metrics of one scrape."""
+
+    def __init__(self, prefix: str, model: str, counts: Counts, now: Snapshot) -> None:
         self._prefix = prefix
         self._model = model
-        self._registry = CollectorRegistry()
-        self.unknown_fields = 0
-        self.responses: Counts[tuple[str, int]] = Counts()
-        self._prompt_tokens = self._generation_tokens = 0  # sums over the requests that have ended
-        self._snapshot = _OfEngine(prefix, model)
-        self._registry.register(self._snapshot)
-        self._success = Counter(
-            self._name("request_success"), "Texts by finish reason.", ["model_name", "finished_reason"],
-            registry=self._registry,
-        )  # fmt: skip
-        self._failed = self._counter("request_failed", "Requests that failed or whose client disconnected.")
-        seconds = {
-            "time_to_first_token_seconds": "Time from a request's arrival to its first token.",
-            "inter_token_latency_seconds": "Time between two tokens of a text.",
-            "e2e_request_latency_seconds": "Time from a request's arrival to its end.",
-            "request_queue_time_seconds": "Time from a request's arrival to its first step.",
-            "request_prefill_time_seconds": "Time from a request's first step to its first token.",
-            "request_decode_time_seconds": "Time from a request's first token to its end.",
-        }
-        self._seconds = {name: self._histogram(name, text, _SECONDS) for name, text in seconds.items()}
-        self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self._request_generation = self._histogram(
-            "request_generation_tokens", "Generated tokens of a request.", _TOKENS
-        )
-
-    def between_tokens(self, seconds: float) -> None:
-        """Record the seconds between two tokens of a text."""
-        self._seconds["inter_token_latency_seconds"].observe(seconds)
-
-    def ended(self, job: Job, *, whole: bool) -> None:
-        """Record a request that has ended. `whole`: it ran to its end, without an error and with its client there."""
-        at = job.timing
-        self._prompt_tokens += _computed(job)
-        self._generation_tokens += job.completion_tokens
-        for reason in job.finish_reasons:
-            self._success.labels(self._model, reason).inc()
-        if not whole:
-            self._failed.inc()
-            return
-        self._request_prompt.observe(job.prompt_tokens)
-        self._request_generation.observe(job.completion_tokens)
-        spans = {
-            "time_to_first_token_seconds": (at.arrival, at.first_token),
-            "e2e_request_latency_seconds": (at.arrival, at.finished),
-            "request_queue_time_seconds": (at.arrival, at.scheduled),
-            "request_prefill_time_seconds": (at.scheduled, at.first_token),
-            "request_decode_time_seconds": (at.first_token, at.finished),
-        }
-        for name, (begin, end) in spans.items():
-            if begin is not None and end is not None:
-                self._seconds[name].observe(max(0.0, end - begin))
-
-    def exposition(self, snapshot: Snapshot) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        self._snapshot.now = snapshot
-        self._snapshot.counts = {
-            ("prompt_tokens", "Prompt tokens of requests that have a first token."): self._prompt_tokens
-            + sum(map(_computed, snapshot.jobs)),
-            ("generation_tokens", "Generated tokens."): self._generation_tokens
-            + sum(job.completion_tokens for job in snapshot.jobs),
-            ("unknown_request_fields", "Unknown fields of requests, which were ignored."): (self.unknown_fields),
-        }
-        self._snapshot.responses = self.responses
-        return generate_latest(self._registry)
-
-    def _name(self, name: str) -> str:
-        return f"{self._prefix}:{name}"
-
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(self._name(name), text, ["model_name"], registry=self._registry).labels(self._model)
-
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        histogram = Histogram(self._name(name), text, ["model_name"], registry=self._registry, buckets=tuple(buckets))
-        return histogram.labels(self._model)
-
-
-def _computed(job: Job) -> int:
-    """Return the prompt tokens of a request that steps have run or the cache had: all, or 0 before the first token."""
-    return 0 if job.timing.first_token is None else job.prompt_tokens
-
-
-class _OfEngine(Collector):
-    """Gauges and counters from the last snapshot."""
-
-    def __init__(self, prefix: str, model: str) -> None:
-        self._prefix = prefix
-        self._model = model
-        self.now: Snapshot | None = None
-        self.counts: dict[tuple[str, str], int] = {}
-        self.responses: Counts[tuple[str, int]] = Counts()
+        self._counts = counts
+        self.now = now
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics of the snapshot."""
-        if self.now is None:
-            return
+        """Yield all metrics."""
         yield from self._of_server(self.now)
+        yield from self._of_requests(self._counts)
         rows, cache, *_ = self.now.figures
         used = rows.total_slots - rows.free_slots - rows.cached_slots
         yield self._gauge("num_requests_running", "Texts that occupy a row.", rows.running)
@@ -208,14 +162,30 @@ class _OfEngine(Collector):
             states.add_metric([self._model, state], now.state == state)
         yield states
         yield self._gauge("engine_step_running_seconds", "Time since the current step began.", now.step_seconds)
-        for (name, text), value in self.counts.items():
-            yield self._counter(name, text, value)
+
+    def _of_requests(self, counts: Counts) -> Iterator[Metric]:
+        for name, text in _NUMBERS.items():
+            yield self._counter(name, text, counts.numbers[name])
+        ended = CounterMetricFamily(
+            self._full("request_success"), "Texts by finish reason.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in counts.reasons.items():
+            ended.add_metric([self._model, reason], count)
+        yield ended
+        for name, (text, bounds) in _SPANS.items():
+            found = counts.spans.get(name) or Distribution.over(bounds)
+            sums = itertools.accumulate(found.counts)
+            buckets = [(str(float(bound)), total) for bound, total in zip((*bounds, "inf"), sums, strict=True)]
+            buckets[-1] = ("+Inf", buckets[-1][1])
+            family = HistogramMetricFamily(self._full(name), text, labels=["model_name"])
+            family.add_metric([self._model], buckets, found.total)
+            yield family
         responses = CounterMetricFamily(
             self._full("http_requests"),
             "HTTP responses, including refusals. Status 499: the client disconnected before its response.",
             labels=["model_name", "route", "status"],
         )  # fmt: skip
-        for (route, status), count in self.responses.items():
+        for (route, status), count in counts.responses.items():
             responses.add_metric([self._model, route, str(status)], count)
         yield responses
 
@@ -258,9 +228,6 @@ class _OfEngine(Collector):
             "answer_rejections",
             "Requests ended for lack of answer memory, or because the client read too slowly.",
             now.answers_refused,
-        )
-        yield self._counter(
-            "unread_connections", "Connections closed because the client did not read.", now.unread_connections
         )
         waiting = GaugeMetricFamily(
             self._full("num_requests_preparing"), "Requests that wait for their tokenization or rendering.",

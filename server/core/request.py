@@ -1,221 +1,142 @@
 """A request while the engine runs it: its texts, and their new parts as they are generated."""
 
 import asyncio
-import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import Protocol
 
 from jswa.errors import JswaError
-from jswa.frontend.engine_protocol import EngineLike
-from jswa.frontend.engine_thread import EngineThread
-from jswa.frontend.requests import make_requests
-from jswa.plan import ChoiceLogprobs, PromptLogprobs, Request, TokenEvent
-from jswa.text.answers.parser import Answering, AnswerParser, assemblers
-from jswa.text.assembler import Assembler
-from jswa.text.stop_strings import StopTable
-from jswa.text.tokenizer import Tokenizer
-from jswa.types import AnswerEvent, FinishReason, SamplingParams
+from jswa.plan import TokenEvent
+from jswa.types import AnswerEvent, FinishReason
 
 from ..http import limits
-from ..http.errors import ApiError, engine_errors, invalid
-from ..text.prompts import Prompt
-from .fairness import Admission, Budget, Key
+from ..http.errors import ApiError
+from ..http.pieces import encode
+from .counts import Recorder
+from .fairness import Budget
+from .texts import Delta, Frames, Order, Text, Timing, size_of
 
-_numbers = itertools.count()
-# Estimated bytes of an event with its JSON, and of each log probability with its token id.
-_EVENT_BYTES, _NUMBER_BYTES = 400, 80
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
 _TURN = (
     32  # largest number of events that one callback of the event loop handles; events with log probabilities count more
 )
+_NOTHING_MORE = TokenEvent("", None)[2:]  # the fields of an event that is a token alone
 _PLAIN = 5  # log probabilities that take as long as an event without any
 
 
-@dataclass(eq=False)
-class Text:
-    """One text as it is generated.
+class Writer(Protocol):
+    """The connection of a stream, for bytes that need no task to wait for the client."""
 
-    Attributes:
-        text: its assembler.
-        answer: the parser of a chat's answer; None if the text is not an answer.
-        waits: the text has no token yet, and counts as waiting.
-        last_token: time of the last token, in seconds of `time.monotonic`.
-    """
+    @property
+    def ready(self) -> bool:
+        """Whether the client is there and has read enough."""
+        ...
 
-    index: int
-    prompt: Prompt
-    text: Assembler
-    answer: AnswerParser | None
-    waits: bool = True
-    last_token: float = 0.0
-
-
-class Delta(NamedTuple):
-    """The new part of one text, made from one event of the engine.
-
-    Attributes:
-        new: the new characters; of an answer, they are in `events` instead.
-        offset: characters of the text before the token.
-    """
-
-    text: Text
-    new: str
-    token: int | None
-    offset: int
-    events: Sequence[AnswerEvent] = ()
-    logprobs: ChoiceLogprobs | None = None
-    prompt_logprobs: Collection[ChoiceLogprobs] | PromptLogprobs | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-
-
-@dataclass
-class Timing:
-    """Times of a request's events, in seconds of `time.monotonic`; None before the event."""
-
-    arrival: float = field(default_factory=time.monotonic)
-    scheduled: float | None = None
-    first_token: float | None = None
-    finished: float | None = None
-
-
-@dataclass(frozen=True)
-class Order:
-    """The options of a request besides its prompts and sampling parameters.
-
-    Attributes:
-        key: the API key of the request.
-        tenant, weight: name and weight of the key for the engine, which does not know API keys.
-        lora: name of the LoRA adapter to run with; None means no adapter.
-        stream: whether deltas are sent as they arrive, rather than collected until the end.
-        deadline: seconds after which the request ends with an error; None means no limit.
-        answering: how the texts are read as answers; None if they are not.
-    """
-
-    key: Key = None
-    tenant: str = ""
-    weight: float = 1.0
-    cache_salt: str = ""
-    lora: str | None = None
-    priority: int = 0
-    stream: bool = False
-    deadline: float | None = None
-    answering: Answering | None = None
-
-
-def build(
-    engine: EngineLike,
-    tokenizer: Tokenizer | None,
-    prompts: Sequence[Prompt],
-    params: SamplingParams,
-    order: Order,
-) -> Iterator[Request]:
-    """Yield the engine's requests, one for each text: the first n are for the first prompt. Raises ApiError."""
-    beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
-    if beyond:
-        raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
-    with engine_errors():
-        yield from make_requests(
-            engine,
-            tokenizer,
-            lambda: str(next(_numbers)),
-            [prompt.ids for prompt in prompts],
-            params,
-            priority=order.priority,
-            cache_salt=order.cache_salt,
-            lora=order.lora,
-            tenant=order.tenant,
-            weight=order.weight,
-        )
-
-
-def size_of(event: TokenEvent) -> int:
-    """Return the estimated bytes of memory of an event, including the JSON that is made of it for the client."""
-    numbers = 0 if event.logprobs is None else 4 + len(event.logprobs.top_ids)
-    if event.prompt_logprobs:
-        numbers += len(event.prompt_logprobs) * (4 + len(next(iter(event.prompt_logprobs)).top_ids))
-    return _EVENT_BYTES + _NUMBER_BYTES * numbers
+    def write(self, data: bytes, now: float) -> None:
+        """Send bytes; `now` is the time of `time.monotonic`."""
+        ...
 
 
 class Job:
-    """All texts of one request. Iterate over `deltas`, and always `close` the job, which frees its resources."""
+    """All texts of one request. Iterate over `deltas`, and always `close` the job, which frees its resources.
+
+    While a stream's consumer waits for the next delta, tokens that come alone are sent at once, without a task's turn.
+    """
 
     def __init__(
         self,
-        engine_thread: EngineThread,
-        admission: Admission,
+        texts: Mapping[str, Text],
+        abort: Callable[..., None],
         answers: Budget,
-        tokenizer: Tokenizer | None,
-        prompts: Sequence[Prompt],
-        requests: Sequence[Request],
-        params: SamplingParams,
         order: Order,
-        stops: StopTable,
-        between_tokens: Callable[[float], None] = lambda _: None,
+        recorder: Recorder,
+        interval: int = 1,
     ) -> None:
-        """Queue requests that `build` has made and `admission` has admitted.
-
-        Raises ApiError if the engine accepts no requests: then nothing is queued, and the caller must release the
-        admission.
+        """Prepare to receive the events of texts, which are queued in the engine next.
 
         Args:
+            texts: by id.
+            abort: ends texts by their ids in the engine, as `Intake.abort` does.
             answers: the memory budget that all requests share, for events that wait and answers that are collected.
-            stops: table of the parameters' stop strings, shared by all texts.
-            between_tokens: called with the seconds between two tokens of a text.
+            interval: tokens of a text that are sent together, in streams.
         """
         self.timing = Timing()
+        prompts = {text.prompt: None for text in texts.values()}
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.reasoning_tokens = 0
         self.finish_reasons: list[FinishReason] = []
         self.lora = order.lora
-        self._engine_thread = engine_thread
-        self._admission = admission
+        self._texts = dict(texts)
+        self._abort = abort
         self._answers = answers
         self._held = 0  # bytes that this job has acquired from `answers`
-        self._events: asyncio.Queue[TokenEvent | ApiError] = asyncio.Queue()
-        self._texts: dict[str, Text] = {}
+        self._queue: deque[TokenEvent | Delta | ApiError] = deque()
+        self._waiter: asyncio.Future[None] | None = None  # of the consumer, while it waits for the queue
         self._timers: list[asyncio.TimerHandle] = []
         self._order = order
-        self._between_tokens = between_tokens
-        answering = order.answering
-        prefixes = [answering.prefix(prompt.text) if answering is not None else "" for prompt in prompts]
-        for index, request in enumerate(requests):
-            prompt, prefix = prompts[index // params.n], prefixes[index // params.n]
-            text, answer = assemblers(answering, tokenizer, prefix, prompt.ids, params, stops)
-            self._texts[request.request_id] = Text(index, prompt, text, answer)
-        self._firsts = {request.request_id for request in requests[:: params.n]}
-        with engine_errors():
-            engine_thread.submit(requests, self._put)
+        self._recorder = recorder
+        self._interval = interval if order.stream else 1
+        self._writer: Writer | None = None
+        self._firsts = {next(name for name, text in texts.items() if text.prompt is prompt) for prompt in prompts}
         self._start_timers()
+
+    @property
+    def tokens(self) -> dict[str, Callable[[int], None]]:
+        """The functions that get a token of each text that comes alone."""
+        return {name: partial(self._token, name, text) for name, text in self._texts.items()}
+
+    def attach(self, writer: Writer, frames: Callable[[int], Frames]) -> None:
+        """Send tokens to a connection at once, if nothing waits before them.
+
+        Args:
+            frames: returns the frames of a text, by its index.
+        """
+        for text in self._texts.values():
+            text.frames = frames(text.index)
+        self._writer = writer
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Iterate over the new parts of all texts, as they arrive, until all texts have ended. Raises ApiError."""
         done = 0
-        while self._texts:
+        while self._texts or self._queue:
             if done >= _TURN:
                 await asyncio.sleep(0)  # if many events wait, other work of the event loop has its turn
                 done = 0
-            event = await self._events.get()
+            if not self._queue:
+                await self._more()
+            event = self._queue.popleft()
             if isinstance(event, ApiError):
-                raise event
+                if self._texts:
+                    raise event
+                continue
+            if isinstance(event, Delta):
+                yield event
+                continue
             done += 1 if event.logprobs is None else 1 + len(event.logprobs.top_ids) // _PLAIN
             if self._order.stream:
                 self._release(size_of(event))
-            if event.request_id in self._texts:
-                yield self._take(event, self._texts[event.request_id])
+            if event.request_id in self._texts and (delta := self._take(event, self._texts[event.request_id])):
+                yield delta
+
+    async def _more(self) -> None:
+        """Wait until the queue has an event."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def close(self) -> None:
         """End the texts that have not ended. Their pages are freed before the next step. Closing twice is fine."""
         for timer in self._timers:
             timer.cancel()
-        self._engine_thread.abort(self._texts)
-        for text in self._texts.values():
-            self._leave_queue(text)
+        self._abort(self._texts)
         self._texts = {}
+        self._writer = None
         self._release(self._held)
         self.timing.finished = self.timing.finished or time.monotonic()
 
@@ -226,9 +147,9 @@ class Job:
 
     def abort(self) -> None:
         """End the request on behalf of another client or the operator: its texts end with the reason "abort"."""
-        self._engine_thread.abort(self._texts, deliver_last=True)
+        self._abort(self._texts, deliver_last=True)
 
-    def _put(self, event: TokenEvent | JswaError) -> None:
+    def put(self, event: TokenEvent | JswaError) -> None:
         """Queue an event or an error from the engine. If it exceeds the memory budget, the request ends."""
         queued: TokenEvent | ApiError
         if isinstance(event, TokenEvent):
@@ -244,7 +165,52 @@ class Job:
                 self._hold(size)
         else:
             queued = ApiError.of(event)
-        self._events.put_nowait(queued)
+        self._append(queued)
+
+    def _append(self, event: TokenEvent | Delta | ApiError) -> None:
+        self._queue.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _token(self, name: str, text: Text, token: int) -> None:
+        """Send a token that has come alone, or queue it if anything waits before it."""
+        writer = self._writer
+        if self._queue or self._waiter is None or writer is None or not writer.ready:
+            self.put(TokenEvent(name, token))
+            return
+        if text.ended:
+            return
+        now = time.monotonic()
+        self._recorder.token(now - text.last_token)
+        text.last_token = now
+        self.completion_tokens += 1
+        offset = text.text.offset
+        new, events, ended = self._read(text, text.text.add(token), True)
+        if ended:
+            self._append(self._ended(name, text, Delta(text, new, token, offset, events)))
+            return
+        text.unsent += 1
+        if text.unsent >= self._interval:
+            new, events = text.flush(new, events)
+            self._send(writer, Delta(text, new, token, offset, events), now)
+        else:
+            text.hold(new, events)
+
+    def _send(self, writer: Writer, delta: Delta, now: float) -> None:
+        """Send a delta of text alone. What the text's frames lack is left to the consumer."""
+        frames = delta.text.frames
+        if delta.text.answer is None:
+            if delta.new and "text" in frames:
+                writer.write(encode(delta.new).join(frames["text"]), now)
+            elif delta.new:
+                self._append(delta)
+            return
+        parts = [(encode(event.text), frames.get(event.kind)) for event in delta.events]
+        if all(frame is not None for _, frame in parts):
+            if parts:
+                writer.write(b"".join([text.join(frame) for text, frame in parts if frame is not None]), now)
+        else:
+            self._append(delta)
 
     def _refuse(self, most: int | None) -> ApiError:
         """End the request and return its error, because of its own size or because of the size of all answers.
@@ -253,9 +219,8 @@ class Job:
             most: bytes that the request may hold, if it needs more; None if all answers together need too much.
         """
         self._answers.refused += 1
-        self._engine_thread.abort(self._texts)
-        while not self._events.empty():
-            self._events.get_nowait()
+        self._abort(self._texts)
+        self._queue.clear()
         self._release(self._held)  # at once: events of other requests in the same step may fit now
         if most is None:
             message = "the answers of all requests use all memory of --max-answer-memory; try again later"
@@ -275,47 +240,73 @@ class Job:
         self._held -= size
         self._answers.release(self._order.key, size)
 
-    def _take(self, event: TokenEvent, text: Text) -> Delta:
+    def _take(self, event: TokenEvent, text: Text) -> Delta | None:
+        """Return the new part of a text; None if it waits for further tokens."""
         if event.error is not None:
             raise ApiError.of(event.error)
+        self._count(event, text)
+        offset = text.text.offset
+        new, events, ended = self._read(text, text.text.push(event), event.token is not None)
+        text.unsent += 1
+        if text.unsent < self._interval and not ended and event[2:] == _NOTHING_MORE:
+            text.hold(new, events)
+            return None
+        new, events = text.flush(new, events)
+        delta = Delta(
+            text, new, event.token, offset, events, event.logprobs, event.prompt_logprobs, event.finish_reason,
+            event.stop_reason,
+        )  # fmt: skip
+        return self._ended(event.request_id, text, delta) if ended or event.finish_reason is not None else delta
+
+    def _count(self, event: TokenEvent, text: Text) -> None:
+        """Count a token, and set the times of the request."""
         now = time.monotonic()
-        if text.waits:
-            self._leave_queue(text)
+        last, text.last_token = text.last_token, now
+        first = last == 0.0
+        if first and event.token is not None:
             self.timing.scheduled = self.timing.scheduled or event.first_scheduled_time
-            self.timing.first_token = self.timing.first_token or now
-        elif event.token is not None:
-            self._between_tokens(now - text.last_token)
-        text.last_token = now
+            if self.timing.first_token is None:
+                self.timing.first_token = now
+                self._recorder.prompt(self.prompt_tokens)
+        if event.token is not None:
+            self.completion_tokens += 1
+            if first:
+                self._recorder.first()
+            else:
+                self._recorder.token(now - last)
         if event.prefix is not None and event.request_id in self._firsts:
             self.cached_tokens += event.prefix.cached_tokens
-        assembled, answer, events = text.text, text.answer, []
-        offset, before = assembled.offset, assembled.tokens
-        new = assembled.push(event)
-        self.completion_tokens += assembled.tokens - before
-        reason = event.finish_reason
-        stop_reason: int | str | None = event.stop_reason
-        ended = assembled.stopped is not None
-        if answer is not None:
-            self.reasoning_tokens += answer.in_reasoning and assembled.tokens > before
-            events = answer.feed(new)
-            ended = ended or answer.done
-        if ended:
-            if reason is None:
-                self._engine_thread.abort([event.request_id])
-            reason, stop_reason = "stop", assembled.stopped
-        if reason is not None:
-            events += [] if answer is None else answer.finish()
-            del self._texts[event.request_id]
-            self.finish_reasons.append(reason)
-        return Delta(text, new, event.token, offset, events, event.logprobs, event.prompt_logprobs, reason, stop_reason)
 
-    def _leave_queue(self, text: Text) -> None:
-        if text.waits:
-            text.waits = False
-            self._admission.release(self._order.key, 1, len(text.prompt.ids))
+    def _read(self, text: Text, new: str, counts: bool) -> tuple[str, list[AnswerEvent], bool]:
+        """Return new characters, the answer's events of them, and whether the text ends by what it says.
+
+        Args:
+            counts: the characters are those of a token.
+        """
+        answer = text.answer
+        if answer is None:
+            return new, [], text.text.stopped is not None
+        self.reasoning_tokens += counts and answer.in_reasoning
+        events = answer.feed(new)
+        return new, events, answer.done or text.text.stopped is not None
+
+    def _ended(self, name: str, text: Text, delta: Delta) -> Delta:
+        """End a text with its last delta, which has no finish reason if the text ends by what it says."""
+        new, events = text.flush(delta.new, list(delta.events))
+        if delta.finish_reason is None:
+            self._abort([name])
+        if text.text.stopped is not None or (text.answer is not None and text.answer.done):
+            delta = delta._replace(finish_reason="stop", stop_reason=text.text.stopped)
+        if text.answer is not None:
+            events += text.answer.finish()
+        del self._texts[name]
+        text.ended = True
+        assert delta.finish_reason is not None
+        self.finish_reasons.append(delta.finish_reason)
+        return delta._replace(new=new, events=events)
 
     def _start_timers(self) -> None:
         loop, order = asyncio.get_running_loop(), self._order
         if order.deadline is not None:
             late = ApiError(504, f"not finished within {order.deadline:g} s", code="deadline_exceeded")
-            self._timers.append(loop.call_later(order.deadline, self._events.put_nowait, late))
+            self._timers.append(loop.call_later(order.deadline, self._append, late))

@@ -18,7 +18,7 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread
 from jswa.grammar.compiler import Grammars
-from jswa.text.answers.parser import Answering
+from jswa.text.answers.parser import Answering, assemblers
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.stop_strings import StopTable
@@ -33,11 +33,14 @@ from ..options import ServeConfig
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
 from ..text.templates import Renderer
+from .counts import Recorder
 from .fairness import Admission, Budget, Helpers, Key, weights_of
-from .metrics import Metrics, Shared, Snapshot
-from .off_loop import SMALL, Run, gathered, made
-from .request import Job, Order, build
+from .intake import Intake, new_names, params_size
+from .metrics import Shared, Snapshot, exposition, record_end
+from .off_loop import SMALL, Run, made
+from .request import Job
 from .responses import ResponseStore
+from .texts import Frames, Order, Text
 from .tracing import annotate
 
 _log = logging.getLogger("jswa.server")
@@ -78,14 +81,14 @@ class Service:
         self._adapters: tuple[str, ...] = ()
         weights = weights_of(config.api_key, config.api_key_weight)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
+        self.intake = Intake(self.engine_thread, self.admission, model.tokenizer)
         self.bodies = Budget(config.max_body_memory, weights)
         self.answers = Budget(config.max_answer_memory, weights)
         self.responses = ResponseStore()
-        self.unread = 0  # connections that were closed because the client did not read the answer
         self.helpers = Helpers(_helper_threads(), weights)
         self._weights = weights
         self.texts = TokenTexts(model.tokenizer)
-        self.metrics = Metrics(config.metrics_prefix, config.served_model_name[0])
+        self.recorder = Recorder()
         self.renderer: Renderer | None = None
         self.created = int(time.time())
         self.draining = False
@@ -191,7 +194,7 @@ class Service:
 
     def count_unknown(self, names: Sequence[str]) -> None:
         """Count the unknown fields of a request, and log each name once."""
-        self.metrics.unknown_fields += len(names)
+        self.recorder.number("unknown_request_fields", len(names))
         for name in names:
             if len(self._unknown) < _MOST_NAMES and name[:100] not in self._unknown:
                 self._unknown.add(name[:100])
@@ -235,30 +238,31 @@ class Service:
         if not body.stream:
             check_generated_logprobs(lengths, params, self.max_model_len)
         check_token_lists(texts, params)
+        size = tokens + params_size(params)
+        made_texts = await made(partial(self._texts, prompts, params, answering), size)
+        job = Job(made_texts, self.intake.abort, self.answers, order, self.recorder, self.config.stream_interval)
+        job.timing.arrival = request.scope["jswa.arrival"]
         self._starting += 1
         try:
-            with engine_errors():
-                await self.engine_thread.prepare(params)
+            ids = [prompt.ids for prompt in prompts]
+            await self.intake.submit(job.ids, ids, params, order, job.put, job.tokens)
+        except BaseException:
+            job.close()
+            raise
         finally:
             self._starting -= 1
-        self.admission.admit(key, texts, tokens)
-        try:
-            size = _size(prompts, params, texts)
-            with engine_errors():  # no variable holds the engine while this waits
-                requests = await gathered(
-                    build(self.engine_thread.engine, self.tokenizer, prompts, params, order), size
-                )
-            stops = await made(partial(StopTable, params.stop_strings()), size)
-            job = Job(
-                self.engine_thread, self.admission, self.answers, self.tokenizer, prompts, requests, params, order,
-                stops, self.metrics.between_tokens,
-            )  # fmt: skip
-        except BaseException:
-            self.admission.release(key, texts, tokens)
-            raise
-        job.timing.arrival = request.scope["jswa.arrival"]
         self.jobs.setdefault(name, set()).add(job)
         return job
+
+    def _texts(self, prompts: Sequence[Prompt], params: SamplingParams, answering: Answering | None) -> dict[str, Text]:
+        """Return the texts behind some prompts, by id."""
+        stops, texts = StopTable(params.stop_strings()), dict[str, Text]()
+        for prompt in prompts:
+            prefix = answering.prefix(prompt.text) if answering is not None else ""
+            for name in new_names(params.n):
+                parts = assemblers(answering, self.tokenizer, prefix, prompt.ids, params, stops)
+                texts[name] = Text(len(texts), prompt, *parts)
+        return texts
 
     @contextmanager
     def held(self, request: Request, size: int) -> Iterator[None]:
@@ -281,7 +285,7 @@ class Service:
         same.discard(job)
         if not same:
             self.jobs.pop(name, None)
-        self.metrics.ended(job, whole=whole)
+        record_end(self.recorder, job, whole=whole)
         at = job.timing
         data: dict[str, Any] = {"request_id": name, "prompt_tokens": job.prompt_tokens}
         data |= {} if job.lora is None else {"lora": job.lora}
@@ -300,15 +304,19 @@ class Service:
         *,
         stream: AsyncGenerator[bytes] | None,
         whole: Callable[[], Coroutine[Any, Any, Sequence[bytes]]],
+        frames: Callable[[int], Frames] = lambda _: {},
     ) -> Response:
         """Return the response of a job that `start` has returned. The job is ended, also if the client disconnects.
 
         Args:
             stream: the events of the response; None if it is not streamed.
             whole: returns the JSON of the response in pieces; it is called only if the response is not streamed.
+            frames: returns how the stream writes new parts of a text, by the text's index; empty if there is more to
+                write than these parts.
         """
         if stream is not None:
-            return EventStream(stream, lambda: self.end(job, name), self.config.keep_alive)
+            attach = partial(job.attach, frames=frames)
+            return EventStream(stream, lambda: self.end(job, name), self.config.keep_alive, attach)
         try:
             pieces = await unless_gone(request.receive, whole())
         finally:
@@ -327,6 +335,11 @@ class Service:
         """Return a function that runs long work of a request in a helper thread, in turns with other keys' work."""
         return partial(self.helpers.run, key_of(request))
 
+    def metrics(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        self.recorder.fold()
+        return exposition(self.config.metrics_prefix, self.names[0], self.recorder.counts, self.snapshot())
+
     def snapshot(self) -> Snapshot:
         """Return the server's state at this moment, with the engine's figures as last read between two steps.
 
@@ -335,7 +348,7 @@ class Service:
         figures, thread, queue = self.engine_thread.figures, self.engine_thread, self.admission
         return Snapshot(
             figures._replace(cache=_for_all(figures.cache)), self.limits, queue.texts, queue.refused, thread.restarts,
-            self._shared(), thread.state, thread.step_seconds, [job for jobs in self.jobs.values() for job in jobs],
+            self._shared(), thread.state, thread.step_seconds,
         )  # fmt: skip
 
     def _shared(self) -> Shared:
@@ -343,16 +356,9 @@ class Service:
         lanes = (0, 0, 0) if renderer is None else (renderer.lanes.waiting, renderer.lanes.refused, renderer.killed)
         bodies, answers = self.bodies, self.answers
         return Shared(
-            bodies.used, bodies.refused, answers.used, answers.refused, self.unread, threads.waiting, threads.refused,
+            bodies.used, bodies.refused, answers.used, answers.refused, threads.waiting, threads.refused,
             *lanes,
         )  # fmt: skip
-
-
-def _size(prompts: Sequence[Prompt], params: SamplingParams, texts: int) -> int:
-    """Return the size of the work before a request can be queued, in tokens, characters and entries."""
-    tokens = sum(len(prompt.ids) for prompt in prompts) + len(params.allowed_token_ids or ())
-    strings = (*params.stop_strings(), *(params.bad_words or ()))
-    return tokens + len(params.logit_bias or ()) + sum(map(len, strings)) + 32 * texts
 
 
 def service_of(request: Request) -> Service:

@@ -46,7 +46,7 @@ class Access:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 status = message["status"]
-                self._service.metrics.responses[self._route(scope), status] += 1
+                self._service.recorder.response(self._route(scope), status)
             await send(message)
 
         try:
@@ -58,7 +58,7 @@ class Access:
             await error_response(ApiError(500, "internal error"))(scope, receive, send_with_id)
         finally:
             if status is None:
-                self._service.metrics.responses[self._route(scope), _GONE] += 1
+                self._service.recorder.response(self._route(scope), _GONE)
             if _log.isEnabledFor(logging.DEBUG):
                 _log_access(scope, _GONE if status is None else status)
 

@@ -1,13 +1,15 @@
 """JSON in pieces, encoded as its values arrive: no callback of the event loop handles a whole long response."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 encode = msgspec.json.Encoder().encode
 _FOLD = 256  # items that are joined into one piece
+_TEXT = secrets.token_hex(16)  # stands for a text; no client knows it
 _CHUNK = 2**16  # bytes that are sent at a time; a larger piece is sent whole
 
 
@@ -78,3 +80,8 @@ def chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
             waiting, size = [], 0
     if waiting:
         yield b"".join(waiting)
+
+
+def around(made: Callable[[str], bytes]) -> tuple[bytes, ...]:
+    """Return the bytes around the JSON of a text: `encode(text).join(around(made))` is `made(text)`."""
+    return tuple(made(_TEXT).split(encode(_TEXT)))

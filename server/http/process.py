@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..core.service import Served, Service
 from ..options import ServeConfig
@@ -30,6 +30,26 @@ _KEEP_ALIVE = 75  # seconds until an idle connection is closed: longer than clie
 # Python's default is 5 ms, which is as long as a step.
 _SWITCH_SECONDS = 2e-4
 _DEATH_GRACE = 1.0  # seconds in which the server still answers, with errors, after the engine has died
+
+
+class ConnectionWriter:
+    """Writes parts of one answer, whose head was sent, to its connection. `sent`: when it has written last."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self.sent = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the client is there and has read enough."""
+        cycle = self._cycle
+        return not (cycle.flow.write_paused or cycle.disconnected or cycle.transport.is_closing())
+
+    def write(self, data: bytes, now: float) -> None:
+        """Write a part of the body; `now` is the time of `time.monotonic`."""
+        self.sent = now
+        cycle = self._cycle
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
 
 
 class HeaderLimit(HttpToolsProtocol):
@@ -66,6 +86,13 @@ class HeaderLimit(HttpToolsProtocol):
         """Stop the time limit when a request is complete."""
         self._expect_nothing()
         super().on_message_complete()
+
+    def on_headers_complete(self) -> None:
+        """Let the answer's stream write to the connection."""
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            self.scope["jswa.writer"] = ConnectionWriter(self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         """Count a piece of the URL."""
@@ -110,7 +137,7 @@ class HeaderLimit(HttpToolsProtocol):
         _log.warning("a connection is closed: its client has read nothing for %g s", limits.WRITE_SECONDS)
         service: Service | None = self.app_state.get("service")
         if service is not None:
-            service.unread += 1
+            service.recorder.number("unread_connections")
         self.transport.abort()
 
     def _expect(self) -> None:

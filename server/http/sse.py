@@ -33,11 +33,18 @@ class EventStream(Response):
         done: called once at the end, also if the client disconnects before the first event.
         keep_alive: seconds without an event after which the stream sends a comment, so that proxies do not close the
             connection.
+        attach: gets the connection once events may be written to it directly, if the server allows that.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], done: Callable[[], None], keep_alive: float) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        done: Callable[[], None],
+        keep_alive: float,
+        attach: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -45,9 +52,12 @@ class EventStream(Response):
         self._sending: float | None = None  # when the current write began
         self._keep_alive = keep_alive
         self._sent = 0.0  # when the last write began
+        self._attach = attach
+        self._writer: Any = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, unless the client disconnects."""
+        self._writer = scope.get("jswa.writer")
         try:
             await unless_gone(receive, self._send(send), self._stalled)
         finally:
@@ -66,6 +76,8 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             self._sent = time.monotonic()
+            if self._writer is not None:
+                self._attach(self._writer)
             beat = asyncio.ensure_future(self._beat(send))
             try:
                 async for chunk in self._events:
@@ -86,7 +98,8 @@ class EventStream(Response):
     async def _beat(self, send: Send) -> None:
         """Send comments while no events arrive. Each write is one whole piece, so comments never split an event."""
         while True:
-            idle = time.monotonic() - self._sent
+            sent = self._sent if self._writer is None else max(self._sent, self._writer.sent)
+            idle = time.monotonic() - sent
             if idle < self._keep_alive:
                 await asyncio.sleep(self._keep_alive - idle)
             elif self._sending is None:

@@ -2,18 +2,13 @@
 // its inputs in their order, one after the other (or pair after pair, where the processor multiplies pairs of bfloat16),
 // in one sum: neither other rows nor the cut into tasks change a bit of it.
 #pragma once
-#include "simd.h"
+#include "finish.h"
 
 namespace {
-
-using jswa::kPanel;
-using jswa::Product;
-using jswa::Type;
 
 // A tile of sums fills the registers: kTile rows times kVectors vectors of outputs.
 constexpr int kVectors = kPanel / W < 4 ? kPanel / W : 4;
 constexpr int kTile = W == 16 ? 12 : W == 8 ? 3 : 2;
-constexpr int64_t kAhead = 4096;       // bytes that are prefetched
 constexpr int64_t kInputBlock = 2048;  // inputs whose part of a panel stays in the second cache
 
 // Inputs `input` and `input` + 1 of a panel for W outputs, in float32; `both`: the second exists.
@@ -210,19 +205,6 @@ void add_rows(const Product& p, int64_t panel, int64_t count, int64_t begin, int
     case 4: if constexpr (kTile > 4) return add_columns<Op, 4>(p, panel, begin, end, packed, sums);
     case 8: if constexpr (kTile > 8) return add_columns<Op, 8>(p, panel, begin, end, packed, sums);
     default: return add_columns<Op, kTile>(p, panel, begin, end, packed, sums);
-  }
-}
-
-inline void finish(const Product& p, int64_t panel, int64_t row, int64_t count, const float* sums) {
-  for (int64_t last = row + count; row < last; row++, sums += kPanel) {
-    for (int c = 0; c < kPanel; c += W) {
-      int64_t at = panel * kPanel + c, n = p.outputs - at;
-      if (n <= 0) break;
-      vf value = load(sums + c);
-      if (p.scales) value *= widened_part(p.scales + at, Type::F32, n);
-      if (p.bias) value += widened_part((const char*)p.bias + at * bytes_of(p.bias_type), p.bias_type, n);
-      store_part((char*)p.out + (row * p.outputs + at) * bytes_of(p.out_type), p.out_type, value, n);
-    }
   }
 }
 

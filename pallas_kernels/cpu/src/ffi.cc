@@ -47,29 +47,41 @@ ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::v
   if (kind < kNumbers || kind > kMxfp4 || rest.size() != operands[kind]) return wrong("operands are missing");
   const int64_t times = experts ? experts : 1;
   auto holds = [&](size_t index, int64_t numbers) { return (int64_t)rest[index].element_count() == times * numbers; };
+  const auto shape = w.dimensions();
+  const size_t lead = experts ? 1 : 0;
+  const bool quads = !by_rows && shape.size() == lead + 3 && shape[lead + 2] == 4 * jswa::kPanel;
+  if (quads && (kind != kCodes || !jswa::has_quads())) return wrong("no products of such quads");
   int64_t stored = p.inputs;
   if (kind == kScaled) {
-    if (!holds(0, p.outputs) || rest[0].element_type() != ffi::DataType::F32) return wrong("a float32 scale per output is needed");
+    if (!holds(0, p.outputs) || rest[0].element_type() != ffi::DataType::F32)
+      return wrong("a float32 scale per output is needed");
     p.scales = (const float*)rest[0].untyped_data();
   } else if (kind == kCodes || kind == kCodesByTable) {
     if (by_rows || w.element_type() != ffi::DataType::U8 || p.inputs % 2) return wrong("no codes of this form");
-    if (!type_of(rest[0].element_type(), &p.group_scales_type) || bytes_of(p.group_scales_type) < 2) return wrong("no group scales of this type");
-    const int64_t groups = p.outputs ? (int64_t)rest[0].element_count() / (times * p.outputs) : 0;
-    if (groups == 0 || !holds(0, groups * p.outputs) || !holds(1, groups * p.outputs)) return wrong("scales and zeros per group and output are needed");
+    if (!type_of(rest[0].element_type(), &p.group_scales_type) || bytes_of(p.group_scales_type) < 2)
+      return wrong("no group scales of this type");
+    const int64_t columns = quads ? jswa::blocks(p.outputs, jswa::kPanel) * jswa::kPanel : p.outputs;
+    const int64_t groups = p.outputs ? (int64_t)rest[0].element_count() / (times * columns) : 0;
+    if (groups == 0 || !holds(0, groups * columns) || !holds(1, groups * columns))
+      return wrong("scales and zeros per group and output are needed");
     if (kind == kCodes ? p.inputs % groups != 0 : !holds(2, p.inputs)) return wrong("the groups do not fit the inputs");
-    p.w_type = Type::CODES, stored = p.inputs / 2, p.group_size = p.inputs / groups, p.groups = groups;
+    p.group_size = p.inputs / groups, p.groups = groups, p.group_cells = groups * columns;
+    if (quads && p.group_size % 32) return wrong("quads need groups of neighbouring blocks");
+    p.w_type = quads ? Type::QUADS : Type::CODES, stored = p.inputs / (quads ? 8 : 2);
     p.group_scales = rest[0].untyped_data(), p.group_zeros = (const uint8_t*)rest[1].untyped_data();
     if (kind == kCodesByTable) p.group_of = (const int32_t*)rest[2].untyped_data();
   } else if (kind == kMxfp4) {
-    if (!by_rows || p.inputs % 32 || !holds(0, p.outputs * p.inputs / 32)) return wrong("MXFP4 needs an exponent per 32 inputs");
+    if (!by_rows || p.inputs % 32 || !holds(0, p.outputs * p.inputs / 32))
+      return wrong("MXFP4 needs an exponent per 32 inputs");
     p.w_type = Type::MXFP4, stored = p.inputs / 2, p.group_zeros = (const uint8_t*)rest[0].untyped_data();
+    p.group_cells = p.outputs * p.inputs / 32;
   }
-  const auto shape = w.dimensions();
-  const size_t lead = experts ? 1 : 0;
+  const int64_t across = quads ? 4 * jswa::kPanel : jswa::kPanel;
   const bool fits = by_rows ? shape.size() == lead + 2 && shape[lead] == p.outputs && shape[lead + 1] == stored
                             : shape.size() == lead + 3 && shape[lead] == jswa::blocks(p.outputs, jswa::kPanel) &&
-                                  shape[lead + 1] == stored && shape[lead + 2] == jswa::kPanel;
+                                  shape[lead + 1] == stored && shape[lead + 2] == across;
   if (!fits || (experts && shape[0] != experts)) return wrong("the weights do not fit x and the result");
+  p.w_bytes = (int64_t)w.size_bytes() / times;
   return ffi::Error::Success();
 }
 
@@ -93,20 +105,17 @@ ffi::Error product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
 }
 
 // The product of one expert: rows of x times its matrix.
-Product of_expert(const Product& all, int64_t expert, int64_t row, int64_t rows, bool by_rows) {
+Product of_expert(const Product& all, int64_t expert, int64_t row, int64_t rows) {
   Product p = all;
-  const int64_t stored = all.w_type == Type::CODES || all.w_type == Type::MXFP4 ? all.inputs / 2 : all.inputs;
-  const int64_t columns = by_rows ? all.outputs : jswa::blocks(all.outputs, jswa::kPanel) * jswa::kPanel;
-  p.w = (const char*)all.w + expert * columns * stored * bytes_of(all.w_type);
+  p.w = (const char*)all.w + expert * all.w_bytes;
   p.x = (const char*)all.x + row * all.inputs * bytes_of(all.x_type);
   p.out = (char*)all.out + row * all.outputs * bytes_of(all.out_type);
   if (all.scales) p.scales = all.scales + expert * all.outputs;
   if (all.bias) p.bias = (const char*)all.bias + expert * all.outputs * bytes_of(all.x_type);
-  if (all.group_scales) p.group_scales = (const char*)all.group_scales + expert * all.groups * all.outputs * bytes_of(all.group_scales_type);
+  const int64_t cells = expert * all.group_cells;
+  if (all.group_scales) p.group_scales = (const char*)all.group_scales + cells * bytes_of(all.group_scales_type);
+  if (all.group_zeros) p.group_zeros = all.group_zeros + cells;
   if (all.group_of) p.group_of = all.group_of + expert * all.inputs;
-  if (all.group_zeros) {
-    p.group_zeros = all.group_zeros + expert * (all.w_type == Type::CODES ? all.groups : all.inputs / 32) * all.outputs;
-  }
   p.rows = rows;
   return p;
 }
@@ -141,7 +150,7 @@ ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
     for (int64_t row = first; row < last; row += jswa::kPackedRows) {
       const int64_t left = last - row, taken = left < jswa::kPackedRows ? left : jswa::kPackedRows;
       if (packed && packed + taken > jswa::kPackedRows) run();
-      some.push_back(of_expert(all, expert, row, taken, by_rows)), packed += taken;
+      some.push_back(of_expert(all, expert, row, taken)), packed += taken;
     }
   }
   if (packed) run();
@@ -232,3 +241,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_attention, attention,
 
 // The digest of the sources that this library is built from.
 extern "C" const char* jswa_digest() { return JSWA_DIGEST; }
+
+// Whether this processor multiplies matrices in quads.
+extern "C" int jswa_has_quads() { return jswa::has_quads(); }

@@ -5,7 +5,7 @@
 namespace jswa {
 
 extern const Kernels KERNELS;
-const Kernels KERNELS = {kTile, ::packed_words, ::pack, ::panel, ::takes_float32,
-                         ::widen_row, ::by_rows, ::attention_floats, ::attention};
+const Kernels KERNELS = {{kTile, ::packed_words, ::pack, ::panel}, ::takes_float32, ::widen_row, ::by_rows,
+                         ::attention_floats, ::attention};
 
 }  // namespace jswa

@@ -25,6 +25,18 @@ inline const Kernels& kernels() {
   return chosen;
 }
 
+// Whether this processor has the instructions of `kernels_vnni`.
+inline bool has_quads() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+
+inline const Panels& panels_of(const Product& p) {
+  return p.w_type == Type::QUADS ? kernels_vnni : kernels().panels;
+}
+
 // Memory of the calling thread that lasts until its next call: of one kind for rows as packed, of another for tiles.
 template <int kind>
 inline float* scratch(int64_t floats) {
@@ -51,29 +63,30 @@ inline int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) /
 // Products of matrices in panels, for several matrices with rows of their own: the tasks of all of them are shared.
 template <class Pool>
 void multiply(Pool& pool, const std::vector<Product>& products) {
-  const Kernels& k = kernels();
   struct Part {
     const Product* product;
+    const Panels* kernels;
     float* packed;
     int64_t tiles, panels, per_task, first_pack, first_task;
   };
   std::vector<Part> parts;
-  int64_t floats = 0, packs = 0, tasks = 0;
+  int64_t floats = 0, packs = 0, tasks = 0, rows = 0;
   for (const Product& p : products) {
     if (p.rows == 0 || p.outputs == 0) continue;
-    Part part{&p, nullptr, blocks(p.rows, k.tile), blocks(p.outputs, kPanel), 1, packs, tasks};
+    const Panels& k = panels_of(p);
+    Part part{&p, &k, nullptr, blocks(p.rows, k.tile), blocks(p.outputs, kPanel), 1, packs, tasks};
     // Some eight tasks a thread, so that no thread waits long for another.
     const int64_t wanted = blocks(part.panels, 8 * pool.num_threads());
     part.per_task = p.rows <= k.tile ? (wanted < 1 ? 1 : wanted) : 1;
     floats += part.tiles * k.tile * blocks(k.packed_words(p), 16) * 16;
-    packs += part.tiles;
+    packs += part.tiles, rows += p.rows;
     tasks += blocks(part.tiles, kTiles) * blocks(part.panels, part.per_task);
     parts.push_back(part);
   }
   float* packed = scratch<0>(floats);
   for (Part& part : parts) {
     part.packed = packed;
-    packed += part.tiles * k.tile * blocks(k.packed_words(*part.product), 16) * 16;
+    packed += part.tiles * part.kernels->tile * blocks(part.kernels->packed_words(*part.product), 16) * 16;
   }
   auto part_of = [&](int64_t index, int64_t Part::*first) -> const Part& {
     size_t low = 0, high = parts.size();
@@ -82,9 +95,10 @@ void multiply(Pool& pool, const std::vector<Product>& products) {
   };
   auto pack = [&](int64_t index) {
     const Part& part = part_of(index, &Part::first_pack);
-    k.pack(*part.product, index - part.first_pack, part.packed);
+    part.kernels->pack(*part.product, index - part.first_pack, part.packed);
   };
-  if (packs * k.tile <= 4 * kTiles) {
+  if (rows <= 4 * kTiles) {
+    FlushDenormals flush;
     for (int64_t i = 0; i < packs; i++) pack(i);
   } else {
     parallel(pool, packs, pack);
@@ -94,7 +108,9 @@ void multiply(Pool& pool, const std::vector<Product>& products) {
     const int64_t own = index - part.first_task, across = blocks(part.panels, part.per_task);
     const int64_t tile = own / across * kTiles, last = tile + kTiles < part.tiles ? tile + kTiles : part.tiles;
     const int64_t first = own % across * part.per_task;
-    for (int64_t i = first; i < first + part.per_task && i < part.panels; i++) k.panel(*part.product, i, tile, last, part.packed);
+    for (int64_t i = first; i < first + part.per_task && i < part.panels; i++) {
+      part.kernels->panel(*part.product, i, tile, last, part.packed);
+    }
   });
 }
 

@@ -6,8 +6,9 @@
 namespace jswa {
 
 // How numbers lie in memory. CODES: two 4-bit inputs per byte, with a scale and a zero point per group and output.
-// MXFP4: two e2m1 inputs per byte, with an exponent per 32 inputs.
-enum class Type : int32_t { F32, BF16, F16, S8, FP8, CODES, MXFP4 };
+// MXFP4: two e2m1 inputs per byte, with an exponent per 32 inputs. QUADS: codes, four bytes of an output side by side;
+// see quads.cc.
+enum class Type : int32_t { F32, BF16, F16, S8, FP8, CODES, MXFP4, QUADS };
 
 // Codes of 4 bits count as bytes.
 constexpr int64_t bytes_of(Type type) { return type == Type::F32 ? 4 : type == Type::BF16 || type == Type::F16 ? 2 : 1; }
@@ -16,7 +17,7 @@ constexpr int64_t kPanel = 32;  // outputs of a panel
 constexpr int64_t kTiles = 8;   // tiles of rows that one task takes at most
 
 // x [rows, inputs] times one matrix, which lies in panels [panels, inputs, kPanel] (CODES: half the inputs), padded to
-// whole panels; or as [outputs, inputs], for `rows_of`.
+// whole panels; or as [outputs, inputs], for `by_rows`.
 struct Product {
   const void* x;
   Type x_type;  // F32, BF16 or F16
@@ -27,11 +28,12 @@ struct Product {
   const float* scales;  // per output, or null
   const void* bias;     // per output, or null
   Type bias_type;
-  const void* group_scales;  // of CODES: [groups, outputs]
+  const void* group_scales;  // of CODES: [groups, outputs]; of QUADS: [panels, groups, kPanel]
   Type group_scales_type;
-  const uint8_t* group_zeros;  // of CODES: [groups, outputs]; of MXFP4: exponents [outputs, inputs / 32]
+  const uint8_t* group_zeros;  // as group_scales; of MXFP4: exponents [outputs, inputs / 32]
   const int32_t* group_of;     // of CODES: the group of each input, or null: group_size inputs each
   int64_t groups, group_size;
+  int64_t w_bytes, group_cells;  // of one matrix: bytes, and scales or exponents of its groups
   int64_t rows, inputs, outputs;
 };
 
@@ -51,13 +53,18 @@ struct Attention {
   float scale, softcap;   // softcap 0: none
 };
 
-// The kernels as compiled for one set of instructions.
-struct Kernels {
+// Products with panels: first each tile of rows is packed, into packed_words(p) words for each of `tile` rows; then
+// panels are multiplied.
+struct Panels {
   int64_t tile;  // rows of a tile
-  // Products: first each tile of rows is packed, into packed_words(p) words for each of `tile` rows; then panels are multiplied.
   int64_t (*packed_words)(const Product&);
   void (*pack)(const Product&, int64_t tile, float* packed);
   void (*panel)(const Product&, int64_t panel, int64_t first_tile, int64_t last_tile, const float* packed);
+};
+
+// The kernels as compiled for one set of instructions.
+struct Kernels {
+  Panels panels;
   // Products of matrices [outputs, inputs]; for some types x must be float32, which widen_row makes of a row.
   bool (*takes_float32)(const Product&);
   void (*widen_row)(const Product&, int64_t row, float* to);
@@ -67,5 +74,6 @@ struct Kernels {
 };
 
 extern const Kernels kernels_base, kernels_avx2, kernels_avx512, kernels_avx512bf16;
+extern const Panels kernels_vnni;  // of QUADS
 
 }  // namespace jswa

@@ -53,7 +53,7 @@ def client() -> Iterator[Client]:
 
 def unknown(client: Client) -> int:
     """Return how many unknown fields the server has counted so far."""
-    return client.service.metrics.unknown_fields
+    return client.service.recorder.counts.numbers["unknown_request_fields"]
 
 
 def prompts(client: Client, since: int) -> list[str]:

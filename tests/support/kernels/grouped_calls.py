@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.cpu.products import PANEL, Panels, panel_count, to_panels
+from pallas_kernels.cpu.products import PANEL, QUAD, Panels, fits_quads, panel_count, to_panels, to_quads
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups
@@ -101,19 +101,24 @@ def run(
         return np.asarray(out.astype(jnp.float32))
 
 
-def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4) -> Panels:
-    """Return weights as the CPU's products take them."""
+def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4, *, quads: bool = True) -> Panels:
+    """Return weights as the CPU's products take them. `quads`: codes in quads where the processor has products of them."""
     if isinstance(weights, Quantized):
-        return Panels(weights._replace(values=_panels(weights.values)), weights.values.shape[-1])
+        return Panels(weights._replace(values=_panels(weights.values, False)), weights.values.shape[-1])
     if isinstance(weights, Int4):
-        return Panels(weights._replace(codes=_panels(weights.codes)), weights.codes.shape[-1])
-    return Panels(_panels(weights), weights.shape[-1])
+        codes, scales, zeros, table = weights
+        quads = quads and fits_quads(2 * codes.shape[-2], scales.shape[-2], table=table is not None)
+        if quads:
+            scales, zeros = _panels(scales, False), _panels(zeros, False)
+        return Panels(Int4(_panels(codes, quads), scales, zeros, table), codes.shape[-1])
+    return Panels(_panels(weights, False), weights.shape[-1])
 
 
-def _panels(matrix: Array) -> Array:
-    *lead, inputs, outputs = matrix.shape
-    out = np.empty((*lead, panel_count(outputs), inputs, PANEL), matrix.dtype)
-    to_panels(np.asarray(matrix), out)
+def _panels(matrix: Array, quads: bool) -> Array:
+    *lead, rows, outputs = matrix.shape
+    shape = (rows // QUAD, QUAD * PANEL) if quads else (rows, PANEL)
+    out = np.empty((*lead, panel_count(outputs), *shape), matrix.dtype)
+    (to_quads if quads else to_panels)(np.asarray(matrix), out)
     return jnp.asarray(out)
 
 

@@ -149,6 +149,54 @@ void check_codes(Pool& pool, int64_t rows, int64_t inputs, int64_t outputs, bool
   }
 }
 
+// The numbers of x may differ by many orders of magnitude; some blocks of it are zeros.
+void check_quads(Pool& pool, Type x_type, int64_t rows, int64_t groups, int64_t group_size, int64_t outputs) {
+  const int64_t inputs = groups * group_size, panels = jswa::blocks(outputs, jswa::kPanel);
+  std::vector<float> x, scales;
+  auto x_bytes = numbers((size_t)(rows * inputs), x_type, &x);
+  for (int64_t i = 0; i < rows * inputs; i++) {
+    if (i / 32 % 5 == 2) x[(size_t)i] = 0;
+    if (i / 32 % 5 == 3) x[(size_t)i] *= i % 2 ? 0x1p-100f : 0x1p-118f;
+    if (i / 32 % 5 == 4 && i % 32 == 7) x[(size_t)i] *= 4096;
+    uint32_t raw;
+    std::memcpy(&raw, &x[(size_t)i], 4);
+    if (x_type == Type::BF16) std::memcpy(&x_bytes[(size_t)(2 * i)], (char*)&raw + 2, 2);
+    else std::memcpy(&x_bytes[(size_t)(4 * i)], &raw, 4);
+  }
+  auto scale_bytes = numbers((size_t)(panels * groups * jswa::kPanel), Type::BF16, &scales);
+  std::vector<uint8_t> codes((size_t)(panels * inputs / 2 * jswa::kPanel)), zeros(scales.size());
+  for (auto& code : codes) code = (uint8_t)source();
+  for (auto& zero : zeros) zero = (uint8_t)(source() % 17);
+  std::vector<float> out((size_t)(rows * outputs)), again(out);
+  Product p{};
+  p.x = x_bytes.data(), p.x_type = x_type, p.w = codes.data(), p.w_type = Type::QUADS;
+  p.out = out.data(), p.out_type = Type::F32, p.rows = rows, p.inputs = inputs, p.outputs = outputs;
+  p.group_scales = scale_bytes.data(), p.group_scales_type = Type::BF16, p.group_zeros = zeros.data();
+  p.groups = groups, p.group_size = group_size;
+  jswa::multiply(pool, p);
+  p.out = again.data();
+  jswa::multiply(pool, p);
+  expect(std::memcmp(out.data(), again.data(), out.size() * 4) == 0, "two products of quads differ", rows, inputs, outputs);
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t o = 0; o < outputs; o++) {
+      double sum = 0, allowed = 1e-30, size = 0;
+      for (int64_t block = 0; block < inputs; block += 32) {
+        double most = 0;
+        for (int64_t i = block; i < block + 32; i++) {
+          const int64_t at = ((o / jswa::kPanel) * groups + i / group_size) * jswa::kPanel + o % jswa::kPanel;
+          const int64_t byte = ((o / jswa::kPanel) * inputs / 8 + i / 8) * 4 * jswa::kPanel + o % jswa::kPanel * 4 + i % 8 / 2;
+          const int code = i % 2 ? codes[(size_t)byte] >> 4 : codes[(size_t)byte] & 15;
+          const double one = x[(size_t)(row * inputs + i)], weight = (code - zeros[(size_t)at]) * (double)scales[(size_t)at];
+          sum += one * weight, size += std::fabs(one * weight), most = std::fmax(most, std::fabs(one));
+        }
+        allowed += most * 32 * 16 * (x_type == Type::BF16 ? 0x1p-15 : 0x1p-23);
+      }
+      const double error = std::fabs(sum - out[(size_t)(row * outputs + o)]);
+      expect(error <= allowed + size * 2e-6, "a product of quads is wrong", row, inputs, o);
+    }
+  }
+}
+
 // Rows of given lengths over shuffled pages; cells that nobody may read hold NaN.
 void check_attention(Pool& pool, Type type, int64_t tile_size, int64_t window, int64_t chunk, int64_t head_dim, float softcap) {
   const int64_t heads = 4, kv_heads = 2, page_size = 8, width = 30, v_dim = head_dim, cell = head_dim + v_dim;
@@ -238,6 +286,10 @@ int main() {
         for (bool by_rows : {false, true}) check_product(pool, x, w, rows, rows == 7 ? 2051 : 51, rows == 120 ? 300 : 45, by_rows);
   for (int64_t rows : {1, 5, 30})
     for (bool table : {false, true}) check_codes(pool, rows, 48, 45, table);
+  if (jswa::has_quads())
+    for (Type x : {Type::F32, Type::BF16})
+      for (int64_t rows : {1, 7, 12, 13, 120})
+        for (int64_t group_size : {32, 128}) check_quads(pool, x, rows, 3, group_size, rows == 120 ? 300 : 45);
   for (Type type : {Type::F32, Type::BF16})
     for (int64_t tile : {1, 16})
       for (int64_t head_dim : {16, 64, 20}) {

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import int4
 from pallas_kernels.cpu import library
-from pallas_kernels.cpu.products import matmul, matmul_rows
+from pallas_kernels.cpu.products import PANEL, QUAD, Panels, matmul, matmul_rows
 from pallas_kernels.experts.api import grouped_matmul
 from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.int4 import Int4
@@ -21,8 +21,18 @@ from tests.support.kernels.grouped_calls import in_panels
 pytestmark = pytest.mark.skipif(not library.available(), reason="the library of CPU kernels is not built")
 
 Weights = Array | Quantized | Int4
-KINDS = ("float32", "bfloat16", "float16", "int8", "fp8", "4 bits", "4 bits, bfloat16 scales", "4 bits, act-order")
-SHAPES = ((64, 32), (2050, 33), (30, 100), (512, 7))  # inputs, outputs
+KINDS = (
+    "float32",
+    "bfloat16",
+    "float16",
+    "int8",
+    "fp8",
+    "4 bits",
+    "4 bits, bfloat16 scales",
+    "4 bits, act-order",
+    "4 bits, widened",
+)
+SHAPES = ((64, 32), (2050, 33), (30, 100), (512, 7), (1088, 72))  # inputs, outputs
 ROWS = (1, 2, 3, 5, 8, 9, 12, 13, 40, 100, 600)
 
 
@@ -31,6 +41,7 @@ class Held:
     """A matrix [*E, K, C] as it is held, and its numbers in float64 where products are added in a type."""
 
     weights: Weights
+    panels: Panels
     numbers: Float[np.ndarray, "..."]
 
 
@@ -41,20 +52,26 @@ def held(kind: str, shape: tuple[int, ...], dtype: str) -> Held:
     plain = rng.standard_normal(shape) * inputs**-0.5
     if kind in ("float32", "bfloat16", "float16"):
         matrix = jnp.asarray(plain, kind)
-        return Held(matrix, np.asarray(matrix.astype(jnp.float32), np.float64))
+        return Held(matrix, in_panels(matrix), np.asarray(matrix.astype(jnp.float32), np.float64))
     if kind in ("int8", "fp8"):
         name: Kind = "int8" if kind == "int8" else "fp8"
         weights = quantize(jnp.asarray(plain, jnp.float32), name)
-        return Held(weights, np.asarray(dequantized(weights, jnp.dtype(jnp.float32)), np.float64))
+        return Held(weights, in_panels(weights), np.asarray(dequantized(weights, jnp.dtype(jnp.float32)), np.float64))
     groups = 5 if inputs % 5 == 0 else 2
     codes = rng.integers(0, 256, (*shape[:-2], inputs // 2, shape[-1]), np.uint8)
     scales = jnp.asarray(rng.uniform(0.5, 1, (*shape[:-2], groups, shape[-1])) * inputs**-0.5 / 5)
     zeros = jnp.asarray(rng.integers(0, 17, scales.shape), jnp.uint8)
     table = jnp.asarray(rng.integers(0, groups, (*shape[:-2], inputs)), jnp.int32) if "act-order" in kind else None
     packed = Int4(jnp.asarray(codes), scales.astype("bfloat16" if "bfloat16" in kind else "float16"), zeros, table)
-    whole = partial(int4.dequantized, dtype=jnp.dtype(dtype))
+    panels = in_panels(packed, quads="widened" not in kind)
+    # In quads, weights are not rounded to the type of x.
+    whole = partial(int4.dequantized, dtype=jnp.dtype("float32" if in_quads(panels) else dtype))
     numbers = jax.vmap(whole)(packed) if len(shape) == 3 else whole(packed)
-    return Held(packed, np.asarray(numbers.astype(jnp.float32), np.float64))
+    return Held(packed, panels, np.asarray(numbers.astype(jnp.float32), np.float64))
+
+
+def in_quads(panels: Panels) -> bool:
+    return isinstance(panels.weights, Int4) and panels.weights.codes.shape[-1] == QUAD * PANEL
 
 
 def check(out: Array, x: Array, numbers: Float[np.ndarray, "K C"]) -> None:
@@ -75,7 +92,7 @@ def test_products_are_exact_and_rows_do_not_see_each_other(kind: str, dtype: str
     rng = np.random.default_rng(3)
     for inputs, outputs in SHAPES:
         one = held(kind, (inputs, outputs), dtype)
-        panels = in_panels(one.weights)
+        panels = one.panels
         x = jnp.asarray(rng.standard_normal((max(ROWS), inputs)), dtype)
         whole = matmul(x, panels)
         check(whole, x, one.numbers)
@@ -124,8 +141,8 @@ def test_experts_multiply_their_rows(kind: str, dtype: str) -> None:
         chosen = jnp.asarray(rng.integers(0, experts - 1, (tokens, 2)), jnp.int32)  # the last expert has no rows
         groups, rows, pair = group_rows(chosen, experts)
         x = jnp.asarray(rng.standard_normal((tokens, inputs)), dtype)
-        out = grouped_matmul(x[pair // 2], in_panels(one.weights), groups, implementation="cpu")[rows]
-        with_bias = grouped_matmul(x[pair // 2], in_panels(one.weights), groups, bias=bias, implementation="cpu")[rows]
+        out = grouped_matmul(x[pair // 2], one.panels, groups, implementation="cpu")[rows]
+        with_bias = grouped_matmul(x[pair // 2], one.panels, groups, bias=bias, implementation="cpu")[rows]
         for expert in range(experts - 1):
             mine = np.argwhere(np.asarray(chosen) == expert)
             if len(mine):
@@ -148,6 +165,23 @@ def test_what_is_not_finite_reaches_its_row_alone() -> None:
         np.testing.assert_array_equal(dirty[jnp.array(others)], clean[jnp.array(others)])
         assert np.isnan(np.asarray(dirty[3], np.float32)).all()
         assert not np.isfinite(np.asarray(dirty[7], np.float32)).any()
+
+
+def test_codes_of_what_is_not_finite_or_very_large() -> None:
+    """The largest numbers are multiplied, infinity and NaN give NaN, in their row alone."""
+    rng = np.random.default_rng(6)
+    codes, zeros = jnp.asarray(rng.integers(0, 256, (32, 40), np.uint8)), jnp.full((2, 40), 8, jnp.uint8)
+    panels = in_panels(Int4(codes, jnp.full((2, 40), 1e-3, jnp.float32), zeros))
+    if not in_quads(panels):
+        pytest.skip("this processor has no products of quads")
+    for dtype in ("float32", "bfloat16"):
+        x = jnp.zeros((9, 64), dtype).at[:, 3].set(1).at[4, 7].set(-jnp.inf).at[5, 40].set(jnp.nan)
+        x = x.at[6, 3].set(jnp.finfo(dtype).max).at[7, 3].set(float(jnp.finfo(dtype).smallest_subnormal))
+        out = np.asarray(matmul(x, panels).astype(jnp.float32))
+        assert np.isnan(out[4:6]).all()
+        assert np.isfinite(np.delete(out, [4, 5], axis=0)).all()
+        assert (out[7] == 0).all()
+        np.testing.assert_allclose(out[6], out[0] * np.float32(jnp.finfo(dtype).max), rtol=1e-2)
 
 
 def test_operands_that_do_not_fit_are_errors() -> None:

@@ -32,9 +32,11 @@ def test_the_kernels_are_clean_and_right(level: str, kind: str, tmp_path: Path) 
     except CannotBuild as error:
         pytest.skip(str(error))
     checks = ("-O1", "-g1", f"-fsanitize={kind}", "-fno-sanitize-recover=all", "-w")
-    made, harness = tmp_path / "kernels.o", tmp_path / "harness"
-    sources = ("-std=c++17", *checks, f"-I{SOURCES}", f"-DJSWA_KERNELS=kernels_{level}", str(HARNESS), str(made))
+    made, quads, harness = tmp_path / "kernels.o", tmp_path / "quads.o", tmp_path / "harness"
+    own = (str(HARNESS), str(made), str(quads))
+    sources = ("-std=c++17", *checks, f"-I{SOURCES}", f"-DJSWA_KERNELS=kernels_{level}", *own)
     run(kernel_command(level, made, *checks))
+    run(kernel_command("vnni", quads, *checks))
     run([found, *sources, "-o", str(harness), "-pthread"])
     run([str(harness)])
 

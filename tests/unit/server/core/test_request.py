@@ -2,17 +2,18 @@
 
 import asyncio
 import gc
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from jswa.plan import ChoiceLogprobs, LogprobTable, TokenEvent
+from jswa.text.assembler import Assembler
 from jswa.text.stop_strings import StopTable
 from jswa.types import SamplingParams
+from server.core.counts import Recorder
 from server.core.fairness import Budget
-from server.core.request import Job, Order
+from server.core.request import Job
+from server.core.texts import Order, Text
 from server.text.prompts import Prompt
 
 
@@ -25,16 +26,14 @@ def test_a_turn_of_the_event_loop_has_fewer_events_the_more_log_probabilities_th
 
 
 async def _turns(logprobs: int | None, most: int) -> None:
-    puts: list[Any] = []
-    thread: Any = SimpleNamespace(submit=lambda _, put: puts.append(put), abort=lambda *_, **__: None)
-    admission: Any = SimpleNamespace(release=lambda *_: None)
-    request: Any = SimpleNamespace(request_id="a")
-    prompt, params = Prompt(None, np.zeros(1, np.int32)), SamplingParams()
-    job = Job(thread, admission, Budget(2**30), None, [prompt], [request], params, Order(), StopTable(()))
+    prompt = Prompt(None, np.zeros(1, np.int32))
+    assembler = Assembler(None, prompt.ids, SamplingParams(), StopTable(()))
+    texts = {"a": Text(0, prompt, assembler, None)}
+    job = Job(texts, lambda *_, **__: None, Budget(2**30), Order(), Recorder())
     top = tuple(range(logprobs or 0))
     entry = None if logprobs is None else ChoiceLogprobs(5, -1.0, 1, top, tuple(float(-n) for n in top))
     for number in range(200):
-        puts[0](TokenEvent("a", 5, "length" if number == 199 else None, logprobs=entry))
+        job.put(TokenEvent("a", 5, "length" if number == 199 else None, logprobs=entry))
     turns = [0]
 
     async def tick() -> None:

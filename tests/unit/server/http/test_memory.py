@@ -161,7 +161,7 @@ def test_an_answer_that_nobody_reads_is_dropped(size: int, monkeypatch: pytest.M
         with sent(client, heads, data) as connection:
             for _ in range(count - 1):
                 connection.sendall(heads.encode() + b"\r\n\r\n" + data)
-            until(lambda: client.service.unread == 1, 15)
+            until(lambda: client.service.recorder.counts.numbers["unread_connections"] == 1, 15)
         until(lambda: client.service.answers.used == 0)
         assert metric(client, "unread_connections_total") == 1
 
@@ -179,5 +179,5 @@ def test_a_slow_reader_gets_all_of_a_large_answer(monkeypatch: pytest.MonkeyPatc
                 pause.wait(0.01)
         body = found.partition(b"\r\n\r\n")[2]
         assert json.loads(body)["count"] == 100_001
-        assert client.service.unread == 0
+        assert client.service.recorder.counts.numbers["unread_connections"] == 0
         until(lambda: client.service.answers.used == 0)

@@ -1,0 +1,130 @@
+"""The way of requests into the engine: the programs they need, the bounded queue, validation, the engine's inbox.
+
+With front ends in processes of their own, this is in the engine's process.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.errors import JswaError
+from jswa.frontend.engine_protocol import EngineLike
+from jswa.frontend.engine_thread import EngineThread
+from jswa.frontend.requests import make_requests
+from jswa.plan import Request, TokenEvent
+from jswa.text.tokenizer import Tokenizer
+from jswa.types import SamplingParams
+
+from ..http.errors import engine_errors, invalid
+from .fairness import Admission, Key
+from .off_loop import gathered
+from .texts import Order
+
+Ids = Int[np.ndarray, " P"]
+Put = Callable[[TokenEvent | JswaError], None]
+
+
+class Intake:
+    """Queues requests in an engine, and counts each text as waiting until its first token or its end."""
+
+    def __init__(self, engine_thread: EngineThread, admission: Admission, tokenizer: Tokenizer | None) -> None:
+        self.engine_thread = engine_thread
+        self.admission = admission
+        self._tokenizer = tokenizer
+        self._waiting: dict[str, tuple[Key, int]] = {}  # key and prompt length of the texts without a token
+
+    async def submit(
+        self,
+        names: Sequence[str],
+        prompts: Sequence[Ids],
+        params: SamplingParams,
+        order: Order,
+        put: Put,
+        tokens: Mapping[str, Callable[[int], object]] | None = None,
+    ) -> None:
+        """Queue a request's texts, the first n for the first prompt. Raises ApiError; then nothing is queued.
+
+        Args:
+            names: the ids of the texts, which no other text has had.
+            put, tokens: as `EngineThread.submit` has them.
+        """
+        lengths = [len(prompt) for prompt in prompts for _ in range(params.n)]
+        with engine_errors():
+            await self.engine_thread.prepare(params)
+        self.admission.admit(order.key, len(lengths), sum(lengths))
+        self._waiting |= {name: (order.key, length) for name, length in zip(names, lengths, strict=True)}
+
+        def received(event: TokenEvent | JswaError) -> None:
+            if isinstance(event, TokenEvent):
+                self.begun(event.request_id)
+            put(event)
+
+        try:
+            work = _size(prompts, params, len(lengths))
+            with engine_errors():  # no variable holds the engine while this waits
+                requests = await gathered(
+                    build(self.engine_thread.engine, self._tokenizer, iter(names), prompts, params, order), work
+                )
+                self.engine_thread.submit(requests, received, tokens)
+        except BaseException:
+            for name in names:
+                self.begun(name)
+            raise
+
+    def begun(self, name: str) -> None:
+        """Count a text as waiting no longer: it has its first token, or has ended."""
+        key, length = self._waiting.pop(name, (None, -1))
+        if length >= 0:
+            self.admission.release(key, 1, length)
+
+    def abort(self, names: Iterable[str], *, deliver_last: bool = False) -> None:
+        """End texts before the next step. Their last events are delivered only if `deliver_last` is set."""
+        names = list(names)
+        self.engine_thread.abort(names, deliver_last=deliver_last)
+        for name in names:
+            self.begun(name)
+
+
+def build(
+    engine: EngineLike,
+    tokenizer: Tokenizer | None,
+    names: Iterator[str],
+    prompts: Sequence[Ids],
+    params: SamplingParams,
+    order: Order,
+) -> Iterator[Request]:
+    """Yield the engine's requests, one for each text: the first n are for the first prompt. Raises ApiError.
+
+    Args:
+        names: the ids of the requests.
+    """
+    beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
+    if beyond:
+        raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
+    options: dict[str, Any] = {"priority": order.priority, "cache_salt": order.cache_salt, "lora": order.lora}
+    with engine_errors():
+        yield from make_requests(
+            engine, tokenizer, names.__next__, prompts, params, tenant=order.tenant, weight=order.weight, **options
+        )
+
+
+def _size(prompts: Sequence[Ids], params: SamplingParams, texts: int) -> int:
+    """Return the size of the work before a request can be queued, in tokens, characters and entries."""
+    return sum(map(len, prompts)) + params_size(params) + 32 * texts
+
+
+def params_size(params: SamplingParams) -> int:
+    """Return the number of tokens, characters and entries that parameters list."""
+    strings = (*params.stop_strings(), *(params.bad_words or ()))
+    return len(params.allowed_token_ids or ()) + len(params.logit_bias or ()) + sum(map(len, strings))
+
+
+_numbers = itertools.count()
+
+
+def new_names(count: int) -> list[str]:
+    """Return ids for texts that no text of this process has had."""
+    return [str(next(_numbers)) for _ in range(count)]
