@@ -130,6 +130,7 @@ class ChoiceLogprobs(NamedTuple):
     """Log probabilities at one position: the token there with its rank, and the most likely tokens.
 
     Tuples of numbers, which the garbage collector does not look at again: thousands of these wait for a slow client.
+    `drawn` as in `LogprobTable`.
     """
 
     token: int
@@ -137,6 +138,7 @@ class ChoiceLogprobs(NamedTuple):
     rank: int
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+    drawn: float | None = None
 
 
 class PromptLogprobs:
@@ -154,6 +156,10 @@ class PromptLogprobs:
         """Append positions; `table` has a row for each token."""
         self._parts.append((tokens, table))
         self._length += len(tokens)
+
+    def chosen(self) -> Float[np.ndarray, " n"]:
+        """Return the log probabilities of the tokens themselves."""
+        return np.concatenate([table.chosen for _, table in self._parts] or [np.zeros(0, np.float32)])
 
     def __len__(self) -> int:
         return self._length
@@ -216,21 +222,26 @@ class StepEvents:
 
 
 class LogprobTable(NamedTuple):
-    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device."""
+    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device.
+
+    `drawn`: of the chosen token in the distribution that it was drawn from; None for tokens of prompts.
+    """
 
     chosen: Float[np.ndarray, " N"]
     rank: Int[np.ndarray, " N"]
     ids: Int[np.ndarray, "N top"]
     values: Float[np.ndarray, "N top"]
+    drawn: Float[np.ndarray, " N"] | None = None
 
     def rows(self, first: int, end: int) -> "LogprobTable":
         """Return a copy of some rows."""
-        return LogprobTable(*(array[first:end].copy() for array in self))
+        return LogprobTable(*(None if array is None else array[first:end].copy() for array in self))
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
         """Return the entry of one choice; `token` is the token that was chosen."""
         ids, values = tuple(self.ids[index].tolist()), tuple(self.values[index].tolist())
-        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values)
+        drawn = None if self.drawn is None else float(self.drawn[index])
+        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values, drawn)
 
 
 class StepLogprobs(NamedTuple):

@@ -401,4 +401,4 @@ class Runner:
 
 
 def _table(rows: LogprobRows) -> LogprobTable:
-    return LogprobTable(*(np.asarray(part) for part in rows))
+    return LogprobTable(*(None if part is None else np.asarray(part) for part in rows))

@@ -19,7 +19,7 @@ from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, PackSpec, column, unpack
 from jswa.exec.programs.extras import count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
-from jswa.exec.programs.sampling import LogprobRows, Sampling, few_rows, logprob_rows, sample
+from jswa.exec.programs.sampling import LogprobRows, Sampling, drawn_logprobs, few_rows, logprob_rows, sample
 from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.model.collectives import true_on_all
 from jswa.model.transformer import Decoder, Params, bind, bind_head
@@ -125,7 +125,7 @@ def finish_half(
             few = 0 if config.deterministic else few_rows(len(rows))
             tokens = sample(logits, half.ends, limits, state["extras"], devices, half.finite, few)
         with named_scope("logprobs"):
-            return tokens, None if config.logprobs == "none" else logprob_rows(logits, tokens, devices)
+            return tokens, None if config.logprobs == "none" else drawn_logprobs(logits, tokens, limits, state["extras"], devices)
 
     def skip() -> tuple[Int[Array, " R"], LogprobRows | None]:
         finite = true_on_all(half.finite & jnp.isfinite(half.hidden).all(axis=-1), devices)
@@ -149,11 +149,12 @@ def _forward_rows(
     params: Params, state: DeviceState, packed: Int[Array, " size"], config: StepConfig
 ) -> tuple[DeviceState, Half, LogprobRows | None]:
     inputs = unpack(packed, config.pack)
-    # Prompt log probabilities need every token's hidden state, sampling only each row's last.
-    every = config.logprobs == "prompt"
+    # Prompt log probabilities need every token's hidden state, sampling only each row's last. If a deterministic
+    # engine computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
+    every = config.logprobs == "prompt" or config.deterministic
     state, hidden, indices, finite = forward(params, state, inputs, config=config, every=every)
     with named_scope("logprobs"):
-        prompt = _prompt_logprobs(params, hidden, inputs, config) if every else None
+        prompt = _prompt_logprobs(params, hidden, inputs, config) if config.logprobs == "prompt" else None
     last = hidden[indices.last_tokens] if every else hidden
     samples = (inputs.column("samples") != 0) & (indices.counts > 0)
     return state, Half(inputs.rows, indices.starts + indices.counts, samples, last, finite), prompt
@@ -224,8 +225,13 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
 
 
 def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
-    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
-    model, size = decoder_of(config, params), min(_LOGPROB_BLOCK, len(hidden))
+    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes.
+
+    A block of a deterministic engine has as many tokens as a step has rows, so that the numbers are those of a token
+    that is sampled.
+    """
+    model = decoder_of(config, params)
+    size = min(config.bucket.rows if config.deterministic else _LOGPROB_BLOCK, len(hidden))
     pad = -len(hidden) % size
     blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
     targets = jnp.pad(inputs.targets, (0, pad)).reshape(-1, size)
@@ -233,7 +239,8 @@ def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs
     rows: LogprobRows = lax.map(
         lambda block: logprob_rows(model.logits(block[0]), block[1], devices), (blocks, targets)
     )
-    return LogprobRows(*(part.reshape(-1, *part.shape[2:])[: len(hidden)] for part in rows))
+    whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], rows)
+    return whole
 
 
 def attend_layer(
