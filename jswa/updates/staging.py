@@ -72,6 +72,10 @@ class WeightsStager:
             limit = "must fit beside the weights that the engine has: free these first with sleep(level=2)"
             raise WeightsError("weights", "all parameters", limit) from error
 
+    def checkpoint_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return names and shapes of the tensors of a checkpoint of this model."""
+        return {part.key: part.shape for source in sources(self.model).values() for part in source.parts}
+
     def _read(self, folder: Path) -> Params:
         try:
             model, params = load_checkpoint(
@@ -129,7 +133,9 @@ class WeightsStager:
         if name not in self.held:
             kind = _KINDS[self.held[f"{name}.values"].dtype.name]
             found = reformat(name, found, self.placement, kind, self.experts)
-        lay_out(found, linear=self.linear_panels, experts=self.expert_panels)
+        # Panels are filled by numpy, on a CPU alone: its memory is the host's, whatever a trainer's guard forbids.
+        with jax.transfer_guard("allow"):
+            lay_out(found, linear=self.linear_panels, experts=self.expert_panels)
         return found
 
     def _require_held(self, params: Params) -> Params:

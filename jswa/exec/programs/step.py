@@ -125,7 +125,9 @@ def finish_half(
             few = 0 if config.deterministic else few_rows(len(rows))
             tokens = sample(logits, half.ends, limits, state["extras"], devices, half.finite, few)
         with named_scope("logprobs"):
-            return tokens, None if config.logprobs == "none" else drawn_logprobs(logits, tokens, limits, state["extras"], devices)
+            return tokens, None if config.logprobs == "none" else drawn_logprobs(
+                logits, tokens, limits, state["extras"], devices
+            )
 
     def skip() -> tuple[Int[Array, " R"], LogprobRows | None]:
         finite = true_on_all(half.finite & jnp.isfinite(half.hidden).all(axis=-1), devices)
